@@ -1,0 +1,41 @@
+# Two commands do all the set-up on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+# Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test fast gpu lint format types check bench clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.installed        ## train, query and compare on scikit-learn's digits; writes demo/index.html
+	$(BIN)/foretaste demo
+
+test: $(VENV)/.installed        ## the whole test suite
+	$(BIN)/pytest -n 2
+
+fast: $(VENV)/.installed        ## the tests that take no more than a moment each
+	$(BIN)/pytest -n 2 -m "not slow"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+
+format: $(VENV)/.installed      ## rewrite files in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+check: lint types               ## everything CI asks for besides the tests
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
+	$(BIN)/foretaste bench
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo

@@ -1,0 +1,10 @@
+"""Look-ahead active learning: what a network would become if a point were labelled, without retraining it.
+
+Letters, used everywhere as the last part of a name: L labelled points, U candidates (the pool), W watched points,
+C classes, P parameters, N any points; lower case for a chunk of them. ``j`` is a candidate, ``i`` a watched point.
+``theta_LU`` is (L, U), ``scores_U`` is (U,).
+"""
+
+from foretaste.tangent import ntk as ntk
+
+__version__ = "0.1.0"
