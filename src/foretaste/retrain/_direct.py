@@ -1,0 +1,164 @@
+"""State by Eq. 11 solved anew for each candidate: the paper's "without block", and finite time (Eq. 5)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretaste.retrain._problem import cholesky
+from foretaste.retrain._state import BLOCK_BYTES, Label, State
+from foretaste.retrain._theta import Loaded, site_index, sites
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """L and some candidates as one set X, in site layout."""
+
+    A: Tensor  # Θ_XX + λI
+    WX: Tensor
+    UX: Tensor
+    residual: Tensor  # Y − f on X; of what has no label, zero and unused
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Direct(State):
+    """The same interface as the dense state, each answer from a solve on L+ of its own: slow, and plainly Eq. 11."""
+
+    _loaded: Loaded
+
+    @cached_property
+    def ridge(self) -> float:
+        given = self._problem.ridge
+        return self._problem.resolve_ridge(self._loaded.theta) if given is None else given
+
+    @cached_property
+    def scale(self) -> float:
+        if self._problem.free:
+            return 1.0
+        return self._problem.scale(cholesky(self._problem.system(self._loaded.theta, self.ridge), self.ridge))
+
+    def _row(self, j: int) -> Tensor:
+        """Θ(x_j, U), (B, U·B)."""
+        p, B = self._problem, self.B
+        at = j if p.same else p.at_W.get(j)
+        if at is not None:
+            return self._loaded.theta.WU[at * B : (at + 1) * B]
+        if j not in self._loaded.rows:
+            self._loaded.rows[j] = p.kernels.row(j)
+        return self._loaded.rows[j]
+
+    def _join(self, labels: tuple[Label, ...]) -> Joined:
+        """X = L and the candidates of ``labels``; the last one's row is not needed, for Θ is symmetric."""
+        p, theta, B = self._problem, self._loaded.theta, self.B
+        js = [j for j, _ in labels]
+        at = site_index(js, B, p.f_WC.device)
+        theta_KK = theta.WU.new_zeros(len(at), len(at))
+        for i, j in enumerate(js):
+            here, ahead = slice(i * B, (i + 1) * B), slice((i + 1) * B, None)
+            theta_KK[here, here] = theta.diag_U[j]
+            if i + 1 < len(js):
+                theta_KK[here, ahead] = self._row(j)[:, at[ahead]]
+                theta_KK[ahead, here] = theta_KK[here, ahead].T
+        theta_KL = theta.UL[at]
+        A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
+        A.diagonal().add_(self.ridge)
+        WX = torch.cat([theta.WL, theta.WU[:, at]], 1)
+        y_KC = torch.stack([p.f_UC[j] if y is None else y for j, y in labels]) if labels else p.f_UC[:0]
+        residual = torch.cat([p.y_LC - p.f_LC, y_KC - p.f_UC[js]])
+        return Joined(A, WX, theta.UL, sites(residual, B))
+
+    def _trained(self, labels: tuple[Label, ...]) -> tuple[Joined, Tensor]:
+        """The weights w of f_lin = f + Θ_·X w: A⁻¹R, or A⁻¹(I − e^{−tA})R after time t (Eq. 5, 8, 11)."""
+        x = self._join(labels)
+        if math.isinf(self._problem.time):
+            return x, torch.linalg.solve(x.A, x.residual)
+        a, V = torch.linalg.eigh(x.A)
+        grown = torch.where(a.abs() > 1e-300, -torch.expm1(-self._problem.time * a) / a, self._problem.time)
+        return x, V @ (grown[:, None] * (V.T @ x.residual))
+
+    @property
+    def _labelled(self) -> tuple[Label, ...]:
+        return tuple(label for label in self.kept if label[1] is not None)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self._outputs_W(self._labelled)
+
+    def _outputs_W(self, labels: tuple[Label, ...]) -> Tensor:
+        if not labels and self._problem.free:
+            return self.net
+        x, w = self._trained(labels)
+        return self.net + (x.WX @ w).reshape(self.net.shape)
+
+    @cached_property
+    def pool_mean(self) -> Tensor:
+        if self._problem.same or (not self._labelled and self._problem.free):
+            return self.mean if self._problem.same else self.pool_net
+        x, w = self._trained(self._labelled)
+        UX = torch.cat([x.UX, *(self._row(j).T for j, _ in self._labelled)], 1)
+        return self.pool_net + (UX @ w).reshape(self.pool_net.shape)
+
+    def lookahead(self, j: int, y: Any) -> Tensor:
+        j, y_C = self._candidate(j), self._problem.labels.target(y)
+        return self._outputs_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
+
+    def _with(self, kept: tuple[Label, ...]) -> "Direct":
+        return replace(self, kept=kept)
+
+    @cached_property
+    def _last(self) -> tuple[Tensor, Tensor, Joined]:
+        """For each candidate the last column x of A⁺⁻¹, solved anew: s_ij = Θ(x_i, X⁺) x and u_j = 1 / x_last."""
+        if not math.isinf(self._problem.time):
+            raise ValueError(
+                f"time={self._problem.time:g} has no S: f⁺ is affine in y, but what a label adds at finite time is not "
+                "a multiple of one column; use lookahead(j, y), or time=inf"
+            )
+        x, B = self._join(self.kept), self.B
+        UX = torch.cat([x.UX, *(self._row(j).T for j, _ in self.kept)], 1)
+        n = x.A.shape[0]
+        last = x.A.new_empty(self.U, n + B, B)
+        step = max(1, BLOCK_BYTES // (8 * (n + B) ** 2))
+        for start in range(0, self.U, step):
+            at = slice(start, min(start + step, self.U))
+            A_plus = x.A.new_empty(at.stop - start, n + B, n + B)
+            A_plus[:, :n, :n] = x.A
+            A_plus[:, n:, :n] = UX[start * B : at.stop * B].reshape(-1, B, n)
+            A_plus[:, :n, n:] = A_plus[:, n:, :n].mT
+            A_plus[:, n:, n:] = self._loaded.theta.diag_U[at]
+            A_plus[:, n:, n:].diagonal(dim1=1, dim2=2).add_(self.ridge)
+            unit = A_plus.new_zeros(n + B, B)
+            unit[n:].fill_diagonal_(1.0)
+            last[at] = torch.linalg.solve(A_plus, unit.expand(at.stop - start, -1, -1))
+        return last, torch.linalg.inv(last[:, n:]), x
+
+    @cached_property
+    def variance_blocks(self) -> Tensor:
+        u_UBB = self._last[1].clone()
+        u_UBB.diagonal(dim1=1, dim2=2).sub_(self.ridge)
+        return u_UBB
+
+    @cached_property
+    def watched_variance(self) -> Tensor:
+        if self._problem.same:
+            return self.variance_blocks[:, 0, 0] if self.B == 1 else self.variance_blocks
+        theta, x = self._loaded.theta, self._join(self.kept)
+        if theta.diag_W is None:
+            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        seen = (x.WX * torch.linalg.solve(x.A, x.WX.T).T) if self.B == 1 else None
+        if seen is not None:
+            return theta.diag_W[:, 0, 0] - seen.sum(1)
+        WX = x.WX.reshape(self.W, self.B, -1)
+        return theta.diag_W - WX @ torch.linalg.solve(x.A, x.WX.T).T.reshape(WX.shape).mT
+
+    def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        last, u_UBB, x = self._last
+        n = x.A.shape[0]
+        for at in self._widths(width):
+            here = slice(at.start * self.B, at.stop * self.B)
+            S = x.WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, -1)
+            # x_last u = 1: the candidate's own column enters whole.
+            yield at, S + self._loaded.theta.WU[:, here]

@@ -1,0 +1,116 @@
+"""Θ between L, W and U, in site layout: rows (n, b), b < B. Computed when first asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.tangent import Inputs, Output, Params, gram, size, take
+
+
+@dataclass(frozen=True)
+class Theta:
+    """The blocks that f_lin on L+ needs. With W = U, ``WL`` is ``UL`` and ``WU`` is Θ_UU."""
+
+    LL: Tensor
+    WL: Tensor
+    UL: Tensor
+    WU: Tensor
+    diag_U: Tensor  # (U, B, B)
+    diag_W: Tensor | None
+
+    def scaled(self, by: float) -> "Theta":
+        if by == 1.0:
+            return self
+        UL = self.UL * by
+        WL = UL if self.WL is self.UL else self.WL * by
+        diag_W = None if self.diag_W is None else self.diag_W * by
+        return Theta(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Where Θ comes from: ``load`` gives all blocks at once, ``row(j)`` Θ(x_j, U) of one candidate, (B, U·B)."""
+
+    load: Callable[[], Theta]
+    row: Callable[[int], Tensor]
+    ours: bool  # whether what load gives may be overwritten
+
+
+def of_network(
+    net: nn.Module,
+    x_L: Inputs | None,
+    x_U: Inputs,
+    x_W: Inputs | None,
+    *,
+    B: int,
+    output: Output,
+    params: Params,
+    budget: int | str | None,
+    scale: float,
+) -> Kernels:
+    """From one run of the tangent engine, with x_W None for W = U and x_L None for an empty L."""
+
+    def load() -> Theta:
+        sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+        w = "U" if x_W is None else "W"
+        blocks = [(w, "U")]
+        if x_L is not None:
+            blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
+        diagonals = ["U", "W"] if w == "W" else []
+        theta, diag = gram(net, sets, blocks, diagonals, output=output, params=params, budget=budget)
+        none = theta[w, "U"].new_zeros
+        LL = theta.get(("L", "L"), none(0, 0))
+        UL = theta.get(("U", "L"), none(size(x_U) * B, 0))
+        if w == "U":
+            diag_U = diagonal_blocks(theta["U", "U"], B)
+            return Theta(LL, UL, UL, theta["U", "U"], diag_U, diag_U).scaled(scale)
+        WL = theta.get(("W", "L"), none(theta["W", "U"].shape[0], 0))
+        return Theta(LL, WL, UL, theta["W", "U"], diag["U"], diag["W"]).scaled(scale)
+
+    def row(j: int) -> Tensor:
+        sets = {"j": take(x_U, slice(j, j + 1)), "U": x_U}
+        return gram(net, sets, [("j", "U")], [], output=output, params=params, budget=budget)[0]["j", "U"] * scale
+
+    return Kernels(load, row, ours=True)
+
+
+def given(theta: Theta, theta_UU: Tensor | None, B: int, scale: float) -> Kernels:
+    def row(j: int) -> Tensor:
+        if theta_UU is None:
+            raise ValueError(
+                f"keeping candidate {j} needs Θ(x_{j}, U), and the watched points are not the pool; give theta_UU"
+            )
+        return theta_UU[j * B : (j + 1) * B] * scale
+
+    return Kernels(lambda: theta.scaled(scale), row, ours=scale != 1.0)
+
+
+def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
+    """(N, B, B), copied out of (N·B, N·B)."""
+    n = theta.shape[0] // B
+    return theta.reshape(n, B, n, B).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
+
+
+@dataclass(eq=False)
+class Loaded:
+    """Θ held as it came, for the direct solve; shared by all states of one linearisation."""
+
+    kernels: Kernels
+    rows: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def theta(self) -> Theta:
+        return self.kernels.load()
+
+
+def sites(t_NC: Tensor, B: int) -> Tensor:
+    """(N, C) as right-hand sides in site space, (N·B, C/B)."""
+    return t_NC.reshape(t_NC.shape[0] * B, t_NC.shape[1] // B)
+
+
+def site_index(js: list[int], B: int, device: torch.device) -> Tensor:
+    j = torch.tensor(js, dtype=torch.int64, device=device)
+    return (j[:, None] * B + torch.arange(B, device=device)).flatten()
