@@ -6,6 +6,7 @@ from foretaste.tangent._inputs import check as check_inputs
 from foretaste.tangent._inputs import size as size
 from foretaste.tangent._inputs import take as take
 from foretaste.tangent._ntk import ntk as ntk
+from foretaste.tangent._ntk import plan as plan
 from foretaste.tangent._subject import Output as Output
 from foretaste.tangent._subject import Params as Params
 from foretaste.tangent._subject import Subject as Subject

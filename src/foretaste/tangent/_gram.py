@@ -1,15 +1,27 @@
-"""Θ between named sets of points (Eq. 4 without the expectation): one engine run for all the blocks that are needed."""
+"""Θ between named sets of points (Eq. 4 without the expectation): one engine run for all the blocks that are needed.
 
-from collections.abc import Mapping, Sequence
+One forward and one backward give every layer's input A and output gradient G at every point; each layer's gradient is formed,
+contracted, added to Θ and freed, so that P never stands in memory at once. See _rules.py for how a gradient is formed,
+_products.py for layers that need none, _theta.py for the contraction, _plan.py for how it is cut to the budget.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from foretaste.tangent._functional import functional_rows
-from foretaste.tangent._inputs import Inputs, check
-from foretaste.tangent._subject import Output, Params, exact, probe, subject, untouched
+from foretaste.tangent._inputs import Inputs, check, size, take
+from foretaste.tangent._layers import Calls, Survey, aligned, survey
+from foretaste.tangent._memory import resolve
+from foretaste.tangent._plan import Group, Plan, make_plan
+from foretaste.tangent._record import record
+from foretaste.tangent._subject import Output, Params, Subject, probe, subject, untouched
+from foretaste.tangent._theta import Block, Theta, steps
 
-Block = tuple[str, str]
+log = logging.getLogger("foretaste")
+Progress = Callable[[int, int], None]
 
 
 def gram(
@@ -20,17 +32,138 @@ def gram(
     *,
     output: Output = "sum",
     params: Params = None,
-    budget: int | str | None = None,
+    budget: int | float | str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """Θ for each block (a, b), float64 (N_a·B, N_b·B), and for each diagonal, (N_a, B, B). B is 1, or C for "full"."""
     subj = subject(net, output=output, params=params)
-    for name, x in sets.items():
-        check(x, name, subj.device)
-        probe(subj, x, name)
+    sets = checked(subj, sets)
+    found, plan = prepare(subj, sets, blocks, diagonals, budget)
+    log.debug("Θ: %s", plan)
+    like = next(iter(subj.params.values()))
+    theta = Theta({k: size(x) for k, x in sets.items()}, blocks, diagonals, found.heads, like)
+    total = len(plan.groups) * sum(size(x) for x in sets.values())
+    done = 0
     with untouched(subj.device):
-        rows = {
-            name: torch.cat([exact(r) for r in functional_rows(subj, x, list(subj.params)).values()], 2)
-            for name, x in sets.items()
-        }
-    theta = {(a, b): rows[a].flatten(0, 1) @ rows[b].flatten(0, 1).T for a, b in blocks}
-    return theta, {a: rows[a] @ rows[a].mT for a in diagonals}
+        for group in plan.groups:
+            run = Pass(subj, found, group, sum(size(x) for x in sets.values()), like)
+            for at, x in chunks(sets, plan.chunk_size):
+                run.add(at, x)
+                done += at.stop - at.start
+                if progress:
+                    progress(done, total)
+            run.contract(theta, plan)
+    return theta.finish()
+
+
+def checked(subj: Subject, sets: Mapping[str, Inputs]) -> dict[str, Inputs]:
+    """The sets that have points; all of one shape."""
+    first: Inputs | None = None
+    for name, x in sets.items():
+        check(x, name, subj.device, like=first)
+        first = x if first is None else first
+    return dict(sets)
+
+
+def prepare(
+    subj: Subject,
+    sets: Mapping[str, Inputs],
+    blocks: Sequence[Block],
+    diagonals: Sequence[str],
+    budget: int | float | str | None,
+) -> tuple[Survey, Plan]:
+    """Look at the network with a few points, and plan the work."""
+    name, x = max(sets.items(), key=lambda kv: size(kv[1]))
+    if size(x) == 0:
+        raise ValueError(f"{' and '.join(sets)} have no points")
+    found = survey(subj, x, probe(subj, x, name))
+    plan = make_plan(
+        found,
+        {k: subj.params[k].numel() for k in found.functional},
+        {k: size(v) for k, v in sets.items()},
+        blocks,
+        diagonals,
+        item=subj.params[next(iter(subj.params))].element_size(),
+        budget=resolve(budget, subj.device),
+        device=subj.device.type,
+    )
+    return found, plan
+
+
+def chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
+    """Every point once: its place among all points, and itself."""
+    start = 0
+    for x in sets.values():
+        for at in steps(size(x), chunk_size):
+            yield slice(start + at.start, start + at.stop), take(x, at)
+        start += size(x)
+
+
+class Pass:
+    """One pass over all points for one group of layers: rows formed on the way, A and G kept for the rest."""
+
+    def __init__(self, subj: Subject, found: Survey, group: Group, points: int, like: Tensor) -> None:
+        self.subj, self.found, self.group, self.points = subj, found, group, points
+        self.rows_NBw = like.new_empty(points, found.heads, group.width) if group.width else None
+        self.kept: Calls = {}
+
+    def add(self, at: slice, x: Inputs) -> None:
+        start = 0
+        if modules := self.group.modules:
+            calls, f_NC = record(self.subj, modules, x)
+            if not torch.isfinite(f_NC).all():
+                raise ValueError(f"net returns NaN or infinite outputs among points {at.start} to {at.stop - 1}")
+            ready = aligned(calls, self.found.axes, at.stop - at.start, self.found.heads)
+            for layer, cut in self.group.formed:
+                for b in range(self.found.heads):
+                    rows = layer.rows(cut, ready, b)
+                    assert self.rows_NBw is not None
+                    self.rows_NBw[at, b, start : start + rows.shape[1]] = rows
+                start += layer.width(cut)
+            for m in self.group.kept:
+                self.keep(m, at, ready[m])
+        if self.group.functional:
+            found = functional_rows(self.subj, x, list(dict.fromkeys(name for name, _ in self.group.functional)))
+            for name, cut in self.group.functional:
+                rows = found[name][:, :, cut]
+                assert self.rows_NBw is not None
+                self.rows_NBw[at, :, start : start + rows.shape[2]] = rows
+                start += rows.shape[2]
+
+    def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, list[Tensor]]]) -> None:
+        if m not in self.kept:
+            self.kept[m] = [
+                (a.new_empty(self.points, *a.shape[1:]), [g.new_empty(self.points, *g.shape[1:]) for g in gs])
+                for a, gs in calls
+            ]
+        if len(calls) != len(self.kept[m]):
+            raise ValueError(
+                f"{type(m).__name__} is called {len(self.kept[m])} times for some points and {len(calls)} for others"
+            )
+        for (to_a, to_gs), (a, gs) in zip(self.kept[m], calls):
+            to_a[at] = a
+            for to_g, g in zip(to_gs, gs):
+                to_g[at] = g
+
+    def contract(self, theta: Theta, plan: Plan) -> None:
+        if self.rows_NBw is not None:
+            theta.add_rows(self.rows_NBw)
+            self.rows_NBw = None  # frees its memory for the slabs below
+        for product in self.group.products:
+            a, g = product.gather(self.kept)
+            theta.add_product(
+                lambda i, j, p=product, a=a, g=g: p.kernel(a, g, i, j),
+                lambda i, p=product, a=a, g=g: p.diagonal(a, g, i),
+            )
+        for layer in self.group.stashed:
+            channels = max(layer.grain, plan.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
+            for cut in steps(layer.shape[0], channels):
+                theta.add_rows(self.slab(layer, cut, plan.chunk_size))
+
+    def slab(self, layer, cut: slice, chunk_size: int) -> Tensor:  # type: ignore[no-untyped-def]
+        rows_NBw = self.kept[layer.modules[0]][0][1][0].new_empty(self.points, self.found.heads, layer.width(cut))
+        for at in steps(self.points, chunk_size):
+            part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}
+            for b in range(self.found.heads):
+                rows_NBw[at, b] = layer.rows(cut, part, b)
+        return rows_NBw

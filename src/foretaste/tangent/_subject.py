@@ -70,7 +70,9 @@ def subject(net: nn.Module, *, output: Output = "sum", params: Params = None) ->
     if net.training:
         raise ValueError("net is in train mode, so Θ depends on the batch; call net.eval() first")
     if training := [name for name, m in net.named_modules() if m.training]:
-        raise ValueError(f"submodule {training[0]!r} is in train mode, so Θ depends on the batch; call net.eval() first")
+        raise ValueError(
+            f"submodule {training[0]!r} is in train mode, so Θ depends on the batch; call net.eval() first"
+        )
     chosen = select(net, params)
     tensors = list(chosen.values())
     if half := {str(p.dtype) for p in tensors if p.dtype not in (torch.float32, torch.float64)}:
@@ -78,12 +80,16 @@ def subject(net: nn.Module, *, output: Output = "sum", params: Params = None) ->
             f"net has parameters in {', '.join(sorted(half))}: Θ would lose its ranking; use net.float(), or a float32 copy"
         )
     if len({p.device for p in tensors}) > 1 or len({p.dtype for p in tensors}) > 1:
-        raise ValueError("parameters are of several devices or dtypes; move the network to one with net.to(device, dtype)")
+        raise ValueError(
+            "parameters are of several devices or dtypes; move the network to one with net.to(device, dtype)"
+        )
     for name, p in net.named_parameters():
         if not torch.isfinite(p).all():
             raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
     if not (output in ("sum", "first", "full") or (isinstance(output, int) and not isinstance(output, bool))):
-        raise ValueError(f"unknown output {output!r}{nearest(output, ('sum', 'first', 'full'))}; or the number of a logit")
+        raise ValueError(
+            f"unknown output {output!r}{nearest(output, ('sum', 'first', 'full'))}; or the number of a logit"
+        )
     return Subject(net, chosen, output, tensors[0].device, tensors[0].dtype)
 
 
@@ -136,7 +142,9 @@ def probe(subj: Subject, x: Inputs, name: str = "x") -> int:
     with untouched(subj.device), torch.no_grad():
         together = subj.call(take(x, slice(k)))
         if not isinstance(together, Tensor):
-            raise TypeError(f"net returns a {type(together).__name__}; expected a tensor (N, C): wrap it to return logits")
+            raise TypeError(
+                f"net returns a {type(together).__name__}; expected a tensor (N, C): wrap it to return logits"
+            )
         if together.dim() != 2 or together.shape[0] != k:
             raise ValueError(f"net returns {tuple(together.shape)} for {k} points; expected ({k}, C)")
         if not torch.isfinite(together).all():

@@ -1,0 +1,161 @@
+"""What the network is made of: which parameters have a rule, verified on a few points, and what each costs to hold."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.tangent._functional import one_by_one
+from foretaste.tangent._inputs import Inputs, size, take
+from foretaste.tangent._memory import PeakMemory
+from foretaste.tangent._record import Call, record
+from foretaste.tangent._rules import RULES, grain, ruled
+from foretaste.tangent._subject import PROBE, Subject, untouched
+
+log = logging.getLogger("foretaste")
+Source = tuple[nn.Module, str]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A parameter with a rule: the modules that use it (several where weights are tied) under their own names for it."""
+
+    name: str
+    sources: tuple[Source, ...]
+    shape: torch.Size
+    grain: int
+
+    @property
+    def p(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(m for m, _ in self.sources)
+
+    def width(self, at: slice) -> int:
+        return (at.stop - at.start) * (self.p // self.shape[0])
+
+    def rows(self, at: slice, calls: "Calls", head: int) -> Tensor:
+        """(n, width) gradients of the slice ``at`` of its first dimension."""
+        total = None
+        for m, local in self.sources:
+            for a, g in calls[m]:
+                r = RULES[type(m)](m, local, a.flatten(0, 1), g[head].flatten(0, 1), at)
+                r = r.view(a.shape[0], a.shape[1], -1).sum(1) if a.shape[1] > 1 else r
+                total = r if total is None else total + r
+        assert total is not None
+        return total
+
+
+# For each module, for each of its calls: A (n, fold, ...) and one G (n, fold, ...) for each head.
+Calls = dict[nn.Module, list[tuple[Tensor, list[Tensor]]]]
+
+
+@dataclass(frozen=True)
+class Survey:
+    layers: list[Layer]
+    functional: list[str]
+    heads: int
+    held: dict[nn.Module, int] = field(repr=False)  # bytes of A and G, a point
+    positions: dict[nn.Module, int] = field(repr=False)  # of a Linear or Embedding, over all its calls, a point
+    axes: dict[nn.Module, int] = field(repr=False)  # which dimension of A and G is the points
+    pass_bytes: int = 0  # peak of one forward and backward, a point
+
+
+def aligned(calls: dict[nn.Module, list[Call]], axes: dict[nn.Module, int], n: int, heads: int) -> Calls:
+    """A and G with the points first, and what the network folded into them (frames, windows) second."""
+
+    def points_first(t: Tensor, axis: int) -> Tensor:
+        t = t.movedim(axis, 0) if axis else t
+        return t.unflatten(0, (n, t.shape[0] // n))
+
+    return {
+        m: [(points_first(c.a, axes[m]), [points_first(c.g(b), axes[m]) for b in range(heads)]) for c in of]
+        for m, of in calls.items()
+        if m in axes
+    }
+
+
+def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
+    k = min(PROBE, size(x))
+    few = take(x, slice(k))
+    heads = classes if subj.output == "full" else 1
+    layers = candidates(subj)
+    modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
+    with untouched(subj.device):
+        with PeakMemory() as memory:
+            alone, _ = record(subj, modules, take(few, slice(1)))
+        calls, _ = record(subj, modules, few)
+        axes = {m: axis for m in modules if (axis := point_axis(alone[m], calls[m], k)) is not None}
+        at_hand = aligned(calls, axes, k, heads)
+        sound = verified(subj, few, [ly for ly in layers if all(m in axes for m in ly.modules)], at_hand, heads)
+    functional = [name for name in subj.params if name not in {ly.name for ly in sound}]
+    if functional:
+        log.info(
+            "no rule for %d of %d parameters (%s%s): through torch.func, slower",
+            len(functional), len(subj.params), ", ".join(functional[:4]), ", ..." if len(functional) > 4 else "",
+        )  # fmt: skip
+    held, positions = {}, {}
+    for m, of in at_hand.items():
+        held[m] = sum(a.nbytes + sum(g.nbytes for g in gs) for a, gs in of) // k
+        last = 0 if type(m) is nn.Embedding else 1
+        positions[m] = sum(a.numel() // (k * (a.shape[-1] if last else 1)) for a, _ in of)
+    return Survey(sound, functional, heads, held, positions, axes, memory.peak)
+
+
+def candidates(subj: Subject) -> list[Layer]:
+    """The chosen parameters all of whose holders are modules with a rule, in the network's order."""
+    holders: dict[int, list[Source | None]] = {}
+    for m in subj.net.modules():
+        for local, p in m._parameters.items():
+            if p is not None:
+                holders.setdefault(id(p), []).append((m, local) if ruled(m) else None)
+    own = dict(subj.net.named_parameters())
+    layers = []
+    for name in subj.params:
+        sources = [s for s in holders[id(own[name])] if s is not None]
+        if len(sources) == len(holders[id(own[name])]):
+            cut = max(grain(m, local) for m, local in sources)
+            layers.append(Layer(name, tuple(sources), own[name].shape, cut))
+    return layers
+
+
+def point_axis(alone: Sequence[Call], company: Sequence[Call], k: int) -> int | None:
+    """Which dimension grows with the number of points, the same for A and G in every call; None where there is none."""
+
+    def axis(one: torch.Size, many: torch.Size) -> int | None:
+        for d in (0, 1):
+            if len(one) > d and many[d] == k * one[d] and all(many[e] == one[e] for e in range(len(one)) if e != d):
+                return d
+        return None
+
+    if not company or len(alone) != len(company):
+        return None
+    found = {axis(s, t) for c1, ck in zip(alone, company) for s, t in ((c1.a.shape, ck.a.shape), (c1.shape, ck.shape))}
+    return found.pop() if len(found) == 1 else None
+
+
+def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls, heads: int) -> list[Layer]:
+    """The layers whose rule gives autograd's own per-point gradient on a few points; the others are said in the log.
+
+    This is what makes the rules safe: a weight used behind its module's back (``F.linear(x, self.embed.weight)``),
+    an input changed in place, a module called under torch.utils.checkpoint fail here and go through torch.func.
+    """
+    if not layers:
+        return []
+    truth = one_by_one(subj, x, [ly.name for ly in layers])
+    largest = max(float(t.norm()) for t in truth.values())
+    loose, floor = (1e-3, 1e-5) if subj.dtype == torch.float32 else (1e-8, 1e-12)
+    sound = []
+    for ly in layers:
+        # Columns are in the rule's own order: compare what order does not change, all inner products of the rows.
+        g_kbp = torch.stack([ly.rows(slice(0, ly.shape[0]), calls, b) for b in range(heads)], 1)
+        got, want = (t.flatten(0, 1) @ t.flatten(0, 1).T for t in (g_kbp.double(), truth[ly.name].double()))
+        if (got - want).norm() <= loose * want.norm() + (floor * largest) ** 2:
+            sound.append(ly)
+        else:
+            log.info("%s is used outside its module's own forward; its rule does not apply", ly.name)
+    return sound

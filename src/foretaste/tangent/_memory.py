@@ -1,0 +1,88 @@
+"""Bytes: budgets as people write them, what a device has to spare, and the peak of a computation's own tensors."""
+
+import os
+import re
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def resolve(budget: int | float | str | None, device: torch.device) -> int:
+    """Bytes. None is most of what the device has free, and half of it on a CPU, which others share."""
+    if budget is None:
+        if device.type == "cuda":
+            held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return int(0.9 * (torch.cuda.mem_get_info(device)[0] + held))
+        return int(0.5 * spare())
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", budget)
+        if not match or match[2].upper() not in UNITS:
+            raise ValueError(f"budget is {budget!r}; expected bytes or a size such as '8GB' or '500MiB'")
+        budget = float(match[1]) * UNITS[match[2].upper()]
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise TypeError(f"budget is a {type(budget).__name__}; expected bytes or a size such as '8GB'")
+    if budget <= 0:
+        raise ValueError(f"budget is {budget}; expected a positive number of bytes")
+    return int(budget)
+
+
+def spare() -> int:
+    try:
+        with open("/proc/meminfo") as f:
+            return int(re.search(r"MemAvailable:\s+(\d+)", f.read())[1]) * 1024  # type: ignore[index]
+    except (OSError, TypeError):
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        return pages * os.sysconf("SC_PAGE_SIZE") if pages else 4 * 10**9
+
+
+def human(n: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} TB"
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of live tensors made inside it; ``peak`` is the most there were at once. Any device.
+
+    >>> with PeakMemory() as memory:
+    ...     y = torch.ones(1000) * 2
+    >>> memory.peak
+    8000
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for t in tree_leaves((args, kwargs)):
+            if isinstance(t, Tensor):  # made outside, or it would be known: its views are not ours either
+                self.count(t, ours=False)
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self.count(t, ours=True)
+        return out
+
+    def count(self, t: Tensor, ours: bool) -> None:
+        store = t.untyped_storage()
+        key, size = store._cdata, store.nbytes() if ours else 0
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(store, self.forget, key, size)
+
+    def forget(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size

@@ -1,0 +1,184 @@
+"""Per-point gradients of one layer from its input A and its output's gradient G, for the layers that have a rule.
+
+In eval mode points are independent, so one forward and one backward of Σ_n f(x_n) gives A and G for all of them, and a
+layer's gradient at point n is a product of A_n and G_n alone. Every rule is ``rows(module, name, a, g, at) -> (n, p)``:
+the gradient of the slice ``at`` (of its first dimension) of parameter ``name``. The order of the p columns is
+arbitrary, but the same for all points. Whether a rule is right for a given network is not assumed: the engine
+compares it with autograd on a few points first (_layers.py).
+"""
+
+from collections.abc import Callable
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
+
+
+def correlate(
+    big: Tensor, small: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> Tensor:
+    """(n, K, Cs, Cb/groups): out[n, k, s, b] = Σ_t small[n, s, t] · big[n, b, stride·t + dilation·k].
+
+    The weight gradient of every convolution, one product for each kernel offset k. At stride 1 no patch is ever
+    copied: with ``small`` laid into rows as long as ``big``'s, all positions t of one offset are one contiguous run of
+    ``big``, shifted by the offset; the columns between are zeros of ``small``.
+    """
+    n, cb, *extent = big.shape
+    cs, size = small.shape[1], small.shape[2:]
+    offsets = product(*(range(k) for k in kernel))
+    if all(s == 1 for s in stride):
+        pitch = [prod(extent[d + 1 :]) for d in range(len(extent))]
+        lay = [p for d in range(len(extent) - 1, 0, -1) for p in (0, extent[d] - size[d])]
+        small = F.pad(small, lay).flatten(2)
+        run = small.shape[2]
+        starts = [sum(o * dl * p for o, dl, p in zip(k, dilation, pitch)) for k in offsets]
+        short = starts[-1] + run - prod(extent)
+        big = F.pad(big.flatten(2), (0, max(short, 0)))
+        views = (big[:, :, s : s + run] for s in starts)
+    else:
+        small = small.flatten(2)
+        views = (
+            big[
+                (
+                    ...,
+                    *(slice(o * dl, o * dl + st * (z - 1) + 1, st) for o, dl, st, z in zip(k, dilation, stride, size)),
+                )
+            ].flatten(2)
+            for k in offsets
+        )
+    small = small.reshape(n * groups, cs // groups, -1)
+    out = small.new_empty(prod(kernel), n * groups, cs // groups, cb // groups)
+    for slot, view in zip(out, views):
+        torch.bmm(small, view.reshape(n * groups, cb // groups, -1).mT, out=slot)
+    return out.unflatten(1, (n, groups)).transpose(0, 1).flatten(2, 3)
+
+
+def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    if name == "bias":
+        return g[:, at].flatten(2).sum(2)
+    mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
+    if any(m._reversed_padding_repeated_twice):
+        a = F.pad(a, m._reversed_padding_repeated_twice, mode=mode)
+    groups = m.groups
+    if groups > 1:  # whole groups only: the plan cuts there
+        per = m.out_channels // groups
+        first, last = at.start // per, -(-at.stop // per)
+        wide = m.in_channels // groups
+        a, groups = a[:, first * wide : last * wide], last - first
+    return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups).flatten(1)
+
+
+def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    """A convolution with the roles of A and G exchanged; its weight's first dimension is the input's channels."""
+    if name == "bias":
+        return g[:, at].flatten(2).sum(2)
+    g = F.pad(g, [p for d in reversed(m.padding) for p in (d, d)])
+    groups = m.groups
+    if groups > 1:
+        per, wide = m.in_channels // groups, m.out_channels // groups
+        first, last = at.start // per, -(-at.stop // per)
+        g, groups = g[:, first * wide : last * wide], last - first
+    return correlate(g, a[:, at], m.kernel_size, m.stride, m.dilation, groups).flatten(1)
+
+
+def positions(t: Tensor) -> Tensor:
+    """(n, ..., D) as (n, T, D)."""
+    return t.reshape(t.shape[0], -1, t.shape[-1])
+
+
+def linear(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    g_nTo = positions(g)[:, :, at]
+    return g_nTo.sum(1) if name == "bias" else (g_nTo.mT @ positions(a)).flatten(1)
+
+
+def channel_norm(normal: Callable[[Any, Tensor], Tensor]) -> Rule:
+    """A norm with one weight and bias for each channel, the second dimension."""
+
+    def rows(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+        g = g[:, at]
+        g = g if name == "bias" else g * normal(m, a)[:, at]
+        return g.flatten(2).sum(2) if g.dim() > 2 else g
+
+    return rows
+
+
+def batch_normal(m: Any, a: Tensor) -> Tensor:
+    shape = (1, -1) + (1,) * (a.dim() - 2)
+    return (a - m.running_mean.view(shape)) * torch.rsqrt(m.running_var + m.eps).view(shape)
+
+
+def group_normal(m: Any, a: Tensor) -> Tensor:
+    return F.group_norm(a, m.num_groups, eps=m.eps)
+
+
+def last_norm(normal: Callable[[Any, Tensor], Tensor]) -> Rule:
+    """A norm with a weight and bias for each entry of the last dimensions."""
+
+    def rows(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+        g = g if name == "bias" else g * normal(m, a)
+        k = len(m.normalized_shape)
+        g = g.reshape(g.shape[0], -1, *g.shape[-k:]).sum(1)
+        return g[:, at].flatten(1)
+
+    return rows
+
+
+def layer_normal(m: Any, a: Tensor) -> Tensor:
+    return F.layer_norm(a, m.normalized_shape, eps=m.eps)
+
+
+def rms_normal(m: Any, a: Tensor) -> Tensor:
+    return F.rms_norm(a, m.normalized_shape, eps=m.eps)
+
+
+def embedding(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    """Each point's rows of the table, summed where it looks one up twice; the padding row has no gradient."""
+    n, width = a.shape[0], at.stop - at.start
+    a, g = a.reshape(n, -1), positions(g)
+    seen = (a >= at.start) & (a < at.stop)
+    if m.padding_idx is not None:
+        seen &= a != m.padding_idx
+    rows = g.new_zeros(n, width, g.shape[-1])
+    where = (a - at.start).clamp(0, width - 1)
+    return rows.scatter_add_(1, where[..., None].expand_as(g), g * seen[..., None]).flatten(1)
+
+
+RULES: dict[type, Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: conv,
+    nn.Conv2d: conv,
+    nn.Conv3d: conv,
+    nn.ConvTranspose1d: conv_transpose,
+    nn.ConvTranspose2d: conv_transpose,
+    nn.ConvTranspose3d: conv_transpose,
+    nn.BatchNorm1d: channel_norm(batch_normal),
+    nn.BatchNorm2d: channel_norm(batch_normal),
+    nn.BatchNorm3d: channel_norm(batch_normal),
+    nn.SyncBatchNorm: channel_norm(batch_normal),
+    nn.GroupNorm: channel_norm(group_normal),
+    nn.LayerNorm: last_norm(layer_normal),
+    nn.RMSNorm: last_norm(rms_normal),
+    nn.Embedding: embedding,
+}
+
+
+def ruled(m: nn.Module) -> bool:
+    """Exact types only: a subclass, or a parametrised module (its class changes), may compute something else."""
+    if type(m) is nn.Embedding:
+        return m.max_norm is None and not m.scale_grad_by_freq
+    if isinstance(m, nn.modules.batchnorm._BatchNorm):
+        return type(m) in RULES and m.running_mean is not None
+    return type(m) in RULES
+
+
+def grain(m: nn.Module, name: str) -> int:
+    """How finely the first dimension of parameter ``name`` may be cut."""
+    groups = getattr(m, "groups", 1) if name == "weight" else 1
+    p = m._parameters[name]
+    assert p is not None
+    return p.shape[0] // groups if groups > 1 else 1
