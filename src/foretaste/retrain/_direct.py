@@ -126,7 +126,7 @@ class Direct(State):
             at = slice(start, min(start + step, self.U))
             A_plus = x.A.new_empty(at.stop - start, n + B, n + B)
             A_plus[:, :n, :n] = x.A
-            A_plus[:, n:, :n] = UX[start * B : at.stop * B].reshape(-1, B, n)
+            A_plus[:, n:, :n] = UX[start * B : at.stop * B].reshape(at.stop - start, B, n)
             A_plus[:, :n, n:] = A_plus[:, n:, :n].mT
             A_plus[:, n:, n:] = self._loaded.theta.diag_U[at]
             A_plus[:, n:, n:].diagonal(dim1=1, dim2=2).add_(self.ridge)
@@ -151,7 +151,7 @@ class Direct(State):
         seen = (x.WX * torch.linalg.solve(x.A, x.WX.T).T) if self.B == 1 else None
         if seen is not None:
             return theta.diag_W[:, 0, 0] - seen.sum(1)
-        WX = x.WX.reshape(self.W, self.B, -1)
+        WX = x.WX.reshape(self.W, self.B, x.A.shape[0])
         return theta.diag_W - WX @ torch.linalg.solve(x.A, x.WX.T).T.reshape(WX.shape).mT
 
     def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
@@ -159,6 +159,6 @@ class Direct(State):
         n = x.A.shape[0]
         for at in self._widths(width):
             here = slice(at.start * self.B, at.stop * self.B)
-            S = x.WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, -1)
+            S = x.WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, (at.stop - at.start) * self.B)
             # x_last u = 1: the candidate's own column enters whole.
             yield at, S + self._loaded.theta.WU[:, here]

@@ -47,7 +47,7 @@ def solve(p: Problem) -> Solved:
 
 def squares(half_U: Tensor, B: int) -> Tensor:
     """The (N, B, B) diagonal blocks of HᵀH."""
-    h = half_U.reshape(half_U.shape[0], -1, B)
+    h = half_U.reshape(half_U.shape[0], half_U.shape[1] // B, B)
     return torch.einsum("lna,lnb->nab", h, h)
 
 

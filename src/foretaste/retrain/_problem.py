@@ -40,13 +40,7 @@ class Problem:
 
         Of f before any label is kept: with the noise of a label fixed, S does not depend on the order of labels.
         """
-        p_U = torch.softmax(self.f_UC, 1).amax(1)
-        return 1 / (p_U * (1 - p_U)).clamp_min(1e-12)
-
-    @cached_property
-    def label_noise_L(self) -> Tensor:
-        p_L = torch.softmax(self.f_LC, 1).amax(1)
-        return 1 / (p_L * (1 - p_L)).clamp_min(1e-12)
+        return label_noise(self.f_UC)
 
     @property
     def residual_L(self) -> float:
@@ -65,9 +59,17 @@ class Problem:
         return 1e-6 * float(diag.mean())
 
     def system(self, theta: Theta, ridge: float) -> Tensor:
-        """A = Θ_LL + λI."""
+        """A = Θ_LL + λI. Cross-entropy: + diag 1/(p(1 − p)), the curvature that the fitted labels have left.
+
+        A label fitted to p = 0.99 resists little: with λ alone L would be held as rigidly as under L2. Correlation of
+        predicted with retrained logit changes (digits, L = 40, two seeds, losses 0.1 to 0.01 of MLPs of widths 512 to
+        2048): 0.71 to 0.80 with the noise, 0.41 to 0.57 without; real changes are 1.0 to 1.2 times those predicted, and
+        1.7 to 5 times without.
+        """
         A = theta.LL.clone()
         A.diagonal().add_(ridge)
+        if self.loss == "ce":
+            A.diagonal().add_(label_noise(self.f_LC).repeat_interleave(self.B))
         return A
 
     def scale(self, chol: Tensor) -> float:
@@ -80,6 +82,12 @@ class Problem:
         inverse = torch.cholesky_inverse(chol)
         alpha = inverse @ sites(self.centred_LC, self.B)
         return 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean())
+
+
+def label_noise(f_NC: Tensor) -> Tensor:
+    """1 / (p(1 − p)), p the largest probability."""
+    p_N = torch.softmax(f_NC, 1).amax(1)
+    return 1 / (p_N * (1 - p_N)).clamp_min(1e-12)
 
 
 def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
