@@ -102,25 +102,26 @@ def eq12(
     return out
 
 
-def cross_entropy_root(m_C: Tensor, s: float, y_C: Tensor) -> Tensor:
-    """α = y − softmax(m + sα) by two nested bisections, no derivative used.
+def cross_entropy_root(m_nC: Tensor, s: float, y_nC: Tensor, halvings: int = 64) -> Tensor:
+    """α = y − softmax(m + sα) of each row by two nested bisections, no derivative used.
 
     With λ = logsumexp(m + sα) every p_c is the root of log p + s p = m_c + s y_c − λ, and Σ p falls in λ.
     """
 
-    def p_of(lam: Tensor) -> Tensor:
-        low, high = torch.full_like(m_C, -800.0), torch.full_like(m_C, 800.0)  # of log p
-        for _ in range(120):
+    def p_of(lam_n: Tensor) -> Tensor:
+        low, high = torch.full_like(m_nC, -800.0), torch.full_like(m_nC, 800.0)  # of log p
+        for _ in range(halvings):
             mid = (low + high) / 2
-            above = mid + s * mid.exp() > m_C + s * y_C - lam
+            above = mid + s * mid.exp() > m_nC + s * y_nC - lam_n
             low, high = torch.where(above, low, mid), torch.where(above, mid, high)
         return ((low + high) / 2).exp()
 
-    low, high = m_C.min() - s - 50, m_C.max() + s + 50
-    for _ in range(120):
+    low, high = m_nC.amin(1, True) - s - 50, m_nC.amax(1, True) + s + 50
+    for _ in range(halvings):
         mid = (low + high) / 2
-        low, high = (mid, high) if p_of(mid).sum() > 1 else (low, mid)
-    return y_C - p_of((low + high) / 2)
+        more = p_of(mid).sum(1, True) > 1
+        low, high = torch.where(more, mid, low), torch.where(more, high, mid)
+    return y_nC - p_of((low + high) / 2)
 
 
 def cross_entropy_mode(m_KC: Tensor, S_KK: Tensor, y_KC: Tensor, steps: int = 60) -> Tensor:

@@ -8,7 +8,7 @@ The base is never copied. The mean is solved from the base again, so relabelling
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class Dense(State):
         S_KK.diagonal().add_(self.ridge)
         return torch.cholesky_solve(sites(y_KC - m_KC, self.B), cholesky(S_KK, self.ridge, "K"))
 
-    def lookahead(self, j: int, y: Any) -> Tensor:
+    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         j, y_C = self._candidate(j), self._problem.labels.target(y)
         return self._mean_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
 

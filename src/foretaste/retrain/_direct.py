@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class Direct(State):
         UX = torch.cat([x.UX, *(self._row(j).T for j, _ in self._labelled)], 1)
         return self.pool_net + (UX @ w).reshape(self.pool_net.shape)
 
-    def lookahead(self, j: int, y: Any) -> Tensor:
+    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         j, y_C = self._candidate(j), self._problem.labels.target(y)
         return self._outputs_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
 

@@ -87,7 +87,7 @@ def tensor(y: Any, name: str) -> Tensor:
 
 def labels_of(y_L: Any, C: int, loss: str, device: torch.device, home: torch.device) -> Labels:
     """Regression is one output and floats; integers are always class ids."""
-    floats = y_L is None or tensor(y_L, "y_L").is_floating_point() or len(y_L) == 0
+    floats = y_L is None or (y := tensor(y_L, "y_L")).is_floating_point() or y.numel() == 0
     if C == 1 and not floats:
         raise ValueError(
             "y_L holds integers, which are class ids, but the network has one output; regression wants floats: "

@@ -59,7 +59,7 @@ def linearize(
     f_LC = y_LC = f_UC[:0]
     if x_L is not None:
         check_inputs(x_L, "x_L", subj.device, like=x_U)
-        if size(x_L) == 0 and len(y_L) == 0:
+        if size(x_L) == 0 and torch.as_tensor(y_L).numel() == 0:
             x_L = None
         else:
             y_LC = labels.targets(y_L, size(x_L), "y_L")

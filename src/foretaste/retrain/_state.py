@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ class State(ABC):
         """S in column blocks: (candidates, S_Wu (W·B, u·B)), ``width`` candidates each, about 64 MB by default."""
 
     @abstractmethod
-    def lookahead(self, j: int, y: Any) -> Tensor:
+    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         """Outputs on the watched points if candidate j had label y, (W, C)."""
 
     @abstractmethod
@@ -153,7 +154,7 @@ class State(ABC):
         e_uC = y_uC - self.pool_mean[at]
         return e_uC / self.u[at][:, None] if self.B == 1 else torch.linalg.solve(self.u[at], e_uC)
 
-    def condition(self, j: int, y: Any = None) -> "State":
+    def condition(self, j: SupportsIndex, y: Any = None) -> "State":
         """Retrain on one more label (Eq. 12), without training. y = None: it is on its way, S shrinks, the mean stays.
 
         A candidate already kept is relabelled, which equals having been taught so from the start.
@@ -164,16 +165,15 @@ class State(ABC):
             return self._with(tuple((k, y_C if k == j else y_k) for k, y_k in self.kept))
         return self._with((*self.kept, (j, y_C)))
 
-    def release(self, j: int) -> "State":
+    def release(self, j: SupportsIndex) -> "State":
         """Undo a kept label."""
         j = self._candidate(j)
         if all(k != j for k, _ in self.kept):
             raise ValueError(f"candidate {j} has no kept label; kept are {[k for k, _ in self.kept][:20]}")
         return self._with(tuple(label for label in self.kept if label[0] != j))
 
-    def _candidate(self, j: int) -> int:
-        if isinstance(j, Tensor) or not isinstance(j, int):
-            j = int(j)
+    def _candidate(self, j: SupportsIndex) -> int:
+        j = index(j)
         if not 0 <= j < self.U:
             raise IndexError(f"candidate {j} is outside the pool of {self.U}; expected a position 0 to {self.U - 1}")
         return j
