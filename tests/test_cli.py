@@ -1,0 +1,102 @@
+"""The command line, through typer's runner and as a process."""
+
+import re
+import sys
+import types
+
+import pytest
+from typer.testing import CliRunner
+
+import foretaste
+from foretaste.cli import app
+
+
+def invoke(*words, **rest):
+    return CliRunner().invoke(app, list(words), **rest)
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_version():
+    got = invoke("--version")
+    assert (got.exit_code, got.stdout.strip()) == (0, f"foretaste {foretaste.__version__}")
+
+
+def test_help_lists_commands_and_options():
+    got = invoke("--help")
+    assert got.exit_code == 0
+    assert all(name in got.stdout for name in ("demo", "bench"))
+    text = plain(invoke("demo", "--help").stdout)
+    assert all(name in text for name in ("--out", "--seeds", "--quick"))
+
+
+def test_errors_are_one_line_and_code_two(tmp_path):
+    file = tmp_path / "taken"
+    file.write_text("mine")
+    got = invoke("demo", "--out", str(file))
+    assert got.exit_code == 2
+    assert got.stdout == ""
+    assert got.stderr.count("\n") == 1
+    assert got.stderr.startswith("error: --out")
+    assert "is a file" in got.stderr
+    assert file.read_text() == "mine"
+
+
+def test_debug_lets_the_error_through(tmp_path):
+    (tmp_path / "taken").write_text("")
+    got = invoke("--debug", "demo", "--out", str(tmp_path / "taken"))
+    assert isinstance(got.exception, ValueError)
+    assert got.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("demo", "--seeds", "0"), ("dmeo",), ("demo", "--nosuch"), ("bench", "--threads", "x")]
+)
+def test_wrong_usage_is_code_two(words):
+    got = invoke(*words)
+    assert got.exit_code == 2
+    assert got.stderr
+
+
+def test_bench_passes_its_options_on(monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setitem(
+        sys.modules, "foretaste.bench", types.SimpleNamespace(run=lambda **options: given.update(options))
+    )
+    monkeypatch.setattr(foretaste, "bench", sys.modules["foretaste.bench"], raising=False)
+    assert invoke("bench").exit_code == 0
+    assert given == {"quick": False, "out": None, "threads": None}
+    assert invoke("bench", "--quick", "--threads", "2", "--out", str(tmp_path)).exit_code == 0
+    assert given == {"quick": True, "out": tmp_path, "threads": 2}
+
+
+def test_an_unforeseen_error_names_its_kind(monkeypatch):
+    def run(**options):
+        raise KeyError("lost\nand found")
+
+    monkeypatch.setattr(foretaste, "bench", types.SimpleNamespace(run=run), raising=False)
+    monkeypatch.setitem(sys.modules, "foretaste.bench", foretaste.bench)
+    got = invoke("bench")
+    assert got.exit_code == 2
+    assert got.stderr == "error: KeyError: 'lost\\nand found'\n"
+
+
+@pytest.mark.slow
+def test_demo_quick_end_to_end(tmp_path):
+    from foretaste.study import load
+
+    got = invoke("demo", "--quick", "--seeds", "1", "--out", str(tmp_path / "demo"))
+    assert got.exit_code == 0, got.output
+    files = {p.name for p in (tmp_path / "demo").iterdir()}
+    assert files == {"index.html", "curves.svg", "curves.png", "records.jsonl"}
+    records = load(tmp_path / "demo" / "records.jsonl")
+    assert len(records) == 5 * 1 * 3
+    assert max(r["residual"] for r in records) <= 1e-3  # it interpolates
+    assert str(tmp_path / "demo" / "index.html") in got.stdout
+    page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    for name in ("gain sequential", "gain", "mlmoc", "margin", "random"):
+        assert name in got.stdout
+        assert name in page
+    assert "foretaste demo --seeds 1 --quick" in page
