@@ -1,0 +1,86 @@
+"""How far the watched outputs would move: MLMOC (Eq. 13), EMOC (Eq. 3), and how many predictions would flip."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretaste.acquire._opinion import anchor, check_reference, finish, need_classes, opinions, pseudo_labels
+from foretaste.acquire._outputs import after, cached_blocks, expect, narrow_blocks
+from foretaste.acquire._probabilities import probabilities
+from foretaste.acquire._registry import register
+from foretaste.retrain import State
+
+
+@dataclass(frozen=True)
+class Reference:
+    """reference: "net" or "current", what change is measured from; None is "current" once a candidate is taken."""
+
+    reference: str | None = None
+
+    def __post_init__(self) -> None:
+        check_reference(self.reference)
+
+
+@register("mlmoc", needs=("kernel", "classes"), options=Reference)
+def mlmoc(state: State, reference: str | None = None) -> Tensor:
+    """Σ_i ‖f⁺_i − f_i‖ with the likeliest label (Eq. 13), (U,).
+
+    Measured from f, not f_lin, so the residual of L stays in, as Eq. 13 says. Cross-entropy: between softmax outputs.
+    """
+    need_classes(state, "mlmoc", "change")
+    y_UC, from_WC = pseudo_labels(state), anchor(state, reference)
+    move, blocks = _moves(state, from_WC)
+    scores_U = y_UC.new_empty(state.U)
+    for at, S_Wu in blocks:
+        scores_U[at] = move(S_Wu, state.push(y_UC[at], at))
+    return finish(state, scores_U, "mlmoc")
+
+
+@register("emoc", needs=("kernel", "classes"), options=Reference)
+def emoc(state: State, reference: str | None = None) -> Tensor:
+    """Σ_y p_j(y) Σ_i ‖f⁺_i − f_i‖ (Eq. 3), (U,): as mlmoc, over every label."""
+    need_classes(state, "emoc", "change")
+    move, blocks = _moves(state, anchor(state, reference))
+    return finish(state, expect(state, probabilities(opinions(state), state.loss), move, blocks), "emoc")
+
+
+@register("flips", needs=("kernel", "classes"), options=Reference)
+def flips(state: State, reference: str | None = None) -> Tensor:
+    """How many watched predictions the likeliest label would change, (U,): the score of the paper's released code."""
+    need_classes(state, "flips", "change")
+    y_UC, from_W = pseudo_labels(state), anchor(state, reference).argmax(1)
+    scores_U = y_UC.new_empty(state.U)
+    for at, S_Wu in narrow_blocks(state):
+        f_uWC = after(state, S_Wu, state.push(y_UC[at], at))
+        scores_U[at] = (f_uWC.argmax(2) != from_W).sum(1).to(scores_U.dtype)
+    return finish(state, scores_U, "flips")
+
+
+Move = Callable[[Tensor, Tensor], Tensor]
+
+
+def _moves(state: State, from_WC: Tensor) -> tuple[Move, Iterator[tuple[slice, Tensor]]]:
+    """A function (S_Wu, a_uC) -> (u,) of Σ_i ‖f⁺_i − from_i‖, and the blocks to call it on."""
+    if state.B == 1 and state.loss == "l2":
+        r_WC = state.mean - from_WC
+        return (lambda S_Wu, a_uC: lengths(S_Wu, a_uC, r_WC)), cached_blocks(state)
+    ce = state.loss == "ce"
+    q_WC = torch.softmax(from_WC, 1) if ce else from_WC
+
+    def by_outputs(S_Wu: Tensor, a_uC: Tensor) -> Tensor:
+        f_uWC = after(state, S_Wu, a_uC)
+        return ((torch.softmax(f_uWC, 2) if ce else f_uWC) - q_WC).norm(dim=2).sum(1)
+
+    return by_outputs, narrow_blocks(state)
+
+
+def lengths(S_Wu: Tensor, a_uC: Tensor, r_WC: Tensor) -> Tensor:
+    """Σ_i ‖r_i + S_ij a_j‖ = Σ_i sqrt(‖r_i‖² + S_ij (2 r_i·a_j + S_ij ‖a_j‖²)), (u,): no (W, u, C)."""
+    if not r_WC.any():
+        return a_uC.norm(dim=1) * S_Wu.abs().sum(0)
+    aa_u, rr_W1 = a_uC.square().sum(1), r_WC.square().sum(1, keepdim=True)
+    square = (r_WC @ (2 * a_uC.T)).addcmul_(S_Wu, aa_u).mul_(S_Wu).add_(rr_W1)
+    # Rounding can leave a square of zero just below it.
+    return square.clamp_min_(0).sqrt_().sum(0)

@@ -1,0 +1,128 @@
+"""Names: of one's own, of other packages, and of none."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+import torch
+
+import foretaste.query  # noqa: F401  registers random
+from foretaste.acquire import _registry, find, register, strategies
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch):
+    monkeypatch.setattr(_registry, "_strategies", dict(_registry._strategies))
+
+
+def test_every_builtin_has_its_name():
+    names = [
+        "change",
+        "eer",
+        "emoc",
+        "entropy",
+        "flips",
+        "gain",
+        "least_confidence",
+        "margin",
+        "mlmoc",
+        "random",
+        "variance",
+    ]
+    assert set(names) <= set(strategies())
+    assert strategies() == sorted(strategies())
+    assert {n for n in names if find(n).select == "greedy"} == {"gain", "variance"}
+    assert {n for n in names if find(n).picks} == {"random"}
+
+
+def test_unknown_names_give_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown strategy 'mlmok'; did you mean 'mlmoc'\? Registered: change, eer, "):
+        find("mlmok")
+    with pytest.raises(ValueError, match=r"unknown strategy 'xyzzy'; Registered: "):
+        find("xyzzy")
+
+
+def test_duplicates_raise():
+    with pytest.raises(ValueError, match="'gain' is already registered"):
+        register("gain")(lambda state: state)
+
+
+def test_options_are_checked_against_the_dataclass():
+    assert find("gain").settings({"scale": 4.0}) == {"scale": 4.0}
+    assert find("gain").settings(None) == {"scale": None}
+    with pytest.raises(
+        ValueError, match=r"unknown option 'scal' of strategy 'gain'; did you mean 'scale'\? It takes: scale"
+    ):
+        find("gain").settings({"scal": 1})
+    with pytest.raises(ValueError, match="unknown option 'a' of strategy 'entropy'; It takes: none"):
+        find("entropy").settings({"a": 1})
+    with pytest.raises(ValueError, match="scale=-1; expected a positive"):
+        find("gain").settings({"scale": -1})
+    with pytest.raises(ValueError, match="reference='nett'"):
+        find("mlmoc").settings({"reference": "nett"})
+
+
+def test_options_default_to_the_keywords():
+    @register("mine")
+    def mine(state, power=2.0):
+        return torch.zeros(state.U)
+
+    assert find("mine").settings({"power": 3}) == {"power": 3}
+    assert find("mine").settings({}) == {"power": 2.0}
+    assert mine.__name__ == "mine"
+
+
+def test_bad_registrations():
+    with pytest.raises(ValueError, match="select='best' of strategy 'mine'; expected 'top' or 'greedy'"):
+        register("mine", select="best")
+    with pytest.raises(ValueError, match="needs='class' of strategy 'mine'; did you mean 'classes'"):
+        register("mine", needs="class")
+    with pytest.raises(TypeError, match="expected a dataclass"):
+        register("mine", options=dict)
+    with pytest.raises(TypeError, match="'extra' has no default"):
+        register("mine")(lambda state, extra: state)
+    assert "mine" not in strategies()
+
+
+def test_a_dataclass_of_ones_own():
+    @dataclass(frozen=True)
+    class Power:
+        power: float = 2.0
+
+    register("mine", options=Power)(lambda state, power: torch.zeros(state.U))
+    assert find("mine").settings({"power": 3}) == {"power": 3}
+
+
+class _Module:
+    """Stands for a module of another package; registers under one name, offers a bare function under another."""
+
+    @staticmethod
+    def bare(state):
+        return torch.zeros(state.U)
+
+
+def test_entry_points_are_loaded_when_asked_for(monkeypatch):
+    loaded = []
+
+    class Entry(EntryPoint):
+        def load(self):
+            loaded.append(self.name)
+            if self.name == "registers":
+                register("registers", select="greedy")(_Module.bare)
+            return _Module.bare
+
+    entries = EntryPoints(Entry(n, f"other:{n}", "foretaste.acquire") for n in ("bare", "registers"))
+    monkeypatch.setattr(_registry, "entry_points", lambda **select: entries.select(**select))
+    assert {"bare", "registers"} <= set(strategies())
+    assert loaded == []
+    assert find("bare").select == "top"
+    assert find("registers").select == "greedy"
+    find("bare")
+    assert loaded == ["bare", "registers"]
+
+
+def test_two_packages_of_one_name(monkeypatch):
+    entries = EntryPoints(EntryPoint("both", f"{p}:fn", "foretaste.acquire") for p in "ab")
+    monkeypatch.setattr(_registry, "entry_points", lambda **select: entries.select(**select))
+    with pytest.raises(ValueError, match="'both' is offered by a:fn, b:fn"):
+        find("both")
