@@ -1,8 +1,9 @@
 """One table of small cases: a network, L, U, W and labels. Networks are float64 and in eval mode."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,6 +59,18 @@ class Case:
             made["y_L"] = torch.randn(self.L).double() if self.regression else torch.randint(0, self.C, (self.L,))
             made["y_U"] = torch.randn(self.U).double() if self.regression else torch.randint(0, self.C, (self.U,))
         return made
+
+    def on(self, device: str) -> "Case":
+        """A copy of this case elsewhere."""
+        made = {k: v for k, v in self._made.items() if k != "gradients"}
+        made["net"] = copy.deepcopy(made["net"]).to(device)
+        for k in ("L", "U", "W"):
+            x = made[k]
+            made[k] = {n: t.to(device) for n, t in x.items()} if isinstance(x, Mapping) else x.to(device)
+        made |= {k: made[k].to(device) for k in ("y_L", "y_U")}
+        moved = replace(self)
+        moved.__dict__["_made"] = made
+        return moved
 
     @property
     def net(self) -> nn.Module:

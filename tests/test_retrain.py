@@ -181,6 +181,27 @@ def test_given_kernels_make_the_same_state(case: Case, method: str) -> None:
     assert torch.equal(theta_UU, before)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@ALL
+@pytest.mark.parametrize(("method", "loss"), [("dense", "l2"), ("direct", "l2"), ("dense", "ce")])
+def test_the_device_changes_nothing(case: Case, method: str, loss: str) -> None:
+    if loss == "ce" and case.regression:
+        pytest.skip("regression has no cross-entropy")
+    here, there = (case.on(device).state(method, loss=loss, ridge=RIDGE) for device in ("cpu", "cuda"))
+    here, there = (state.condition(2, case.label(2)).condition(4) for state in (here, there))
+    for a, b in (
+        (here.mean, there.mean),
+        (here.pool_mean, there.pool_mean),
+        (whole(here), whole(there)),
+        (here.u, there.u),
+        (here.lookahead(1, case.label(1)), there.lookahead(1, case.label(1))),
+        (here.push(case.target(case.y_U)), there.push(case.target(case.y_U).cuda())),
+    ):
+        assert b.is_cuda
+        close(a, b.cpu())
+
+
 def test_theta_scale_with_the_ridge_leaves_l2_alone() -> None:
     case = CASES[1]
     a, b = case.state(ridge=RIDGE), case.state(ridge=7 * RIDGE, theta_scale=7.0)

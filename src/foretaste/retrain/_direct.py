@@ -18,9 +18,8 @@ from foretaste.retrain._theta import Loaded, site_index, sites
 class Joined:
     """L and some candidates as one set X, in site layout."""
 
+    js: list[int]
     A: Tensor  # Θ_XX + λI
-    WX: Tensor
-    UX: Tensor
     residual: Tensor  # Y − f on X; of what has no label, zero and unused
 
 
@@ -66,10 +65,16 @@ class Direct(State):
         theta_KL = theta.UL[at]
         A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
         A.diagonal().add_(self.ridge)
-        WX = torch.cat([theta.WL, theta.WU[:, at]], 1)
         y_KC = torch.stack([p.f_UC[j] if y is None else y for j, y in labels]) if labels else p.f_UC[:0]
         residual = torch.cat([p.y_LC - p.f_LC, y_KC - p.f_UC[js]])
-        return Joined(A, WX, theta.UL, sites(residual, B))
+        return Joined(js, A, sites(residual, B))
+
+    def _theta_WX(self, x: Joined) -> Tensor:
+        theta = self._loaded.theta
+        return torch.cat([theta.WL, theta.WU[:, site_index(x.js, self.B, theta.WU.device)]], 1)
+
+    def _theta_UX(self, x: Joined) -> Tensor:
+        return torch.cat([self._loaded.theta.UL, *(self._row(j).T for j in x.js)], 1)
 
     def _trained(self, labels: tuple[Label, ...]) -> tuple[Joined, Tensor]:
         """The weights w of f_lin = f + Θ_·X w: A⁻¹R, or A⁻¹(I − e^{−tA})R after time t (Eq. 5, 8, 11)."""
@@ -92,15 +97,17 @@ class Direct(State):
         if not labels and self._problem.free:
             return self.net
         x, w = self._trained(labels)
-        return self.net + (x.WX @ w).reshape(self.net.shape)
+        theta, n = self._loaded.theta, self.L * self.B
+        at = site_index(x.js, self.B, w.device)
+        # In two products: joining Θ_WL with a column would copy it for every candidate.
+        return self.net + (theta.WL @ w[:n] + theta.WU[:, at] @ w[n:]).reshape(self.net.shape)
 
     @cached_property
     def pool_mean(self) -> Tensor:
         if self._problem.same or (not self._labelled and self._problem.free):
             return self.mean if self._problem.same else self.pool_net
         x, w = self._trained(self._labelled)
-        UX = torch.cat([x.UX, *(self._row(j).T for j, _ in self._labelled)], 1)
-        return self.pool_net + (UX @ w).reshape(self.pool_net.shape)
+        return self.pool_net + (self._theta_UX(x) @ w).reshape(self.pool_net.shape)
 
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         j, y_C = self._candidate(j), self._problem.labels.target(y)
@@ -118,8 +125,7 @@ class Direct(State):
                 "a multiple of one column; use lookahead(j, y), or time=inf"
             )
         x, B = self._join(self.kept), self.B
-        UX = torch.cat([x.UX, *(self._row(j).T for j, _ in self.kept)], 1)
-        n = x.A.shape[0]
+        UX, n = self._theta_UX(x), x.A.shape[0]
         last = x.A.new_empty(self.U, n + B, B)
         step = max(1, BLOCK_BYTES // (8 * (n + B) ** 2))
         for start in range(0, self.U, step):
@@ -148,17 +154,16 @@ class Direct(State):
         theta, x = self._loaded.theta, self._join(self.kept)
         if theta.diag_W is None:
             raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
-        seen = (x.WX * torch.linalg.solve(x.A, x.WX.T).T) if self.B == 1 else None
-        if seen is not None:
-            return theta.diag_W[:, 0, 0] - seen.sum(1)
-        WX = x.WX.reshape(self.W, self.B, x.A.shape[0])
-        return theta.diag_W - WX @ torch.linalg.solve(x.A, x.WX.T).T.reshape(WX.shape).mT
+        WX = self._theta_WX(x)
+        w = torch.linalg.solve(x.A, WX.T).T.reshape(self.W, self.B, x.A.shape[0])
+        var_W = theta.diag_W - WX.reshape(w.shape) @ w.mT
+        return var_W[:, 0, 0] if self.B == 1 else var_W
 
     def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
         last, u_UBB, x = self._last
-        n = x.A.shape[0]
+        WX, n = self._theta_WX(x), x.A.shape[0]
         for at in self._widths(width):
             here = slice(at.start * self.B, at.stop * self.B)
-            S = x.WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, (at.stop - at.start) * self.B)
+            S = WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, (at.stop - at.start) * self.B)
             # x_last u = 1: the candidate's own column enters whole.
             yield at, S + self._loaded.theta.WU[:, here]

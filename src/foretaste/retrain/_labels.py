@@ -20,7 +20,7 @@ class Labels:
     def targets(self, y: Any, n: int | None = None, name: str = "y") -> Tensor:
         """(n, C) float64 targets of n labels: class ids (n,), targets (n, C), or numbers (n,) in regression."""
         t = tensor(y, name)
-        if t.dim() > 0 and t.device != self.device:
+        if isinstance(y, Tensor) and t.device != self.device:
             raise ValueError(
                 f"{name} is on {t.device} and the network on {self.device}; move it with .to({str(self.device)!r})"
             )
@@ -39,9 +39,9 @@ class Labels:
         t = tensor(y, name)
         if t.dim() > 1 or (t.dim() == 1 and (t.shape[0] != self.C or not t.is_floating_point())):
             raise ValueError(f"{name} has shape {tuple(t.shape)}; expected {self.expected(one=True)}")
-        if t.dim() == 0:
-            t = t.to(self.device)
-        return self.targets(t[None], 1, name)[0]
+        if t.dim() == 0 or not isinstance(y, Tensor):
+            t = t.to(self.device)  # one number has no place of its own
+        return self.targets(t.reshape(1, -1) if t.dim() else t[None], 1, name)[0]
 
     def expected(self, one: bool = False) -> str:
         if self.regression:

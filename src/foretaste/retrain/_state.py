@@ -119,7 +119,7 @@ class State(ABC):
 
     @abstractmethod
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
-        """Outputs on the watched points if candidate j had label y, (W, C)."""
+        """Outputs on the watched points if candidate j had label y, (W, C). Labels on their way do not count."""
 
     @abstractmethod
     def _with(self, kept: tuple[Label, ...]) -> "State": ...
@@ -147,7 +147,8 @@ class State(ABC):
     def push(self, y_uC: Tensor, at: slice | Tensor = slice(None)) -> Tensor:
         """(u, C): a_j such that f⁺_i = mean_i + S_ij a_j if candidate j of ``at`` had the target y_j (Eq. 12).
 
-        L2: a_j = u_j⁻¹ (y_j − mean_j). Cross-entropy: a = y − softmax(mean_j + S_jj a), by damped Newton.
+        L2: a_j = u_j⁻¹ (y_j − mean_j). Cross-entropy: a = y − softmax(mean_j + S_jj a), by damped Newton; after labels
+        are kept, S is the Laplace approximation there, and ``lookahead`` solves them all together.
         """
         if self.loss == "ce":
             return one_label(self.pool_mean[at], self.variance_blocks[at], y_uC)

@@ -83,7 +83,7 @@ def given(theta: Theta, theta_UU: Tensor | None, B: int, scale: float) -> Kernel
             raise ValueError(
                 f"keeping candidate {j} needs Θ(x_{j}, U), and the watched points are not the pool; give theta_UU"
             )
-        return theta_UU[j * B : (j + 1) * B] * scale
+        return theta_UU[j * B : (j + 1) * B].double() * scale
 
     return Kernels(lambda: theta.scaled(scale), row, ours=scale != 1.0)
 
