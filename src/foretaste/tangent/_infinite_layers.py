@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from foretaste.tangent._infinite_maps import erf_dual, outer, outer_own, relu_dual, window
+from foretaste.tangent._infinite_maps import Dual, bend, erf_dual, facing, facing_own, relu_dual, window
 from foretaste.tangent._infinite_state import Covariance, Signal
 
 
@@ -81,7 +81,7 @@ def _check_affine(layer: Dense | Conv, s: Signal) -> None:
 def _affine(
     k: Covariance, layer: Dense | Conv, fan_in: int, average: Callable[[Tensor, int, bool], Tensor]
 ) -> Covariance:
-    """K ← W_std² K̄ + b_std² and Θ ← W_std² Θ̄ + what the layer's own parameters give, the bar an average over the window.
+    """K ← W_std² K̄ + b_std², Θ ← W_std² Θ̄ + what the layer's own parameters give; the bar averages over the window.
 
     That is the new K in the NTK parametrisation, z = W_std/√fan_in · w a + b_std b with w, b ~ N(0, 1); in the standard
     one, z = w a + b, it is |a|² = fan_in · K̄, and 1 for the bias.
@@ -107,7 +107,7 @@ class Relu:
         return _bend(self, s)
 
     def apply(self, k: Covariance) -> Covariance:
-        return _nonlinear(k, self, relu_dual, *k.variances())
+        return _nonlinear(k, self, relu_dual)
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ class Erf:
         return _bend(self, s)
 
     def apply(self, k: Covariance) -> Covariance:
-        v_n, v_m = k.variances()
-        return _nonlinear(k, self, erf_dual, 1 + 2 * v_n, 1 + 2 * v_m)
+        return _nonlinear(k, self, erf_dual)
 
 
 def _bend(layer: Relu | Erf, s: Signal) -> Signal:
@@ -131,12 +130,8 @@ def _bend(layer: Relu | Erf, s: Signal) -> Signal:
     return replace(s, gaussian=False, fresh=False, bent=s.bent or s.pooled)
 
 
-Dual = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-
-
-def _nonlinear(k: Covariance, layer: Relu | Erf, dual: Dual, q_n: Tensor, q_m: Tensor) -> Covariance:
-    nngp, ntk = dual(k.nngp, outer(q_n, q_m, k.full), k.ntk)
-    own_n, own_m = (
-        dual(own, outer_own(q) if k.own_full else q * q, None)[0] for own, q in ((k.own_n, q_n), (k.own_m, q_m))
-    )
+def _nonlinear(k: Covariance, layer: Relu | Erf, dual: Dual) -> Covariance:
+    v_n, v_m = k.variances()
+    nngp, ntk = bend(dual, k.nngp, *facing(v_n, v_m, k.full), k.ntk)
+    own_n, own_m = (bend(dual, own, *facing_own(v, k.own_full), None)[0] for own, v in ((k.own_n, v_n), (k.own_m, v_m)))
     return replace(k, nngp=nngp, ntk=ntk, own_n=own_n, own_m=own_m, signal=layer.shape(k.signal))

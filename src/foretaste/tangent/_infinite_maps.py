@@ -5,7 +5,7 @@ images, or as (n, m, *S, *S), pixel p of the one with pixel q of the other; vari
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,20 +13,21 @@ from torch import Tensor
 # Correlations this many units of rounding from ±1 are ±1: the angle of two equal points is then exactly 0, where
 # arccos would make 1e-8 of 1e-16.
 SNAP = 32
+BLOCK_BYTES = (1 << 18, 1 << 23)  # of one tensor: a core's cache, a GPU's
 
 
-def outer(v1: Tensor, v2: Tensor, full: bool) -> Tensor:
-    """The products of standing variances: (n, m, *S), or (n, m, *S, *S) for every pair of pixels."""
-    d = v1.dim() - 1
+def facing(v_n: Tensor, v_m: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    """Variances (n, *S) and (m, *S) as views whose product has the shape of the covariances between them."""
     if not full:
-        return v1[:, None] * v2[None]
-    return v1.reshape(v1.shape[0], 1, *v1.shape[1:], *(1,) * d) * v2.reshape(1, v2.shape[0], *(1,) * d, *v2.shape[1:])
+        return v_n[:, None], v_m[None]
+    one = (1,) * (v_n.dim() - 1)
+    return v_n.reshape(len(v_n), 1, *v_n.shape[1:], *one), v_m.reshape(1, len(v_m), *one, *v_m.shape[1:])
 
 
-def outer_own(v: Tensor) -> Tensor:
-    """The same for each point with itself: (n, *S, *S)."""
-    d = v.dim() - 1
-    return v.reshape(*v.shape, *(1,) * d) * v.reshape(v.shape[0], *(1,) * d, *v.shape[1:])
+def facing_own(v: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    """The same for each point with itself."""
+    one = (1,) * (v.dim() - 1) if full else ()
+    return v.reshape(*v.shape, *one), v.reshape(len(v), *one, *v.shape[1:])
 
 
 def same_pixel(k: Tensor, d: int) -> Tensor:
@@ -37,33 +38,58 @@ def same_pixel(k: Tensor, d: int) -> Tensor:
     return k.reshape(*lead, math.prod(space), math.prod(space)).diagonal(dim1=-2, dim2=-1).reshape(*lead, *space)
 
 
-def relu_dual(k: Tensor, v1v2: Tensor, ntk: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """E φ(u)φ(u′) and Θ·E φ′(u)φ′(u′) for (u, u′) Gaussian, φ the ReLU: the arc-cosine kernels of degree 1 and 0.
+Dual = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 
-    With c = cos θ the correlation and r = √(v v′): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. Where a variance
-    is 0 there is no angle; θ = π/2 there, as neural-tangents has it. ``v1v2`` is overwritten.
+
+def relu_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+    """E φ(u)φ(u′), and E φ′(u)φ′(u′), for (u, u′) ~ N(0, [v k; k v2]) and φ the ReLU: the arc-cosine kernels 1 and 0.
+
+    With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. Where a variance
+    is 0 there is no angle; θ = π/2 there, as neural-tangents has it.
     """
     info = torch.finfo(k.dtype)
-    r = v1v2.sqrt_().clamp_min_(info.tiny)
-    c = (k / r).clamp_(-1, 1)
+    r = (v * v2).sqrt_()
+    c = (k / r.clamp_min(info.tiny)).clamp_(-1, 1)
     c.masked_fill_(c > 1 - SNAP * info.eps, 1).masked_fill_(c < SNAP * info.eps - 1, -1)
     turn = torch.acos(-c).div_(2 * math.pi)  # (π − θ) / 2π
     out = turn * c
-    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would not be as exact as the angle where c is near 1
-    out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r)
-    return out, None if ntk is None else turn.mul_(ntk)
+    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle where c is near 1
+    return out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r), turn if slope else None
 
 
-def erf_dual(k: Tensor, v1v2: Tensor, ntk: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The same for φ = erf (Williams 1997): 2/π arcsin(2k / √q) and 4/π / √(q − 4k²), q = (1 + 2v)(1 + 2v′).
+def erf_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+    """The same for φ = erf (Williams 1997): 2/π arcsin(2k / √q) and 4/π / √(q − 4k²), q = (1 + 2v)(1 + 2 v2)."""
+    q = (1 + 2 * v) * (1 + 2 * v2)
+    out = (2 * k / q.sqrt()).clamp_(-1, 1).asin_().mul_(2 / math.pi)
+    return out, q.addcmul_(k, k, value=-4).rsqrt_().mul_(4 / math.pi) if slope else None
 
-    ``v1v2`` is q here, and overwritten.
+
+def bend(dual: Dual, k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """K and Θ behind a nonlinearity, ``v`` and ``v2`` of shapes that face each other; block by block.
+
+    A dual is a dozen passes over its block, so the block should stay in the cache; and it bounds what they hold.
     """
-    slope = None
-    if ntk is not None:
-        slope = torch.addcmul(v1v2, k, k, value=-4).rsqrt_().mul_(4 / math.pi).mul_(ntk)
-    c = torch.div(k, v1v2.sqrt_(), out=v1v2).mul_(2).clamp_(-1, 1)
-    return c.asin_().mul_(2 / math.pi), slope
+    k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
+    ntk_out = None if ntk is None else torch.empty_like(k_out)
+    block = BLOCK_BYTES[k.device.type == "cuda"] // k.element_size()
+
+    def go(k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None, k_out: Tensor, ntk_out: Tensor | None) -> None:
+        if k.numel() <= block:
+            out, slope = dual(k, v, v2, ntk is not None)
+            k_out.copy_(out)
+            if ntk is not None and slope is not None and ntk_out is not None:
+                torch.mul(ntk, slope, out=ntk_out)
+            return
+        axis = next(i for i, n in enumerate(k.shape) if n > 1)
+        step = max(1, k.shape[axis] * block // k.numel())
+        for i in range(0, k.shape[axis], step):
+            at = (slice(None),) * axis + (slice(i, i + step),)
+            side, side2 = (t[at] if t.shape[axis] > 1 else t for t in (v, v2))
+            pair = (ntk[at], ntk_out[at]) if ntk is not None and ntk_out is not None else (None, None)
+            go(k[at], side, side2, pair[0], k_out[at], pair[1])
+
+    go(k, v, v2, ntk, k_out, ntk_out)
+    return k_out, ntk_out
 
 
 def window(

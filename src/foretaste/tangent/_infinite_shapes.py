@@ -1,6 +1,7 @@
 """Layers of infinite width without weights: those that remove space, and those that put others together."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -49,14 +50,15 @@ class GlobalAveragePool:
 
     def apply(self, k: Covariance) -> Covariance:
         def mean(t: Tensor, lead: int, full: bool) -> Tensor:
-            # Variances alone cannot tell that of the mean; nothing may ask for it (Signal.bent), and NaN shows who does.
+            # Variances do not tell that of the mean. Nothing to come asks for it (Signal.bent); NaN shows if it does.
             return t.flatten(lead).mean(lead) if full else t.new_full(t.shape[:lead], math.nan)
 
         return _without_space(k, self, mean)
 
 
-def _without_space(k: Covariance, layer: Flatten | GlobalAveragePool, mean: object) -> Covariance:
-    assert callable(mean)
+def _without_space(
+    k: Covariance, layer: Flatten | GlobalAveragePool, mean: Callable[[Tensor, int, bool], Tensor]
+) -> Covariance:
     ntk = None if k.ntk is None else mean(k.ntk, 2, k.full)
     own_n, own_m = (mean(own, 1, k.own_full) for own in (k.own_n, k.own_m))
     return replace(k, nngp=mean(k.nngp, 2, k.full), ntk=ntk, own_n=own_n, own_m=own_m, signal=layer.shape(k.signal))
@@ -84,7 +86,7 @@ class Serial:
 
 @dataclass(frozen=True)
 class Residual:
-    """body(a) + shortcut(a). Their covariances add if one ends in weights of its own, for then their product has mean 0."""
+    """body(a) + shortcut(a). If one ends in weights of its own their product has mean 0, and their covariances add."""
 
     body: Layer
     shortcut: Layer = field(default_factory=Identity)
