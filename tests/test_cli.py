@@ -1,6 +1,7 @@
 """The command line, through typer's runner and as a process."""
 
 import re
+import subprocess
 import sys
 import types
 
@@ -100,3 +101,21 @@ def test_demo_quick_end_to_end(tmp_path):
         assert name in got.stdout
         assert name in page
     assert "foretaste demo --seeds 1 --quick" in page
+
+
+def test_help_needs_nothing_heavy():
+    """The package's own imports aside, the command line loads neither torch nor matplotlib nor scikit-learn."""
+    code = """
+import importlib.util, sys, types
+package = types.ModuleType("foretaste")
+package.__path__ = importlib.util.find_spec("foretaste").submodule_search_locations
+sys.modules["foretaste"] = package
+from foretaste.cli import app
+try:
+    app(["demo", "--help"])
+finally:
+    print("heavy:", {"torch", "matplotlib", "sklearn", "numpy"} & set(sys.modules))
+"""
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--quick" in plain(got.stdout)
+    assert got.stdout.rstrip().endswith("heavy: set()")

@@ -72,7 +72,8 @@ def _elsewhere(study: Study, tasks: list[Task], processes: int) -> Iterator[Reco
             except Empty:
                 if dead := [w for w in workers if w.exitcode]:
                     raise RuntimeError(
-                        f"a worker ended by itself with code {dead[0].exitcode}; out of memory?"
+                        f"a worker ended by itself with code {dead[0].exitcode}: out of memory, "
+                        'or a script that lacks `if __name__ == "__main__":`'
                     ) from None
                 continue
             if isinstance(answer, Failure):
