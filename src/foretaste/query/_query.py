@@ -1,0 +1,95 @@
+"""``ft.query``: which points to label next."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foretaste.acquire import finish
+from foretaste.query._checks import check_request
+from foretaste.query._own import pick_itself
+from foretaste.query._pick import pick_each, pick_top
+from foretaste.query._request import Request
+from foretaste.query._result import Query
+from foretaste.retrain import State, linearize
+from foretaste.tangent import Inputs, Output, Params
+
+
+def query(
+    net: nn.Module,
+    x_L: Inputs | None,
+    y_L: Any,
+    x_U: Inputs,
+    *,
+    strategy: str | Callable[[State], Tensor] = "gain",
+    select: str = "auto",
+    batch_size: int = 20,
+    oracle: Callable[[Any], Any] | None = None,
+    ids: Sequence[Any] | None = None,
+    seed: int = 0,
+    loss: str = "l2",
+    watch: Inputs | int | None = None,
+    ridge: float | None = None,
+    output: Output = "sum",
+    method: str = "auto",
+    budget: int | str | None = None,
+    params: Params = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Query:
+    """The next ``batch_size`` points of x_U to label (DESIGN §4).
+
+    strategy: a name of ``ft.strategies()``, or fn(state) -> (U,). select: "auto" (the strategy's own), "top", "greedy",
+    "fantasy", or "sequential", which calls ``oracle(id, or position if there are none) -> label`` after each pick;
+    None skips. progress(done, total) is called after each pick. The rest is of ``ft.linearize``.
+    """
+    begin = time.perf_counter()
+    how, select, settings = check_request(strategy, select, batch_size, x_U, oracle, ids, options)
+    generator = torch.Generator().manual_seed(seed)
+    tally = progress or (lambda done, total: None)
+    seconds = {"outputs": 0.0, "kernel": 0.0}
+
+    def make() -> State:
+        return linearize(
+            net, x_L, y_L, x_U,
+            watch=watch, output=output, ridge=ridge, method=method, loss=loss, params=params, budget=budget, seed=seed,
+        )  # fmt: skip
+
+    if how.picks:
+        request = Request(net, x_L, y_L, x_U, loss, batch_size, generator, make)
+        got, state, kernel = pick_itself(how, request, settings, tally), request.made, False
+    else:
+        state = make()
+        how.check(state.C)
+        seconds["outputs"] = time.perf_counter() - begin
+        if kernel := "kernel" in how.needs:
+            start = time.perf_counter()
+            _ = state.u
+            seconds["kernel"] = time.perf_counter() - start
+        ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
+
+        def score(state: State) -> Tensor:
+            return finish(state, how.fn(state, **settings), how.name)
+
+        if select == "top":
+            got = pick_top(state, score, batch_size, generator, tally)
+        else:
+            got = pick_each(state, score, select, batch_size, generator, tally, ask)
+            kernel |= len(got.indices) > (0 if select == "sequential" else 1)
+    seconds |= got.seconds | {"total": time.perf_counter() - begin}
+    info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
+    if state is not None:
+        info |= {"method": type(state).__name__.lower(), "residual_L": state.residual_L, "watched": state.W}
+    # Of a strategy that needed no kernel, λ and s² are not worth one.
+    info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
+    return Query(
+        np.asarray(got.indices, dtype=np.int64),
+        None if ids is None else [ids[j] for j in got.indices],
+        got.scores_U,
+        got.labels,
+        seconds,
+        info,
+    )

@@ -1,0 +1,292 @@
+"""ft.query: what is picked, against the same done by hand."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from foretaste import acquire
+from foretaste.acquire import _registry, register
+from foretaste.query import Request, query
+from foretaste.retrain import linearize
+
+LABELLED = ["gain", "variance", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "least_confidence"]
+
+
+def network(C=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, C)).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) / 2)
+    return net.eval()
+
+
+def points(n, seed):
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+NET, X_L, Y_L, X_U = network(), points(6, 1), torch.tensor([0, 1, 2, 0, 1, 2]), points(25, 2)
+RIDGE = 1e-4
+
+
+def ask(**settings):
+    return query(NET, X_L, Y_L, X_U, **{"ridge": RIDGE, "batch_size": 5, **settings})
+
+
+def lin(x_L=X_L, y_L=Y_L, **settings):
+    return linearize(NET, x_L, y_L, X_U, ridge=RIDGE, **settings)
+
+
+def truth(j):
+    return int(j) % 3
+
+
+@pytest.fixture
+def _names(monkeypatch):
+    monkeypatch.setattr(_registry, "_strategies", dict(_registry._strategies))
+
+
+@pytest.mark.parametrize("strategy", [*LABELLED, "random"])
+def test_default_query(strategy):
+    q = ask(strategy=strategy)
+    assert q.indices.dtype == np.int64
+    assert q.indices.shape == (5,)
+    assert len(set(q.indices.tolist())) == 5
+    assert q.scores.shape == (25,)
+    assert q.scores.dtype == torch.float64
+    assert q.indices[0] == int(q.scores.argmax())
+    assert q.ids is None
+    assert q.labels == []
+    assert list(q.seconds) == ["outputs", "kernel", "score", "select", "total"]
+    assert q.seconds["total"] >= sum(v for k, v in q.seconds.items() if k != "total")
+    assert len(q) == 5
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        q.indices = q.indices
+
+
+@pytest.mark.parametrize("strategy", LABELLED)
+@pytest.mark.parametrize("select", ["top", "greedy", "fantasy", "sequential"])
+def test_the_whole_pool_is_taken_once(strategy, select):
+    q = ask(strategy=strategy, select=select, batch_size=25, oracle=truth if select == "sequential" else None)
+    assert sorted(q.indices.tolist()) == list(range(25))
+
+
+def test_auto_is_the_strategys_own():
+    assert ask().info["select"] == "greedy"
+    assert ask().info["strategy"] == "gain"
+    assert ask(strategy="variance").info["select"] == "greedy"
+    assert ask(strategy="mlmoc").info["select"] == "top"
+    assert ask(strategy=acquire.gain).info["select"] == "top"
+
+
+def test_top_takes_the_highest():
+    scores = acquire.mlmoc(lin())
+    q = ask(strategy="mlmoc")
+    assert torch.equal(q.scores, scores)
+    assert q.indices.tolist() == scores.argsort(descending=True)[:5].tolist()
+
+
+@pytest.mark.parametrize("strategy", ["gain", "variance", "mlmoc", "entropy"])
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_greedy_by_hand(strategy, loss):
+    state, picked = lin(loss=loss), []
+    for _ in range(5):
+        picked.append(int(getattr(acquire, strategy)(state).argmax()))
+        state = state.condition(picked[-1], None)
+    assert ask(strategy=strategy, select="greedy", loss=loss).indices.tolist() == picked
+
+
+@pytest.mark.parametrize("strategy", ["gain", "mlmoc", "entropy"])
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_fantasy_by_hand(strategy, loss):
+    state, picked = lin(loss=loss), []
+    for n in range(5):
+        picked.append(int(getattr(acquire, strategy)(state).argmax()))
+        outputs = state.pool_mean if n else state.pool_net
+        state = state.condition(picked[-1], int(outputs[picked[-1]].argmax()))
+    assert ask(strategy=strategy, select="fantasy", loss=loss).indices.tolist() == picked
+
+
+@pytest.mark.parametrize("watch", [None, points(9, 5)], ids=["pool", "watched"])
+def test_sequential_is_linearizing_anew_each_time(watch):
+    """A score of S and the mean both, so that neither may be stale."""
+
+    def score(state):
+        S_WU = torch.cat([S_Wu for _, S_Wu in state.blocks()], 1)
+        top = state.pool_mean.topk(2, 1).values
+        return S_WU.abs().sum(0) / state.u.sqrt() / (0.1 + top[:, 0] - top[:, 1])
+
+    x_L, y_L, picked = X_L, Y_L, []
+    for _ in range(6):
+        scores = score(lin(x_L, y_L, watch=watch))
+        scores[picked] = -math.inf
+        picked.append(j := int(scores.argmax()))
+        x_L, y_L = torch.cat([x_L, X_U[j : j + 1]]), torch.cat([y_L, torch.tensor([truth(j)])])
+    q = ask(strategy=score, select="sequential", oracle=truth, batch_size=6, watch=watch)
+    assert q.indices.tolist() == picked
+    assert q.labels == [truth(j) for j in picked]
+
+
+def test_sequential_follows_the_answers():
+    right, wrong = (ask(select="sequential", oracle=o, batch_size=8) for o in (truth, lambda j: 0))
+    assert right.indices[0] == wrong.indices[0]
+    assert right.indices.tolist() != wrong.indices.tolist()
+
+
+def test_none_passes_a_point_over():
+    first = ask(select="sequential", oracle=truth).indices
+    asked = []
+
+    def oracle(j):
+        asked.append(j)
+        return None if j in first[:2] else truth(j)
+
+    q = ask(select="sequential", oracle=oracle)
+    assert len(q.indices) == len(q.labels) == 5
+    assert not set(first[:2].tolist()) & set(q.indices.tolist())
+    assert len(asked) == len(set(asked)) == 5 + len({*first[:2].tolist()} & {*asked})
+    assert all(label is not None for label in q.labels)
+
+
+def test_an_oracle_that_only_skips_ends_the_query():
+    asked = []
+    q = ask(select="sequential", oracle=lambda j: asked.append(j))
+    assert len(q.indices) == 0
+    assert q.indices.dtype == np.int64
+    assert sorted(asked) == list(range(25))
+
+
+def test_a_bad_answer_does_not_lose_the_good_ones():
+    answers = iter([1, 2, 7])
+    with pytest.raises(ValueError, match="outside the 3 classes") as e:
+        ask(select="sequential", oracle=lambda j: next(answers))
+    note = e.value.__notes__[0]
+    assert "before it, [(" in note
+    assert note.count("(") == 2
+
+
+def test_ids_are_what_the_oracle_is_asked():
+    ids = [f"image-{i}.png" for i in range(25)]
+    asked = []
+
+    def oracle(name):
+        asked.append(name)
+        return truth(ids.index(name))
+
+    q = ask(select="sequential", oracle=oracle, ids=ids)
+    assert q.ids == asked == [ids[j] for j in q.indices]
+    assert q.indices.tolist() == ask(select="sequential", oracle=truth).indices.tolist()
+
+
+@pytest.mark.parametrize("select", ["top", "greedy", "fantasy"])
+def test_ties_are_broken_by_the_seed(select):
+    def equal(state):
+        return torch.zeros(state.U)
+
+    picks = [tuple(ask(strategy=equal, select=select, seed=s).indices.tolist()) for s in (0, 0, 1, 2, 3)]
+    assert picks[0] == picks[1]
+    assert len(set(picks)) == 4
+
+
+@pytest.mark.parametrize("strategy", ["gain", "random", "mlmoc"])
+def test_the_same_seed_gives_the_same_query(strategy):
+    assert ask(strategy=strategy, seed=3).indices.tolist() == ask(strategy=strategy, seed=3).indices.tolist()
+
+
+def test_random_is_random_and_leaves_the_global_seed():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    picks = {tuple(ask(strategy="random", seed=s).indices.tolist()) for s in range(4)}
+    assert len(picks) == 4
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_options_reach_the_strategy():
+    assert torch.equal(ask(options={"scale": 0.5}).scores, acquire.gain(lin(), scale=0.5))
+    assert ask(options={"scale": 0.5}).info["options"] == {"scale": 0.5}
+    assert not torch.equal(ask(options={"scale": 0.5}).scores, ask().scores)
+
+
+def test_progress_counts_picks():
+    for settings in ({}, {"strategy": "mlmoc"}, {"strategy": "random"}, {"select": "sequential", "oracle": truth}):
+        seen = []
+        ask(progress=lambda done, total, seen=seen: seen.append((done, total)), **settings)
+        assert seen == [(n, 5) for n in range(1, 6)]
+
+
+def test_info_says_what_was_used():
+    info = ask().info
+    assert info["ridge"] == RIDGE
+    assert info["scale"] == lin().scale
+    assert info["residual_L"] == lin().residual_L
+    assert info["method"] == "dense"
+    assert ask(method="direct", strategy="mlmoc").info["method"] == "direct"
+
+
+def test_a_dict_of_tensors():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = NET
+
+        def forward(self, x):
+            return self.net(x)
+
+    q = query(Net().eval(), {"x": X_L}, Y_L, {"x": X_U}, ridge=RIDGE, batch_size=5)
+    assert q.indices.tolist() == ask().indices.tolist()
+
+
+def test_regression():
+    net, y_L = network(C=1), points(6, 3)[:, 0]
+    for strategy in ("variance", "change", "random"):
+        assert len(query(net, X_L, y_L, X_U, strategy=strategy, batch_size=4)) == 4
+    greedy, fantasy = (
+        query(net, X_L, y_L, X_U, strategy="change", select=s, batch_size=6) for s in ("greedy", "fantasy")
+    )
+    assert greedy.indices.tolist() == fantasy.indices.tolist()
+    q = query(net, X_L, y_L, X_U, strategy="change", select="sequential", oracle=lambda j: 0.5, batch_size=3)
+    assert q.labels == [0.5] * 3
+
+
+def test_empty_L():
+    q = query(NET, None, None, X_U, batch_size=5)
+    assert len(set(q.indices.tolist())) == 5
+    assert q.info["scale"] == 1
+
+
+@pytest.mark.usefixtures("_names")
+def test_a_registered_function_runs_by_name():
+    @register("influence")
+    def influence(state):
+        return torch.cat([S_Wu.abs().sum(0) for _, S_Wu in state.blocks()]) / state.u
+
+    q = ask(strategy="influence")
+    assert q.indices.tolist() == influence(lin()).argsort(descending=True)[:5].tolist()
+    assert len(ask(strategy="influence", select="greedy")) == 5
+
+
+@pytest.mark.usefixtures("_names")
+def test_a_strategy_that_picks_for_itself():
+    requests = []
+
+    @register("first", picks=True)
+    def first(request: Request, skip=0):
+        requests.append(request)
+        return range(skip, skip + request.batch_size)
+
+    q = ask(strategy="first", options={"skip": 2})
+    assert q.indices.tolist() == [2, 3, 4, 5, 6]
+    assert q.scores is None
+    (request,) = requests
+    assert request.net is NET
+    assert request.x_U is X_U
+    assert request.made is None
+    assert torch.equal(request.state.pool_net, lin().pool_net)
+    for wrong in (lambda r: [0, 0, 1, 2, 3], lambda r: [0], lambda r: [0, 1, 2, 3, 25]):
+        register(f"wrong{id(wrong)}", picks=True)(wrong)
+        with pytest.raises(ValueError, match="expected 5 different positions below 25"):
+            ask(strategy=f"wrong{id(wrong)}")

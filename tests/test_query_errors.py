@@ -1,0 +1,96 @@
+"""Wrong questions are refused before any work, all faults at once; and what costs no kernel computes none."""
+
+import pytest
+import torch
+
+from foretaste import acquire
+from foretaste.query import query
+from foretaste.retrain import _theta, linearize
+from test_query import NET, X_L, X_U, Y_L, ask, network, points
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; expected at least 1"),
+        ({"batch_size": 26}, "batch_size is 26 and the pool has 25 points"),
+        ({"batch_size": 2.0}, "batch_size is 2.0; expected a whole number"),
+        ({"strategy": "gian"}, r"unknown strategy 'gian'; did you mean 'gain'\? Registered: "),
+        ({"strategy": 3}, "strategy is a int; expected a name or a function"),
+        ({"select": "sequental"}, "unknown select 'sequental'; did you mean 'sequential'"),
+        ({"select": "sequential"}, 'select="sequential" asks for a label after each pick; give oracle='),
+        ({"select": "top", "oracle": int}, "an oracle is only asked with select=\"sequential\", and select is 'top'"),
+        ({"oracle": int}, "an oracle is only asked with select=\"sequential\", and select is 'greedy'"),
+        ({"select": "sequential", "oracle": 3}, "oracle is a int; expected a function"),
+        ({"ids": ["a", "b"]}, "ids has 2 entries and the pool 25 points"),
+        ({"ids": [0, *range(24)]}, "ids repeats 0, at 0 and 1"),
+        ({"ids": 5}, "ids is a int"),
+        ({"ids": [[i] for i in range(25)]}, "expected a sequence of hashable ids"),
+        ({"options": {"scal": 2.0}}, "unknown option 'scal' of strategy 'gain'; did you mean 'scale'"),
+        ({"options": {"scale": -2.0}}, "scale=-2.0; expected a positive"),
+        ({"options": 3}, "options is a int; expected a dict"),
+        ({"strategy": acquire.gain, "options": {"scale": 2.0}}, "options are of named strategies"),
+        ({"strategy": "random", "select": "greedy"}, "'random' picks by itself; select must be \"auto\""),
+        ({"strategy": "random", "oracle": int}, "an oracle is only asked with"),
+        ({"strategy": "change"}, "'change' is for regression and this network has 3 outputs"),
+        ({"loss": "mse"}, "unknown loss 'mse'"),
+        ({"method": "dens"}, "unknown method 'dens'"),
+    ],
+)
+def test_each_fault_is_named(settings, message, monkeypatch):
+    monkeypatch.setattr(_theta, "gram", _no_kernel)
+    with pytest.raises(ValueError, match=message):
+        ask(**settings)
+
+
+def test_all_faults_at_once():
+    with pytest.raises(ValueError, match=r"unknown strategy.*unknown select.*batch_size.*ids has 1") as e:
+        ask(strategy="gian", select="tp", batch_size=-1, ids=[1])
+    assert str(e.value).count("; ") >= 4
+
+
+def test_empty_pool():
+    with pytest.raises(ValueError, match="x_U is empty"):
+        query(NET, X_L, Y_L, X_U[:0])
+
+
+def test_a_pool_that_is_no_tensor():
+    with pytest.raises(TypeError, match="x_U is a ndarray; expected a tensor"):
+        query(NET, X_L, Y_L, X_U.numpy())
+
+
+@pytest.mark.parametrize("strategy", ["gain", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "least_confidence"])
+def test_classes_are_needed(strategy, monkeypatch):
+    monkeypatch.setattr(_theta, "gram", _no_kernel)
+    with pytest.raises(
+        ValueError, match=f"{strategy!r} needs classes.*for regression use one of: change, random, variance"
+    ):
+        query(network(C=1), X_L, points(6, 3)[:, 0], X_U, strategy=strategy)
+
+
+def test_nan_scores_raise():
+    def broken(state):
+        return torch.where(torch.arange(state.U) % 10 == 9, torch.nan, 1.0)
+
+    for select in ("top", "greedy"):
+        with pytest.raises(ValueError, match="broken gives NaN for 2 candidates, first at 9"):
+            ask(strategy=broken, select=select)
+
+
+def _no_kernel(*args, **kwargs):
+    raise AssertionError("a kernel was computed")
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+@pytest.mark.parametrize("strategy", ["entropy", "margin", "least_confidence", "random"])
+def test_no_kernel_is_computed(strategy, loss, monkeypatch):
+    monkeypatch.setattr(_theta, "gram", _no_kernel)
+    q = query(NET, X_L, Y_L, X_U, strategy=strategy, batch_size=5, loss=loss)
+    assert len(q) == 5
+    assert q.seconds["kernel"] == 0
+    assert q.info["ridge"] is None
+    if strategy != "random":
+        assert torch.equal(getattr(acquire, strategy)(linearize(NET, X_L, Y_L, X_U, loss=loss)), q.scores)
+        assert len(query(NET, X_L, Y_L, X_U, strategy=strategy, select="greedy", batch_size=1, loss=loss)) == 1
+    with pytest.raises(AssertionError, match="a kernel was computed"):
+        query(NET, X_L, Y_L, X_U, strategy="gain", batch_size=5, loss=loss)
