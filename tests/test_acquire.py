@@ -2,12 +2,12 @@
 
 import math
 
-import acquire_oracles as oracles
 import pytest
 import torch
-from acquire_oracles import CASES, Case
 from torch.testing import assert_close
 
+import acquire_oracles as oracles
+from acquire_oracles import CASES, Case
 from foretaste import acquire
 
 CLASSES = ["mlmoc", "emoc", "eer", "flips", "gain", "variance", "entropy", "margin", "least_confidence"]
@@ -67,7 +67,7 @@ def test_classes_are_needed(name):
 
 
 def test_change_refuses_classes():
-    with pytest.raises(ValueError, match="change is for regression.*4 outputs"):
+    with pytest.raises(ValueError, match=r"change is for regression.*4 outputs"):
         acquire.change(Case("l2").state())
 
 

@@ -2,12 +2,12 @@
 
 import math
 
-import acquire_oracles as oracles
 import pytest
 import torch
-from acquire_oracles import Case
 from torch.testing import assert_close
 
+import acquire_oracles as oracles
+from acquire_oracles import Case
 from foretaste import acquire
 from foretaste.acquire import _gain
 
@@ -89,7 +89,7 @@ def test_large_problems_use_float32(monkeypatch):
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_scale_is_checked(scale):
-    with pytest.raises(ValueError, match="scale=.*positive"):
+    with pytest.raises(ValueError, match=r"scale=.*positive"):
         acquire.gain(Case("l2").state(), scale=scale)
 
 

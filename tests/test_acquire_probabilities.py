@@ -1,12 +1,12 @@
 """Probabilities by the loss: the nearest point of the simplex, or softmax."""
 
-import acquire_oracles as oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+import acquire_oracles as oracles
 from foretaste.acquire import probabilities
 
 rows = st.lists(st.floats(-5, 5), min_size=2, max_size=7)
