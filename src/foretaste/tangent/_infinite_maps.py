@@ -13,7 +13,7 @@ from torch import Tensor
 # Correlations this many units of rounding from ±1 are ±1: the angle of two equal points is then exactly 0, where
 # arccos would make 1e-8 of 1e-16.
 SNAP = 32
-BLOCK_BYTES = (1 << 18, 1 << 23)  # of one tensor: a core's cache, a GPU's
+BLOCK_BYTES = (1 << 18, 1 << 25)  # of one tensor: what a core caches, what fills a GPU
 
 
 def facing(v_n: Tensor, v_m: Tensor, full: bool) -> tuple[Tensor, Tensor]:
