@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -215,8 +216,12 @@ def test_an_error_in_a_worker_is_told():
 
 def alive(group):
     """Processes of a group that still run; one that has ended may wait a moment for its parent to take note."""
-    stats = [p.read_text().rpartition(") ")[2].split() for p in Path("/proc").glob("[0-9]*/stat")]
-    return [s for s in stats if s[2] == str(group) and s[0] != "Z"]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            state, _, pgid, *_ = path.read_text().rpartition(") ")[2].split()
+            found += [path] if pgid == str(group) and state != "Z" else []
+    return found
 
 
 @pytest.mark.slow
@@ -238,4 +243,7 @@ def test_interrupt_ends_cleanly(tmp_path):
     assert child.returncode == 130
     assert "Traceback" not in out + err
     assert "interrupted" in err
+    deadline = time.monotonic() + 10  # multiprocessing's own tracker ends a moment after its parent
+    while alive(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not alive(child.pid)
