@@ -18,7 +18,7 @@ from foretaste.acquire._registry import register
 from foretaste.acquire._variance import whitened
 from foretaste.retrain import State
 
-CHUNK = 2**17  # numbers worked on at a time, which stay in the cache from one operation to the next
+CHUNK = 2**18  # numbers worked on at a time, which stay in the cache from one operation to the next
 MANY = 2**20  # pairs (i, j) from which float32 is used
 FAR = 6.3  # z/√2 beyond which ψ is below 1e-19: further out float32 turns denormal, which is slow and inexact
 FAINT = 1e-10  # of the largest gap
