@@ -42,11 +42,24 @@ def one_by_one(subj: Subject, x: Inputs, names: Sequence[str]) -> dict[str, Tens
         heads = subj.heads(subj.call(take(x, slice(i, i + 1)), theta))[0]
         for b in range(len(heads)):
             more = b < len(heads) - 1
-            if not heads.requires_grad:
-                raise ValueError(
-                    "net's output does not depend on its parameters through autograd; is it under no_grad?"
-                )
             got = torch.autograd.grad(heads[b], list(theta.values()), retain_graph=more, materialize_grads=True)
             for k, g in zip(names, got):
                 rows[k].append(g.flatten())
     return {k: torch.stack(v).unflatten(0, (size(x), -1)) for k, v in rows.items()}
+
+
+def autograd_rows(subj: Subject, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+    """{name: (N, p)}: what the network's own parameters get from autograd; only those that require grad.
+
+    Nothing stands between: this is the truth that the rules and torch.func are held against.
+    """
+    own = {k: p for k, p in subj.net.named_parameters() if k in set(names) and p.requires_grad}
+    rows: dict[str, list[Tensor]] = {k: [] for k in own}
+    for i in range(size(x) if own else 0):
+        f_1C = subj.bare(take(x, slice(i, i + 1)))
+        if not f_1C.requires_grad:
+            raise ValueError("net's output does not depend on its parameters through autograd; is it under no_grad?")
+        got = torch.autograd.grad(subj.heads(f_1C).sum(), list(own.values()), materialize_grads=True)
+        for k, g in zip(own, got):
+            rows[k].append(g.flatten())
+    return {k: torch.stack(v) for k, v in rows.items()}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from foretaste.tangent._functional import functional_rows
 from foretaste.tangent._inputs import Inputs, check, size, take
-from foretaste.tangent._layers import Calls, Survey, aligned, survey
+from foretaste.tangent._layers import Calls, Layer, Survey, aligned, survey
 from foretaste.tangent._memory import resolve
-from foretaste.tangent._plan import Group, Plan, make_plan
+from foretaste.tangent._plan import Group, Job, Plan, make_plan
 from foretaste.tangent._record import record
 from foretaste.tangent._subject import Output, Params, Subject, probe, subject, untouched
 from foretaste.tangent._theta import Block, Theta, steps
@@ -53,6 +53,7 @@ def gram(
                 if progress:
                     progress(done, total)
             run.contract(theta, plan)
+            del run  # its A and G, before the next group's are made
     return theta.finish()
 
 
@@ -77,17 +78,16 @@ def prepare(
     if size(x) == 0:
         raise ValueError(f"{' and '.join(sets)} have no points")
     found = survey(subj, x, probe(subj, x, name))
-    plan = make_plan(
+    job = Job(
         found,
         {k: subj.params[k].numel() for k in found.functional},
         {k: size(v) for k, v in sets.items()},
         blocks,
         diagonals,
-        item=subj.params[next(iter(subj.params))].element_size(),
-        budget=resolve(budget, subj.device),
+        item=next(iter(subj.params.values())).element_size(),
         device=subj.device.type,
     )
-    return found, plan
+    return found, make_plan(job, resolve(budget, subj.device))
 
 
 def chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
@@ -152,15 +152,15 @@ class Pass:
         for product in self.group.products:
             a, g = product.gather(self.kept)
             theta.add_product(
-                lambda i, j, p=product, a=a, g=g: p.kernel(a, g, i, j),
+                lambda i, j, p=product, a=a, g=g: p.kernel(a, g, i, j, plan.tile_bytes),
                 lambda i, p=product, a=a, g=g: p.diagonal(a, g, i),
             )
         for layer in self.group.stashed:
-            channels = max(layer.grain, plan.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
+            channels = max(layer.grain, self.group.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
             for cut in steps(layer.shape[0], channels):
                 theta.add_rows(self.slab(layer, cut, plan.chunk_size))
 
-    def slab(self, layer, cut: slice, chunk_size: int) -> Tensor:  # type: ignore[no-untyped-def]
+    def slab(self, layer: Layer, cut: slice, chunk_size: int) -> Tensor:
         rows_NBw = self.kept[layer.modules[0]][0][1][0].new_empty(self.points, self.found.heads, layer.width(cut))
         for at in steps(self.points, chunk_size):
             part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}

@@ -26,6 +26,13 @@ def nbytes(x: Inputs) -> int:
     return sum(v.numel() * v.element_size() for v in parts(x).values())
 
 
+def finite(t: Tensor) -> bool:
+    """No NaN or infinity, told by the extremes: no copy as large as the tensor is made."""
+    if not t.is_floating_point() or t.numel() == 0:
+        return True
+    return bool(torch.isfinite(torch.stack(t.aminmax())).all())
+
+
 def check(x: Inputs, name: str, device: torch.device, like: Inputs | None = None) -> None:
     """Raise with every fault of ``x`` at once; ``like`` is an input whose point shape it must share."""
     if not isinstance(x, (Tensor, Mapping)):
@@ -45,7 +52,7 @@ def check(x: Inputs, name: str, device: torch.device, like: Inputs | None = None
             faults.append(f"{label} has {v.shape[0]} points where another entry of the dict has {size(x)}")
         if v.device != device:
             faults.append(f"{label} is on {v.device} and the network on {device}; move it with .to({str(device)!r})")
-        elif v.is_floating_point() and not torch.isfinite(v).all():
+        elif not finite(v):
             faults.append(f"{label} has {int((~torch.isfinite(v)).sum())} NaN or infinite values")
     if like is not None and not faults:
         a = {k: tuple(v.shape[1:]) for k, v in parts(x).items()}

@@ -2,17 +2,17 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from foretaste.tangent._functional import one_by_one
+from foretaste.tangent._functional import autograd_rows, functional_rows
 from foretaste.tangent._inputs import Inputs, size, take
 from foretaste.tangent._memory import PeakMemory
 from foretaste.tangent._record import Call, record
 from foretaste.tangent._rules import RULES, grain, ruled
-from foretaste.tangent._subject import PROBE, Subject, untouched
+from foretaste.tangent._subject import Subject, untouched
 
 log = logging.getLogger("foretaste")
 Source = tuple[nn.Module, str]
@@ -62,7 +62,8 @@ class Survey:
     held: dict[nn.Module, int] = field(repr=False)  # bytes of A and G, a point
     positions: dict[nn.Module, int] = field(repr=False)  # of a Linear or Embedding, over all its calls, a point
     axes: dict[nn.Module, int] = field(repr=False)  # which dimension of A and G is the points
-    pass_bytes: int = 0  # peak of one forward and backward, a point
+    pass_bytes: int  # peak of one forward and backward, a point
+    survey_bytes: int  # peak of this survey
 
 
 def aligned(calls: dict[nn.Module, list[Call]], axes: dict[nn.Module, int], n: int, heads: int) -> Calls:
@@ -80,18 +81,20 @@ def aligned(calls: dict[nn.Module, list[Call]], axes: dict[nn.Module, int], n: i
 
 
 def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
-    k = min(PROBE, size(x))
+    """Run a few points. One head is enough to see what every head does."""
+    k = min(2, size(x))
     few = take(x, slice(k))
     heads = classes if subj.output == "full" else 1
+    one = replace(subj, output="sum")
     layers = candidates(subj)
     modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
-    with untouched(subj.device):
-        with PeakMemory() as memory:
-            alone, _ = record(subj, modules, take(few, slice(1)))
-        calls, _ = record(subj, modules, few)
+    with untouched(subj.device), PeakMemory() as whole:
+        with PeakMemory() as single:
+            alone, _ = record(one, modules, take(few, slice(1)))
+        calls, _ = record(one, modules, few)
         axes = {m: axis for m in modules if (axis := point_axis(alone[m], calls[m], k)) is not None}
-        at_hand = aligned(calls, axes, k, heads)
-        sound = verified(subj, few, [ly for ly in layers if all(m in axes for m in ly.modules)], at_hand, heads)
+        at_hand = aligned(calls, axes, k, 1)
+        sound = verified(one, few, [ly for ly in layers if all(m in axes for m in ly.modules)], at_hand)
     functional = [name for name in subj.params if name not in {ly.name for ly in sound}]
     if functional:
         log.info(
@@ -100,10 +103,11 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
         )  # fmt: skip
     held, positions = {}, {}
     for m, of in at_hand.items():
-        held[m] = sum(a.nbytes + sum(g.nbytes for g in gs) for a, gs in of) // k
+        held[m] = sum(a.nbytes + heads * gs[0].nbytes for a, gs in of) // k
         last = 0 if type(m) is nn.Embedding else 1
         positions[m] = sum(a.numel() // (k * (a.shape[-1] if last else 1)) for a, _ in of)
-    return Survey(sound, functional, heads, held, positions, axes, memory.peak)
+    a_pass = single.peak + (heads - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
+    return Survey(sound, functional, heads, held, positions, axes, a_pass, whole.peak)
 
 
 def candidates(subj: Subject) -> list[Layer]:
@@ -138,24 +142,36 @@ def point_axis(alone: Sequence[Call], company: Sequence[Call], k: int) -> int | 
     return found.pop() if len(found) == 1 else None
 
 
-def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls, heads: int) -> list[Layer]:
+def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls) -> list[Layer]:
     """The layers whose rule gives autograd's own per-point gradient on a few points; the others are said in the log.
 
     This is what makes the rules safe: a weight used behind its module's back (``F.linear(x, self.embed.weight)``),
     an input changed in place, a module called under torch.utils.checkpoint fail here and go through torch.func.
+    What torch.func itself gets wrong (a forward that wraps its parameters anew) is refused.
     """
-    if not layers:
-        return []
-    truth = one_by_one(subj, x, [ly.name for ly in layers])
-    largest = max(float(t.norm()) for t in truth.values())
+    truth = autograd_rows(subj, x, list(subj.params))
+    largest = max((float(t.norm()) for t in truth.values()), default=0.0)
     loose, floor = (1e-3, 1e-5) if subj.dtype == torch.float32 else (1e-8, 1e-12)
+
+    def agrees(name: str, rows_np: Tensor) -> bool:
+        # Columns are in the rule's own order: compare what order does not change, all inner products of the rows.
+        want = truth.pop(name)  # freed as soon as it is used
+        got, want = rows_np @ rows_np.T, want @ want.T
+        return bool((got - want).norm() <= loose * want.norm() + (floor * largest) ** 2)
+
     sound = []
     for ly in layers:
-        # Columns are in the rule's own order: compare what order does not change, all inner products of the rows.
-        g_kbp = torch.stack([ly.rows(slice(0, ly.shape[0]), calls, b) for b in range(heads)], 1)
-        got, want = (t.flatten(0, 1) @ t.flatten(0, 1).T for t in (g_kbp.double(), truth[ly.name].double()))
-        if (got - want).norm() <= loose * want.norm() + (floor * largest) ** 2:
+        if ly.name not in truth or agrees(ly.name, ly.rows(slice(0, ly.shape[0]), calls, 0)):
             sound.append(ly)
         else:
             log.info("%s is used outside its module's own forward; its rule does not apply", ly.name)
+    named = {ly.name for ly in layers}
+    rest = [name for name in truth if name not in named]
+    for name, rows_nbp in functional_rows(subj, x, rest).items() if rest else ():
+        if not agrees(name, rows_nbp[:, 0]):
+            raise ValueError(
+                f"the gradient of {name!r} is lost when net is called with other parameters in their place "
+                "(torch.func.functional_call): its forward wraps them anew, as a slice of an nn.ParameterList does; "
+                "use list(parameters)[a:b] there"
+            )
     return sound

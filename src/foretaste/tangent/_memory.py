@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def resolve(budget: int | float | str | None, device: torch.device) -> int:
+def resolve(budget: int | float | str | None, device: torch.device | None = None) -> int:
     """Bytes. None is most of what the device has free, and half of it on a CPU, which others share."""
     if budget is None:
-        if device.type == "cuda":
+        if device is not None and device.type == "cuda":
             held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             return int(0.9 * (torch.cuda.mem_get_info(device)[0] + held))
         return int(0.5 * spare())
@@ -62,6 +62,10 @@ class PeakMemory(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self.seen: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first use imports torch._dynamo, two seconds of everyone's first kernel
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for t in tree_leaves((args, kwargs)):

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from foretaste.tangent._gram import Progress, gram, prepare, checked
+from foretaste.tangent._gram import Progress, checked, gram, prepare
 from foretaste.tangent._inputs import Inputs, size
 from foretaste.tangent._plan import Plan
 from foretaste.tangent._subject import Output, Params, subject

@@ -1,16 +1,19 @@
 """How to fit the work in memory: which gradients are formed in which pass, and how many points go at a time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from foretaste.tangent._layers import Layer, Survey
-from foretaste.tangent._memory import human
+from foretaste.tangent._memory import human, resolve
 from foretaste.tangent._products import ProductLayer, split
 from foretaste.tangent._theta import Block, Theta
 
-CHUNK = {"cpu": 32, "cuda": 256}
+# Bytes of a chunk's pass beyond which more points at a time gain nothing, and how few points are ever wasteful.
+CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 32}
+CHUNK_LEAST = 16
 
 
 @dataclass
@@ -27,6 +30,7 @@ class Group:
     products: list[ProductLayer] = field(default_factory=list)
     width: int = 0  # columns of the rows written during the pass
     held: int = 0  # bytes of A and G kept
+    slab: int = 0  # columns of rows formed at once from what is stashed
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -42,7 +46,7 @@ class Group:
 class Plan:
     groups: list[Group] = field(repr=False)
     chunk_size: int
-    slab: int  # columns of rows formed at once from what is stashed
+    tile_bytes: int  # of the kernels between positions that a product layer sums
     nbytes: int  # estimated peak of the engine's own tensors
     budget: int
 
@@ -53,54 +57,103 @@ class Plan:
         )
 
 
-def make_plan(
-    survey: Survey,
-    numels: Mapping[str, int],
-    sizes: Mapping[str, int],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str],
-    *,
-    item: int,
-    budget: int,
-    device: str,
-) -> Plan:
-    """``numels``: entries of each torch.func parameter; ``item``: bytes of one entry of a gradient row."""
-    points = sum(sizes.values())
-    row = points * survey.heads * item  # bytes of one column of rows
-    theta = Theta.nbytes(sizes, blocks, diagonals, survey.heads)
-    tile = Theta.working_bytes(sizes, blocks, survey.heads)
-    products, layers = split(survey)
-    layers = layers[::-1]  # from the top: the first groups then need less of the backward pass
+@dataclass(frozen=True)
+class Job:
+    """What has to be planned for."""
 
-    def a_point(width: int) -> int:
+    survey: Survey
+    numels: Mapping[str, int]  # entries of each parameter that goes through torch.func
+    sizes: Mapping[str, int]
+    blocks: Sequence[Block]
+    diagonals: Sequence[str]
+    item: int  # bytes of one entry of a gradient row
+    device: str
+
+    @property
+    def points(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def row(self) -> int:
+        """Bytes of one column of rows."""
+        return self.points * self.survey.heads * self.item
+
+    @property
+    def theta(self) -> int:
+        return Theta.nbytes(self.sizes, self.blocks, self.diagonals, self.survey.heads)
+
+    def a_point(self, width: int) -> int:
         """Bytes of a pass for one point: activations and their gradients, padded copies, rows not yet in their place."""
-        most = max((survey.held[m] for ly in survey.layers for m in ly.modules), default=0)
-        return 2 * survey.pass_bytes + 2 * most + 2 * width * survey.heads * item
+        s = self.survey
+        most = max((s.held[m] for ly in s.layers for m in ly.modules), default=0)
+        return 2 * s.pass_bytes + 3 * most + 3 * width * s.heads * self.item
 
-    def need(ly: Layer) -> int:
-        return ly.width(slice(0, ly.grain)) * row
 
-    widest = max([ly.p for ly in layers] + [sum(numels.values())], default=0)
-    least = max([need(ly) for ly in layers] + [row] * bool(numels), default=0)
-    floor = theta + least + max(tile, a_point(min(widest, budget // (8 * row) + 1)))
-    share = max((budget - theta) // 4, 0)
-    chunk = max(1, min(CHUNK.get(device, 32), points, share // max(a_point(widest), 1)))
-    room = budget - theta - max(tile, chunk * a_point(widest))
-    if room < least:
-        raise ValueError(
-            f"a budget of {human(budget)} is too small for {points} points: Θ takes {human(theta)}, one point's pass "
-            f"{human(a_point(widest))}, a slice of gradient rows {human(least)}; budget={human(floor * 1.1)!r} would do"
-        )
-    groups = list(fill(survey, products, layers, numels, room, row, points))
-    peak = max(g.held + max(g.width, slab_of(g, room, row)) * row for g in groups)
-    slab = max((slab_of(g, room, row) for g in groups), default=0)
-    return Plan(groups, chunk, slab, theta + max(tile, chunk * a_point(widest)) + peak, budget)
+def make_plan(job: Job, budget: int) -> Plan:
+    """Raises a ValueError that says what budget would do, where this one is too small."""
+    if made := attempt(job, budget):
+        return made
+    low, high = budget, 2 * budget
+    while not attempt(job, high):
+        low, high = high, 2 * high
+    while high - low > high // 50:
+        middle = (low + high) // 2
+        low, high = (low, middle) if attempt(job, middle) else (middle, high)
+    while not attempt(job, resolve(enough := human(1.01 * high))):
+        high = int(1.02 * high)
+    raise ValueError(
+        f"a budget of {human(budget)} is too small for {job.points} points: Θ takes {human(job.theta)}, one point's pass "
+        f"{human(job.a_point(0))}, and gradients need room beside them; budget={enough!r} would do"
+    )
+
+
+def attempt(job: Job, budget: int) -> Plan | None:
+    """The first that fits of: products kept whole, many points at a time; one point at a time; every gradient formed."""
+    if job.survey.survey_bytes > budget or job.theta >= budget:
+        return None
+    ways = ((part, most) for part in (4, 1, math.inf) for most in (4, math.inf))
+    return next((made for part, most in ways if (made := lay_out(job, budget, part, most))), None)
+
+
+def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
+    """Products may take 1/part of what Θ leaves free, a chunk's pass 1/most; None where that leads nowhere."""
+    survey, row, points = job.survey, job.row, job.points
+    spare = budget - job.theta
+    products, layers = split(survey)
+    # A product needs A and G once more, in float64. Where that is too much, its layers' rows are formed in slices instead.
+    doubled = {pr: 2 * points * sum(survey.held[m] for m in pr.modules) * (8 // job.item) for pr in products}
+    large = [pr for pr in products if doubled[pr] > spare / part]
+    products = [pr for pr in products if pr not in large]
+    layers += [ly for ly in survey.layers if any(ly.modules == pr.modules for pr in large)]
+    layers = layers[::-1]  # from the top: the first groups then need less of the backward pass
+    summed = any(sum(survey.positions[m] for m in pr.modules) > 1 for pr in products)
+    tile_bytes = min(1 << 24, spare // 16) if summed else 0
+    tile = Theta.working_bytes(job.sizes, job.blocks, survey.heads)
+    tile += max((doubled[pr] for pr in products), default=0) + tile_bytes
+
+    widest = max([ly.p for ly in layers] + [sum(job.numels.values())], default=0)
+    width = min(widest, spare // row + 1)  # a piece of rows is no wider
+    a_point = job.a_point(max(width, sum(job.numels.values())))  # torch.func gives whole parameters
+    useful = max(CHUNK_LEAST, CHUNK_BYTES.get(job.device, 1 << 28) // max(a_point, 1))
+    chunk = max(1, min(useful, points, int(spare / most / max(a_point, 1))))
+    work = max(tile, chunk * a_point)
+    room = spare - work
+    groups = fill(survey, products, layers, job.numels, room, row, points)
+    if groups is None:
+        return None
+    for g in groups:
+        g.slab = slab_of(g, room, row)
+    peak = max(g.held + max(g.width, g.slab) * row for g in groups)
+    nbytes = max(job.theta + work + peak, survey.survey_bytes)
+    made = Plan(groups, chunk, tile_bytes, nbytes, budget)
+    return made if made.nbytes <= budget else None
 
 
 def slab_of(group: Group, room: int, row: int) -> int:
     if not group.stashed:
         return 0
-    return max(min((room - group.held) // row, sum(ly.p for ly in group.stashed)), 1)
+    least = max(ly.width(slice(0, ly.grain)) for ly in group.stashed)
+    return max(min((room - group.held) // row, sum(ly.p for ly in group.stashed)), least)
 
 
 def fill(
@@ -111,34 +164,27 @@ def fill(
     room: int,
     row: int,
     points: int,
-) -> Iterator[Group]:
-    """Groups of at most ``room`` bytes. Rows are cut where they must be; A and G are kept where that is smaller."""
-    parts = {ly.name: ly for ly in survey.layers}
+) -> list[Group] | None:
+    """Groups of at most ``room`` bytes, or None where something does not fit. Rows are cut where they must be; A and G are kept where that is smaller."""
 
     def held(modules: Sequence[nn.Module]) -> int:
         return points * sum(survey.held[m] for m in dict.fromkeys(modules))
 
     everything = sum(ly.p for ly in layers) * row + sum(numels.values()) * row
     ample = everything + held([m for pr in products for m in pr.modules]) <= room
-    reserve = room // 4  # for the rows formed from what is stashed
-    group = Group()
-    cut: list[Layer] = []
+    # For the rows formed from what is stashed.
+    reserve = max([room // 4, *(ly.width(slice(0, ly.grain)) * row for ly in layers)])
+    groups = [group := Group()]
     for pr in products:
-        if held(pr.modules) > room - reserve:  # too large to keep: as rows, in slices
-            names = [n for n, ly in parts.items() if ly.modules == pr.modules]
-            cut += [parts[n] for n in names]
-            continue
-        if group.held + held(pr.modules) > room - reserve:
-            yield group
-            group = Group()
+        if group.held and group.held + held(pr.modules) > room - reserve:
+            groups.append(group := Group())
         group.products.append(pr)
         group.held += held(pr.modules)
-    for ly in [*layers, *cut]:
+    for ly in layers:
         keep = held(ly.modules)
         if not ample and keep < ly.p * row // 2 and keep <= room - reserve:
             if group.held + keep + max(reserve, group.width * row) > room:
-                yield group
-                group = Group()
+                groups.append(group := Group())
             group.stashed.append(ly)
             group.held += keep
             continue
@@ -147,8 +193,9 @@ def fill(
             fit = (room - group.held - group.width * row) // (ly.width(slice(0, 1)) * row)
             fit = fit // ly.grain * ly.grain
             if fit <= 0:
-                yield group
-                group = Group()
+                if not (group.modules or group.functional):
+                    return None
+                groups.append(group := Group())
                 continue
             at = slice(start, min(start + fit, ly.shape[0]))
             group.formed.append((ly, at))
@@ -159,12 +206,12 @@ def fill(
         while start < p:
             fit = (room - group.held) // row - group.width
             if fit <= 0:
-                yield group
-                group = Group()
+                if not (group.modules or group.functional):
+                    return None
+                groups.append(group := Group())
                 continue
             at = slice(start, min(start + fit, p))
             group.functional.append((name, at))
             group.width += at.stop - at.start
             start = at.stop
-    if group.modules or group.functional:
-        yield group
+    return groups

@@ -15,8 +15,6 @@ from foretaste.tangent._rules import positions
 from foretaste.tangent._subject import exact
 from foretaste.tangent._theta import steps
 
-TILE_BYTES = 1 << 27
-
 
 @dataclass(frozen=True)
 class ProductLayer:
@@ -27,38 +25,37 @@ class ProductLayer:
     bias: bool
 
     def gather(self, calls: Calls) -> tuple[Tensor, Tensor]:
-        """A (n, T, D) and G (n, B, T, O) over all calls; A (n, T) are indices for an embedding."""
+        """A (n, T, D) and G (n, B, T, O) over all calls, in float64; A (n, T) are indices for an embedding."""
         table = type(self.modules[0]) is nn.Embedding
         of = [call for m in self.modules for call in calls[m]]
-        a = torch.cat([a.flatten(1) if table else positions(a.flatten(1, 2)) for a, _ in of], 1)
-        g = torch.stack(
-            [torch.cat([positions(gs[b].flatten(1, 2)) for _, gs in of], 1) for b in range(len(of[0][1]))], 1
-        )
-        return a, g
+        a = joined([a.flatten(1) if table else positions(a.flatten(1, 2)) for a, _ in of], 1)
+        heads = range(len(of[0][1]))
+        g = torch.stack([joined([exact(positions(gs[b].flatten(1, 2))) for _, gs in of], 1) for b in heads], 1)
+        return a if table else exact(a), g
 
-    def kernel(self, a: Tensor, g: Tensor, i: slice, j: slice) -> Tensor:
+    def kernel(self, a: Tensor, g: Tensor, i: slice, j: slice, tile_bytes: int) -> Tensor:
         n, heads, t, _ = g[i].shape
         m = g[j].shape[0]
         if t == 1:
-            k_g = exact(g[i].flatten(0, 2)) @ exact(g[j].flatten(0, 2)).T
+            k_g = g[i].flatten(0, 2) @ g[j].flatten(0, 2).T
             k_a = self.inputs(a[i].flatten(0, 1), a[j].flatten(0, 1))
-            return (k_g.view(n, heads, m, heads) * k_a[:, None, :, None]).view(n * heads, m * heads)
-        out = exact(g).new_empty(n * heads, m * heads)
+            k_g.view(n, heads, m, heads).mul_(k_a[:, None, :, None])
+            return k_g
+        out = g.new_empty(n * heads, m * heads)
         view = out.view(n, heads, m, heads)
-        wide = max(1, TILE_BYTES // (16 * t * t * max(n, 1)))
-        for cut in steps(m, wide):
+        for cut in steps(m, max(1, tile_bytes // (24 * t * t * max(n, 1)))):
             at = slice(j.start + cut.start, j.start + cut.stop)
             k_a = self.inputs(a[i].flatten(0, 1), a[at].flatten(0, 1))
             for b in range(heads):
                 for c in range(heads):
-                    k_g = exact(g[i, b].flatten(0, 1)) @ exact(g[at, c].flatten(0, 1)).T
+                    k_g = g[i, b].flatten(0, 1) @ g[at, c].flatten(0, 1).T
                     view[:, b, cut, c] = k_g.mul_(k_a).view(n, t, -1, t).sum((1, 3))
         return out
 
     def diagonal(self, a: Tensor, g: Tensor, i: slice) -> Tensor:
         """(n, B, B), each point with itself."""
         n, heads, t, _ = g[i].shape
-        g_n = exact(g[i].flatten(1, 2))
+        g_n = g[i].flatten(1, 2)
         k_g = (g_n @ g_n.mT).view(n, heads, t, heads, t)
         k_a = torch.stack([self.inputs(one, one) for one in a[i]])
         return (k_g * k_a[:, None, :, None, :]).sum((2, 4))
@@ -68,8 +65,12 @@ class ProductLayer:
         if isinstance(m, nn.Embedding):
             same = a[:, None] == b[None]
             return exact(same if m.padding_idx is None else same & (a != m.padding_idx)[:, None])
-        k = exact(a) @ exact(b).T if self.weight else exact(a).new_zeros(len(a), len(b))
-        return k + 1 if self.bias else k
+        k = a @ b.T if self.weight else a.new_zeros(len(a), len(b))
+        return k.add_(1) if self.bias else k
+
+
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def split(survey: Survey) -> tuple[list[ProductLayer], list[Layer]]:

@@ -50,7 +50,7 @@ def record(subj: Subject, modules: Iterable[nn.Module], x: Inputs) -> tuple[dict
         f_NC = subj.call(x)
         heads = subj.heads(f_NC)
         if heads.requires_grad:
-            for head in range(heads.shape[1]):  # noqa: B007 the hooks read it
+            for head in range(heads.shape[1]):
                 last = head == heads.shape[1] - 1
                 torch.autograd.grad(heads[:, head].sum(), token, retain_graph=not last, allow_unused=True)
     finally:

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from foretaste.tangent._inputs import Inputs, check, size, take
+from foretaste.tangent._inputs import Inputs, check, finite, size, take
 
 Output = str | int
 Params = Callable[[str], bool] | Sequence[str] | None
@@ -37,6 +36,11 @@ class Subject:
         state |= params or {}
         args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
         return functional_call(self.net, state, args, kwargs)
+
+    def bare(self, x: Inputs) -> Tensor:
+        """On the network's own parameters; for the few points on which everything else is checked."""
+        args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
+        return functional_call(self.net, {k: b.clone() for k, b in self.net.named_buffers()}, args, kwargs)
 
     def heads(self, f_NC: Tensor) -> Tensor:
         """(N, B): the outputs whose gradients make the kernel. B is 1, or C for "full"."""
@@ -84,7 +88,7 @@ def subject(net: nn.Module, *, output: Output = "sum", params: Params = None) ->
             "parameters are of several devices or dtypes; move the network to one with net.to(device, dtype)"
         )
     for name, p in net.named_parameters():
-        if not torch.isfinite(p).all():
+        if not finite(p.detach()):
             raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
     if not (output in ("sum", "first", "full") or (isinstance(output, int) and not isinstance(output, bool))):
         raise ValueError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from foretaste.tangent._subject import exact

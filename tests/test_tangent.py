@@ -1,0 +1,148 @@
+"""ft.ntk against the Gram matrix of plain per-point gradients, on every network of the table."""
+
+import logging
+
+import pytest
+import torch
+
+import foretaste as ft
+import oracles
+from foretaste.tangent import gram, plan, size, take
+from foretaste.tangent._memory import PeakMemory, resolve
+from networks import NETWORKS, Network
+
+N = 7
+
+
+def oracle(net: torch.nn.Module, x: object, x2: object, output: str | int) -> torch.Tensor:
+    theta = oracles.ntk(net, x, x2, output)
+    if output != "full":
+        return theta
+    n, m = size(x), size(x2)
+    return theta.view(n, -1, m, theta.shape[1] // m).permute(0, 2, 1, 3)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    assert got.shape == want.shape
+    assert got.dtype == torch.float64
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("output", ["sum", "first", 1, "full"])
+@pytest.mark.parametrize("case", NETWORKS, ids=str)
+def test_ntk_is_the_gram_matrix_of_gradients(case: Network, output: str | int) -> None:
+    net, x = case.built(), case.points(N)
+    want = oracle(net, x, x, output)
+    assert error(ft.ntk(net, x, output=output), want) <= 1e-10
+    a, b = take(x, slice(0, 3)), take(x, slice(3, N))
+    assert error(ft.ntk(net, a, b, output=output), want[:3, 3:]) <= 1e-10
+
+
+@pytest.mark.parametrize("case", NETWORKS, ids=str)
+def test_float32_is_within_1e5_of_float64(case: Network) -> None:
+    want = oracle(case.built(), case.points(N), case.points(N), "sum")
+    got = ft.ntk(case.built(torch.float32), case.points(N, torch.float32))
+    assert error(got, want) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(c, torch.float32) for c in NETWORKS] + [(c, torch.float64) for c in NETWORKS[::4]],
+    ids=lambda v: str(v).removeprefix("torch."),
+)
+def test_any_budget_gives_the_same_and_is_kept(
+    case: Network, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "foretaste.tangent._theta.SLAB", 512
+    )  # as small beside these networks as it is beside real ones
+    net, x = case.built(dtype), case.points(40, dtype)
+    ample = ft.ntk(net, x)
+    with pytest.raises(ValueError, match="would do") as e:
+        ft.ntk(net, x, budget=1000)
+    least = resolve(str(e.value).split("budget='")[1].split("'")[0])
+    plans = set()
+    for budget in (least, 3 * least):
+        with PeakMemory() as memory:
+            theta = ft.ntk(net, x, budget=budget)
+        assert error(theta, ample) <= (1e-6 if dtype == torch.float32 else 1e-12)
+        made = plan(net, x, budget=budget)
+        assert memory.peak <= made.nbytes <= budget
+        plans.add((made.chunk_size, len(made.groups)))
+    assert len(plans) > 1
+
+
+@pytest.mark.parametrize("case", NETWORKS, ids=str)
+def test_only_what_has_no_rule_goes_through_torch_func(case: Network, caplog: pytest.LogCaptureFixture) -> None:
+    net = case.built()
+    with caplog.at_level(logging.INFO, "foretaste"):
+        ft.ntk(net, case.points(4))
+    said = [r.getMessage() for r in caplog.records if "through torch.func" in r.getMessage()]
+    if case.functional:
+        assert len(said) == 1
+        assert f"no rule for {len(case.functional)} of" in said[0]
+    else:
+        assert not said
+
+
+def test_blocks_and_diagonals_come_from_one_run() -> None:
+    case = NETWORKS[5]
+    net, x = case.built(), case.points(12)
+    sets = {"L": take(x, slice(0, 3)), "W": take(x, slice(3, 7)), "U": take(x, slice(7, 12))}
+    for output, heads in (("sum", 1), ("full", 3)):
+        want = oracles.ntk(net, x, x, output)
+        blocks, diagonals = gram(net, sets, [("L", "L"), ("W", "L"), ("W", "U")], ["U"], output=output)
+        cut = {"L": slice(0, 3 * heads), "W": slice(3 * heads, 7 * heads), "U": slice(7 * heads, 12 * heads)}
+        for (a, b), theta in blocks.items():
+            assert error(theta, want[cut[a], cut[b]]) <= 1e-12
+        own = torch.stack([want[k * heads : (k + 1) * heads, k * heads : (k + 1) * heads] for k in range(7, 12)])
+        assert error(diagonals["U"], own) <= 1e-12
+
+
+def test_an_empty_set_gives_empty_blocks() -> None:
+    case = NETWORKS[0]
+    net, x = case.built(), case.points(5)
+    blocks, _ = gram(net, {"L": take(x, slice(0)), "U": x}, [("L", "L"), ("U", "L"), ("U", "U")])
+    assert blocks["L", "L"].shape == (0, 0)
+    assert blocks["U", "L"].shape == (5, 0)
+    assert error(blocks["U", "U"], oracles.ntk(net, x, x)) <= 1e-12
+
+
+def test_params_chooses() -> None:
+    net, x = NETWORKS[0].built(), NETWORKS[0].points(5)
+    names = [k for k, _ in net.named_parameters()]
+    parts = sum(ft.ntk(net, x, params=[k]) for k in names)
+    assert error(parts, ft.ntk(net, x)) <= 1e-12
+    assert (
+        error(
+            ft.ntk(net, x, params=lambda k: k.endswith("bias")),
+            sum(ft.ntk(net, x, params=[k]) for k in names if "bias" in k),
+        )
+        <= 1e-12
+    )
+    net.requires_grad_(False)
+    last = list(net.parameters())[-1].requires_grad_()
+    assert error(ft.ntk(net, x), ft.ntk(net, x, params=[names[-1]])) <= 1e-12
+    assert last.requires_grad
+
+
+def test_progress_reaches_its_end() -> None:
+    net, x = NETWORKS[5].built(), NETWORKS[5].points(50)
+    seen: list[tuple[int, int]] = []
+    ft.ntk(net, x, progress=lambda done, total: seen.append((done, total)))
+    assert seen
+    assert seen[-1][0] == seen[-1][1]
+    assert sorted(seen) == seen
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", NETWORKS, ids=str)
+def test_device_does_not_change_it(case: Network, dtype: torch.dtype) -> None:
+    net, x = case.built(dtype), case.points(N, dtype)
+    here = ft.ntk(net, x)
+    there_x = {k: v.cuda() for k, v in x.items()} if isinstance(x, dict) else x.cuda()
+    there = ft.ntk(net.cuda(), there_x)
+    assert there.is_cuda
+    assert error(there.cpu(), here) <= (1e-6 if dtype == torch.float32 else 1e-12)
