@@ -7,6 +7,7 @@ turns negative the other class wins, and the maximum is higher by that much: E m
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +19,17 @@ from foretaste.acquire._registry import register
 from foretaste.acquire._variance import whitened
 from foretaste.retrain import State
 
-CHUNK = 2**18  # numbers worked on at a time, which stay in the cache from one operation to the next
+CHUNK = 2**20  # numbers worked on at a time: fewer, and threads spend their time waking up
 MANY = 2**20  # pairs (i, j) from which float32 is used
-FAR = 6.3  # z/√2 beyond which ψ is below 1e-19: further out float32 turns denormal, which is slow and inexact
-FAINT = 1e-10  # of the largest gap
+FAR = 12.0  # z beyond which float32 turns denormal, which is slow and inexact
+FAINT = 1e-24  # of the largest gap: below it float32 has come near FAR
+
+# ψ(z) exp(z²/2) / s² as a polynomial in s = KNEE / (KNEE + z): the fit of least maximum error,
+# 5e-7 relative on 0 ≤ z ≤ 13. Twice as fast as erfc, and without its cancellation.
+KNEE = 4.375
+FIT = (0.021020026, 0.038351293, 0.085824711, -0.046500623, 0.38066086, -0.42814406, 0.49694578, -0.1492159)
+
+Rise = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -64,31 +72,47 @@ def gain(state: State, scale: float | None = None) -> Tensor:
 def rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, exact: bool) -> Tensor:
     """Σ_i τ_ij ψ(g_i / τ_ij) with τ_ij = |S_ij| k_j, (u,).
 
-    ``exact`` in float64, to 1e-10 of each term; else in float32, to 1e-6 of the sum and three times as fast, and what
+    ``exact`` in float64, to 1e-10 of each term; else in float32, to 1e-6 of the sum and four times as fast, and what
     is so small that float32 cannot tell is done again in float64.
     """
     unit = float(g_W.max()) or 1.0
-    scores_u = unit * _rises(S_Wu, k_u / unit, g_W / unit, torch.float64 if exact else torch.float32)
-    if not exact and len(low := (scores_u < FAINT * unit).nonzero()[:, 0]):
-        scores_u[low] = unit * _rises(S_Wu[:, low], k_u[low] / unit, g_W / unit, torch.float64)
-    return scores_u
+    k_u, g_W = k_u / unit, g_W.clamp_min(1e-30 * unit) / unit  # a gap of 0 over a τ of 0 must be far too, not NaN
+    if exact:
+        return unit * _rises(S_Wu, k_u, g_W, torch.float64, _rise)
+    scores_u = _rises(S_Wu, k_u, g_W / KNEE, torch.float32, _quick_rise)
+    if len(low := (scores_u < FAINT).nonzero()[:, 0]):
+        scores_u[low] = _rises(S_Wu[:, low], k_u[low], g_W, torch.float64, _rise)
+    return unit * scores_u
 
 
-def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype) -> Tensor:
-    """√2π τψ(z) = τ exp(−x²) − g √(π/2) erfc(x) with x = z/√2: stable, for erfc keeps its digits in the tail."""
+def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: Rise) -> Tensor:
+    """Rows at a time, in buffers that stay in the cache from one operation to the next."""
     W, u = S_Wu.shape
-    far = FAR if dtype == torch.float32 else math.inf
-    # A gap of 0 over a τ of 0 must be far too, not NaN.
-    g_W1, k_u = g_W.clamp_min(1e-30).to(dtype)[:, None], k_u.to(dtype)
-    x_W1, c_W1 = g_W1 / math.sqrt(2), g_W1 * math.sqrt(math.pi / 2)
+    g_W1, k_u = g_W.to(dtype)[:, None], k_u.to(dtype)
     step = min(W, max(1, CHUNK // u))
     buffers = torch.empty(3, step, u, dtype=dtype, device=g_W.device)
     total_u = g_W.new_zeros(u)
     for i in range(0, W, step):
-        tau, x, rise = buffers[:, : W - i]
+        tau, z, out = buffers[:, : W - i]
         tau.copy_(S_Wu[i : i + step]).mul_(k_u).abs_()
-        torch.div(x_W1[i : i + step], tau, out=x).clamp_max_(far)
-        torch.mul(x, x, out=rise).mul_(-math.log2(math.e)).exp2_().mul_(tau)  # exp2 takes a third of the time of exp
-        rise.addcmul_(x.erfc_(), c_W1[i : i + step], value=-1).clamp_min_(0)
-        total_u += rise.sum(0)
-    return total_u / math.sqrt(2 * math.pi)
+        torch.div(g_W1[i : i + step], tau, out=z)
+        rise(tau, z, g_W1[i : i + step], out)
+        total_u += out.sum(0)
+    return total_u
+
+
+def _rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
+    """τψ(z) = τφ(z) − g erfc(z/√2)/2: stable, for erfc keeps its digits in the tail. Overwrites z."""
+    torch.mul(z, z, out=out).mul_(-0.5).exp_().mul_(tau).mul_(1 / math.sqrt(2 * math.pi))
+    out.addcmul_(z.mul_(math.sqrt(0.5)).erfc_(), g, value=-0.5).clamp_min_(0)
+
+
+def _quick_rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
+    """τψ(KNEE·z) = τ exp(−(KNEE·z)²/2) s² Σ_k FIT_k sᵏ with s = 1/(1 + z). Overwrites τ and z."""
+    torch.mul(z.clamp_max_(FAR / KNEE), z, out=out).mul_(-0.5 * KNEE**2 * math.log2(math.e)).exp2_().mul_(tau)
+    s, poly = z.add_(1).reciprocal_(), tau
+    *fit, last = torch.tensor(FIT, dtype=z.dtype, device=z.device)
+    poly.fill_(last)
+    for coefficient in reversed(fit):
+        torch.addcmul(coefficient, poly, s, out=poly)
+    out.mul_(poly).mul_(s.square_())

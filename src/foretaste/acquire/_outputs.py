@@ -8,7 +8,7 @@ from torch import Tensor
 from foretaste.retrain import State
 
 BLOCK = 2**21  # numbers of (W, u, C) at a time: 16 MB
-CACHED = 2**19  # numbers of S at a time: 4 MB, which stay in the cache from one operation to the next
+CACHED = 2**20  # numbers of S at a time: 8 MB, which stay in the cache from one operation to the next
 
 
 def cached_blocks(state: State) -> Iterator[tuple[slice, Tensor]]:
