@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A table of small networks, one for each thing a layer can do to a tangent kernel."""
 
 from collections.abc import Callable, Mapping

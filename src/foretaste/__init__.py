@@ -5,6 +5,14 @@ C classes, P parameters, N any points; lower case for a chunk of them. ``j`` is 
 ``theta_LU`` is (L, U), ``scores_U`` is (U,).
 """
 
+from foretaste import acquire as acquire
+from foretaste.acquire import register as register
+from foretaste.acquire import strategies as strategies
+from foretaste.network import fit as fit
+from foretaste.query import Query as Query
+from foretaste.query import query as query
+from foretaste.retrain import State as State
+from foretaste.retrain import linearize as linearize
 from foretaste.tangent import ntk as ntk
 
 __version__ = "0.1.0"

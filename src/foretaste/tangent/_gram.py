@@ -1,12 +1,13 @@
 """Θ between named sets of points (Eq. 4 without the expectation): one engine run for all the blocks that are needed.
 
-One forward and one backward give every layer's input A and output gradient G at every point; each layer's gradient is formed,
-contracted, added to Θ and freed, so that P never stands in memory at once. See _rules.py for how a gradient is formed,
+One forward and one backward give every layer's input A and output gradient G at every point; each layer's gradient is
+formed, contracted, added to Θ and freed, so that P never stands in memory at once. See _rules.py for how a gradient is formed,
 _products.py for layers that need none, _theta.py for the contraction, _plan.py for how it is cut to the budget.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -151,10 +152,8 @@ class Pass:
             self.rows_NBw = None  # frees its memory for the slabs below
         for product in self.group.products:
             a, g = product.gather(self.kept)
-            theta.add_product(
-                lambda i, j, p=product, a=a, g=g: p.kernel(a, g, i, j, plan.tile_bytes),
-                lambda i, p=product, a=a, g=g: p.diagonal(a, g, i),
-            )
+            kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
+            theta.add_product(kernel, partial(product.diagonal, a, g))
         for layer in self.group.stashed:
             channels = max(layer.grain, self.group.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
             for cut in steps(layer.shape[0], channels):

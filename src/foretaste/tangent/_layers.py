@@ -20,7 +20,7 @@ Source = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Layer:
-    """A parameter with a rule: the modules that use it (several where weights are tied) under their own names for it."""
+    """A parameter with a rule: the modules that use it (several where it is tied) under their own names for it."""
 
     name: str
     sources: tuple[Source, ...]

@@ -20,10 +20,10 @@ def ntk(
 ) -> Tensor:
     """Θ(x, x2) = ∇f(x) ∇f(x2)ᵀ of a network in eval mode, (N, N2) in float64; x2 None is x, at half the work.
 
-    output: which function of the outputs is differentiated. "sum" is Σ_c f_c / √C, "first" the paper's single logit, an int
-        that logit, "full" all of them: (N, N2, C, C).
+    output: which function of the outputs is differentiated. "sum" is Σ_c f_c / √C, "first" the paper's single logit,
+        an int that logit, "full" all of them: (N, N2, C, C).
     params: None is every parameter that requires grad; else a callable(name) -> bool, or names.
-    budget: bytes, or "8GB", that the engine's own tensors may take, Θ included. ``plan`` tells what it would do with it.
+    budget: bytes, or "8GB", that the engine's own tensors may take, Θ included; ``plan`` tells what it would do.
     progress: called with (points done, points to do), once a chunk.
     """
     sets, pair = pairing(x, x2)

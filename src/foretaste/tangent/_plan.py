@@ -20,8 +20,8 @@ CHUNK_LEAST = 16
 class Group:
     """What one pass over all points brings home.
 
-    ``formed`` are rows written during the pass. ``stashed`` layers keep A and G, smaller than their rows, and form rows slab by
-    slab afterwards; ``products`` keep A and G and never form any. ``functional`` rows come from torch.func.
+    ``formed`` are rows written during the pass. ``stashed`` layers keep A and G, smaller than their rows, and form
+    rows slab by slab afterwards; ``products`` keep A and G and never form any. ``functional`` rows come from torch.func.
     """
 
     formed: list[tuple[Layer, slice]] = field(default_factory=list)
@@ -34,12 +34,13 @@ class Group:
 
     @property
     def modules(self) -> list[nn.Module]:
-        layers = [*(ly for ly, _ in self.formed), *self.stashed, *self.products]
-        return list(dict.fromkeys(m for ly in layers for m in ly.modules))
+        formed = [m for ly, _ in self.formed for m in ly.modules]
+        return list(dict.fromkeys([*formed, *self.kept]))
 
     @property
     def kept(self) -> list[nn.Module]:
-        return list(dict.fromkeys(m for ly in [*self.stashed, *self.products] for m in ly.modules))
+        stashed = [m for ly in self.stashed for m in ly.modules]
+        return list(dict.fromkeys([*stashed, *(m for pr in self.products for m in pr.modules)]))
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Job:
         return Theta.nbytes(self.sizes, self.blocks, self.diagonals, self.survey.heads)
 
     def a_point(self, width: int) -> int:
-        """Bytes of a pass for one point: activations and their gradients, padded copies, rows not yet in their place."""
+        """Bytes of a pass for one point: activations and their gradients, padded copies, rows not yet in place."""
         s = self.survey
         most = max((s.held[m] for ly in s.layers for m in ly.modules), default=0)
         return 2 * s.pass_bytes + 3 * most + 3 * width * s.heads * self.item
@@ -102,13 +103,13 @@ def make_plan(job: Job, budget: int) -> Plan:
     while not attempt(job, resolve(enough := human(1.01 * high))):
         high = int(1.02 * high)
     raise ValueError(
-        f"a budget of {human(budget)} is too small for {job.points} points: Θ takes {human(job.theta)}, one point's pass "
-        f"{human(job.a_point(0))}, and gradients need room beside them; budget={enough!r} would do"
+        f"a budget of {human(budget)} is too small for {job.points} points: Θ takes {human(job.theta)}, one point's "
+        f"pass {human(job.a_point(0))}, and gradients need room beside them; budget={enough!r} would do"
     )
 
 
 def attempt(job: Job, budget: int) -> Plan | None:
-    """The first that fits of: products kept whole, many points at a time; one point at a time; every gradient formed."""
+    """The first that fits of: products kept whole, many points at a time; fewer points; every gradient formed."""
     if job.survey.survey_bytes > budget or job.theta >= budget:
         return None
     ways = ((part, most) for part in (4, 1, math.inf) for most in (4, math.inf))
@@ -120,7 +121,7 @@ def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
     survey, row, points = job.survey, job.row, job.points
     spare = budget - job.theta
     products, layers = split(survey)
-    # A product needs A and G once more, in float64. Where that is too much, its layers' rows are formed in slices instead.
+    # A product needs A and G once more, in float64. Where that is too much, rows are formed in slices instead.
     doubled = {pr: 2 * points * sum(survey.held[m] for m in pr.modules) * (8 // job.item) for pr in products}
     large = [pr for pr in products if doubled[pr] > spare / part]
     products = [pr for pr in products if pr not in large]
@@ -165,7 +166,10 @@ def fill(
     row: int,
     points: int,
 ) -> list[Group] | None:
-    """Groups of at most ``room`` bytes, or None where something does not fit. Rows are cut where they must be; A and G are kept where that is smaller."""
+    """Groups of at most ``room`` bytes, or None where something does not fit.
+
+    Rows are cut where they must be; A and G are kept where that is smaller.
+    """
 
     def held(modules: Sequence[nn.Module]) -> int:
         return points * sum(survey.held[m] for m in dict.fromkeys(modules))

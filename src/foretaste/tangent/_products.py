@@ -1,8 +1,8 @@
 """Kernels of layers whose gradient need not be formed: a Linear layer, an embedding.
 
-The gradient of W at point n is Σ_t G_nt A_ntᵀ, so the inner product of two of them is Σ_tt' (A_nt·A_mt')(G_nt·G_mt'): with one
-position, an entrywise product of two small Gram matrices. An embedding is a Linear layer on one-hot inputs, whose
-A·A' is whether two indices are equal. In float64, for this form cannot be centred first.
+The gradient of W at point n is Σ_t G_nt A_ntᵀ, so the inner product of two of them is Σ_tt' (A_nt·A_mt')(G_nt·G_mt'):
+with one position, an entrywise product of two small Gram matrices. An embedding is a Linear layer on one-hot inputs,
+whose A·A' is whether two indices are equal. In float64, for this form cannot be centred first.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One forward and one backward that remember each layer's input and its output's gradient, for every point of a chunk."""
+"""One forward and one backward that remember each layer's input and its output's gradient, for a chunk of points."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -42,20 +42,17 @@ def correlate(
         views = (big[:, :, s : s + run] for s in starts)
     else:
         small = small.flatten(2)
-        views = (
-            big[
-                (
-                    ...,
-                    *(slice(o * dl, o * dl + st * (z - 1) + 1, st) for o, dl, st, z in zip(k, dilation, stride, size)),
-                )
-            ].flatten(2)
-            for k in offsets
-        )
+        views = (big[picked(k, dilation, stride, size)].flatten(2) for k in offsets)
     small = small.reshape(n * groups, cs // groups, -1)
     out = small.new_empty(prod(kernel), n * groups, cs // groups, cb // groups)
     for slot, view in zip(out, views):
         torch.bmm(small, view.reshape(n * groups, cb // groups, -1).mT, out=slot)
     return out.unflatten(1, (n, groups)).transpose(0, 1).flatten(2, 3)
+
+
+def picked(k: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...], size: torch.Size) -> Any:
+    """Index of the positions stride·t + dilation·k, for t up to ``size``."""
+    return (..., *(slice(o * d, o * d + s * (z - 1) + 1, s) for o, d, s, z in zip(k, dilation, stride, size)))
 
 
 def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:

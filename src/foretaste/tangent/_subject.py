@@ -81,7 +81,8 @@ def subject(net: nn.Module, *, output: Output = "sum", params: Params = None) ->
     tensors = list(chosen.values())
     if half := {str(p.dtype) for p in tensors if p.dtype not in (torch.float32, torch.float64)}:
         raise ValueError(
-            f"net has parameters in {', '.join(sorted(half))}: Θ would lose its ranking; use net.float(), or a float32 copy"
+            f"net has parameters in {', '.join(sorted(half))}, too coarse for a ranking by Θ; use net.float(), "
+            "or a float32 copy"
         )
     if len({p.device for p in tensors}) > 1 or len({p.dtype for p in tensors}) > 1:
         raise ValueError(

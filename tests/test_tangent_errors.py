@@ -1,0 +1,198 @@
+# ruff: noqa: E501
+"""Bad input gets a clear error; the network is left as it was, whatever happens."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretaste as ft
+from foretaste.tangent import outputs, plan
+from networks import NETWORKS, Network
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+
+
+class Calls(nn.Module):
+    """A network whose forward is given."""
+
+    def __init__(self, forward) -> None:
+        super().__init__()
+        self.inner, self.how = mlp(), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self.inner, x)
+
+
+def diverged() -> nn.Module:
+    net = mlp()
+    net[0].weight.data[0, 0] = float("nan")
+    return net
+
+
+def half_training() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()
+    net[1].train()
+    return net
+
+
+def stolen(net: nn.Module) -> nn.Module:
+    return net.eval()
+
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+BAD = {
+    "train mode": (lambda: mlp().train(), X, {}, "train mode.*net.eval()"),
+    "a submodule in train mode": (half_training, X, {}, "submodule '1' is in train mode"),
+    "not a module": (lambda: len, X, {}, "expected a torch.nn.Module"),
+    "points influence one another": (
+        lambda: stolen(Calls(lambda net, x: net(x) - net(x).mean(0))), X, {}, "points influence one another"),
+    "batch statistics in eval mode": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval(),
+        X, {}, "influence one another|more than 1 value"),
+    "NaN inputs": (mlp, X.clone().index_put_((torch.tensor(1), torch.tensor(2)), torch.tensor(torch.nan)), {}, "x has 1 NaN"),
+    "infinite inputs": (mlp, X / 0, {}, "NaN or infinite"),
+    "NaN parameters": (diverged, X, {}, "parameter '0.weight' has NaN"),
+    "NaN outputs": (lambda: stolen(Calls(lambda net, x: net(x) / 0)), X, {}, "NaN or infinite outputs"),
+    "no trainable parameters": (lambda: mlp().requires_grad_(False), X, {}, "no parameter of net requires grad"),
+    "no parameters": (lambda: nn.Flatten().eval(), X, {}, "no parameters"),
+    "outputs of one dimension": (lambda: stolen(Calls(lambda net, x: net(x)[:, 0])), X, {}, r"returns \(3,\).*expected \(3, C\)"),
+    "outputs of three": (lambda: stolen(Calls(lambda net, x: net(x)[:, None])), X, {}, "expected"),
+    "outputs in a tuple": (lambda: stolen(Calls(lambda net, x: (net(x), 1))), X, {}, "returns a tuple"),
+    "bfloat16": (lambda: mlp().bfloat16(), X.bfloat16(), {}, "use net.float()"),
+    "float16": (lambda: mlp().half(), X.half(), {}, "use net.float()"),
+    "several dtypes": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3).double()).eval(), X, {}, "several devices or dtypes"),
+    "a numpy array": (mlp, X.numpy(), {}, "torch.from_numpy"),
+    "an empty dict": (mlp, {}, {}, "empty dict"),
+    "no points": (mlp, X[:0], {}, "no points"),
+    "x2 of another shape": (mlp, X, {"x2": torch.randn(3, 5)}, r"x2 has points of shape \(5,\); expected \(4,\)"),
+    "another device": (mlp, X.to("meta"), {}, "x is on meta and the network on cpu"),
+    "unknown output": (mlp, X, {"output": "frist"}, "did you mean 'first'"),
+    "a logit that is not there": (mlp, X, {"output": 3}, "net has 3 outputs"),
+    "unknown parameter": (mlp, X, {"params": ["0.weigth"]}, "did you mean '0.weight'"),
+    "a parameter name alone": (mlp, X, {"params": "0.weight"}, r"\['0.weight'\]"),
+    "a choice of none": (mlp, X, {"params": lambda name: False}, "selects none"),
+    "a budget in words": (mlp, X, {"budget": "lots"}, "'8GB'"),
+    "a negative budget": (mlp, X, {"budget": -1}, "positive"),
+    "a budget too small": (mlp, X, {"budget": "1kB"}, "budget='.*' would do"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_says_what_to_do(name: str) -> None:
+    make, x, options, said = BAD[name]
+    with pytest.raises((ValueError, TypeError), match=said):
+        ft.ntk(make(), x, **options)
+
+
+class Slices(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ws = nn.ParameterList([torch.randn(4, 4), torch.randn(4, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for w in self.ws[:-1]:
+            x = torch.tanh(x @ w)
+        return x @ self.ws[-1]
+
+
+def test_gradients_that_functional_call_loses_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"gradient of 'ws.0' is lost"):
+        ft.ntk(Slices().eval(), X)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it loads its compiler
+def test_compiled_and_parallel_networks_are_the_network_inside() -> None:
+    net = mlp()
+    assert torch.equal(ft.ntk(nn.DataParallel(net).eval(), X), ft.ntk(net, X))
+    compiled = torch.compile(net)  # never runs compiled: hooks and vmap see the module inside
+    assert torch.equal(ft.ntk(compiled.eval(), X), ft.ntk(net, X))
+
+
+def test_autocast_and_no_grad_around_it_change_nothing() -> None:
+    net = mlp()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        inside = ft.ntk(net, X)
+    assert torch.equal(inside, ft.ntk(net, X))
+
+
+def snapshot(net: nn.Module) -> dict[str, object]:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
+    return {
+        "state": copy.deepcopy(net.state_dict()),
+        "grads": [None if p.grad is None else p.grad.clone() for p in net.parameters()],
+        "flags": [p.requires_grad for p in net.parameters()],
+        "identity": [id(p) for p in net.parameters()] + [id(b) for b in net.buffers()],
+        "versions": [p._version for p in net.parameters()] + [b._version for b in net.buffers()],
+        "training": [m.training for m in net.modules()],
+        "hooks": [[list(getattr(m, h)) for h in hooks] for m in net.modules()],
+        "rng": torch.get_rng_state(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def assert_untouched(before: dict[str, object], net: nn.Module) -> None:
+    after = snapshot(net)
+    assert [k for k in before if not same(before[k], after[k])] == []
+
+
+class Noisy(nn.Module):
+    """Draws random numbers and counts its calls in a buffer, without effect on its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x) + 0 * torch.rand(()).to(x)
+
+
+@pytest.mark.parametrize("case", [*NETWORKS[::5], Network("noisy", Noisy, (4,))], ids=str)
+def test_the_network_is_as_it_was(case: Network) -> None:
+    net = case.built()
+    next(net.parameters()).grad = torch.ones_like(next(net.parameters()))
+    before = snapshot(net)
+    ft.ntk(net, case.points(4), output="full")
+    plan(net, case.points(4))
+    outputs(net, case.points(4))
+    assert_untouched(before, net)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [2, 5, 8])
+def test_also_after_an_exception_or_ctrl_c(
+    stop: type[BaseException], after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretaste.tangent._plan.CHUNK_BYTES", {"cpu": 1})  # sixteen points at a time
+    count = 0
+
+    class Stops(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            if count > after:
+                raise stop
+            return x
+
+    net = nn.Sequential(nn.Linear(4, 6), Stops(), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()
+    x = torch.randn(200, 4)
+    before = snapshot(net)
+    with pytest.raises(stop):
+        ft.ntk(net, x)
+    assert_untouched(before, net)
