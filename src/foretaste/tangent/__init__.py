@@ -2,7 +2,7 @@
 
 from foretaste.tangent._gram import gram as gram
 from foretaste.tangent._inputs import Inputs as Inputs
-from foretaste.tangent._inputs import check as check_inputs
+from foretaste.tangent._inputs import check as check_inputs  # noqa: F401
 from foretaste.tangent._inputs import size as size
 from foretaste.tangent._inputs import take as take
 from foretaste.tangent._ntk import ntk as ntk
@@ -12,3 +12,5 @@ from foretaste.tangent._subject import Params as Params
 from foretaste.tangent._subject import Subject as Subject
 from foretaste.tangent._subject import outputs as outputs
 from foretaste.tangent._subject import subject as subject
+from foretaste.tangent.infinite import counterpart as counterpart
+from foretaste.tangent.infinite import infinite_ntk as infinite_ntk

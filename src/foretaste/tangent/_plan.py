@@ -21,7 +21,7 @@ class Group:
     """What one pass over all points brings home.
 
     ``formed`` are rows written during the pass. ``stashed`` layers keep A and G, smaller than their rows, and form
-    rows slab by slab afterwards; ``products`` keep A and G and never form any. ``functional`` rows come from torch.func.
+    rows slab by slab afterwards; ``products`` keep A and G and never form any; ``functional`` rows are torch.func's.
     """
 
     formed: list[tuple[Layer, slice]] = field(default_factory=list)
@@ -129,7 +129,7 @@ def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
     layers = layers[::-1]  # from the top: the first groups then need less of the backward pass
     summed = any(sum(survey.positions[m] for m in pr.modules) > 1 for pr in products)
     tile_bytes = min(1 << 24, spare // 16) if summed else 0
-    tile = Theta.working_bytes(job.sizes, job.blocks, survey.heads)
+    tile = Theta.working_bytes(job.sizes, job.blocks, survey.heads, job.device)
     tile += max((doubled[pr] for pr in products), default=0) + tile_bytes
 
     widest = max([ly.p for ly in layers] + [sum(job.numels.values())], default=0)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -127,11 +127,36 @@ def nearest(name: object, names: Iterable[str]) -> str:
 
 
 @contextmanager
-def untouched(device: torch.device) -> Iterator[None]:
-    """RNG state as found, autocast off, gradients on: what the passes need whatever surrounds them."""
+def untouched(device: torch.device, precision: str = "float32") -> Iterator[None]:
+    """RNG state as found, autocast off, gradients on: what the passes need whatever surrounds them.
+
+    precision: of float32 products on a CUDA device, "float32" or "tf32", whatever the user's own setting.
+    """
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.autocast(device.type, enabled=False), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices),
+        torch.autocast(device.type, enabled=False),
+        torch.enable_grad(),
+        products_in(precision) if device.type == "cuda" else nullcontext(),
+    ):
         yield
+
+
+PRECISIONS = ("float32", "tf32")
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Matrix products and convolutions of float32 tensors in true float32, or in TF32."""
+    places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    before = [p.fp32_precision for p in places]
+    try:
+        for p in places:
+            p.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        yield
+    finally:
+        for p, was in zip(places, before):
+            p.fp32_precision = was
 
 
 PROBE = 3

@@ -11,7 +11,8 @@ Block = tuple[str, str]
 Product = Callable[[slice, slice], Tensor]
 Diagonal = Callable[[slice], Tensor]
 
-SLAB = 1 << 17  # entries converted to float64 at once
+SLAB = 1 << 17  # entries converted to float64 at once; on a GPU, where a launch is what costs, many times that
+SLABS_CUDA = 1 << 10
 
 
 class Theta:
@@ -42,10 +43,10 @@ class Theta:
         return 8 * heads**2 * (entries + 2 * sum(sizes.values()))
 
     @staticmethod
-    def working_bytes(sizes: Mapping[str, int], blocks: Sequence[Block], heads: int) -> int:
+    def working_bytes(sizes: Mapping[str, int], blocks: Sequence[Block], heads: int, device: str) -> int:
         """Of one tile in its own precision and in float64, of the kernels that make it, and of a slab in float64."""
         tile = max((min(tile_size(sizes[a]), sizes[a]) * sizes[b] for a, b in blocks), default=0)
-        return 24 * heads**2 * tile + 8 * SLAB
+        return 24 * heads**2 * tile + 8 * slab_size(device)
 
     def add_rows(self, rows_NBw: Tensor) -> None:
         """Add J Jᵀ of a slab of columns. ``rows_NBw`` is centred in place."""
@@ -53,7 +54,7 @@ class Theta:
         mu_Bw = rows_NBw.mean(0)
         rows_NBw -= mu_Bw
         flat = rows_NBw.flatten(0, 1)
-        for cut in steps(width, max(1, SLAB // max(n * heads, 1))):
+        for cut in steps(width, max(1, slab_size(rows_NBw.device.type) // max(n * heads, 1))):
             mu = exact(mu_Bw[:, cut])
             self.shift_NBB += (exact(flat[:, cut]) @ mu.T).view(n, heads, heads)
             self.common_BB += mu @ mu.T
@@ -110,6 +111,10 @@ TILE = 2048
 def tile_size(n: int) -> int:
     """Six strips spare five twelfths of a symmetric product; strips under 64 rows lose more speed than that."""
     return min(TILE, max(64, -(-n // 6)))
+
+
+def slab_size(device: str) -> int:
+    return SLAB * (SLABS_CUDA if device == "cuda" else 1)
 
 
 def steps(n: int, step: int) -> Iterator[slice]:

@@ -1,0 +1,82 @@
+"""Seconds and bytes, of contenders that take turns: machines are noisy, ratios measured in one run hold."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretaste.tangent._memory import PeakMemory
+
+Contender = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float  # the best of its turns
+    nbytes: int  # peak of the tensors it made
+    result: Any
+    failed: str = ""
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def turns(
+    contenders: Mapping[str, Contender],
+    device: torch.device,
+    *,
+    rounds: int = 3,
+    patience: float = 20.0,
+    said: Callable[[str], None] = lambda name: None,
+) -> dict[str, Measured]:
+    """Each contender once for its memory (and to warm up), then in turns for its time.
+
+    One that has taken ``patience`` seconds altogether is not run again. One that runs out of memory says so and the
+    others go on.
+    """
+    best: dict[str, float] = {}
+    spent: dict[str, float] = {}
+    peaks: dict[str, int] = {}
+    results: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    for turn in range(rounds + 1):
+        for name, run in contenders.items():
+            if name in failed or (name in best and spent[name] > patience):
+                continue
+            said(name)
+            try:
+                if turn == 0:
+                    peaks[name], results[name] = peak(run, device)
+                    continue
+                synchronize(device)
+                start = time.perf_counter()
+                run()
+                synchronize(device)
+            except (torch.OutOfMemoryError, MemoryError) as e:
+                failed[name] = f"out of memory ({type(e).__name__})"
+                continue
+            took = time.perf_counter() - start
+            best[name] = min(took, best.get(name, took))
+            spent[name] = spent.get(name, 0.0) + took
+    nothing = float("nan")
+    return {
+        name: Measured(best.get(name, nothing), peaks.get(name, 0), results.get(name), failed.get(name, ""))
+        for name in contenders
+    }
+
+
+def peak(run: Contender, device: torch.device) -> tuple[int, Any]:
+    if device.type != "cuda":
+        with PeakMemory() as memory:
+            result = run()
+        return memory.peak, result
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before, result
