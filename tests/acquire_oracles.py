@@ -85,7 +85,7 @@ def after(state: State, j: int, c: int) -> Tensor:
 
     ``state.lookahead``, a label on its way standing at its mean: then S has shrunk and the mean stays. Not so for
     cross-entropy with labels kept: there it solves all labels anew, while scores add one to the mean that is
-    (DESIGN §3), α = y − softmax(mean_j + S_jj α), here by plain damped iteration.
+    (docs/mathematics.md, Cross-entropy), α = y − softmax(mean_j + S_jj α), here by plain damped iteration.
     """
     if state.loss == "l2" or not state.kept:
         for k in [k for k, y in state.kept if y is None]:

@@ -1,4 +1,4 @@
-"""A(x′), higher = label sooner: ``fn(state) -> (U,)`` (Eq. 2, 3, 13 and DESIGN §3), and the names they go by."""
+"""A(x′), higher = label sooner: ``fn(state) -> (U,)`` (Eq. 2, 3, 13; docs/mathematics.md, Scores), and their names."""
 
 from foretaste.acquire._change import emoc as emoc
 from foretaste.acquire._change import flips as flips

@@ -1,4 +1,4 @@
-"""Expected gain in accuracy (DESIGN §3): by how much a label would raise Σ_i max_c f_i(c).
+"""Expected gain in accuracy (docs/mathematics.md, Gain): by how much a label would raise Σ_i max_c f_i(c).
 
 A label at j moves the gap g_i between the two largest outputs of i by N(0, τ²), τ = √2 s |S_ij| / √u_j. If the gap
 turns negative the other class wins, and the maximum is higher by that much: E max(−(g + τN), 0) = τ ψ(g/τ) with

@@ -40,7 +40,7 @@ def query(
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Query:
-    """The next ``batch_size`` points of x_U to label (DESIGN §4).
+    """The next ``batch_size`` points of x_U to label (Eq. 1; docs/mathematics.md, Batches).
 
     strategy: a name of ``ft.strategies()``, or fn(state) -> (U,). select: "auto" (the strategy's own), "top", "greedy",
     "fantasy", or "sequential", which calls ``oracle(id, or position if there are none) -> label`` after each pick;

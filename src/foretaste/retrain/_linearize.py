@@ -31,11 +31,12 @@ def linearize(
     theta_scale: float = 1.0,
     seed: int = 0,
 ) -> State:
-    """What ``net`` becomes with one label more, without training (Eq. 11, 12; DESIGN §3). Θ is computed on first need.
+    """What ``net`` becomes with one label more, without training (Eq. 11, 12; docs/mathematics.md, Look-ahead).
 
-    Empty L: ``x_L=None, y_L=None``, or no rows. ``watch``: None is x_U; inputs are watched instead; an int is that many
-    random pool points by ``seed``. ``time`` is t of Eq. 5, learning rate × steps on ½Σ‖f − y‖²; finite, it is solved
-    directly. ``theta_scale`` multiplies Θ, which changes the answer under cross-entropy (and with a given ridge).
+    Θ is computed on first need. Empty L: ``x_L=None, y_L=None``, or no rows. ``watch``: None is x_U; inputs are watched
+    instead; an int is that many random pool points by ``seed``. ``time`` is t of Eq. 5, learning rate × steps on
+    ½Σ‖f − y‖²; finite, it is solved directly. ``theta_scale`` multiplies Θ, which changes the answer under
+    cross-entropy (and with a given ridge).
     """
     check_settings(ridge, method, loss, time, theta_scale)
     subj = subject(net, output=output, params=params)

@@ -73,7 +73,7 @@ class Problem:
         return A
 
     def scale(self, chol: Tensor) -> float:
-        """s²: ten times the leave-one-out variance of the labels, mean α²/d (DESIGN §3); 1 with an empty L.
+        """s²: ten times the labels' leave-one-out variance, mean α²/d (docs/mathematics.md, The scale); 1 if L = ∅.
 
         Cross-entropy: 1. There S is itself the prior's covariance of the logits, and ``theta_scale`` its calibration.
         """

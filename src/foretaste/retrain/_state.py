@@ -20,7 +20,7 @@ Label = tuple[int, Tensor | None]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class State(ABC):
-    """f_lin on L and the kept labels (DESIGN §3); all tensors are float64, and not to be written to.
+    """f_lin on L and the kept labels (docs/mathematics.md, The base); all tensors are float64, not to be written to.
 
     Site layout: B is 1 for a single-logit kernel Θ ⊗ I_C, whose C classes are C right-hand sides, and C for the full
     kernel, whose rows are (point, class).

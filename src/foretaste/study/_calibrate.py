@@ -1,4 +1,4 @@
-"""The scale s² of `gain`, from labels that were not known when they were predicted (DESIGN §3).
+"""The scale s² of `gain`, from labels that were not known when they were predicted (docs/mathematics.md, The scale).
 
 Leave-one-out residuals of L put s² 4 to 100 times too low, for the kernel has learned those labels. The residuals of a
 new batch before it is absorbed are honest:  s² = mean_j ‖y_j − mean_j‖² / (C u_j).  Their ratio to the leave-one-out
