@@ -5,6 +5,10 @@ from foretaste.network._build import Spec as Spec
 from foretaste.network._build import build as build
 from foretaste.network._fit import Fit as Fit
 from foretaste.network._fit import fit as fit
+from foretaste.network._ll4al import fit_ll4al as fit_ll4al
+from foretaste.network._ll4al_alone import fit_ll4al_alone as fit_ll4al_alone
+from foretaste.network._loss_prediction import LossPrediction as LossPrediction
+from foretaste.network._loss_prediction import predict_losses as predict_losses
 from foretaste.network._mlp import MLP as MLP
 from foretaste.network._mlp import MLPSpec as MLPSpec
 from foretaste.network._pixels import prepare as prepare
