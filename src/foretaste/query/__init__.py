@@ -1,5 +1,6 @@
 """Which points to label next (Eq. 1): by score, at once or one by one, or by a strategy that picks for itself."""
 
+from foretaste.query._badge import badge as badge
 from foretaste.query._query import query as query
 from foretaste.query._random import random as random
 from foretaste.query._request import Request as Request
