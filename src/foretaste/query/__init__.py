@@ -1,6 +1,9 @@
 """Which points to label next (Eq. 1): by score, at once or one by one, or by a strategy that picks for itself."""
 
 from foretaste.query._badge import badge as badge
+from foretaste.query._naive import eer_retrain as eer_retrain
+from foretaste.query._naive import naive as naive
+from foretaste.query._onestep import onestep as onestep
 from foretaste.query._query import query as query
 from foretaste.query._random import random as random
 from foretaste.query._request import Request as Request
