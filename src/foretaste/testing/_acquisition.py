@@ -1,10 +1,4 @@
-"""For authors of acquisition functions: the contract that ``ft.query`` counts on, as a test.
-
-from foretaste.testing import check_acquisition
-
-def test_mine():
-    check_acquisition(mine)
-"""
+"""The contract of an acquisition function, fn(state) -> (U,) scores."""
 
 import logging
 from collections.abc import Callable
@@ -15,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.retrain import State, linearize
-
-__all__ = ["check_acquisition"]
 
 Acquisition = Callable[[State], Tensor]
 

@@ -1,0 +1,11 @@
+"""For authors of acquisition functions and strategies: the contract that ``ft.query`` counts on, as tests.
+
+from foretaste.testing import check_acquisition, check_strategy
+
+def test_mine():
+    check_acquisition(mine)      # fn(state) -> (U,) scores
+    check_strategy("mine")       # by its registered name, whether it scores or picks by itself
+"""
+
+from foretaste.testing._acquisition import check_acquisition as check_acquisition
+from foretaste.testing._strategy import check_strategy as check_strategy
