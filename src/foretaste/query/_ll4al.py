@@ -1,0 +1,67 @@
+"""LL4AL (Yoo and Kweon 2019, arXiv 1905.03677): points whose loss a module trained for that predicts to be high."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretaste.acquire import register
+from foretaste.network import LossPrediction, fit_ll4al_alone, predict_losses
+from foretaste.query._lookaheads import ranked
+from foretaste.query._request import Request
+from foretaste.tangent import check_inputs, size, subject
+
+
+@dataclass(frozen=True)
+class LL4AL:
+    """module: what ``fit_ll4al`` trained beside the network. layers: feature layers, to train one now, in ``steps``."""
+
+    module: LossPrediction | None = None
+    layers: Any = None
+    steps: int = 600
+
+    def __post_init__(self) -> None:
+        if self.module is None and self.layers is None:
+            raise ValueError(
+                "strategy 'll4al' needs the module trained beside the network: result, module = "
+                'foretaste.network.fit_ll4al(net, x_L, y_L, layers=[...]), then options={"module": module}; '
+                'or options={"layers": [...]}, which trains one on the finished network and is not the paper\'s method'
+            )
+        if self.module is not None and self.layers is not None:
+            raise ValueError("module and layers were both given; a trained module knows its layers")
+        if self.module is not None and not isinstance(self.module, LossPrediction):
+            raise TypeError(f"module is a {type(self.module).__name__}; expected the LossPrediction of fit_ll4al")
+
+
+@register("ll4al", picks=True, options=LL4AL)
+def ll4al(
+    request: Request, module: LossPrediction | None = None, layers: Any = None, steps: int = 600
+) -> tuple[Tensor, Tensor]:
+    """The highest predicted losses l̂(x); one pass over the pool.
+
+    Only their order was trained for. With ``layers`` a module is first trained alone on the finished network: unlike
+    the paper's, which shapes the network's features while both learn.
+    """
+    subj = subject(request.net, params=lambda name: True)
+    check_inputs(request.x_U, "x_U", subj.device)
+    if module is None:
+        if request.x_L is None or size(request.x_L) == 0:
+            raise ValueError(
+                "x_L is empty, and a loss-prediction module learns from labelled points; label two or more"
+            )
+        check_inputs(request.x_L, "x_L", subj.device, like=request.x_U)
+        if not isinstance(request.x_L, Tensor):
+            raise TypeError(
+                "x_L is a dict; a module is trained here on one tensor of points. Wrap the network, or train the "
+                'module elsewhere and give options={"module": module}'
+            )
+        seed = int(torch.randint(2**62, (), generator=request.generator))
+        y_L = torch.as_tensor(request.y_L)
+        module = fit_ll4al_alone(subj.net, request.x_L, y_L, layers=layers, loss=request.loss, steps=steps, seed=seed)
+    p = next(module.parameters())
+    if (p.device, p.dtype) != (subj.device, subj.dtype):
+        raise ValueError(
+            f"module is on {p.device} in {p.dtype}, the network on {subj.device} in {subj.dtype}; use module.to()"
+        )
+    return ranked(request, predict_losses(subj.net, module, request.x_U))
