@@ -20,6 +20,7 @@ from foretaste.query import query
 from foretaste.query._retraining import Retraining, epochs_of
 from foretaste.tangent import subject
 from foretaste.tangent._memory import PeakMemory
+from networks import NETWORKS
 from test_retrain_training import correlation, descend
 
 SGD = {"epochs": 3, "minibatch": 4, "lr": 0.05, "momentum": 0.8}
@@ -133,6 +134,15 @@ def test_naive_trains_on_the_defaults_it_documents():
     close(query(s.net, s.x_L, s.y_L, s.x_U, strategy="naive", batch_size=1).scores, expected, 1e-9)
 
 
+@pytest.mark.parametrize("network", NETWORKS, ids=str)
+def test_every_kind_of_layer(network):
+    x = network.points(7)
+    s = SimpleNamespace(net=network.built(), x_L=at(x, slice(4)), y_L=torch.arange(4) % 3, x_U=at(x, slice(4, 7)))
+    sgd = SGD | {"epochs": 1, "minibatch": 3, "lr": 0.01}
+    expected = literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(s, j, c, "l2", **sgd))
+    close(ask(s, "naive", options=sgd).scores, expected, 1e-9)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_momentum(momentum):
     s = setting(U=3)
@@ -232,13 +242,15 @@ def test_chunks_do_not_change_scores(strategy, name):
 @pytest.mark.parametrize("name", ["mlp", "conv"])
 def test_budget_is_kept(name):
     s = setting(name, L=10, U=60)
-    free = ask(s, "naive")
+    free = ask(s, "naive", options={"epochs": 1})
     peaks = {}
     for budget in (400_000, 1_600_000):
         seen_chunks = []
         with PeakMemory() as memory:
             q = ask(
-                s, "naive", options={"budget": budget, "progress": lambda done, of, to=seen_chunks: to.append(done)}
+                s,
+                "naive",
+                options={"epochs": 1, "budget": budget, "progress": lambda done, of, to=seen_chunks: to.append(done)},
             )
         peaks[budget] = memory.peak, seen_chunks[0]
         assert memory.peak <= budget

@@ -35,7 +35,7 @@ def at_once(
     if chunk_size != 1:
         try:
             one, two = (peak(how, x_U, y_C, x_W, measure, u) for u in (1, 2))
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             raise
         except Exception as e:  # if it is not vmap's, what follows raises it again
             log.warning("torch.func.vmap cannot retrain this network (%s); one candidate at a time", first_line(e))
