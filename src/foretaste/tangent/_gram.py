@@ -18,6 +18,7 @@ from foretaste.tangent._layers import Calls, Layer, Survey, aligned, survey
 from foretaste.tangent._memory import resolve
 from foretaste.tangent._plan import Group, Job, Plan, make_plan
 from foretaste.tangent._record import record
+from foretaste.tangent._rows import Rows
 from foretaste.tangent._subject import PRECISIONS, Output, Params, Subject, nearest, probe, subject, untouched
 from foretaste.tangent._theta import Block, Theta, steps
 
@@ -39,22 +40,24 @@ def gram(
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """Θ for each block (a, b), float64 (N_a·B, N_b·B), and for each diagonal, (N_a, B, B). B is 1, or C for "full".
 
-    precision: "tf32" makes float32 products on a CUDA device some seven times faster; the ranking survives it only
-    because rows are centred (_theta.py).
+    precision, of a float32 network: "float32"; "tf32", passes and products in TF32 on a CUDA device; "half", the same
+    with rows kept and multiplied in float16. Rankings survive the latter two only because rows are centred (_rows.py).
     """
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}{nearest(precision, PRECISIONS)}")
     subj = subject(net, output=output, params=params)
     sets = checked(subj, sets)
-    found, plan = prepare(subj, sets, blocks, diagonals, budget)
+    if precision == "half" and subj.dtype == torch.float64:
+        raise ValueError("precision='half' is for float32 networks; this one is float64, whose digits it would waste")
+    found, plan = prepare(subj, sets, blocks, diagonals, budget, 2 if precision == "half" else None)
     log.debug("Θ: %s", plan)
     like = next(iter(subj.params.values()))
     theta = Theta({k: size(x) for k, x in sets.items()}, blocks, diagonals, found.heads, like)
-    total = len(plan.groups) * sum(size(x) for x in sets.values())
-    done = 0
+    points = sum(size(x) for x in sets.values())
+    total, done = len(plan.groups) * points, 0
     with untouched(subj.device, precision):
         for group in plan.groups:
-            run = Pass(subj, found, group, sum(size(x) for x in sets.values()), like)
+            run = Pass(subj, found, group, points, half=precision == "half")
             for at, x in chunks(sets, plan.chunk_size):
                 run.add(at, x)
                 done += at.stop - at.start
@@ -80,6 +83,7 @@ def prepare(
     blocks: Sequence[Block],
     diagonals: Sequence[str],
     budget: int | float | str | None,
+    item: int | None = None,
 ) -> tuple[Survey, Plan]:
     """Look at the network with a few points, and plan the work."""
     name, x = max(sets.items(), key=lambda kv: size(kv[1]))
@@ -92,7 +96,7 @@ def prepare(
         {k: size(v) for k, v in sets.items()},
         blocks,
         diagonals,
-        item=next(iter(subj.params.values())).element_size(),
+        item=item or next(iter(subj.params.values())).element_size(),
         device=subj.device.type,
     )
     return found, make_plan(job, resolve(budget, subj.device))
@@ -110,33 +114,32 @@ def chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice,
 class Pass:
     """One pass over all points for one group of layers: rows formed on the way, A and G kept for the rest."""
 
-    def __init__(self, subj: Subject, found: Survey, group: Group, points: int, like: Tensor) -> None:
-        self.subj, self.found, self.group, self.points = subj, found, group, points
-        self.rows_NBw = like.new_empty(points, found.heads, group.width) if group.width else None
+    def __init__(self, subj: Subject, found: Survey, group: Group, points: int, half: bool) -> None:
+        self.subj, self.found, self.group, self.points, self.half = subj, found, group, points, half
+        self.rows = self.new_rows(group.width) if group.width else None
         self.kept: Calls = {}
+        self.finite = torch.ones((), dtype=torch.bool, device=subj.device)
+
+    def new_rows(self, width: int) -> Rows:
+        like = next(iter(self.subj.params.values()))
+        return Rows(self.points, self.found.heads, width, like, self.half, self.found.largest)
 
     def add(self, at: slice, x: Inputs) -> None:
         start = 0
         if modules := self.group.modules:
             calls, f_NC = record(self.subj, modules, x)
-            if not torch.isfinite(f_NC).all():
-                raise ValueError(f"net returns NaN or infinite outputs among points {at.start} to {at.stop - 1}")
+            self.finite &= torch.isfinite(f_NC).all()  # read once, at the end: reading waits for the device
             ready = aligned(calls, self.found.axes, at.stop - at.start, self.found.heads)
             for layer, cut in self.group.formed:
-                for b in range(self.found.heads):
-                    rows = layer.rows(cut, ready, b)
-                    assert self.rows_NBw is not None
-                    self.rows_NBw[at, b, start : start + rows.shape[1]] = rows
-                start += layer.width(cut)
+                assert self.rows is not None
+                self.rows.write(at, slice(start, start := start + layer.width(cut)), layer.heads(cut, ready))
             for m in self.group.kept:
                 self.keep(m, at, ready[m])
         if self.group.functional:
             found = functional_rows(self.subj, x, list(dict.fromkeys(name for name, _ in self.group.functional)))
             for name, cut in self.group.functional:
-                rows = found[name][:, :, cut]
-                assert self.rows_NBw is not None
-                self.rows_NBw[at, :, start : start + rows.shape[2]] = rows
-                start += rows.shape[2]
+                assert self.rows is not None
+                self.rows.write(at, slice(start, start := start + cut.stop - cut.start), found[name][:, :, cut])
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, list[Tensor]]]) -> None:
         if m not in self.kept:
@@ -145,18 +148,19 @@ class Pass:
                 for a, gs in calls
             ]
         if len(calls) != len(self.kept[m]):
-            raise ValueError(
-                f"{type(m).__name__} is called {len(self.kept[m])} times for some points and {len(calls)} for others"
-            )
+            times = f"{len(self.kept[m])} times for some points and {len(calls)} for others"
+            raise ValueError(f"a {type(m).__name__} is called {times}; Θ needs the same of every point")
         for (to_a, to_gs), (a, gs) in zip(self.kept[m], calls):
             to_a[at] = a
             for to_g, g in zip(to_gs, gs):
                 to_g[at] = g
 
     def contract(self, theta: Theta, plan: Plan) -> None:
-        if self.rows_NBw is not None:
-            theta.add_rows(self.rows_NBw)
-            self.rows_NBw = None  # frees its memory for the slabs below
+        if not self.finite:
+            raise ValueError("net returns NaN or infinite outputs for some of the points")
+        if self.rows is not None:
+            theta.add_rows(self.rows)
+            self.rows = None  # frees its memory for the slabs below
         for product in self.group.products:
             a, g = product.gather(self.kept)
             kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
@@ -166,10 +170,9 @@ class Pass:
             for cut in steps(layer.shape[0], channels):
                 theta.add_rows(self.slab(layer, cut, plan.chunk_size))
 
-    def slab(self, layer: Layer, cut: slice, chunk_size: int) -> Tensor:
-        rows_NBw = self.kept[layer.modules[0]][0][1][0].new_empty(self.points, self.found.heads, layer.width(cut))
+    def slab(self, layer: Layer, cut: slice, chunk_size: int) -> Rows:
+        rows = self.new_rows(layer.width(cut))
         for at in steps(self.points, chunk_size):
             part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}
-            for b in range(self.found.heads):
-                rows_NBw[at, b] = layer.rows(cut, part, b)
-        return rows_NBw
+            rows.write(at, slice(0, rows.width), layer.heads(cut, part))
+        return rows

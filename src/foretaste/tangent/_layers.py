@@ -49,6 +49,12 @@ class Layer:
         assert total is not None
         return total
 
+    def heads(self, at: slice, calls: "Calls") -> Tensor:
+        """(n, B, width), of every head."""
+        count = len(calls[self.modules[0]][0][1])
+        rows = [self.rows(at, calls, b) for b in range(count)]
+        return rows[0][:, None] if count == 1 else torch.stack(rows, 1)
+
 
 # For each module, for each of its calls: A (n, fold, ...) and one G (n, fold, ...) for each head.
 Calls = dict[nn.Module, list[tuple[Tensor, list[Tensor]]]]
@@ -64,6 +70,7 @@ class Survey:
     axes: dict[nn.Module, int] = field(repr=False)  # which dimension of A and G is the points
     pass_bytes: int  # peak of one forward and backward, a point
     survey_bytes: int  # peak of this survey
+    largest: float  # entry of a gradient, among those seen
 
 
 def aligned(calls: dict[nn.Module, list[Call]], axes: dict[nn.Module, int], n: int, heads: int) -> Calls:
@@ -94,7 +101,7 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
         calls, _ = record(one, modules, few)
         axes = {m: axis for m in modules if (axis := point_axis(alone[m], calls[m], k)) is not None}
         at_hand = aligned(calls, axes, k, 1)
-        sound = verified(one, few, [ly for ly in layers if all(m in axes for m in ly.modules)], at_hand)
+        sound, largest = verified(one, few, [ly for ly in layers if all(m in axes for m in ly.modules)], at_hand)
     functional = [name for name in subj.params if name not in {ly.name for ly in sound}]
     if functional:
         log.info(
@@ -107,7 +114,7 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
         last = 0 if type(m) is nn.Embedding else 1
         positions[m] = sum(a.numel() // (k * (a.shape[-1] if last else 1)) for a, _ in of)
     a_pass = single.peak + (heads - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
-    return Survey(sound, functional, heads, held, positions, axes, a_pass, whole.peak)
+    return Survey(sound, functional, heads, held, positions, axes, a_pass, whole.peak, largest)
 
 
 def candidates(subj: Subject) -> list[Layer]:
@@ -142,7 +149,7 @@ def point_axis(alone: Sequence[Call], company: Sequence[Call], k: int) -> int | 
     return found.pop() if len(found) == 1 else None
 
 
-def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls) -> list[Layer]:
+def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls) -> tuple[list[Layer], float]:
     """The layers whose rule gives autograd's own per-point gradient on a few points; the others are said in the log.
 
     This is what makes the rules safe: a weight used behind its module's back (``F.linear(x, self.embed.weight)``),
@@ -150,14 +157,15 @@ def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls) -> lis
     What torch.func itself gets wrong (a forward that wraps its parameters anew) is refused.
     """
     truth = autograd_rows(subj, x, list(subj.params))
-    largest = max((float(t.norm()) for t in truth.values()), default=0.0)
+    norm = max((float(t.norm()) for t in truth.values()), default=0.0)
+    largest = max((float(t.abs().amax()) for t in truth.values()), default=1.0)
     loose, floor = (1e-3, 1e-5) if subj.dtype == torch.float32 else (1e-8, 1e-12)
 
     def agrees(name: str, rows_np: Tensor) -> bool:
         # Columns are in the rule's own order: compare what order does not change, all inner products of the rows.
         want = truth.pop(name)  # freed as soon as it is used
         got, want = rows_np @ rows_np.T, want @ want.T
-        return bool((got - want).norm() <= loose * want.norm() + (floor * largest) ** 2)
+        return bool((got - want).norm() <= loose * want.norm() + (floor * norm) ** 2)
 
     sound = []
     for ly in layers:
@@ -174,4 +182,4 @@ def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls) -> lis
                 "(torch.func.functional_call): its forward wraps them anew, as a slice of an nn.ParameterList does; "
                 "use list(parameters)[a:b] there"
             )
-    return sound
+    return sound, largest

@@ -87,7 +87,7 @@ class Job:
         """Bytes of a pass for one point: activations and their gradients, padded copies, rows not yet in place."""
         s = self.survey
         most = max((s.held[m] for ly in s.layers for m in ly.modules), default=0)
-        return 2 * s.pass_bytes + 3 * most + 3 * width * s.heads * self.item
+        return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * max(self.item, 4)
 
 
 def make_plan(job: Job, budget: int) -> Plan:
@@ -122,7 +122,7 @@ def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
     spare = budget - job.theta
     products, layers = split(survey)
     # A product needs A and G once more, in float64. Where that is too much, rows are formed in slices instead.
-    doubled = {pr: 2 * points * sum(survey.held[m] for m in pr.modules) * (8 // job.item) for pr in products}
+    doubled = {pr: 2 * points * sum(survey.held[m] for m in pr.modules) * (8 // max(job.item, 4)) for pr in products}
     large = [pr for pr in products if doubled[pr] > spare / part]
     products = [pr for pr in products if pr not in large]
     layers += [ly for ly in survey.layers if any(ly.modules == pr.modules for pr in large)]

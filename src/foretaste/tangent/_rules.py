@@ -20,34 +20,57 @@ Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
 
 
 def correlate(
-    big: Tensor, small: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    big: Tensor,
+    small: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
 ) -> Tensor:
-    """(n, K, Cs, Cb/groups): out[n, k, s, b] = Σ_t small[n, s, t] · big[n, b, stride·t + dilation·k].
+    """(n, p) rows of out[n, k, s, b] = Σ_t small[n, s, t] · big[n, b, stride·t + dilation·k], in some order of k, s, b.
 
     The weight gradient of every convolution, one product for each kernel offset k. At stride 1 no patch is ever
     copied: with ``small`` laid into rows as long as ``big``'s, all positions t of one offset are one contiguous run of
-    ``big``, shifted by the offset; the columns between are zeros of ``small``.
+    ``big``, shifted by the offset; the columns between are zeros of ``small``. A GPU multiplies only aligned runs at
+    full speed, so there ``big`` is laid out once for each offset of the last dimension, and the others are aligned.
     """
-    n, cb, *extent = big.shape
-    cs, size = small.shape[1], small.shape[2:]
-    offsets = product(*(range(k) for k in kernel))
+    n, cs = small.shape[:2]
     if all(s == 1 for s in stride):
-        pitch = [prod(extent[d + 1 :]) for d in range(len(extent))]
-        lay = [p for d in range(len(extent) - 1, 0, -1) for p in (0, extent[d] - size[d])]
-        small = F.pad(small, lay).flatten(2)
+        copies = kernel[-1] if big.is_cuda else 1
+        pitch = -(-big.shape[-1] // 4) * 4 if copies > 1 else big.shape[-1]
+        laid = [p for e, z in zip((pitch, *big.shape[-2:2:-1]), small.shape[:2:-1]) for p in (0, e - z)]
+        extent = (*big.shape[2:-1], pitch)
+        small = F.pad(small, laid).flatten(2)
         run = small.shape[2]
-        starts = [sum(o * dl * p for o, dl, p in zip(k, dilation, pitch)) for k in offsets]
-        short = starts[-1] + run - prod(extent)
-        big = F.pad(big.flatten(2), (0, max(short, 0)))
-        views = (big[:, :, s : s + run] for s in starts)
+        strides = [prod(extent[d + 1 :]) for d in range(len(extent))]
+        rest = product(*(range(k) for k in (kernel[:-1] if copies > 1 else kernel)))
+        starts = [sum(o * d * s for o, d, s in zip(k, dilation, strides)) for k in rest]
+        tail = max(starts[-1] + run - prod(extent), 0)
+        big = shifted(big, copies, dilation[-1], pitch, tail)
+        views = [big[:, :, s : s + run] for s in starts]
     else:
-        small = small.flatten(2)
-        views = (big[picked(k, dilation, stride, size)].flatten(2) for k in offsets)
+        size, small = small.shape[2:], small.flatten(2)
+        offsets = product(*(range(k) for k in kernel))
+        views = [big[picked(k, dilation, stride, size)].flatten(2) for k in offsets]
     small = small.reshape(n * groups, cs // groups, -1)
-    out = small.new_empty(prod(kernel), n * groups, cs // groups, cb // groups)
-    for slot, view in zip(out, views):
-        torch.bmm(small, view.reshape(n * groups, cb // groups, -1).mT, out=slot)
-    return out.unflatten(1, (n, groups)).transpose(0, 1).flatten(2, 3)
+    wide = views[0].shape[1] // groups
+    rows = small.new_empty(n * groups, len(views), cs // groups, wide)
+    for slot, view in enumerate(views):
+        torch.bmm(small, view.reshape(n * groups, wide, -1).mT, out=rows[:, slot])
+    return rows.view(n, -1)
+
+
+def shifted(big: Tensor, copies: int, step: int, pitch: int, tail: int) -> Tensor:
+    """(n, C·copies, positions): each channel, then the same begun ``step`` later, ...; rows of ``pitch``."""
+    if copies == 1:
+        return F.pad(big.flatten(2), (0, tail))
+    n, c, *extent = big.shape
+    size = prod(extent[:-1]) * pitch
+    out = big.new_zeros(n, c, copies, size + tail)
+    grid = out[..., :size].unflatten(3, (*extent[:-1], pitch))
+    for k in range(copies):
+        grid[:, :, k, ..., : extent[-1] - k * step] = big[..., k * step :]
+    return out.flatten(1, 2)
 
 
 def picked(k: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...], size: torch.Size) -> Any:
@@ -67,7 +90,7 @@ def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
         first, last = at.start // per, -(-at.stop // per)
         wide = m.in_channels // groups
         a, groups = a[:, first * wide : last * wide], last - first
-    return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups).flatten(1)
+    return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups)
 
 
 def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
@@ -80,7 +103,7 @@ def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor
         per, wide = m.in_channels // groups, m.out_channels // groups
         first, last = at.start // per, -(-at.stop // per)
         g, groups = g[:, first * wide : last * wide], last - first
-    return correlate(g, a[:, at], m.kernel_size, m.stride, m.dilation, groups).flatten(1)
+    return correlate(g, a[:, at], m.kernel_size, m.stride, m.dilation, groups)
 
 
 def positions(t: Tensor) -> Tensor:

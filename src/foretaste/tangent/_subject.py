@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -142,17 +143,18 @@ def untouched(device: torch.device, precision: str = "float32") -> Iterator[None
         yield
 
 
-PRECISIONS = ("float32", "tf32")
+PRECISIONS = ("float32", "tf32", "half")
 
 
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Matrix products and convolutions of float32 tensors in true float32, or in TF32."""
-    places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    cudnn: Any = torch.backends.cudnn
+    places = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     before = [p.fp32_precision for p in places]
     try:
         for p in places:
-            p.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+            p.fp32_precision = "ieee" if precision == "float32" else "tf32"
         yield
     finally:
         for p, was in zip(places, before):

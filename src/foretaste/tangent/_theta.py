@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from foretaste.tangent._rows import SLAB, SLAB_CUDA, Rows
 from foretaste.tangent._subject import exact
 
 Block = tuple[str, str]
@@ -11,22 +12,21 @@ Block = tuple[str, str]
 Product = Callable[[slice, slice], Tensor]
 Diagonal = Callable[[slice], Tensor]
 
-SLAB = 1 << 17  # entries converted to float64 at once; on a GPU, where a launch is what costs, many times that
-SLABS_CUDA = 1 << 10
+STRETCH = 1 << 16  # columns multiplied at once on a GPU: float32 sums longer than that lose digits
 
 
 class Theta:
     """The blocks (a, b), and the B × B diagonals, of Θ between named sets of points laid out one after another.
 
     Rows of the Jacobian share a large common component μ, and S will subtract nearly equal numbers, so rows are
-    centred before they are multiplied in their own precision, and μ's part is put back in float64:
-    J Jᵀ = J̃ J̃ᵀ + (J̃μ) 1ᵀ + 1 (J̃μ)ᵀ + ‖μ‖². Any μ gives the same Θ, so the mean of each slab's own rows serves.
+    centred before they are multiplied (_rows.py), and μ's part is put back in float64:
+    J Jᵀ = J̃ J̃ᵀ + (J̃μ) 1ᵀ + 1 (J̃μ)ᵀ + ‖μ‖². Any μ gives the same Θ.
     """
 
     def __init__(
         self, sizes: Mapping[str, int], blocks: Sequence[Block], diagonals: Sequence[str], heads: int, like: Tensor
     ) -> None:
-        self.heads = heads
+        self.heads, self.cuda = heads, like.is_cuda
         self.spans: dict[str, slice] = {}
         start = 0
         for name, n in sizes.items():
@@ -45,26 +45,21 @@ class Theta:
     @staticmethod
     def working_bytes(sizes: Mapping[str, int], blocks: Sequence[Block], heads: int, device: str) -> int:
         """Of one tile in its own precision and in float64, of the kernels that make it, and of a slab in float64."""
-        tile = max((min(tile_size(sizes[a]), sizes[a]) * sizes[b] for a, b in blocks), default=0)
-        return 24 * heads**2 * tile + 8 * slab_size(device)
+        tile = max((min(tile_size(sizes[a], device == "cuda"), sizes[a]) * sizes[b] for a, b in blocks), default=0)
+        return 24 * heads**2 * tile + 8 * (SLAB_CUDA if device == "cuda" else SLAB)
 
-    def add_rows(self, rows_NBw: Tensor) -> None:
-        """Add J Jᵀ of a slab of columns. ``rows_NBw`` is centred in place."""
-        n, heads, width = rows_NBw.shape
-        mu_Bw = rows_NBw.mean(0)
-        rows_NBw -= mu_Bw
-        flat = rows_NBw.flatten(0, 1)
-        for cut in steps(width, max(1, slab_size(rows_NBw.device.type) // max(n * heads, 1))):
-            mu = exact(mu_Bw[:, cut])
-            self.shift_NBB += (exact(flat[:, cut]) @ mu.T).view(n, heads, heads)
-            self.common_BB += mu @ mu.T
-        for (a, b), theta in self.blocks.items():
-            for i, j in self.tiles(a, b):
-                tile = rows_NBw[i].flatten(0, 1) @ rows_NBw[j].flatten(0, 1).T
-                theta[self.local(a, i), self.local(b, j)] += tile.to(theta.device)
-        for a, diagonal in self.diagonals.items():
-            r = rows_NBw[self.spans[a]]
-            diagonal += (r @ r.mT).to(diagonal.device)
+    def add_rows(self, rows: Rows) -> None:
+        """Add J Jᵀ of a slab of columns."""
+        self.shift_NBB += rows.shift_NBB
+        self.common_BB += rows.common()
+        width = rows.data.shape[2]
+        for cut in steps(width, STRETCH if rows.data.is_cuda else max(width, 1)):
+            for (a, b), theta in self.blocks.items():
+                for i, j in self.tiles(a, b):
+                    theta[self.local(a, i), self.local(b, j)] += rows.times(i, j, cut).to(theta.device)
+            for a, diagonal in self.diagonals.items():
+                r = rows.data[self.spans[a], :, cut].to(rows.mu_Bw.dtype)
+                diagonal += (r @ r.mT).to(diagonal.device) * rows.scale**-2
 
     def add_product(self, product: Product, own: Diagonal) -> None:
         for (a, b), theta in self.blocks.items():
@@ -79,7 +74,7 @@ class Theta:
         """Pairs of spans of points that cover the block; on a symmetric one, its lower triangle only."""
         span_a, span_b = self.spans[a], self.spans[b]
         n = span_a.stop - span_a.start
-        for cut in steps(n, tile_size(n)):
+        for cut in steps(n, tile_size(n, self.cuda)):
             i = slice(span_a.start + cut.start, span_a.start + cut.stop)
             yield i, slice(span_b.start, i.stop if a == b else span_b.stop)
 
@@ -108,13 +103,11 @@ class Theta:
 TILE = 2048
 
 
-def tile_size(n: int) -> int:
-    """Six strips spare five twelfths of a symmetric product; strips under 64 rows lose more speed than that."""
-    return min(TILE, max(64, -(-n // 6)))
-
-
-def slab_size(device: str) -> int:
-    return SLAB * (SLABS_CUDA if device == "cuda" else 1)
+def tile_size(n: int, cuda: bool) -> int:
+    """Rows of a strip. On a CPU six strips spare five twelfths of a symmetric product; under 64 rows they lose more
+    speed than that. On a GPU a strip of 2048 fills the card and a thinner one does not.
+    """
+    return TILE if cuda else min(TILE, max(64, -(-n // 6)))
 
 
 def steps(n: int, step: int) -> Iterator[slice]:
