@@ -152,6 +152,7 @@ class Network:
     shape: tuple[int, ...] | None = None
     draw: Callable[[int], X] | None = None
     functional: tuple[str, ...] = ()  # parameters that have no rule
+    device: float = 1e-12  # how far torch's own float64 outputs are apart on a CPU and a GPU
 
     def __str__(self) -> str:
         return self.name
@@ -222,7 +223,8 @@ NETWORKS = [
     Network("a weight used behind its module's back", BehindTheBack, (6,), functional=("a.weight",)),
     Network("bare parameters", Bare, (6,), functional=("w", "scale")),
     Network("weight norm", lambda: seq(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)), (6,),
-            functional=("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1")),
+            functional=("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
+            device=1e-7),  # its fused kernel divides in float32 on a GPU
     Network("dict input", Pair, draw=lambda n: {"image": torch.randn(n, 6), "tag": torch.randint(0, 5, (n,))}),
     Network("wrn", lambda: WideResNet(layers=2, blocks=1, widen=1, channels=1, classes=4), (1, 8, 8)),
     Network("resnet18", lambda: resnet18(channels=3, classes=5, width=8), (3, 8, 8)),

@@ -24,8 +24,7 @@ def functional_rows(subj: Subject, x: Inputs, names: Sequence[str]) -> dict[str,
         return f_B if full else f_B[0]
 
     try:
-        # The fused recurrences of cuDNN have no batching rule; torch's own have.
-        with warnings.catch_warnings(), torch.backends.cudnn.flags(enabled=False):
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
             rows = vmap(jacrev(head) if full else grad(head), in_dims=(None, 0))(theta, x)
     except RuntimeError as e:

@@ -12,7 +12,7 @@ from foretaste.tangent._products import ProductLayer, split
 from foretaste.tangent._theta import Block, Theta
 
 # Bytes of a chunk's pass beyond which more points at a time gain nothing, and how few points are ever wasteful.
-CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 32}
+CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 34}
 CHUNK_LEAST = 16
 
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from foretaste.tangent._fused import centre, fusible
 from foretaste.tangent._subject import exact
 
 ALIGN = 64  # columns: rows that begin at odd places multiply at a fraction of a GPU's speed
@@ -35,6 +36,10 @@ class Rows:
         mu_Bw = self.mu_Bw[:, columns]
         if at.start == 0:
             mu_Bw.copy_(rows_nBw.mean(0))
+        if fusible(rows_nBw) and rows_nBw.shape[1] == 1 and rows_nBw.stride(2) == 1:
+            out_nw = self.data[at, 0, columns]
+            self.shift_NBB[at, 0, 0] += centre(rows_nBw[:, 0], mu_Bw[0], out_nw, self.scale)
+            return
         rows_nBw = rows_nBw - mu_Bw
         step = max(1, (SLAB_CUDA if rows_nBw.is_cuda else SLAB) // max(rows_nBw[..., 0].numel(), 1))
         for i in range(0, rows_nBw.shape[2], step):
@@ -50,12 +55,10 @@ class Rows:
         return mu @ mu.T
 
     def times(self, i: slice, j: slice, columns: slice) -> Tensor:
-        """J̃_i J̃_jᵀ of some columns, (|i|·B, |j|·B), in float32 or the rows' own precision."""
+        """J̃_i J̃_jᵀ · scale² of some columns, (|i|·B, |j|·B), in float32 or the rows' own precision."""
         a, b = (self.data[at, :, columns].flatten(0, 1) for at in (i, j))
         if a.dtype != torch.float16:
             return a @ b.T
         if a.is_cuda:
-            return torch.mm(a, b.T, out_dtype=torch.float32).mul_(self.scale**-2)
-        return (a.float() @ b.float().T).mul_(
-            self.scale**-2
-        )  # the same arithmetic, plainly: products of halves are exact
+            return torch.mm(a, b.T, out_dtype=torch.float32)
+        return a.float() @ b.float().T  # the same arithmetic: products of two halves are exact in float32

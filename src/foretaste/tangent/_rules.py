@@ -7,7 +7,7 @@ arbitrary, but the same for all points. Whether a rule is right for a given netw
 compares it with autograd on a few points first (_layers.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from foretaste.tangent._fused import fusible
+from foretaste.tangent._fused import lay as fused_lay
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
 
@@ -26,29 +29,33 @@ def correlate(
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
+    pads: Sequence[int] = (),
 ) -> Tensor:
     """(n, p) rows of out[n, k, s, b] = Σ_t small[n, s, t] · big[n, b, stride·t + dilation·k], in some order of k, s, b.
 
-    The weight gradient of every convolution, one product for each kernel offset k. At stride 1 no patch is ever
-    copied: with ``small`` laid into rows as long as ``big``'s, all positions t of one offset are one contiguous run of
-    ``big``, shifted by the offset; the columns between are zeros of ``small``. A GPU multiplies only aligned runs at
-    full speed, so there ``big`` is laid out once for each offset of the last dimension, and the others are aligned.
+    The weight gradient of every convolution, one product for each kernel offset k; ``pads`` are zeros around ``big`` as
+    F.pad takes them. At stride 1 no patch is ever copied: with ``small`` laid into rows as long as ``big``'s, all
+    positions t of one offset are one contiguous run of ``big``, shifted by the offset; the columns between are zeros of
+    ``small``. A GPU multiplies only aligned runs at full speed, so there ``big`` is laid out once for each offset of
+    the last dimension, and the others are aligned.
     """
     n, cs = small.shape[:2]
     if all(s == 1 for s in stride):
+        low = tuple(reversed(pads[::2])) or (0,) * len(kernel)
+        high = tuple(reversed(pads[1::2])) or low
+        extent = tuple(e + a + b for e, a, b in zip(big.shape[2:], low, high))
         copies = kernel[-1] if big.is_cuda else 1
-        pitch = -(-big.shape[-1] // 4) * 4 if copies > 1 else big.shape[-1]
-        laid = [p for e, z in zip((pitch, *big.shape[-2:2:-1]), small.shape[:2:-1]) for p in (0, e - z)]
-        extent = (*big.shape[2:-1], pitch)
-        small = F.pad(small, laid).flatten(2)
-        run = small.shape[2]
-        strides = [prod(extent[d + 1 :]) for d in range(len(extent))]
+        if copies > 1:
+            extent = (*extent[:-1], -(-extent[-1] // 4) * 4)
+        run = small.shape[2] * prod(extent[1:])
+        pitch = [prod(extent[d + 1 :]) for d in range(len(extent))]
         rest = product(*(range(k) for k in (kernel[:-1] if copies > 1 else kernel)))
-        starts = [sum(o * d * s for o, d, s in zip(k, dilation, strides)) for k in rest]
-        tail = max(starts[-1] + run - prod(extent), 0)
-        big = shifted(big, copies, dilation[-1], pitch, tail)
+        starts = [sum(o * d * p for o, d, p in zip(k, dilation, pitch)) for k in rest]
+        small = lay(small, (0,) * len(kernel), (small.shape[2], *extent[1:]))
+        big = lay(big, low, extent, copies, dilation[-1], max(starts[-1] + run - prod(extent), 0))
         views = [big[:, :, s : s + run] for s in starts]
     else:
+        big = F.pad(big, list(pads)) if any(pads) else big
         size, small = small.shape[2:], small.flatten(2)
         offsets = product(*(range(k) for k in kernel))
         views = [big[picked(k, dilation, stride, size)].flatten(2) for k in offsets]
@@ -60,16 +67,22 @@ def correlate(
     return rows.view(n, -1)
 
 
-def shifted(big: Tensor, copies: int, step: int, pitch: int, tail: int) -> Tensor:
-    """(n, C·copies, positions): each channel, then the same begun ``step`` later, ...; rows of ``pitch``."""
-    if copies == 1:
-        return F.pad(big.flatten(2), (0, tail))
-    n, c, *extent = big.shape
-    size = prod(extent[:-1]) * pitch
-    out = big.new_zeros(n, c, copies, size + tail)
-    grid = out[..., :size].unflatten(3, (*extent[:-1], pitch))
+def lay(
+    t: Tensor, low: tuple[int, ...], extent: tuple[int, ...], copies: int = 1, step: int = 0, tail: int = 0
+) -> Tensor:
+    """(n, c·copies, prod(extent) + tail): each channel at ``low`` in a grid of zeros, then begun ``step`` later, ..."""
+    n, c, *size = t.shape
+    if copies == 1 and tail == 0 and extent == tuple(size):
+        return t.flatten(2)
+    if t.dim() == 4 and fusible(t):
+        return fused_lay(t, (low[0], low[1]), (extent[0], extent[1]), copies, step, tail)
+    out = t.new_zeros(n, c, copies, prod(extent) + tail)
+    grid = out[..., : prod(extent)].unflatten(3, extent)
+    inner = tuple(slice(a, a + z) for a, z in zip(low[:-1], size[:-1]))
     for k in range(copies):
-        grid[:, :, k, ..., : extent[-1] - k * step] = big[..., k * step :]
+        first = low[-1] - k * step
+        start, stop = max(first, 0), min(first + size[-1], extent[-1])
+        grid[(slice(None), slice(None), k, *inner, slice(start, stop))] = t[..., start - first : stop - first]
     return out.flatten(1, 2)
 
 
@@ -81,29 +94,29 @@ def picked(k: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...
 def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     if name == "bias":
         return g[:, at].flatten(2).sum(2)
-    mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
-    if any(m._reversed_padding_repeated_twice):
-        a = F.pad(a, m._reversed_padding_repeated_twice, mode=mode)
+    pads = m._reversed_padding_repeated_twice
+    if m.padding_mode != "zeros":
+        a, pads = F.pad(a, pads, mode=m.padding_mode), ()
     groups = m.groups
     if groups > 1:  # whole groups only: the plan cuts there
         per = m.out_channels // groups
         first, last = at.start // per, -(-at.stop // per)
         wide = m.in_channels // groups
         a, groups = a[:, first * wide : last * wide], last - first
-    return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups)
+    return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups, pads)
 
 
 def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """A convolution with the roles of A and G exchanged; its weight's first dimension is the input's channels."""
     if name == "bias":
         return g[:, at].flatten(2).sum(2)
-    g = F.pad(g, [p for d in reversed(m.padding) for p in (d, d)])
+    pads = [p for d in reversed(m.padding) for p in (d, d)]
     groups = m.groups
     if groups > 1:
         per, wide = m.in_channels // groups, m.out_channels // groups
         first, last = at.start // per, -(-at.stop // per)
         g, groups = g[:, first * wide : last * wide], last - first
-    return correlate(g, a[:, at], m.kernel_size, m.stride, m.dilation, groups)
+    return correlate(g, a[:, at], m.kernel_size, m.stride, m.dilation, groups, pads)
 
 
 def positions(t: Tensor) -> Tensor:

@@ -30,18 +30,22 @@ class Subject:
     output: Output
     device: torch.device
     dtype: torch.dtype
+    recurrent: bool = False
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
         state = {k: p.detach() for k, p in self.net.named_parameters()}
         state |= {k: b.clone() for k, b in self.net.named_buffers()}
         state |= params or {}
-        args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
-        return functional_call(self.net, state, args, kwargs)
+        return self._run(x, state)
 
     def bare(self, x: Inputs) -> Tensor:
         """On the network's own parameters; for the few points on which everything else is checked."""
+        return self._run(x, {k: b.clone() for k, b in self.net.named_buffers()})
+
+    def _run(self, x: Inputs, state: dict[str, Tensor]) -> Tensor:
         args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
-        return functional_call(self.net, {k: b.clone() for k, b in self.net.named_buffers()}, args, kwargs)
+        with torch_recurrence() if self.recurrent else nullcontext():
+            return functional_call(self.net, state, args, kwargs)
 
     def heads(self, f_NC: Tensor) -> Tensor:
         """(N, B): the outputs whose gradients make the kernel. B is 1, or C for "full"."""
@@ -96,7 +100,8 @@ def subject(net: nn.Module, *, output: Output = "sum", params: Params = None) ->
         raise ValueError(
             f"unknown output {output!r}{nearest(output, ('sum', 'first', 'full'))}; or the number of a logit"
         )
-    return Subject(net, chosen, output, tensors[0].device, tensors[0].dtype)
+    recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
+    return Subject(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
 
 def select(net: nn.Module, params: Params) -> dict[str, Tensor]:
@@ -141,6 +146,17 @@ def untouched(device: torch.device, precision: str = "float32") -> Iterator[None
         products_in(precision) if device.type == "cuda" else nullcontext(),
     ):
         yield
+
+
+@contextmanager
+def torch_recurrence() -> Iterator[None]:
+    """Torch's own recurrences: cuDNN's have no gradient in eval mode and no batching rule."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 PRECISIONS = ("float32", "tf32", "half")

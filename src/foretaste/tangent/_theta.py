@@ -12,7 +12,7 @@ Block = tuple[str, str]
 Product = Callable[[slice, slice], Tensor]
 Diagonal = Callable[[slice], Tensor]
 
-STRETCH = 1 << 16  # columns multiplied at once on a GPU: float32 sums longer than that lose digits
+STRETCH = 1 << 18  # columns multiplied at once on a GPU: float32 sums longer than that lose digits
 
 
 class Theta:
@@ -56,7 +56,8 @@ class Theta:
         for cut in steps(width, STRETCH if rows.data.is_cuda else max(width, 1)):
             for (a, b), theta in self.blocks.items():
                 for i, j in self.tiles(a, b):
-                    theta[self.local(a, i), self.local(b, j)] += rows.times(i, j, cut).to(theta.device)
+                    tile = rows.times(i, j, cut).to(theta.device)
+                    theta[self.local(a, i), self.local(b, j)].add_(tile, alpha=rows.scale**-2)
             for a, diagonal in self.diagonals.items():
                 r = rows.data[self.spans[a], :, cut].to(rows.mu_Bw.dtype)
                 diagonal += (r @ r.mT).to(diagonal.device) * rows.scale**-2
