@@ -1,7 +1,5 @@
 """Triton kernels for what torch does in several passes over a GPU's memory; each has a plain twin at its caller."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -34,8 +32,11 @@ def lay(t: Tensor, low: tuple[int, int], extent: tuple[int, int], copies: int, s
     n, c, h, w = t.shape
     length = extent[0] * extent[1] + tail
     out = torch.empty(n, c * copies, length, dtype=t.dtype, device=t.device)
-    _lay[(n * c, triton.cdiv(copies * length, BLOCK))](
-        t, out, c, h, w, *t.stride(), low[0], low[1], step, extent[1], length, copies * length, BLOCK=BLOCK
+    across = triton.next_power_of_2(extent[1])
+    down = max(1, 2 * BLOCK // across)
+    rows = triton.cdiv(length, extent[1])
+    _lay[(n * c, copies, triton.cdiv(rows, down))](
+        t, out, c, h, w, *t.stride(), low[0], low[1], step, extent[1], length, DOWN=down, ACROSS=across
     )
     return out
 
@@ -43,10 +44,10 @@ def lay(t: Tensor, low: tuple[int, int], extent: tuple[int, int], copies: int, s
 if triton is not None:
 
     @triton.jit
-    def _centre(
-        rows: Any, mu: Any, out: Any, partial: Any, width: Any, row_stride: Any, out_stride: Any, scale: Any,
+    def _centre(  # type: ignore[no-untyped-def]
+        rows, mu, out, partial, width, row_stride, out_stride, scale,
         SPAN: tl.constexpr, BLOCK: tl.constexpr,
-    ) -> None:  # fmt: skip
+    ):  # fmt: skip
         n = tl.program_id(0).to(tl.int64)
         span = tl.program_id(1)
         total = tl.zeros((BLOCK,), tl.float64)
@@ -60,16 +61,18 @@ if triton is not None:
         tl.store(partial + n * tl.num_programs(1) + span, tl.sum(total, 0))
 
     @triton.jit
-    def _lay(
-        src: Any, out: Any, channels: Any, height: Any, width: Any, s_n: Any, s_c: Any, s_h: Any, s_w: Any,
-        top: Any, left: Any, step: Any, pitch: Any, length: Any, total: Any, BLOCK: tl.constexpr,
-    ) -> None:  # fmt: skip
+    def _lay(  # type: ignore[no-untyped-def]
+        src, out, channels, height, width, s_n, s_c, s_h, s_w, top, left, step, pitch, length,
+        DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    ):  # fmt: skip
         plane = tl.program_id(0).to(tl.int64)
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        copy, place = at // length, at % length
-        y = place // pitch - top
-        x = place % pitch + copy * step - left
-        inside = (at < total) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        copy = tl.program_id(1)
+        row = tl.program_id(2) * DOWN + tl.arange(0, DOWN)[:, None]
+        column = tl.arange(0, ACROSS)[None, :]
+        y, x = row - top, column + copy * step - left
+        inside = (column < pitch) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
         base = (plane // channels) * s_n + (plane % channels) * s_c
         value = tl.load(src + base + y * s_h + x * s_w, mask=inside, other=0.0)
-        tl.store(out + plane * total + at, value, mask=at < total)
+        place = row * pitch + column
+        to = out + (plane * tl.num_programs(1) + copy) * length
+        tl.store(to + place, value, mask=(column < pitch) & (place < length))

@@ -95,7 +95,7 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
     one = replace(subj, output="sum")
     layers = candidates(subj)
     modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
-    with untouched(subj.device), PeakMemory() as whole:
+    with untouched(subj.device):
         with PeakMemory() as single:
             alone, _ = record(one, modules, take(few, slice(1)))
         calls, _ = record(one, modules, few)
@@ -114,7 +114,9 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
         last = 0 if type(m) is nn.Embedding else 1
         positions[m] = sum(a.numel() // (k * (a.shape[-1] if last else 1)) for a, _ in of)
     a_pass = single.peak + (heads - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
-    return Survey(sound, functional, heads, held, positions, axes, a_pass, whole.peak, largest)
+    # Two points' passes, their gradients by autograd, stacked, and by the rules. Counting them costs more than they do.
+    survey_bytes = 2 * k * single.peak + 6 * k * sum(p.nbytes for p in subj.params.values())
+    return Survey(sound, functional, heads, held, positions, axes, a_pass, survey_bytes, largest)
 
 
 def candidates(subj: Subject) -> list[Layer]:

@@ -129,24 +129,22 @@ def linear(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     return g_nTo.sum(1) if name == "bias" else (g_nTo.mT @ positions(a)).flatten(1)
 
 
-def channel_norm(normal: Callable[[Any, Tensor], Tensor]) -> Rule:
-    """A norm with one weight and bias for each channel, the second dimension."""
-
-    def rows(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
-        g = g[:, at]
-        g = g if name == "bias" else g * normal(m, a)[:, at]
-        return g.flatten(2).sum(2) if g.dim() > 2 else g
-
-    return rows
+def batch_norm(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    """One weight and bias for each channel, the second dimension; the statistics are constants in eval mode."""
+    if name == "bias":
+        return per_channel(g[:, at])
+    mean = m.running_mean[at].view(1, -1, *[1] * (a.dim() - 2))
+    return per_channel(g[:, at] * (a[:, at] - mean)) * torch.rsqrt(m.running_var[at] + m.eps)
 
 
-def batch_normal(m: Any, a: Tensor) -> Tensor:
-    shape = (1, -1) + (1,) * (a.dim() - 2)
-    return (a - m.running_mean.view(shape)) * torch.rsqrt(m.running_var + m.eps).view(shape)
+def group_norm(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    if name == "bias":
+        return per_channel(g[:, at])
+    return per_channel(g[:, at] * F.group_norm(a, m.num_groups, eps=m.eps)[:, at])
 
 
-def group_normal(m: Any, a: Tensor) -> Tensor:
-    return F.group_norm(a, m.num_groups, eps=m.eps)
+def per_channel(t: Tensor) -> Tensor:
+    return t.flatten(2).sum(2) if t.dim() > 2 else t
 
 
 def last_norm(normal: Callable[[Any, Tensor], Tensor]) -> Rule:
@@ -189,11 +187,11 @@ RULES: dict[type, Rule] = {
     nn.ConvTranspose1d: conv_transpose,
     nn.ConvTranspose2d: conv_transpose,
     nn.ConvTranspose3d: conv_transpose,
-    nn.BatchNorm1d: channel_norm(batch_normal),
-    nn.BatchNorm2d: channel_norm(batch_normal),
-    nn.BatchNorm3d: channel_norm(batch_normal),
-    nn.SyncBatchNorm: channel_norm(batch_normal),
-    nn.GroupNorm: channel_norm(group_normal),
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.SyncBatchNorm: batch_norm,
+    nn.GroupNorm: group_norm,
     nn.LayerNorm: last_norm(layer_normal),
     nn.RMSNorm: last_norm(rms_normal),
     nn.Embedding: embedding,
