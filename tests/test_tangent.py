@@ -146,3 +146,30 @@ def test_device_does_not_change_it(case: Network, dtype: torch.dtype) -> None:
     there = ft.ntk(net.cuda(), there_x)
     assert there.is_cuda
     assert error(there.cpu(), here) <= (1e-6 if dtype == torch.float32 else case.device)
+
+
+def test_half_rows_keep_what_is_left_of_theta() -> None:
+    """The arithmetic of the GPU's float16 rows, through its plain twin: centred, they keep what norms would hide."""
+    case = next(c for c in NETWORKS if c.name == "wrn")
+    net, x = case.built(torch.float32), case.points(30, torch.float32)
+    x = 0.3 * x + 2  # points that are much alike: a large common gradient
+    want = oracle(case.built(), x.double(), x.double(), "sum")
+    half, single = ft.ntk(net, x, precision="half"), ft.ntk(net, x)
+
+    def left(theta: torch.Tensor) -> torch.Tensor:
+        """What five labelled points do not explain of the others."""
+        return theta[5:, 5:] - theta[5:, :5] @ torch.linalg.solve(theta[:5, :5], theta[:5, 5:])
+
+    assert error(half, want) <= 1e-5
+    assert error(left(half), left(want)) <= 2e-3  # ten bits of each entry
+    assert error(left(single), left(want)) <= 1e-4
+    rows = oracles.gradients(net, x, "sum").half().double()  # not centred
+    assert error(left(rows @ rows.T), left(want)) > 10 * error(left(half), left(want))
+
+
+def test_precision_is_checked() -> None:
+    net, x = NETWORKS[0].built(), NETWORKS[0].points(4)
+    with pytest.raises(ValueError, match="did you mean 'half'"):
+        ft.ntk(net, x, precision="halv")
+    with pytest.raises(ValueError, match="for float32 networks"):
+        ft.ntk(net, x, precision="half")

@@ -28,6 +28,7 @@ def linearize(
     time: float = math.inf,
     params: Params = None,
     budget: int | str | None = None,
+    precision: str = "float32",
     theta_scale: float = 1.0,
     seed: int = 0,
 ) -> State:
@@ -35,7 +36,8 @@ def linearize(
 
     Θ is computed on first need. Empty L: ``x_L=None, y_L=None``, or no rows. ``watch``: None is x_U; inputs are watched
     instead; an int is that many random pool points by ``seed``. ``time`` is t of Eq. 5, learning rate × steps on
-    ½Σ‖f − y‖²; finite, it is solved directly. ``theta_scale`` multiplies Θ, which changes the answer under
+    ½Σ‖f − y‖²; finite, it is solved directly. ``precision`` is of Θ on a CUDA device: "float32", or "half", several
+    times faster (docs/benchmarks.md has the rankings). ``theta_scale`` multiplies Θ, which changes the answer under
     cross-entropy (and with a given ridge).
     """
     check_settings(ridge, method, loss, time, theta_scale)
@@ -43,7 +45,7 @@ def linearize(
     check_inputs(x_U, "x_U", subj.device)
     if size(x_U) == 0:
         raise ValueError("x_U is empty; expected at least one candidate")
-    f_UC = outputs(subj, x_U, name="x_U")
+    f_UC = outputs(subj, x_U, name="x_U", precision=precision)
     if f_UC.dim() != 2:
         raise ValueError(f"net returns {tuple(f_UC.shape)} for {size(x_U)} points; expected ({size(x_U)}, C)")
     labels = labels_of(y_L, f_UC.shape[1], loss, subj.device, f_UC.device)
@@ -56,7 +58,7 @@ def linearize(
             x_L = None
         else:
             y_LC = labels.targets(y_L, size(x_L), "y_L")
-            f_LC = outputs(subj, x_L, name="x_L")
+            f_LC = outputs(subj, x_L, name="x_L", precision=precision)
     x_W, at_W = watched(watch, x_U, seed)
     if isinstance(watch, int):
         f_WC = f_UC[list(at_W)]
@@ -64,9 +66,20 @@ def linearize(
         check_inputs(x_W, "watch", subj.device, like=x_U)
         if size(x_W) == 0:
             raise ValueError("watch has no points; give at least one, or None to watch the pool")
-        f_WC = outputs(subj, x_W, name="watch")
+        f_WC = outputs(subj, x_W, name="watch", precision=precision)
     else:
         f_WC = f_UC
     B = f_UC.shape[1] if output == "full" else 1
-    kernels = of_network(net, x_L, x_U, x_W, B=B, output=output, params=params, budget=budget, scale=float(theta_scale))
+    kernels = of_network(
+        net,
+        x_L,
+        x_U,
+        x_W,
+        B=B,
+        output=output,
+        params=params,
+        budget=budget,
+        precision=precision,
+        scale=float(theta_scale),
+    )
     return state_of(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time), method)

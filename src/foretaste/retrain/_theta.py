@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,12 @@ def of_network(
     output: Output,
     params: Params,
     budget: int | str | None,
+    precision: str,
     scale: float,
 ) -> Kernels:
     """From one run of the tangent engine, with x_W None for W = U and x_L None for an empty L."""
+
+    how: dict[str, Any] = {"output": output, "params": params, "budget": budget, "precision": precision}
 
     def load() -> Theta:
         sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
@@ -60,7 +64,7 @@ def of_network(
         if x_L is not None:
             blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
         diagonals = ["U", "W"] if w == "W" else []
-        theta, diag = gram(net, sets, blocks, diagonals, output=output, params=params, budget=budget)
+        theta, diag = gram(net, sets, blocks, diagonals, **how)
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(size(x_U) * B, 0))
@@ -72,7 +76,7 @@ def of_network(
 
     def row(j: int) -> Tensor:
         sets = {"j": take(x_U, slice(j, j + 1)), "U": x_U}
-        return gram(net, sets, [("j", "U")], [], output=output, params=params, budget=budget)[0]["j", "U"] * scale
+        return gram(net, sets, [("j", "U")], [], **how)[0]["j", "U"] * scale
 
     return Kernels(load, row, ours=True)
 

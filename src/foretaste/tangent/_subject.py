@@ -210,11 +210,13 @@ def probe(subj: Subject, x: Inputs, name: str = "x") -> int:
     return together.shape[1]
 
 
-def outputs(net: nn.Module | Subject, x: Inputs, *, chunk_size: int = 256, name: str = "x") -> Tensor:
+def outputs(
+    net: nn.Module | Subject, x: Inputs, *, chunk_size: int = 256, name: str = "x", precision: str = "float32"
+) -> Tensor:
     """f on every point, (N, C) in float64, in eval mode and without gradients."""
     subj = net if isinstance(net, Subject) else subject(net)
     check(x, name, subj.device)
-    with untouched(subj.device), torch.no_grad():
+    with untouched(subj.device, precision), torch.no_grad():
         chunks = [subj.call(take(x, slice(i, i + chunk_size))) for i in range(0, size(x), chunk_size)]
     f_NC = torch.cat(chunks)
     if not torch.isfinite(f_NC).all():
