@@ -36,8 +36,12 @@ def test_every_builtin_has_its_name():
 
 
 def test_unknown_names_give_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown strategy 'mlmok'; did you mean 'mlmoc'\? Registered: change, eer, "):
+    listed = ", ".join(strategies())
+    with pytest.raises(ValueError, match=rf"^unknown strategy 'mlmok'; did you mean 'mlmoc'\? Registered: {listed}$"):
         find("mlmok")
+    register("aardvark")(lambda state: state)
+    with pytest.raises(ValueError, match=r"did you mean 'aardvark'\? Registered: aardvark, "):
+        find("aardvrk")
     with pytest.raises(ValueError, match=r"unknown strategy 'xyzzy'; Registered: "):
         find("xyzzy")
 
@@ -91,6 +95,25 @@ def test_a_dataclass_of_ones_own():
 
     register("mine", options=Power)(lambda state, power: torch.zeros(state.U))
     assert find("mine").settings({"power": 3}) == {"power": 3}
+
+
+def test_options_are_handed_on_as_they_are():
+    """Not copied: a network or a bound method is the caller's own, and a dataclass inside stays one."""
+
+    @dataclass(frozen=True)
+    class Inner:
+        width: int = 3
+
+    @dataclass(frozen=True)
+    class Options:
+        net: object = None
+        inner: Inner = Inner()
+
+    register("mine", options=Options)(lambda state, net, inner: torch.zeros(state.U))
+    net, inner = torch.nn.Linear(2, 2), Inner(5)
+    settings = find("mine").settings({"net": net, "inner": inner})
+    assert settings["net"] is net
+    assert settings["inner"] is inner
 
 
 class _Module:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -46,7 +46,10 @@ class Strategy:
         for key in given or {}:
             if key not in known:
                 raise ValueError(f"unknown option {key!r} of strategy {self.name!r}{nearest(key, known, 'It takes')}")
-        return asdict(self.options(**(given or {}))) if self.options else {}
+        if self.options is None:
+            return {}
+        options = self.options(**(given or {}))
+        return {name: getattr(options, name) for name in known}  # as they are: asdict would copy networks and tensors
 
 
 _strategies: dict[str, Strategy] = {}
