@@ -1,6 +1,7 @@
 """Strategies `infinite` and `gp` against the same done by hand, one candidate at a time."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_infinite_is_eq_11_solved_anew(net, x_W):
         A = theta[at][:, at] + RIDGE * torch.eye(L + 1, dtype=torch.float64)
         change = theta[watched][:, at] @ torch.linalg.solve(A, y - torch.cat([f_L, f_U[j : j + 1]]))
         want.append(sum(float(change[i].norm()) for i in range(len(f_W))))
-    q = ask(net, "infinite", options=None if x_W is None else {"watch": x_W})
+    q = ask(net, "infinite", watch=x_W)
     assert_close(q.scores, torch.tensor(want, dtype=torch.float64), rtol=1e-7, atol=0)
 
 
@@ -107,7 +108,7 @@ def test_gp_is_kernel_regression_fitted_anew(net, x_W):
         y = torch.cat([Y_LC, F.one_hot(mean_U[j].argmax(), C).double()[None]])
         after = regression(theta[watched][:, at], theta[at][:, at], y)
         want.append(float((after - before).norm(dim=1).sum()))
-    q = ask(net, "gp", options=None if x_W is None else {"watch": x_W})
+    q = ask(net, "gp", watch=x_W)
     assert_close(q.scores, torch.tensor(want, dtype=torch.float64), rtol=1e-7, atol=0)
     assert q.indices.tolist() == q.scores.argsort(descending=True)[:4].tolist()
 
@@ -116,7 +117,7 @@ def test_gp_is_kernel_regression_fitted_anew(net, x_W):
 def test_a_number_of_pool_points_watched(net, strategy):
     at = torch.randperm(U, generator=torch.Generator().manual_seed(7))[:W].sort().values
     q = ask(net, strategy, watch=W, seed=7)
-    assert_close(q.scores, ask(net, strategy, options={"watch": X_U[at]}).scores, rtol=1e-9, atol=0)
+    assert_close(q.scores, ask(net, strategy, watch=X_U[at]).scores, rtol=1e-9, atol=0)
     assert q.info["watched"] == W
     assert not torch.allclose(q.scores, ask(net, strategy).scores)
 
@@ -154,7 +155,7 @@ def test_an_empty_l(net, strategy, watch):
     own = infinite_ntk(counterpart(net), X_U).diagonal()
     e_U = (F.one_hot(f_UC.argmax(1), C) - f_UC).norm(dim=1)
     want = theta.abs().sum(0) * e_U / (own + RIDGE)
-    settings = {"ridge": RIDGE, "batch_size": 2, "options": {"watch": watch}}
+    settings = {"ridge": RIDGE, "batch_size": 2, "watch": watch}
     q = query(net, None, None, X_U, strategy=strategy, **settings)
     assert_close(q.scores, want, rtol=1e-9, atol=0)
 
@@ -190,7 +191,12 @@ def test_a_network_of_ones_own_names_its_spec(strategy, monkeypatch):
         assert torch.equal(ask(net, strategy, options={"spec": spec}).scores, want.scores)
     other = Serial(Dense(5, 1.0), Erf(), Dense(1))
     assert not torch.allclose(ask(net, strategy, options={"spec": other}).scores, want.scores)
-    monkeypatch.setattr(Custom, "forward", lambda *a: pytest.fail("the network was run"))
+    forward = Custom.forward
+
+    def few(net, x):  # those that tell ft.query the number of classes
+        return forward(net, x) if len(x) <= 3 else pytest.fail("the network was run on the pool")
+
+    monkeypatch.setattr(Custom, "forward", few)
     with pytest.raises(TypeError, match=r'Custom has no known infinite counterpart.*options=\{"spec": layers\}'):
         ask(net, strategy)
     with pytest.raises(ValueError, match=r'activation \'tanh\' has no closed form.*options=\{"spec": layers\}'):
@@ -205,8 +211,8 @@ def test_a_network_of_ones_own_names_its_spec(strategy, monkeypatch):
         ({"spec": 3}, "spec is 3; expected layers of foretaste.tangent.infinite"),
         ({"spec": Relu}, "spec is <class"),
         ({"spec": Serial(Dense(1)), "W_std": 1.0}, "the layers of spec have their own"),
-        ({"budget": "lots"}, "budget is 'lots'; expected bytes"),
-        ({"budget": 1000}, "a budget of 1 KB is too small"),
+        ({"budget": 1000}, "unknown option 'budget'"),
+        ({"watch": X_W}, "unknown option 'watch'"),
         ({"Wstd": 1.0}, "unknown option 'Wstd' of strategy '(infinite|gp)'; did you mean 'W_std'"),
     ],
 )
@@ -215,9 +221,61 @@ def test_errors(net, strategy, options, message):
         ask(net, strategy, options=options)
 
 
+@pytest.mark.parametrize("strategy", ["infinite", "gp"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": "lots"}, "budget is 'lots'; expected bytes"),
+        ({"budget": 1000}, "a budget of 1 KB is too small"),
+        ({"watch": X_W[:0]}, "watch has no points"),
+        ({"watch": normal(5, 3)}, "watch has points of shape"),
+        ({"watch": U + 1}, "watch=15 of a pool of 14"),
+        ({"params": ["layers.0.weight"]}, "params= chooses parameters of the network, and strategy '(infinite|gp)'"),
+    ],
+)
+def test_errors_of_settings(net, strategy, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ask(net, strategy, **settings)
+
+
+@pytest.mark.parametrize("strategy", ["infinite", "gp"])
+@pytest.mark.parametrize(
+    ("x_L", "y_L", "message"),
+    [
+        (X_L, None, "one of x_L and y_L is None"),
+        (None, Y_L, "one of x_L and y_L is None"),
+        (X_L, Y_L[:3], r"y_L has shape \(3,\); expected 8 labels"),
+        (X_L[:0], Y_L, r"y_L has shape \(8,\); expected 0 labels"),
+        (X_L, Y_L + 1, "outside the 3 classes"),
+        (X_L[:, :3], Y_L, "x_L has points of shape"),
+    ],
+)
+def test_errors_of_labelled_points(net, strategy, x_L, y_L, message):
+    with pytest.raises(ValueError, match=message):
+        query(net, x_L, y_L, X_U, strategy=strategy, batch_size=2)
+
+
+@pytest.mark.parametrize(("strategy", "times"), [("infinite", 1), ("gp", 0)])
+def test_an_untrained_network_is_told_once_where_it_matters(strategy, times, caplog):
+    net = MLP(4, (16, 16), C).double().eval()
+    with torch.no_grad():
+        net.layers[-1].bias += 3.0
+    with caplog.at_level(logging.WARNING, "foretaste"):
+        q = ask(net, strategy)
+    assert sum("train longer" in message for message in caplog.messages) == times
+    assert ("residual_L" in q.info) == bool(times)
+
+
+@pytest.mark.parametrize("strategy", ["infinite", "gp"])
+@pytest.mark.parametrize("watch", [None, X_W], ids=["W = U", "W ≠ U"])
+def test_the_direct_solve_gives_the_same(net, strategy, watch):
+    q, direct = (ask(net, strategy, watch=watch, method=m) for m in ("auto", "direct"))
+    assert (q.info["method"], direct.info["method"]) == ("dense", "direct")
+    assert q.info["ridge"] == RIDGE
+    assert_close(direct.scores, q.scores, rtol=1e-8, atol=0)
+
+
 def test_what_the_kernel_cannot_take(net):
-    with pytest.raises(ValueError, match="does not reach a strategy"):
-        ask(net, "infinite", watch=X_W)
     with pytest.raises(ValueError, match=r"'gp' needs classes and this network has one output"):
         query(MLP(4, (8,), 1).double().eval(), X_L, normal(L), X_U, strategy="gp", batch_size=2)
 
@@ -269,7 +327,10 @@ def test_leave_one_out_leaves_each_out(net, caplog):
     assert_close(leave_one_out(theta, Y_LC, RIDGE), torch.stack(want), rtol=1e-7, atol=1e-9)
     hits = float((torch.stack(want).argmax(1) == Y_L).double().mean())
     with caplog.at_level(logging.INFO, "foretaste"):
-        ask(net, "gp")
+        q = ask(net, "gp")
+    assert q.info["leave_one_out_accuracy"] == hits
+    empty = query(net, None, None, X_U, strategy="gp", batch_size=2)
+    assert math.isnan(empty.info["leave_one_out_accuracy"])
     assert f"gp: accuracy {hits:.3f} on the 8 labelled points, each left out in turn" in caplog.messages
 
 

@@ -264,6 +264,15 @@ def test_query_trains_a_module_alone():
         query(net, None, None, X_U, strategy="ll4al", batch_size=2, options={"layers": LAYERS})
 
 
+def test_regression():
+    """A loss is all it needs."""
+    net, y = mlp(C=1), X[:, 0].clone()
+    _, module = fit_ll4al(net, X, y, **QUICK)
+    for options in ({"module": module}, {"layers": LAYERS, "steps": 20}):
+        q = query(net, X, y, X_U, strategy="ll4al", batch_size=6, options=options)
+        assert q.indices.tolist() == q.scores.argsort(descending=True)[:6].tolist()
+
+
 def test_ties_are_broken_by_seed():
     net, _, module = trained()
     x_U = X_U[:1].expand(12, -1).clone()

@@ -276,6 +276,7 @@ def test_a_strategy_that_picks_for_itself():
     @register("first", picks=True)
     def first(request: Request, skip=0):
         requests.append(request)
+        request.info["skipped"] = skip
         return range(skip, skip + request.batch_size)
 
     q = ask(strategy="first", options={"skip": 2})
@@ -285,8 +286,61 @@ def test_a_strategy_that_picks_for_itself():
     assert request.net is NET
     assert request.x_U is X_U
     assert request.made is None
+    assert q.info["skipped"] == 2
+    assert q.info["strategy"] == "first"
     assert torch.equal(request.state.pool_net, lin().pool_net)
     for wrong in (lambda r: [0, 0, 1, 2, 3], lambda r: [0], lambda r: [0, 1, 2, 3, 25]):
         register(f"wrong{id(wrong)}", picks=True)(wrong)
         with pytest.raises(ValueError, match="expected 5 different positions below 25"):
             ask(strategy=f"wrong{id(wrong)}")
+
+
+@pytest.mark.usefixtures("_names")
+def test_a_request_has_every_setting():
+    """Under its own name, and ``state`` is what linearize makes of them."""
+    requests = []
+    register("first", picks=True)(lambda request: requests.append(request) or range(request.batch_size))
+    settings = {
+        "loss": "ce", "watch": 7, "ridge": RIDGE, "output": "first", "method": "dense", "budget": "1GB",
+        "params": ["0.weight"], "seed": 3,
+    }  # fmt: skip
+    ask(strategy="first", **settings)
+    (request,) = requests
+    assert {name: getattr(request, name) for name in settings} == settings
+    assert (request.L, request.U, request.C, request.batch_size) == (6, 25, 3, 5)
+    of_linearize = linearize(NET, X_L, Y_L, X_U, **settings)
+    assert torch.equal(request.state.u, of_linearize.u)
+    assert torch.equal(request.state.net, of_linearize.net)
+    at_W = torch.randperm(25, generator=torch.Generator().manual_seed(3))[:7].sort().values
+    assert torch.equal(request.x_W, X_U[at_W])
+    assert torch.equal(of_linearize.net, of_linearize.pool_net[at_W])
+    assert request.made.C == request.C
+    x_W = points(9, 5)
+    ask(strategy="first", watch=x_W)
+    assert requests[-1].x_W is x_W
+    ask(strategy="first")
+    assert requests[-1].x_W is X_U
+
+
+@pytest.mark.usefixtures("_names")
+def test_a_strategy_may_count_its_own_progress():
+    @register("slow", picks=True)
+    def slow(request):
+        for done in range(1, 4):
+            request.progress(done, 3)
+        return range(request.batch_size)
+
+    seen = []
+    ask(strategy="slow", progress=lambda *counts: seen.append(counts))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert len(ask(strategy="slow")) == 5
+
+
+@pytest.mark.usefixtures("_names")
+@pytest.mark.parametrize(("needs", "C", "message"), [("classes", 1, "needs classes"), ("regression", 3, "3 outputs")])
+def test_what_a_picking_strategy_needs_is_checked(needs, C, message):
+    register("first", picks=True, needs=needs)(lambda request: pytest.fail("it was asked"))
+    with pytest.raises(ValueError, match=message):
+        query(network(C), X_L, Y_L if C > 1 else Y_L.double(), X_U, strategy="first", batch_size=5)
+    register("free", picks=True)(lambda request: range(5))
+    assert len(query(nn.Identity(), None, None, X_U, strategy="free", batch_size=5)) == 5  # it is never run

@@ -62,10 +62,40 @@ def test_a_pool_that_is_no_tensor():
 @pytest.mark.parametrize("strategy", ["gain", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "least_confidence"])
 def test_classes_are_needed(strategy, monkeypatch):
     monkeypatch.setattr(_theta, "gram", _no_kernel)
-    with pytest.raises(
-        ValueError, match=f"{strategy!r} needs classes.*for regression use one of: change, random, variance"
-    ):
+    with pytest.raises(ValueError, match=f"{strategy!r} needs classes") as e:
         query(network(C=1), X_L, points(6, 3)[:, 0], X_U, strategy=strategy)
+    named = str(e.value).split("for regression use one of: ")[1].split(", ")
+    assert named == [name for name in acquire.strategies() if "classes" not in acquire.find(name).needs]
+    assert {"change", "random", "variance"} <= set(named)
+
+
+PICKING = [name for name in acquire.strategies() if acquire.find(name).picks]
+
+
+@pytest.mark.parametrize("strategy", [name for name in PICKING if "classes" in acquire.find(name).needs])
+def test_classes_are_needed_to_pick(strategy):
+    """Told by a few points: the pool is not run, and a strategy need not ask."""
+    net, sizes = network(C=1), []
+    net.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
+    with pytest.raises(ValueError, match=f"{strategy!r} needs classes and this network has one output"):
+        query(net, X_L, points(6, 3)[:, 0], X_U, strategy=strategy)
+    assert max(sizes) <= 3
+
+
+@pytest.mark.parametrize("strategy", PICKING)
+def test_picking_strategies_refuse_what_the_others_do(strategy, monkeypatch):
+    monkeypatch.setattr(type(NET), "forward", lambda *a: pytest.fail("the network was run"))
+    wrong = {"loss": "mse", "method": "dens", "ridge": -1.0, "budget": "lots", "progress": 3, "batch_size": 0}
+    with pytest.raises(ValueError, match="batch_size is 0") as e:
+        ask(strategy=strategy, **wrong)
+    for message in (
+        "ridge is -1.0; expected a number",
+        "unknown method 'dens'",
+        "unknown loss 'mse'",
+        "budget is 'lots'; expected bytes",
+        "progress is a int; expected a function of (done, total)",
+    ):
+        assert message in str(e.value)
 
 
 def test_nan_scores_raise():

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretaste.acquire import find, nearest, probabilities, register
+from foretaste.acquire import nearest, probabilities, register
 from foretaste.query._features import features, last_layer
 from foretaste.query._kmeanspp import FIRST, kmeanspp
 from foretaste.query._request import Request
-from foretaste.tangent import check_inputs, subject
-from foretaste.tangent._subject import probe
+from foretaste.tangent import subject
 
 GRADIENTS = ("loss", "ce")
 # ‖g − g′‖² between two copies of a point, as a fraction of their norms: what a pass in that precision leaves.
@@ -51,9 +50,6 @@ def badge(
     batch_size · U · (C + D). Scores are ‖g‖. See ``BadgeOptions`` and docs/badge.md for what was chosen.
     """
     subj = subject(request.net, params=lambda name: True)  # a frozen network has features too
-    check_inputs(request.x_U, "x_U", subj.device)
-    find("badge").check(probe(subj, request.x_U, "x_U"))
-    probabilities(torch.zeros(1, 2), request.loss)  # raises for an unknown loss
     name = last_layer(subj, request.x_U, layer)
     f_UC, h_UD = features(subj, request.x_U, name, last=layer is None)
     q_UC = residuals(f_UC, request.loss, gradient)

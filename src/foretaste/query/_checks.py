@@ -1,16 +1,19 @@
 """What is wrong with a query, all of it at once and before any work."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from foretaste.acquire import SELECTS, Strategy, find, nearest
-from foretaste.tangent import size
+from foretaste.query._request import Request
+from foretaste.retrain._settings import check_settings
+from foretaste.tangent._memory import resolve
 
 
 def check_request(
-    strategy: Any, select: Any, batch_size: Any, x_U: Any, oracle: Any, ids: Any, options: Any
+    request: Request, strategy: Any, select: Any, oracle: Any, ids: Any, options: Any, progress: Any
 ) -> tuple[Strategy, str, dict[str, Any]]:
     """The strategy, the selection that "auto" stands for and the strategy's settings; raises with every fault."""
     faults: list[str] = []
@@ -24,7 +27,8 @@ def check_request(
         )
     elif select in ("top", "greedy", "fantasy", "own") and oracle is not None:
         faults.append(f'an oracle is only asked with select="sequential", and select is {select!r}')
-    U = size(x_U) if isinstance(x_U, Tensor) or (isinstance(x_U, Mapping) and x_U) else None  # else: linearize tells
+    x_U, batch_size = request.x_U, request.batch_size
+    U = request.U if isinstance(x_U, Tensor) or (isinstance(x_U, Mapping) and x_U) else None  # else: linearize tells
     if U == 0:
         faults.append("x_U is empty; expected at least one candidate")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int):
@@ -35,6 +39,11 @@ def check_request(
         faults.append(f"batch_size is {batch_size} and the pool has {U} points; expected at most {U}")
     if ids is not None and U is not None:
         _ids(ids, U, faults)
+    _told(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
+    if request.budget is not None:
+        _told(faults, resolve, request.budget)
+    if progress is not None and not callable(progress):
+        faults.append(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
     if faults:
         raise ValueError("; ".join(faults))
     assert how is not None
@@ -73,6 +82,13 @@ def _select(how: Strategy | None, select: Any, faults: list[str]) -> str:
     if select == "auto":
         return "unknown" if how is None else how.select
     return str(select)
+
+
+def _told(faults: list[str], check: Callable[..., Any], *args: Any) -> None:
+    try:
+        check(*args)
+    except (ValueError, TypeError) as e:
+        faults.append(str(e))
 
 
 def _ids(ids: Any, U: int, faults: list[str]) -> None:

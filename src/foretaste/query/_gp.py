@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretaste.query._infinite_kernel import Infinite, layer_of
+from foretaste.retrain._problem import cholesky
 from foretaste.tangent import infinite_ntk
 from foretaste.tangent.infinite import Layer, Serial
 
@@ -30,7 +31,7 @@ def gp_predict(
     y_L: class ids (L,), with ``classes`` of them; or (L, C) targets. ridge: λ, by default 1e-6 of the mean diagonal.
     """
     own = isinstance(net, nn.Module)
-    how = Infinite(parametrisation, W_std, b_std, None if own else net, budget)
+    how = Infinite(parametrisation, W_std, b_std, None if own else net)
     layer = layer_of(net if own else nn.Identity(), how)  # type: ignore[arg-type]
     y_LC = _targets(y_L, len(x_L), _classes(layer) if classes is None else classes)
     theta_LL = infinite_ntk(layer, x_L, parametrisation=parametrisation, budget=budget)
@@ -57,14 +58,7 @@ def leave_one_out(theta_LL: Tensor, y_LC: Tensor, ridge: float) -> Tensor:
 def _factor(theta_LL: Tensor, ridge: float) -> Tensor:
     A = theta_LL.clone()
     A.diagonal().add_(ridge)
-    chol, info = torch.linalg.cholesky_ex(A)
-    if info.any():
-        least = float(torch.linalg.eigvalsh(A)[0])
-        raise ValueError(
-            f"Cholesky of Θ_LL + λI failed: L={len(A)}, λ={ridge:.1e}, least eigenvalue {least:.1e}; "
-            f"try ridge > {1.1 * (ridge - least):.1e}"
-        )
-    return chol
+    return cholesky(A, ridge)
 
 
 def _classes(layer: Any) -> int | None:

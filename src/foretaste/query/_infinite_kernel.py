@@ -8,63 +8,44 @@ from torch import Tensor, nn
 
 from foretaste.acquire import nearest
 from foretaste.tangent import Inputs, counterpart, infinite_ntk
-from foretaste.tangent._memory import resolve
 from foretaste.tangent.infinite import PARAMETRISATIONS, Layer
 
 DIAGONAL = 8  # points at a time where only the diagonal is wanted: a call has its price too
 
 
-class Held:
-    """Layers as they are: options are read by ``asdict``, and layers are dataclasses themselves."""
-
-    def __init__(self, layers: Any) -> None:
-        self.layers = layers
-
-    def __deepcopy__(self, memo: Any) -> "Held":
-        return self
-
-    def __repr__(self) -> str:
-        return repr(self.layers)
-
-
 @dataclass(frozen=True)
 class Infinite:
-    """The infinite network, and how its Θ is computed.
+    """The infinite network.
 
     spec: layers of ``foretaste.tangent.infinite``, or a network that has a counterpart, for a network that has none.
     parametrisation: "standard" (torch's) or "ntk". W_std, b_std: of every layer, √2 and 0 unless told; layers have
-    their own. budget: bytes or "8GB" that computing Θ may take. watch: inputs watched instead of the pool.
+    their own.
     """
 
     parametrisation: str = "standard"
     W_std: float | None = None
     b_std: float | None = None
     spec: Any = None
-    budget: int | str | None = None
-    watch: Any = None
 
     def __post_init__(self) -> None:
         if self.parametrisation not in PARAMETRISATIONS:
             known = nearest(self.parametrisation, PARAMETRISATIONS, "Known")
             raise ValueError(f"unknown parametrisation {self.parametrisation!r}{known}")
-        resolve(self.budget)
-        spec = self.spec.layers if isinstance(self.spec, Held) else self.spec
-        if spec is None or isinstance(spec, nn.Module):
+        if self.spec is None or isinstance(self.spec, nn.Module):
             return
-        if isinstance(spec, type) or not hasattr(spec, "apply") or not hasattr(spec, "shape"):
+        if isinstance(self.spec, type) or not hasattr(self.spec, "apply") or not hasattr(self.spec, "shape"):
             raise TypeError(
-                f"spec is {spec!r}; expected layers of foretaste.tangent.infinite, as Serial(Dense(64), Relu(), "
+                f"spec is {self.spec!r}; expected layers of foretaste.tangent.infinite, as Serial(Dense(64), Relu(), "
                 "Dense(10)), or a torch network that has a counterpart"
             )
         if self.W_std is not None or self.b_std is not None:
             raise ValueError("W_std and b_std are of a counterpart; the layers of spec have their own, set them there")
-        object.__setattr__(self, "spec", Held(spec))
 
 
 def layer_of(net: nn.Module, how: Infinite) -> Layer:
     """The infinite network that is meant; raises, naming the option, where ``net`` has no counterpart."""
-    if isinstance(how.spec, Held):
-        return how.spec.layers
+    if not isinstance(how.spec, nn.Module | None):
+        return how.spec
     scale = {"W_std": how.W_std, "b_std": how.b_std}
     given: dict[str, float] = {k: v for k, v in scale.items() if v is not None}
     try:
@@ -85,7 +66,9 @@ class Blocks:
     diag_U: Tensor | None
 
 
-def blocks(layer: Layer, x_L: Inputs | None, x_U: Inputs, x_W: Inputs | None, how: Infinite) -> Blocks:
+def blocks(
+    layer: Layer, x_L: Inputs | None, x_U: Inputs, x_W: Inputs | None, parametrisation: str, budget: int | str | None
+) -> Blocks:
     """One run of the kernel, over L and U with themselves (half the work), or L and W with L and U."""
     for name, x in (("x_L", x_L), ("x_U", x_U), ("watch", x_W)):
         if x is not None and not (isinstance(x, Tensor) and x.is_floating_point()):
@@ -93,7 +76,7 @@ def blocks(layer: Layer, x_L: Inputs | None, x_U: Inputs, x_W: Inputs | None, ho
             raise TypeError(f"{name} is {what}; the infinite-width kernel takes floating tensors")
 
     def theta(x: Tensor, x2: Tensor | None = None) -> Tensor:
-        return infinite_ntk(layer, x, x2, parametrisation=how.parametrisation, budget=how.budget)
+        return infinite_ntk(layer, x, x2, parametrisation=parametrisation, budget=budget)
 
     def after_L(x: Any) -> Tensor:
         return x if x_L is None else torch.cat([x_L, x])  # type: ignore[list-item]

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from foretaste.acquire import register
 from foretaste.network import LossPrediction, fit_ll4al_alone, predict_losses
-from foretaste.query._lookaheads import ranked
+from foretaste.query._pick import highest
 from foretaste.query._request import Request
-from foretaste.tangent import check_inputs, size, subject
+from foretaste.tangent import check_inputs, subject
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LL4AL:
 def ll4al(
     request: Request, module: LossPrediction | None = None, layers: Any = None, steps: int = 600
 ) -> tuple[Tensor, Tensor]:
-    """The highest predicted losses l̂(x); one pass over the pool.
+    """The highest predicted losses l̂(x); one pass over the pool. Classes or regression: it needs a loss, not classes.
 
     Only their order was trained for. With ``layers`` a module is first trained alone on the finished network: unlike
     the paper's, which shapes the network's features while both learn.
@@ -46,16 +46,16 @@ def ll4al(
     subj = subject(request.net, params=lambda name: True)
     check_inputs(request.x_U, "x_U", subj.device)
     if module is None:
-        if request.x_L is None or size(request.x_L) == 0:
+        if not isinstance(request.x_L, Tensor | None):
+            raise TypeError(
+                f"x_L is a {type(request.x_L).__name__}; a module is trained here on one tensor of points. Wrap the "
+                'network, or train the module elsewhere and give options={"module": module}'
+            )
+        if request.x_L is None or request.L == 0:
             raise ValueError(
                 "x_L is empty, and a loss-prediction module learns from labelled points; label two or more"
             )
         check_inputs(request.x_L, "x_L", subj.device, like=request.x_U)
-        if not isinstance(request.x_L, Tensor):
-            raise TypeError(
-                "x_L is a dict; a module is trained here on one tensor of points. Wrap the network, or train the "
-                'module elsewhere and give options={"module": module}'
-            )
         seed = int(torch.randint(2**62, (), generator=request.generator))
         y_L = torch.as_tensor(request.y_L)
         module = fit_ll4al_alone(subj.net, request.x_L, y_L, layers=layers, loss=request.loss, steps=steps, seed=seed)
@@ -64,4 +64,5 @@ def ll4al(
         raise ValueError(
             f"module is on {p.device} in {p.dtype}, the network on {subj.device} in {subj.dtype}; use module.to()"
         )
-    return ranked(request, predict_losses(subj.net, module, request.x_U))
+    losses_U = predict_losses(subj.net, module, request.x_U)
+    return highest(losses_U, request.batch_size, request.generator), losses_U

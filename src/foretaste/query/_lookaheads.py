@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,41 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import find
 from foretaste.query._atonce import at_once
 from foretaste.query._journal import Journal, fingerprint, open_journal
 from foretaste.query._request import Request
 from foretaste.query._retraining import Measure, Retraining, Step
-from foretaste.retrain import State
-from foretaste.tangent import Inputs, check_inputs, outputs, size, subject, take
-from foretaste.tangent._memory import resolve
+from foretaste.tangent import subject, take
 
 
 @dataclass(frozen=True)
 class Running:
-    """How it is run; none of it changes a score but ``watch``.
+    """How it is run; none of it changes a score.
 
-    chunk_size: candidates at once; None is what ``budget`` holds, 1 does without vmap. budget: bytes or "8GB".
-    resume: a file to which what is found is appended; a query killed and asked again with it goes on from there.
-    progress: called with (retrainings done, of how many). watch: inputs watched instead of the pool.
+    chunk_size: candidates at once; None is what the query's ``budget`` holds, 1 does without vmap. resume: a file to
+    which what is found is appended; a query killed and asked again with it goes on from there.
     """
 
     chunk_size: int | None = None
-    budget: int | str | None = None
     resume: str | os.PathLike[str] | None = None
-    progress: Callable[[int, int], object] | None = None
-    watch: Any = None
 
     def __post_init__(self) -> None:
         whole(chunk_size=1 if self.chunk_size is None else self.chunk_size)
-        resolve(self.budget)
         if self.resume is not None and (not Path(self.resume).parent.is_dir() or Path(self.resume).is_dir()):
             raise ValueError(f"resume={str(self.resume)!r}; expected a file in a folder that exists")
-        if (tell := self.progress) is not None:
-            if not callable(tell):
-                raise TypeError(f"progress is a {type(tell).__name__}; expected a function of (done, total)")
-            # A method would be copied with its object when the options are read; a function is not.
-            object.__setattr__(self, "progress", lambda done, total: tell(done, total))
 
 
 def whole(**numbers: Any) -> None:
@@ -60,33 +46,6 @@ def rates(lr: Any, momentum: Any = 0.0) -> None:
         raise ValueError(f"momentum={momentum!r}; expected a number from 0 up to, but not, 1")
 
 
-def asked(request: Request, name: str) -> State:
-    """The request's own checks, and f on the pool; no kernel."""
-    find(name).check(request.state.C)
-    return request.state
-
-
-def watched(request: Request, watch: Inputs | None) -> tuple[Inputs, Tensor]:
-    """The watched points and f on them, (W, C)."""
-    state = request.state
-    own = state.net is not state.pool_net
-    if watch is not None:
-        if own:
-            raise ValueError("watch= and options={'watch': ...} were both given; give one")
-        subj = subject(request.net)
-        check_inputs(watch, "watch", subj.device, like=request.x_U)
-        if size(watch) == 0:
-            raise ValueError("watch has no points; give at least one, or None to watch the pool")
-        return watch, outputs(subj, watch, name="watch")
-    if not own:
-        return request.x_U, state.net
-    if not (at_W := list(state._problem.at_W)):
-        raise ValueError(
-            "watch= with inputs does not reach a strategy that picks by itself; give options={'watch': inputs} instead"
-        )
-    return take(request.x_U, torch.tensor(at_W, device=first(request.x_U).device)), state.net
-
-
 def retrained(
     request: Request,
     name: str,
@@ -95,18 +54,26 @@ def retrained(
     lr: float,
     momentum: float,
     measure: Measure,
-    x_W: Inputs,
     run: Running,
 ) -> Tensor:
-    """Retrain on every job (candidate, class); Σ of ``measure`` over the watched points, (n,) float64."""
-    state, subj = request.state, subject(request.net)
+    """Retrain on every job (candidate, class); Σ of ``measure`` over the watched points, (n,) float64.
+
+    What is trained are the query's ``params``. progress is called with (retrainings done, of how many).
+    """
+    state, subj, x_W = request.state, subject(request.net, params=request.params), request.x_W
     x_L = request.x_L if state.L else None
     eye_CC = torch.eye(state.C, dtype=subj.dtype, device=subj.device)
     y_LC = state.targets(request.y_L).to(eye_CC) if x_L is not None else eye_CC[:0]
     how = Retraining(subj, x_L, y_LC, steps, request.loss, lr, momentum)
     journal: Journal | None = None
     if run.resume is not None:
-        settings = {"strategy": name, "loss": request.loss, "lr": lr, "momentum": momentum}
+        settings = {
+            "strategy": name,
+            "loss": request.loss,
+            "lr": lr,
+            "momentum": momentum,
+            "params": sorted(subj.params),
+        }
         order = [(f"step {s.times}", s.at_L) for s in steps]
         weights = [*subj.net.named_parameters(), *subj.net.named_buffers()]
         given = [("x_L", x_L), ("y_L", y_LC), ("x_U", request.x_U), ("watch", x_W), ("jobs", jobs_n2)]
@@ -115,7 +82,7 @@ def retrained(
     found = dict(journal.done) if journal else {}
     left = [job for job in jobs if job not in found]
     if left:
-        how, chunk = at_once(how, request.x_U, eye_CC[0], x_W, measure, len(jobs), run.budget, run.chunk_size)
+        how, chunk = at_once(how, request.x_U, eye_CC[0], x_W, measure, len(jobs), request.budget, run.chunk_size)
         for start in range(0, len(left), chunk):
             part = left[start : start + chunk]
             at, classes = torch.tensor(part, device=subj.device).T
@@ -130,17 +97,5 @@ def retrained(
             found |= new
             if journal:
                 journal.add(new)
-            if run.progress:
-                run.progress(len(found), len(jobs))
+            request.progress(len(found), len(jobs))
     return torch.tensor([found[job] for job in jobs], dtype=torch.float64, device=state.net.device)
-
-
-def ranked(request: Request, scores_U: Tensor) -> tuple[Tensor, Tensor]:
-    """The highest scores, ties broken by seed."""
-    rank_U = torch.randperm(request.U, generator=request.generator)
-    best = rank_U[scores_U.cpu()[rank_U].argsort(descending=True, stable=True)]
-    return best[: request.batch_size], scores_U
-
-
-def first(x: Inputs) -> Tensor:
-    return x if isinstance(x, Tensor) else next(iter(x.values()))

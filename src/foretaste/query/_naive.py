@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from foretaste.acquire import probabilities, pseudo_labels, register
-from foretaste.query._lookaheads import Running, asked, ranked, rates, retrained, watched, whole
+from foretaste.query._lookaheads import Running, rates, retrained, whole
+from foretaste.query._pick import highest
 from foretaste.query._request import Request
 from foretaste.query._retraining import Measure, Step, epochs_of
 
@@ -41,15 +42,11 @@ def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
 
     Mohamadi, Bae and Sutherland, NeurIPS 2022 (arXiv 2206.12569), Fig. 1a. Differs from them where they are silent: see
     ``Retrain``. Under cross-entropy the change is of softmax outputs, as in mlmoc. BatchNorm keeps its running
-    statistics and dropout is off. Every parameter that requires grad is trained. Costs U (E L + W) passes.
+    statistics and dropout is off. Every parameter that requires grad is trained, or the query's ``params``. Costs
+    U (E L + W) passes.
     """
-    how, state = Retrain(**options), asked(request, "naive")
-    x_W, f_WC = watched(request, how.watch)
-    jobs_U2 = torch.stack([torch.arange(request.U, device=f_WC.device), pseudo_labels(state).argmax(1)], 1)
-    steps = how.steps(request)
-    change = moved(f_WC, request.loss)
-    scores_U = retrained(request, "naive", jobs_U2, steps, how.lr, how.momentum, change, x_W, how)
-    return ranked(request, scores_U)
+    how = Retrain(**options)
+    return most_moved(request, "naive", how.steps(request), how.lr, how.momentum, how)
 
 
 @register("eer_retrain", needs="classes", picks=True, options=Retrain)
@@ -60,18 +57,27 @@ def eer_retrain(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     weights; the released code goes on from those of the label before. Labels of no probability are not trained for.
     Retraining as in naive, up to C times its cost.
     """
-    how, state = Retrain(**options), asked(request, "eer_retrain")
-    x_W, _ = watched(request, how.watch)
-    p_UC = probabilities(state.pool_net, request.loss)
+    how = Retrain(**options)
+    p_UC = probabilities(request.state.pool_net, request.loss)
     jobs_n2 = p_UC.nonzero()
     steps = how.steps(request)
 
     def left(f_uwC: Tensor, at: slice) -> Tensor:
         return torch.special.entr(probabilities(f_uwC, request.loss)).sum((1, 2))
 
-    left_n = retrained(request, "eer_retrain", jobs_n2, steps, how.lr, how.momentum, left, x_W, how)
+    left_n = retrained(request, "eer_retrain", jobs_n2, steps, how.lr, how.momentum, left, how)
     expected_U = torch.zeros_like(p_UC[:, 0]).index_add_(0, jobs_n2[:, 0], p_UC[jobs_n2[:, 0], jobs_n2[:, 1]] * left_n)
-    return ranked(request, -expected_U)
+    return highest(-expected_U, request.batch_size, request.generator), -expected_U
+
+
+def most_moved(
+    request: Request, name: str, steps: tuple[Step, ...], lr: float, momentum: float, run: Running
+) -> tuple[Tensor, Tensor]:
+    """The largest Σ_i ‖f⁺_i − f_i‖, every candidate retrained on with its likeliest label."""
+    f_WC, label_U = request.state.net, pseudo_labels(request.state).argmax(1)
+    jobs_U2 = torch.stack([torch.arange(request.U, device=label_U.device), label_U], 1)
+    scores_U = retrained(request, name, jobs_U2, steps, lr, momentum, moved(f_WC, request.loss), run)
+    return highest(scores_U, request.batch_size, request.generator), scores_U
 
 
 def moved(f_WC: Tensor, loss: str) -> Measure:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import pseudo_labels, register
-from foretaste.query._lookaheads import Running, asked, ranked, rates, retrained, watched
-from foretaste.query._naive import moved
+from foretaste.acquire import register
+from foretaste.query._lookaheads import Running, rates
+from foretaste.query._naive import most_moved
 from foretaste.query._request import Request
 from foretaste.query._retraining import Step
 
@@ -40,10 +40,6 @@ def onestep(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     Output Changes, 2016; they take the expectation over labels (Eq. 3), the paper's Fig. 1b the likeliest one. Costs
     U backward and U W forward passes.
     """
-    how, state = OneStep(**options), asked(request, "onestep")
-    x_W, f_WC = watched(request, how.watch)
-    jobs_U2 = torch.stack([torch.arange(request.U, device=f_WC.device), pseudo_labels(state).argmax(1)], 1)
-    alone = (Step(torch.empty(0, dtype=torch.int64, device=f_WC.device), 1),)
-    change = moved(f_WC, request.loss)
-    scores_U = retrained(request, "onestep", jobs_U2, alone, how.lr, 0.0, change, x_W, how)
-    return ranked(request, scores_U)
+    how = OneStep(**options)
+    alone = Step(torch.empty(0, dtype=torch.int64, device=request.state.net.device), 1)
+    return most_moved(request, "onestep", (alone,), how.lr, 0.0, how)

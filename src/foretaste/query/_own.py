@@ -23,8 +23,8 @@ def pick_itself(how: Strategy, request: Request, settings: dict[str, Any], progr
             f"strategy {how.name!r} picked {len(got.indices)} points, {len(set(got.indices))} of them different and "
             f"{len(wrong)} outside the pool; expected {request.batch_size} different positions below {request.U}"
         )
-    for done in range(1, len(got.indices) + 1):
-        progress(done, request.batch_size)
+    if not progress.told:
+        progress.all(request.batch_size)
     return got
 
 

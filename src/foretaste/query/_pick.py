@@ -14,7 +14,23 @@ from foretaste.retrain import State
 
 Score = Callable[[State], Tensor]
 Ask = Callable[[int], Any]
-Progress = Callable[[int, int], object]
+
+
+@dataclass
+class Progress:
+    """``tell(done, total)``, and whether it was ever called."""
+
+    tell: Callable[[int, int], object] | None = None
+    told: bool = False
+
+    def __call__(self, done: int, total: int) -> None:
+        self.told = True
+        if self.tell is not None:
+            self.tell(done, total)
+
+    def all(self, total: int) -> None:
+        for done in range(1, total + 1):
+            self(done, total)
 
 
 @dataclass
@@ -30,12 +46,9 @@ def pick_top(state: State, score: Score, batch_size: int, generator: torch.Gener
     got = Picked()
     got.scores_U = _timed(got, score, state)
     start = time.perf_counter()
-    rank_U = torch.randperm(state.U, generator=generator)
-    scores_U = got.scores_U.cpu()[rank_U]
-    got.indices = rank_U[scores_U.argsort(descending=True, stable=True)[:batch_size]].tolist()
+    got.indices = highest(got.scores_U, batch_size, generator).tolist()
     got.seconds["select"] += time.perf_counter() - start
-    for done in range(1, len(got.indices) + 1):
-        progress(done, batch_size)
+    progress.all(batch_size)
     return got
 
 
@@ -82,6 +95,12 @@ def pick_each(
             got.seconds["select"] += time.perf_counter() - start
             scores_U = _timed(got, score, state)
     return got
+
+
+def highest(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """(n,) positions of the highest scores, best first, on the CPU; ties are broken by lot."""
+    rank_U = torch.randperm(len(scores_U), generator=generator)
+    return rank_U[scores_U.cpu()[rank_U].argsort(descending=True, stable=True)[:n]]
 
 
 def best(scores_U: Tensor, open_U: Tensor, rank_U: Tensor) -> int:

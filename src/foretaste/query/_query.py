@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from foretaste.acquire import finish
 from foretaste.query._checks import check_request
 from foretaste.query._own import pick_itself
-from foretaste.query._pick import pick_each, pick_top
+from foretaste.query._pick import Progress, pick_each, pick_top
 from foretaste.query._request import Request
 from foretaste.query._result import Query
-from foretaste.retrain import State, linearize
+from foretaste.retrain import State
 from foretaste.tangent import Inputs, Output, Params
 
 
@@ -44,30 +44,28 @@ def query(
 
     strategy: a name of ``ft.strategies()``, or fn(state) -> (U,). select: "auto" (the strategy's own), "top", "greedy",
     "fantasy", or "sequential", which calls ``oracle(id, or position if there are none) -> label`` after each pick;
-    None skips. progress(done, total) is called after each pick. The rest is of ``ft.linearize``.
+    None skips. progress(done, total) is called after each pick, or by a strategy that retrains as it goes on. The rest
+    is of ``ft.linearize``, and changes nothing where a strategy has no use for it (docs/strategies.md).
     """
     begin = time.perf_counter()
-    how, select, settings = check_request(strategy, select, batch_size, x_U, oracle, ids, options)
-    generator = torch.Generator().manual_seed(seed)
-    tally = progress or (lambda done, total: None)
+    generator, tally = torch.Generator().manual_seed(seed), Progress(progress)
+    request = Request(
+        net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
+        budget=budget, params=params, seed=seed, progress=tally,
+    )  # fmt: skip
+    how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
     seconds = {"outputs": 0.0, "kernel": 0.0}
-
-    def make() -> State:
-        return linearize(
-            net, x_L, y_L, x_U,
-            watch=watch, output=output, ridge=ridge, method=method, loss=loss, params=params, budget=budget, seed=seed,
-        )  # fmt: skip
-
-    if how.picks:
-        request = Request(net, x_L, y_L, x_U, loss, batch_size, generator, make)
-        got, state, kernel = pick_itself(how, request, settings, tally), request.made, False
-    else:
-        state = make()
-        how.check(state.C)
+    if not how.picks:
+        _ = request.state  # a pass over the pool, which tells C too
         seconds["outputs"] = time.perf_counter() - begin
+    if {"classes", "regression"} & {*how.needs}:
+        how.check(request.C)
+    if how.picks:
+        got, kernel = pick_itself(how, request, settings, tally), False
+    else:
         if kernel := "kernel" in how.needs:
             start = time.perf_counter()
-            _ = state.u
+            _ = request.state.u
             seconds["kernel"] = time.perf_counter() - start
         ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
 
@@ -75,16 +73,17 @@ def query(
             return finish(state, how.fn(state, **settings), how.name)
 
         if select == "top":
-            got = pick_top(state, score, batch_size, generator, tally)
+            got = pick_top(request.state, score, batch_size, generator, tally)
         else:
-            got = pick_each(state, score, select, batch_size, generator, tally, ask)
+            got = pick_each(request.state, score, select, batch_size, generator, tally, ask)
             kernel |= len(got.indices) > (0 if select == "sequential" else 1)
     seconds |= got.seconds | {"total": time.perf_counter() - begin}
     info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
-    if state is not None:
+    if (state := request.made) is not None:
         info |= {"method": type(state).__name__.lower(), "residual_L": state.residual_L, "watched": state.W}
     # Of a strategy that needed no kernel, λ and s² are not worth one.
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
+    info |= request.info
     return Query(
         np.asarray(got.indices, dtype=np.int64),
         None if ids is None else [ids[j] for j in got.indices],

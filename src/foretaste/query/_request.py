@@ -1,39 +1,76 @@
 """What a strategy that picks by itself is given."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from foretaste.retrain import State
-from foretaste.tangent import Inputs, size
+from foretaste.retrain import State, linearize
+from foretaste.retrain._settings import watched
+from foretaste.tangent import Inputs, Output, Params, check_inputs, size, subject
+from foretaste.tangent._subject import probe
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """One question: which ``batch_size`` of x_U next? Registered with ``picks=True``, a strategy answers with their
-    positions, best first, or with (positions, scores_U). ``generator`` is on the CPU and seeded by the caller."""
+    positions, best first, or with (positions, scores_U).
+
+    ``generator`` is on the CPU and seeded by ``seed``. ``progress(done, total)`` is for work that takes long; where it
+    is never called, the picks are counted. ``info`` is the strategy's to fill, and goes into ``q.info``. The other
+    settings are those of ``ft.query``, as they came; one that a strategy has no use for changes nothing.
+    """
 
     net: nn.Module
     x_L: Inputs | None
     y_L: Any
     x_U: Inputs
-    loss: str
     batch_size: int
     generator: torch.Generator
-    linearize: Callable[[], State]
+    loss: str = "l2"
+    watch: Inputs | int | None = None
+    ridge: float | None = None
+    output: Output = "sum"
+    method: str = "auto"
+    budget: int | str | None = None
+    params: Params = None
+    seed: int = 0
+    progress: Callable[[int, int], object] = lambda done, total: None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def L(self) -> int:
+        return 0 if self.x_L is None else size(self.x_L)
 
     @property
     def U(self) -> int:
         return size(self.x_U)
 
     @cached_property
+    def C(self) -> int:
+        """Outputs of the network, by a few points of the pool: finite, (N, C), and each point's own, or it raises."""
+        if self.made is not None:
+            return self.made.C
+        subj = subject(self.net, params=lambda name: True)  # a frozen network has outputs too
+        check_inputs(self.x_U, "x_U", subj.device)
+        return probe(subj, self.x_U, "x_U")
+
+    @cached_property
+    def x_W(self) -> Inputs:
+        """The watched points, those of ``state``: x_U itself, the inputs given, or some of x_U by ``seed``."""
+        x_W, _ = watched(self.watch, self.x_U, self.seed)
+        return self.x_U if x_W is None else x_W
+
+    @cached_property
     def state(self) -> State:
         """The linearised network; asked for, it costs a pass over the pool, and a kernel when S is."""
-        return self.linearize()
+        return linearize(
+            self.net, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
+            method=self.method, loss=self.loss, params=self.params, budget=self.budget, seed=self.seed,
+        )  # fmt: skip
 
     @property
     def made(self) -> State | None:
