@@ -17,9 +17,9 @@ from foretaste.testing._found import changed, found
 SETTINGS = {
     "naive": {"epochs": 1},
     "eer_retrain": {"epochs": 1},
-    "ll4al": {"layers": ["layers.1"]},
+    "ll4al": {"layers": ["layers.1"], "steps": 20},
 }
-SLOW = {"eer", "eer_retrain", "ll4al"}
+SLOW = {"eer", "eer_retrain"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in strategies()])
