@@ -124,3 +124,12 @@ def test_no_kernel_is_computed(strategy, loss, monkeypatch):
         assert len(query(NET, X_L, Y_L, X_U, strategy=strategy, select="greedy", batch_size=1, loss=loss)) == 1
     with pytest.raises(AssertionError, match="a kernel was computed"):
         query(NET, X_L, Y_L, X_U, strategy="gain", batch_size=5, loss=loss)
+
+
+def test_precision_is_named() -> None:
+    net = torch.nn.Linear(3, 2).eval()
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="unknown precision 'tf23'; did you mean 'tf32'"):
+        query(net, x[:2], torch.tensor([0, 1]), x, precision="tf23", batch_size=2)
+    q = query(net, x[:2], torch.tensor([0, 1]), x, strategy="mlmoc", precision="half", batch_size=2)
+    assert q.info["precision"] == "half"

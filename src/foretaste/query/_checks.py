@@ -10,6 +10,7 @@ from foretaste.acquire import SELECTS, Strategy, find, nearest
 from foretaste.query._request import Request
 from foretaste.retrain._settings import check_settings
 from foretaste.tangent._memory import resolve
+from foretaste.tangent._subject import PRECISIONS
 
 
 def check_request(
@@ -42,6 +43,8 @@ def check_request(
     _told(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
     if request.budget is not None:
         _told(faults, resolve, request.budget)
+    if request.precision not in PRECISIONS:
+        faults.append(f"unknown precision {request.precision!r}{nearest(request.precision, PRECISIONS, 'Known')}")
     if progress is not None and not callable(progress):
         faults.append(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
     if faults:

@@ -37,6 +37,7 @@ def query(
     method: str = "auto",
     budget: int | str | None = None,
     params: Params = None,
+    precision: str = "float32",
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Query:
@@ -51,7 +52,7 @@ def query(
     generator, tally = torch.Generator().manual_seed(seed), Progress(progress)
     request = Request(
         net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
-        budget=budget, params=params, seed=seed, progress=tally,
+        budget=budget, params=params, precision=precision, seed=seed, progress=tally,
     )  # fmt: skip
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
     seconds = {"outputs": 0.0, "kernel": 0.0}
@@ -81,6 +82,7 @@ def query(
     info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
     if (state := request.made) is not None:
         info |= {"method": type(state).__name__.lower(), "residual_L": state.residual_L, "watched": state.W}
+        info |= {"precision": precision}
     # Of a strategy that needed no kernel, λ and s² are not worth one.
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
     info |= request.info

@@ -37,6 +37,7 @@ class Request:
     method: str = "auto"
     budget: int | str | None = None
     params: Params = None
+    precision: str = "float32"
     seed: int = 0
     progress: Callable[[int, int], object] = lambda done, total: None
     info: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +70,8 @@ class Request:
         """The linearised network; asked for, it costs a pass over the pool, and a kernel when S is."""
         return linearize(
             self.net, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
-            method=self.method, loss=self.loss, params=self.params, budget=self.budget, seed=self.seed,
+            method=self.method, loss=self.loss, params=self.params, budget=self.budget,
+            precision=self.precision, seed=self.seed,
         )  # fmt: skip
 
     @property
