@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,18 +57,19 @@ def query(
     )  # fmt: skip
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
     seconds = {"outputs": 0.0, "kernel": 0.0}
-    if not how.picks:
-        _ = request.state  # a pass over the pool, which tells C too
-        seconds["outputs"] = time.perf_counter() - begin
     if {"classes", "regression"} & {*how.needs}:
         how.check(request.C)
     if how.picks:
         got, kernel = pick_itself(how, request, settings, tally), False
     else:
+        # One pass over the pool gives f and, where it is needed, Θ.
+        request = replace(request, eager="kernel" in how.needs)
+        _ = request.state
+        seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
         if kernel := "kernel" in how.needs:
             start = time.perf_counter()
             _ = request.state.u
-            seconds["kernel"] = time.perf_counter() - start
+            seconds["kernel"] += time.perf_counter() - start
         ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
 
         def score(state: State) -> Tensor:

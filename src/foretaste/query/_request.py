@@ -39,6 +39,7 @@ class Request:
     params: Params = None
     precision: str = "float32"
     seed: int = 0
+    eager: bool = False  # whether the state's kernel is computed with it
     progress: Callable[[int, int], object] = lambda done, total: None
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -71,7 +72,7 @@ class Request:
         return linearize(
             self.net, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
             method=self.method, loss=self.loss, params=self.params, budget=self.budget,
-            precision=self.precision, seed=self.seed,
+            precision=self.precision, seed=self.seed, eager=self.eager,
         )  # fmt: skip
 
     @property

@@ -4,14 +4,15 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretaste.retrain._labels import labels_of
 from foretaste.retrain._problem import Problem
 from foretaste.retrain._settings import check_settings, state_of, watched
 from foretaste.retrain._state import State
-from foretaste.retrain._theta import of_network
+from foretaste.retrain._theta import at_once, of_network
 from foretaste.tangent import Inputs, Output, Params, check_inputs, outputs, size, subject
+from foretaste.tangent._subject import exact, probe
 
 
 def linearize(
@@ -31,6 +32,7 @@ def linearize(
     precision: str = "float32",
     theta_scale: float = 1.0,
     seed: int = 0,
+    eager: bool = False,
 ) -> State:
     """What ``net`` becomes with one label more, without training (Eq. 11, 12; docs/mathematics.md, Look-ahead).
 
@@ -38,48 +40,42 @@ def linearize(
     instead; an int is that many random pool points by ``seed``. ``time`` is t of Eq. 5, learning rate × steps on
     ½Σ‖f − y‖²; finite, it is solved directly. ``precision`` is of Θ on a CUDA device: "float32", or "half", several
     times faster (docs/benchmarks.md has the rankings). ``theta_scale`` multiplies Θ, which changes the answer under
-    cross-entropy (and with a given ridge).
+    cross-entropy (and with a given ridge). ``eager`` computes Θ now, and f with it: a pass less, if S is wanted.
     """
     check_settings(ridge, method, loss, time, theta_scale)
     subj = subject(net, output=output, params=params)
     check_inputs(x_U, "x_U", subj.device)
     if size(x_U) == 0:
         raise ValueError("x_U is empty; expected at least one candidate")
-    f_UC = outputs(subj, x_U, name="x_U", precision=precision)
-    if f_UC.dim() != 2:
-        raise ValueError(f"net returns {tuple(f_UC.shape)} for {size(x_U)} points; expected ({size(x_U)}, C)")
-    labels = labels_of(y_L, f_UC.shape[1], loss, subj.device, f_UC.device)
     if (x_L is None) != (y_L is None):
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
-    f_LC = y_LC = f_UC[:0]
+    C = probe(subj, x_U, "x_U")
+    labels = labels_of(y_L, C, loss, subj.device, exact(torch.empty(0, device=subj.device)).device)
+    y_LC = torch.empty(0, C, dtype=torch.float64, device=labels.home)
     if x_L is not None:
         check_inputs(x_L, "x_L", subj.device, like=x_U)
         if size(x_L) == 0 and torch.as_tensor(y_L).numel() == 0:
             x_L = None
         else:
             y_LC = labels.targets(y_L, size(x_L), "y_L")
-            f_LC = outputs(subj, x_L, name="x_L", precision=precision)
     x_W, at_W = watched(watch, x_U, seed)
-    if isinstance(watch, int):
-        f_WC = f_UC[list(at_W)]
-    elif x_W is not None:
+    if x_W is not None:
         check_inputs(x_W, "watch", subj.device, like=x_U)
         if size(x_W) == 0:
             raise ValueError("watch has no points; give at least one, or None to watch the pool")
-        f_WC = outputs(subj, x_W, name="watch", precision=precision)
-    else:
-        f_WC = f_UC
-    B = f_UC.shape[1] if output == "full" else 1
+    B = C if output == "full" else 1
+    f: dict[str, Tensor] = {}
     kernels = of_network(
-        net,
-        x_L,
-        x_U,
-        x_W,
-        B=B,
-        output=output,
-        params=params,
-        budget=budget,
-        precision=precision,
-        scale=float(theta_scale),
-    )
+        net, x_L, x_U, x_W, B=B, output=output, params=params, budget=budget, precision=precision,
+        scale=float(theta_scale), f=f,
+    )  # fmt: skip
+    if eager:
+        kernels = at_once(kernels)
+
+    def f_of(name: str, x: Inputs, said: str) -> Tensor:
+        return f[name] if name in f else outputs(subj, x, name=said, precision=precision)
+
+    f_UC = f_of("U", x_U, "x_U")
+    f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
+    f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
     return state_of(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time), method)

@@ -52,8 +52,12 @@ def of_network(
     budget: int | str | None,
     precision: str,
     scale: float,
+    f: dict[str, Tensor] | None = None,
 ) -> Kernels:
-    """From one run of the tangent engine, with x_W None for W = U and x_L None for an empty L."""
+    """From one run of the tangent engine, with x_W None for W = U and x_L None for an empty L.
+
+    ``f`` is filled with the outputs on L, W and U when that run is made.
+    """
 
     how: dict[str, Any] = {"output": output, "params": params, "budget": budget, "precision": precision}
 
@@ -64,7 +68,7 @@ def of_network(
         if x_L is not None:
             blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
         diagonals = ["U", "W"] if w == "W" else []
-        theta, diag = gram(net, sets, blocks, diagonals, **how)
+        theta, diag = gram(net, sets, blocks, diagonals, **how, f=f)
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(size(x_U) * B, 0))
@@ -96,6 +100,12 @@ def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
     """(N, B, B), copied out of (N·B, N·B)."""
     n = theta.shape[0] // B
     return theta.reshape(n, B, n, B).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
+
+
+def at_once(kernels: Kernels) -> Kernels:
+    """The same, computed now; handed out once, so that nobody else keeps Θ."""
+    box = [kernels.load()]
+    return Kernels(box.pop, kernels.row, kernels.ours)
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from foretaste.tangent._memory import resolve
 from foretaste.tangent._plan import Group, Job, Plan, make_plan
 from foretaste.tangent._record import record
 from foretaste.tangent._rows import Rows
-from foretaste.tangent._subject import PRECISIONS, Output, Params, Subject, nearest, probe, subject, untouched
+from foretaste.tangent._subject import PRECISIONS, Output, Params, Subject, exact, nearest, probe, subject, untouched
 from foretaste.tangent._theta import Block, Theta, steps
 
 log = logging.getLogger("foretaste")
@@ -37,11 +37,13 @@ def gram(
     budget: int | float | str | None = None,
     precision: str = "float32",
     progress: Progress | None = None,
+    f: dict[str, Tensor] | None = None,
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """Θ for each block (a, b), float64 (N_a·B, N_b·B), and for each diagonal, (N_a, B, B). B is 1, or C for "full".
 
     precision, of a float32 network: "float32"; "tf32", passes and products in TF32 on a CUDA device; "half", the same
     with rows kept and multiplied in float16. Rankings survive the latter two only because rows are centred (_rows.py).
+    f: a dict to be filled with the network's outputs on each set, (N, C) in float64, which a pass has anyway.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}{nearest(precision, PRECISIONS)}")
@@ -55,16 +57,21 @@ def gram(
     theta = Theta({k: size(x) for k, x in sets.items()}, blocks, diagonals, found.heads, like)
     points = sum(size(x) for x in sets.values())
     total, done = len(plan.groups) * points, 0
+    seen: list[Tensor] = []
     with untouched(subj.device, precision):
-        for group in plan.groups:
+        for k, group in enumerate(plan.groups):
             run = Pass(subj, found, group, points, half=precision == "half")
             for at, x in chunks(sets, plan.chunk_size):
-                run.add(at, x)
+                f_nC = run.add(at, x)
+                if k == 0 and f_nC is not None:
+                    seen.append(f_nC)
                 done += at.stop - at.start
                 if progress:
                     progress(done, total)
             run.contract(theta, plan)
             del run  # its A and G, before the next group's are made
+    if f is not None and seen:
+        f |= zip(sets, exact(torch.cat(seen)).split([size(x) for x in sets.values()]))
     return theta.finish()
 
 
@@ -124,8 +131,9 @@ class Pass:
         like = next(iter(self.subj.params.values()))
         return Rows(self.points, self.found.heads, width, like, self.half, self.found.largest)
 
-    def add(self, at: slice, x: Inputs) -> None:
-        start = 0
+    def add(self, at: slice, x: Inputs) -> Tensor | None:
+        """Take a chunk of points; returns f on them, if this pass has it."""
+        start, f_NC = 0, None
         if modules := self.group.modules:
             calls, f_NC = record(self.subj, modules, x)
             self.finite &= torch.isfinite(f_NC).all()  # read once, at the end: reading waits for the device
@@ -140,6 +148,7 @@ class Pass:
             for name, cut in self.group.functional:
                 assert self.rows is not None
                 self.rows.write(at, slice(start, start := start + cut.stop - cut.start), found[name][:, :, cut])
+        return f_NC
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, list[Tensor]]]) -> None:
         if m not in self.kept:
