@@ -35,6 +35,7 @@ def mlmoc(state: State, reference: str | None = None) -> Tensor:
     scores_U = y_UC.new_empty(state.U)
     for at, S_Wu in blocks:
         scores_U[at] = move(S_Wu, state.push(y_UC[at], at))
+        del S_Wu  # its memory is the next block's
     return finish(state, scores_U, "mlmoc")
 
 
@@ -64,8 +65,17 @@ Move = Callable[[Tensor, Tensor], Tensor]
 def _moves(state: State, from_WC: Tensor) -> tuple[Move, Iterator[tuple[slice, Tensor]]]:
     """A function (S_Wu, a_uC) -> (u,) of Σ_i ‖f⁺_i − from_i‖, and the blocks to call it on."""
     if state.B == 1 and state.loss == "l2":
-        r_WC = state.mean - from_WC
-        return (lambda S_Wu, a_uC: lengths(S_Wu, a_uC, r_WC)), cached_blocks(state)
+        r_WC = None if from_WC is state.mean or torch.equal(from_WC, state.mean) else state.mean - from_WC
+        spare = state.mean.new_empty(0, 0)
+
+        def by_lengths(S_Wu: Tensor, a_uC: Tensor) -> Tensor:
+            # One buffer for all blocks, laid out as they are: fresh pages cost as much as the arithmetic.
+            nonlocal spare
+            if spare[:, : S_Wu.shape[1]].stride() != S_Wu.stride() or spare.shape < S_Wu.shape:
+                spare = torch.empty_like(S_Wu)
+            return lengths(S_Wu, a_uC, r_WC, spare[:, : S_Wu.shape[1]])
+
+        return by_lengths, cached_blocks(state)
     ce = state.loss == "ce"
     q_WC = torch.softmax(from_WC, 1) if ce else from_WC
 
@@ -76,11 +86,11 @@ def _moves(state: State, from_WC: Tensor) -> tuple[Move, Iterator[tuple[slice, T
     return by_outputs, narrow_blocks(state)
 
 
-def lengths(S_Wu: Tensor, a_uC: Tensor, r_WC: Tensor) -> Tensor:
-    """Σ_i ‖r_i + S_ij a_j‖ = Σ_i sqrt(‖r_i‖² + S_ij (2 r_i·a_j + S_ij ‖a_j‖²)), (u,): no (W, u, C)."""
-    if not r_WC.any():
-        return a_uC.norm(dim=1) * S_Wu.abs().sum(0)
+def lengths(S_Wu: Tensor, a_uC: Tensor, r_WC: Tensor | None, out: Tensor) -> Tensor:
+    """Σ_i ‖r_i + S_ij a_j‖ = Σ_i sqrt(‖r_i‖² + S_ij (2 r_i·a_j + S_ij ‖a_j‖²)), (u,): no (W, u, C). None is r = 0."""
+    if r_WC is None:
+        return a_uC.norm(dim=1) * torch.abs(S_Wu, out=out).sum(0)
     aa_u, rr_W1 = a_uC.square().sum(1), r_WC.square().sum(1, keepdim=True)
-    square = (r_WC @ (2 * a_uC.T)).addcmul_(S_Wu, aa_u).mul_(S_Wu).add_(rr_W1)
+    torch.mm(r_WC, 2 * a_uC.T, out=out).addcmul_(S_Wu, aa_u).mul_(S_Wu).add_(rr_W1)
     # Rounding can leave a square of zero just below it.
-    return square.clamp_min_(0).sqrt_().sum(0)
+    return out.clamp_min_(0).sqrt_().sum(0)

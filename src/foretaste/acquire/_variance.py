@@ -17,9 +17,10 @@ def variance(state: State) -> Tensor:
     scores_U = state.mean.new_empty(state.U)
     for at, S_Wu in cached_blocks(state):
         if state.B == 1:
-            scores_U[at] = S_Wu.square().sum(0) / state.u[at]
+            scores_U[at] = squares(S_Wu) / state.u[at]
         else:
             scores_U[at] = whitened(state, S_Wu, at).square().sum((0, 2))
+        del S_Wu  # its memory is the next block's
     return finish(state, scores_U, "variance")
 
 
@@ -33,7 +34,13 @@ def change(state: State) -> Tensor:
     scores_U = state.mean.new_empty(state.U)
     for at, S_Wu in cached_blocks(state):
         scores_U[at] = math.sqrt(2 / math.pi) * S_Wu.abs().sum(0) / state.u[at].sqrt()
+        del S_Wu
     return finish(state, scores_U, "change")
+
+
+def squares(S_Wu: Tensor) -> Tensor:
+    """Σ_i S_ij², (u,): in one pass where a column lies together in memory."""
+    return torch.linalg.vector_norm(S_Wu, dim=0).square_() if S_Wu.stride(0) == 1 else S_Wu.square().sum(0)
 
 
 def whitened(state: State, S_Wu: Tensor, at: slice) -> Tensor:

@@ -1,12 +1,12 @@
 """State by the block update of Eq. 12: a base after L, plus one factor for each kept label.
 
 After keeping K the posterior is S − S_·K (S_KK + λI)⁻¹ S_K·. Cholesky's factor of S_KK + λI, taken one label at a
-time, makes that S − F_W F_Uᵀ with one block column of F a label:  s = S_·j − F F_jᵀ,  s_j + λ = RRᵀ,  F ← [F, s R⁻ᵀ].
-The base is never copied. The mean is solved from the base again, so relabelling costs k³ and leaves nothing behind.
+time, makes that S − F_WᵀF_U with one block row of F a label:  s = S_j· − F_jᵀF,  s_j + λ = RRᵀ,  F ← [F; R⁻¹s].
+The base is never written to. The mean is solved from it again, so relabelling costs k³ and leaves nothing behind.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, SupportsIndex
 
@@ -14,25 +14,17 @@ import torch
 from torch import Tensor
 
 from foretaste.retrain._newton import many_labels
-from foretaste.retrain._posterior import Posterior
+from foretaste.retrain._posterior import Posterior, squares
 from foretaste.retrain._problem import cholesky
+from foretaste.retrain._running import Factors
 from foretaste.retrain._state import Label, State
 from foretaste.retrain._theta import sites
-
-
-@dataclass(frozen=True, eq=False)
-class Factor:
-    """The block column of one kept candidate: (W·B, B) and (U·B, B), one tensor if W = U."""
-
-    j: int
-    f_W: Tensor
-    f_U: Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(State):
     _posterior: Posterior
-    _factors: tuple[Factor, ...] = ()
+    _factors: Factors = field(default_factory=Factors)
 
     @property
     def ridge(self) -> float:
@@ -65,7 +57,7 @@ class Dense(State):
         base = self._posterior
         if not labelled:
             return base.mean_WC
-        S_WK = torch.cat([base.column(j) for j, _ in labelled], 1)
+        S_WK = base.columns([j for j, _ in labelled])
         return base.mean_WC + (S_WK @ self._weights(labelled)).reshape(base.mean_WC.shape)
 
     def _weights(self, labelled: tuple[tuple[int, Tensor], ...]) -> Tensor:
@@ -85,65 +77,61 @@ class Dense(State):
     def _with(self, kept: tuple[Label, ...]) -> "Dense":
         return replace(self, kept=kept, _factors=self._extend([j for j, _ in kept]))
 
-    def _extend(self, js: list[int]) -> tuple[Factor, ...]:
+    def _extend(self, js: list[int]) -> Factors:
         """The factors of js, in that order; those that the two orders share from the start are kept."""
-        factors: tuple[Factor, ...] = ()
-        for have, j in zip(self._factors, js):
-            if have.j != j:
+        shared = 0
+        for have, j in zip(self._factors.js, js):
+            if have != j:
                 break
-            factors += (have,)
-        for j in js[len(factors) :]:
-            factors += (self._factor(j, factors),)
+            shared += 1
+        factors = self._factors.first(shared)
+        for j in js[shared:]:
+            factors = self._append(factors, j)
         return factors
 
-    def _factor(self, j: int, factors: tuple[Factor, ...]) -> Factor:
-        base, B = self._posterior, self.B
+    def _append(self, factors: Factors, j: int) -> Factors:
+        base, B, same = self._posterior, self.B, self._problem.same
         here = slice(j * B, (j + 1) * B)
-        s_U, s_W = base.row(j).T, base.column(j)
-        if factors:
-            F_U = torch.cat([f.f_U for f in factors], 1)
-            s_U = s_U - F_U @ F_U[here].T
-            if not self._problem.same:
-                s_W = s_W - torch.cat([f.f_W for f in factors], 1) @ F_U[here].T
-        u = s_U[here].clone()
-        u.diagonal().add_(float(self._noise_U[j]))
+        s_U, s_W = base.row(j), base.columns([j]).T
+        if factors.js:
+            F_U = factors.U()
+            s_U = s_U - F_U[:, here].T @ F_U
+            if not same:
+                s_W = s_W - F_U[:, here].T @ factors.W()
+        u = s_U[:, here].clone()
+        u.diagonal().add_(self._noise_U[j])
+        if B == 1 and float(u) > 0:
+            R_inverse = u.rsqrt()
+            f_U = s_U * R_inverse
+            return factors.append(j, f_U, f_U if same else s_W * R_inverse)
         R = cholesky((u + u.T) / 2, self.ridge, "j")
-        f_U = torch.linalg.solve_triangular(R, s_U.T, upper=False).T
-        f_W = f_U if self._problem.same else torch.linalg.solve_triangular(R, s_W.T, upper=False).T
-        return Factor(j, f_W, f_U)
-
-    @cached_property
-    def _F_U(self) -> Tensor:
-        return torch.cat([f.f_U for f in self._factors], 1)
-
-    @cached_property
-    def _F_W(self) -> Tensor:
-        return self._F_U if self._problem.same else torch.cat([f.f_W for f in self._factors], 1)
+        f_U = torch.linalg.solve_triangular(R, s_U, upper=False)
+        return factors.append(j, f_U, f_U if same else torch.linalg.solve_triangular(R, s_W, upper=False))
 
     @cached_property
     def variance_blocks(self) -> Tensor:
         var_U = self._posterior.solved.var_U
-        if not self._factors:
-            return var_U
-        F = self._F_U.reshape(self.U, self.B, -1)
-        return var_U - F @ F.mT
+        return var_U - squares(self._factors.U(), self.B) if self._factors.js else var_U
 
     @cached_property
     def watched_variance(self) -> Tensor:
         var_W = self._posterior.solved.var_W
         if var_W is None:
             raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
-        if self._factors:
-            F = self._F_W.reshape(self.W, self.B, -1)
-            var_W = var_W - F @ F.mT
+        if self._factors.js:
+            var_W = self.variance_blocks if self._problem.same else var_W - squares(self._factors.W(), self.B)
         return var_W[:, 0, 0] if self.B == 1 else var_W
 
     def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        S_WU = self._posterior.solved.S_WU
+        base_WU, factors, same = self._posterior.solved.S_WU, self._factors, self._problem.same
+        running = self._posterior.running
+        running.follow(base_WU, factors)
         for at in self._widths(width):
             here = slice(at.start * self.B, at.stop * self.B)
-            block = S_WU[:, here]
-            yield at, torch.addmm(block, self._F_W, self._F_U[here].T, alpha=-1) if self._factors else block
+            if factors.js:
+                yield at, running.block(base_WU, factors, here, same)
+            else:
+                yield at, base_WU[here].T if same else base_WU[:, here]
 
     @property
     def _ridge_known(self) -> float | None:

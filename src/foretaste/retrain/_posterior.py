@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foretaste.retrain._problem import Problem, cholesky
+from foretaste.retrain._running import Running
 from foretaste.retrain._theta import diagonal_blocks, site_index, sites
 
 
@@ -47,16 +48,22 @@ def solve(p: Problem) -> Solved:
 
 def squares(half_U: Tensor, B: int) -> Tensor:
     """The (N, B, B) diagonal blocks of HᵀH."""
+    if B == 1:
+        return half_U.square().sum(0)[:, None, None]
     h = half_U.reshape(half_U.shape[0], half_U.shape[1] // B, B)
     return torch.einsum("lna,lnb->nab", h, h)
 
 
 @dataclass(eq=False)
 class Posterior:
-    """Solved on first need and shared by every state of one linearisation; rows S_jU of kept candidates stay."""
+    """Solved on first need and shared by every state of one linearisation; rows S_jU of kept candidates stay.
+
+    ``solved`` is never written to; ``running`` is, and no state needs it to be where it left it.
+    """
 
     problem: Problem
     rows: dict[int, Tensor] = field(default_factory=dict)
+    running: Running = field(default_factory=Running)
 
     @cached_property
     def solved(self) -> Solved:
@@ -74,10 +81,11 @@ class Posterior:
     def mean_UC(self) -> Tensor:
         return self.problem.f_UC if self.problem.free else self.solved.mean_UC
 
-    def column(self, j: int) -> Tensor:
-        """S_Wj, (W·B, B)."""
-        B = self.problem.B
-        return self.solved.S_WU[:, j * B : (j + 1) * B]
+    def columns(self, js: list[int]) -> Tensor:
+        """S_WK of candidates js, (W·B, k·B). W = U: rows, for S is symmetric and those lie together in memory."""
+        p, S_WU = self.problem, self.solved.S_WU
+        at = site_index(js, p.B, S_WU.device)
+        return S_WU[at].T if p.same else S_WU[:, at]
 
     def row(self, j: int) -> Tensor:
         """S_jU, (B, U·B). Where j is not watched it costs a pass over the pool, once."""
