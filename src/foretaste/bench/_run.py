@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -52,6 +53,8 @@ def kernels_table(rows: list[Row], device: str) -> Table:
         caption="forwards: in forward passes; × func, of func's: speed and peak memory beside torch.func, all at once",
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for name in ("", "seconds", "forwards", "× func", "peak", "of func's", "error"):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
@@ -72,7 +75,11 @@ def kernels_table(rows: list[Row], device: str) -> Table:
 
 
 def ranking_table(ranks: list[Agreement]) -> Table:
-    table = Table(title="Ranking from float32 against float64, trained on digits (Spearman)", title_justify="left")
+    table = Table(
+        title="Ranking from float32 against float64, trained on digits (Spearman)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     for name in ("", "labelled MSE", "mlmoc", "gain", "top 20 shared"):
         table.add_column(name, justify="left" if not name else "right")
     for a in ranks:
