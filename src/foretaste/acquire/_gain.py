@@ -31,6 +31,7 @@ KNEE = 4.375
 FIT = (0.021020026, 0.038351293, 0.085824711, -0.046500623, 0.38066086, -0.42814406, 0.49694578, -0.1492159)
 BITS = math.sqrt(0.5 * math.log2(math.e))  # exp(−z²/2) = 2^−(BITS z)²
 
+Room = dict[torch.dtype, Tensor]
 Rise = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
@@ -59,44 +60,48 @@ def gain(state: State, scale: float | None = None) -> Tensor:
     g_W = top.values[:, 0] - top.values[:, 1]
     scores_U = g_W.new_empty(state.U)
     exact = state.W * state.U < MANY
+    room: Room = {}
     for at, S_Wu in cached_blocks(state):
         if state.B == 1:
             k_u = math.sqrt(2) * s / state.u[at].sqrt()
-            scores_U[at] = rises(S_Wu, k_u, g_W, exact)
+            scores_U[at] = rises(S_Wu, k_u, g_W, exact, room)
         else:
             w_WBuB = whitened(state, S_Wu, at).unflatten(0, (state.W, state.B))
             i_W = torch.arange(state.W, device=g_W.device)
             move_WuB = w_WBuB[i_W, top.indices[:, 0]] - w_WBuB[i_W, top.indices[:, 1]]
-            scores_U[at] = rises(move_WuB.norm(dim=2), g_W.new_full((at.stop - at.start,), s), g_W, exact)
+            scores_U[at] = rises(move_WuB.norm(dim=2), g_W.new_full((at.stop - at.start,), s), g_W, exact, room)
         del S_Wu  # before the next block is made, in the same memory: fresh pages cost as much as the arithmetic
     return finish(state, scores_U, "gain")
 
 
-def rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, exact: bool) -> Tensor:
+def rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, exact: bool, room: Room | None = None) -> Tensor:
     """Σ_i τ_ij ψ(g_i / τ_ij) with τ_ij = |S_ij| k_j, (u,).
 
     ``exact`` in float64, to 1e-10 of each term; else in float32, to 1e-6 of the sum and four times as fast, and what
-    is so small that float32 cannot tell is done again in float64.
+    is so small that float32 cannot tell is done again in float64. ``room`` is where buffers stay for the next block.
     """
+    room = {} if room is None else room
     unit = g_W.max()
     unit = torch.where(unit > 0, unit, 1.0)
     k_u, g_W = k_u / unit, (g_W / unit).clamp_min(1e-30)  # a gap of 0 over a τ of 0 must be far too, not NaN
     if exact:
-        return unit * _rises(S_Wu, k_u, g_W, torch.float64, _rise)
-    scores_u = _rises(S_Wu, k_u, g_W * BITS, torch.float32, _quick_rise)
+        return unit * _rises(S_Wu, k_u, g_W, torch.float64, _rise, room)
+    scores_u = _rises(S_Wu, k_u, g_W * BITS, torch.float32, _quick_rise, room)
     if len(low := (scores_u < FAINT).nonzero()[:, 0]):
-        scores_u[low] = _rises(S_Wu[:, low], k_u[low], g_W, torch.float64, _rise)
+        scores_u[low] = _rises(S_Wu[:, low], k_u[low], g_W, torch.float64, _rise, room)
     return unit * scores_u
 
 
-def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: Rise) -> Tensor:
+def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: Rise, room: Room) -> Tensor:
     """Rows at a time, of S or of its transpose as they lie in memory, in buffers that stay in the cache."""
     across = S_Wu.stride(0) == 1
     S, k, g = (S_Wu.T, k_u[:, None], g_W) if across else (S_Wu, k_u, g_W[:, None])
     k, g = k.to(dtype).expand(S.shape), g.to(dtype).expand(S.shape)
     n, m = S.shape
     step = n if S.is_cuda else min(n, max(1, CHUNK // m))
-    buffers = torch.empty(3, step, m, dtype=dtype, device=S.device)
+    if dtype not in room or room[dtype].numel() < 3 * step * m:
+        room[dtype] = torch.empty(3 * step * m, dtype=dtype, device=S.device)
+    buffers = room[dtype][: 3 * step * m].view(3, step, m)
     total_u = g_W.new_zeros(S_Wu.shape[1])
     for start in range(0, n, step):
         at = slice(start, start + step)
