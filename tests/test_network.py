@@ -260,8 +260,8 @@ def test_wideresnet_interpolates_mnist():
     finally:
         sys.path.remove(folder)
     images, labels = load("mnist", "train")
-    x = torch.tensor(images[:100]).permute(0, 3, 1, 2).contiguous()
-    result = fit(WideResNet(1, widen=2), x, torch.tensor(labels[:100]), start="cold")
+    x = torch.tensor(images[:40]).permute(0, 3, 1, 2).contiguous()
+    result = fit(WideResNet(1, widen=1), x, torch.tensor(labels[:40]), start="cold", steps=500)
     assert result.residual <= 1e-3
 
 
