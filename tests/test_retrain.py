@@ -271,12 +271,14 @@ def test_a_network_that_did_not_fit_is_said_so(caplog: pytest.LogCaptureFixture)
     case = CASES[0]
     with caplog.at_level(logging.WARNING, "foretaste"):
         state = case.state()
+        assert not caplog.text  # not before look-ahead is asked for
+        _ = state.u
     assert "train longer" in caplog.text
     assert state.residual_L == pytest.approx(float((case.f("L") - case.target(case.y_L)).square().mean()))
     caplog.clear()
     with caplog.at_level(logging.WARNING, "foretaste"):
-        linearize(case.net, case.x_L, case.f("L"), case.x_U)
-        case.state(loss="ce")
+        _ = linearize(case.net, case.x_L, case.f("L"), case.x_U).u
+        _ = case.state(loss="ce").u
     assert caplog.text == ""
 
 

@@ -173,3 +173,13 @@ def test_given_kernels_that_do_not_fit() -> None:
         state.condition(1, 0)
     with pytest.raises(ValueError, match="give diag_W"):
         _ = state.watched_variance
+
+
+def test_without_a_ridge_a_kept_candidate_does_not_spoil_the_others() -> None:
+    case = CASES[0]
+    state = case.state(ridge=0.0).condition(1, 0)
+    u_U = state.u
+    assert (u_U[~state.taken] > 0).all()
+    one, f = torch.ones(1, 1).double(), torch.zeros(1, 2).double()
+    with pytest.raises(ValueError, match="leaves it no variance at this precision; try ridge > 4"):
+        _ = from_kernels(one, None, 1.1 * one, one, None, f, None, f, torch.tensor([0]), ridge=0.0).u

@@ -44,8 +44,9 @@ class Problem:
 
     @property
     def residual_L(self) -> float:
-        """Mean squared residual of f on L; NaN with an empty L."""
-        return float((self.f_LC - self.y_LC).square().mean())
+        """Mean squared residual of f on L (cross-entropy: of its softmax); NaN with an empty L."""
+        f_LC = torch.softmax(self.f_LC, 1) if self.loss == "ce" else self.f_LC
+        return float((f_LC - self.y_LC).square().mean())
 
     @property
     def centred_LC(self) -> Tensor:

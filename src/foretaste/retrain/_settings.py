@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from foretaste.retrain._direct import Direct
 from foretaste.retrain._posterior import Posterior
 from foretaste.retrain._problem import Problem
 from foretaste.retrain._state import State
-from foretaste.retrain._theta import Loaded
+from foretaste.retrain._theta import Loaded, Theta
 from foretaste.tangent import Inputs, size, take
 
 log = logging.getLogger("foretaste")
@@ -21,7 +22,14 @@ UNFITTED = 0.1  # of the labels' own mean square: SGD has not interpolated L
 
 
 def state_of(p: Problem, method: str) -> State:
-    warn_unfitted(p)
+    """A lazy state. That f does not fit the labels is said when Θ is first asked for: entropy does not mind."""
+    kernels = p.kernels
+
+    def load() -> Theta:
+        warn_unfitted(p)
+        return kernels.load()
+
+    p = replace(p, kernels=replace(kernels, load=load))
     if method == "direct" or not math.isinf(p.time):
         return Direct(p, (), Loaded(p.kernels))
     return Dense(p, (), Posterior(p))

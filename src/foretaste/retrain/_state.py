@@ -1,5 +1,6 @@
 """State: a network after L and the labels kept since, and what one more label would make of it."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,7 +116,10 @@ class State(ABC):
 
     @abstractmethod
     def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """S in column blocks: (candidates, S_Wu (W·B, u·B)), ``width`` candidates each, about 64 MB by default."""
+        """S in column blocks: (candidates, S_Wu (W·B, u·B)), ``width`` candidates each, about 64 MB by default.
+
+        A block may be a transposed view of rows, and is not to be written to.
+        """
 
     @abstractmethod
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
@@ -131,13 +135,15 @@ class State(ABC):
         if self.B > 1:
             return self.variance_blocks + torch.diag_embed(noise_U[:, None].expand(-1, self.B))
         u_U = self.variance_blocks[:, 0, 0] + noise_U
-        if (bad := u_U <= 0).any():
-            j = int(u_U.argmin())
+        low = u_U <= 0
+        if (bad := low & ~self.taken).any():
+            j = int(u_U.masked_fill(~bad, math.inf).argmin())
+            need = max(2 * (self.ridge - float(u_U[j])), 1e-12 * float(u_U.abs().max()))
             raise ValueError(
-                f"S_jj + λ is {float(u_U[j]):.1e} at candidate {j} ({int(bad.sum())} are not positive): the kernel is "
-                f"not positive definite at its precision; try ridge > {2 * (self.ridge - float(u_U[j])):.1e}"
+                f"S_jj + λ is {float(u_U[j]):.1e} at candidate {j} ({int(bad.sum())} are not positive): what is "
+                f"labelled leaves it no variance at this precision; try ridge > {need:.1e}"
             )
-        return u_U
+        return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
 
     @property
     def _noise_U(self) -> Tensor:
@@ -182,7 +188,8 @@ class State(ABC):
     def _widths(self, width: int | None) -> Iterator[slice]:
         if width is not None and width < 1:
             raise ValueError(f"width is {width}; expected at least one candidate a block")
-        step = width or max(1, BLOCK_BYTES // (8 * self.W * self.B * self.B))
+        most = BLOCK_BYTES * (8 if self._problem.f_WC.is_cuda else 1)  # there a launch costs more than a miss
+        step = width or max(1, most // (8 * self.W * self.B * self.B))
         for start in range(0, self.U, step):
             yield slice(start, min(start + step, self.U))
 
