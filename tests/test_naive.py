@@ -107,7 +107,7 @@ def stepped(s, j, label, loss, lr):
     return net
 
 
-def close(a, b, relative):
+def assert_close(a, b, relative):
     assert a.shape == b.shape
     assert float((a - b).abs().max()) <= relative * float(b.abs().max())
 
@@ -121,7 +121,7 @@ def test_naive_is_a_loop_of_sgd(name, loss):
     s = setting(name)
     q = ask(s, "naive", loss=loss, seed=5)
     expected = literal_mlmoc(s, s.x_U, loss, lambda j, c: trained(s, j, c, loss, seed=5))
-    close(q.scores, expected, 1e-9)
+    assert_close(q.scores, expected, 1e-9)
     assert q.indices.tolist() == expected.argsort(descending=True)[:3].tolist()
     assert expected.max() > 1.05 * expected.min()
 
@@ -131,7 +131,7 @@ def test_naive_trains_on_the_defaults_it_documents():
     expected = literal_mlmoc(
         s, s.x_U, "l2", lambda j, c: trained(s, j, c, "l2", epochs=15, minibatch=32, lr=0.1, momentum=0.9)
     )
-    close(query(s.net, s.x_L, s.y_L, s.x_U, strategy="naive", batch_size=1).scores, expected, 1e-9)
+    assert_close(query(s.net, s.x_L, s.y_L, s.x_U, strategy="naive", batch_size=1).scores, expected, 1e-9)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
@@ -140,14 +140,14 @@ def test_every_kind_of_layer(network):
     s = SimpleNamespace(net=network.built(), x_L=at(x, slice(4)), y_L=torch.arange(4) % 3, x_U=at(x, slice(4, 7)))
     sgd = SGD | {"epochs": 1, "minibatch": 3, "lr": 0.01}
     expected = literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(s, j, c, "l2", **sgd))
-    close(ask(s, "naive", options=sgd).scores, expected, 1e-9)
+    assert_close(ask(s, "naive", options=sgd).scores, expected, 1e-9)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_momentum(momentum):
     s = setting(U=3)
     expected = literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(s, j, c, "l2", momentum=momentum))
-    close(ask(s, "naive", options={"momentum": momentum}).scores, expected, 1e-9)
+    assert_close(ask(s, "naive", options={"momentum": momentum}).scores, expected, 1e-9)
 
 
 @pytest.mark.parametrize("loss", ["l2", "ce"])
@@ -155,7 +155,7 @@ def test_momentum(momentum):
 def test_onestep_is_a_loop_of_one_step(name, loss):
     s = setting(name)
     for options, lr in ((None, 0.1), ({"lr": 0.7}, 0.7)):
-        close(
+        assert_close(
             ask(s, "onestep", loss=loss, options=options).scores,
             literal_mlmoc(s, s.x_U, loss, lambda j, c, lr=lr: stepped(s, j, c, loss, lr)),
             1e-9,
@@ -202,7 +202,7 @@ def test_eer_retrain_is_its_loop(name, loss):
     s = setting(name, U=5)
     p_UC = probabilities(call(s.net, s.x_U).detach(), loss)
     assert ((p_UC > 0).sum(1) > 1).all()
-    close(ask(s, "eer_retrain", loss=loss).scores, literal_eer(s, loss, p_UC), 1e-9)
+    assert_close(ask(s, "eer_retrain", loss=loss).scores, literal_eer(s, loss, p_UC), 1e-9)
 
 
 def test_hypothetical_labels_do_not_contaminate_one_another():
@@ -217,8 +217,8 @@ def test_hypothetical_labels_do_not_contaminate_one_another():
 
     forth = values((0, 1, 2))
     assert len({round(v, 6) for v in forth.tolist()}) == 3
-    close(values((2, 1, 0)).flip(0), forth, 1e-12)
-    close(torch.cat([values((c,)) for c in range(3)]), forth, 1e-12)
+    assert_close(values((2, 1, 0)).flip(0), forth, 1e-12)
+    assert_close(torch.cat([values((c,)) for c in range(3)]), forth, 1e-12)
 
 
 def retraining(s, loss="l2", seed=0):
@@ -236,7 +236,7 @@ def test_chunks_do_not_change_scores(strategy, name):
     s = setting(name)
     whole = ask(s, strategy).scores
     for chunk_size in (1, 2, 4):
-        close(ask(s, strategy, options={"chunk_size": chunk_size}).scores, whole, 1e-11)
+        assert_close(ask(s, strategy, options={"chunk_size": chunk_size}).scores, whole, 1e-11)
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])
@@ -256,7 +256,7 @@ def test_budget_is_kept(name):
             )
         peaks[budget] = memory.peak, seen_chunks[0]
         assert memory.peak <= budget
-        close(q.scores, free.scores, 1e-11)
+        assert_close(q.scores, free.scores, 1e-11)
     assert peaks[400_000][1] < peaks[1_600_000][1]  # more memory, more at once
     assert peaks[400_000][0] > 100_000  # and it is used
 
@@ -293,11 +293,11 @@ def test_what_vmap_cannot_do_goes_one_by_one(strategy, caplog):
         q = ask(s, strategy)
     assert "torch.func.vmap cannot retrain this network" in caplog.text
     if strategy == "naive":
-        close(q.scores, literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(s, j, c, "l2")), 1e-9)
+        assert_close(q.scores, literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(s, j, c, "l2")), 1e-9)
     elif strategy == "onestep":
-        close(q.scores, literal_mlmoc(s, s.x_U, "l2", lambda j, c: stepped(s, j, c, "l2", 0.1)), 1e-9)
+        assert_close(q.scores, literal_mlmoc(s, s.x_U, "l2", lambda j, c: stepped(s, j, c, "l2", 0.1)), 1e-9)
     else:
-        close(q.scores, literal_eer(s, "l2", probabilities(s.net(s.x_U).detach(), "l2")), 1e-9)
+        assert_close(q.scores, literal_eer(s, "l2", probabilities(s.net(s.x_U).detach(), "l2")), 1e-9)
 
 
 # ---- killed and asked again
@@ -393,8 +393,8 @@ def test_contract(strategy, dtype, C):
     tolerance = 1e-10 if dtype == torch.float64 else 1e-4
     first = scores(x_U)
     assert torch.equal(scores(x_U), first)
-    close(scores(x_U[order]), first[order], tolerance)
-    close(first[7], first[3], tolerance)
+    assert_close(scores(x_U[order]), first[order], tolerance)
+    assert_close(first[7], first[3], tolerance)
     if strategy != "onestep":
         assert not torch.allclose(scores(x_U, seed=1), first, rtol=1e-6)  # other minibatches
 
@@ -428,9 +428,9 @@ def test_watched_points(strategy):
     def after(j, c):
         return trained(s, j, c, "l2") if strategy == "naive" else stepped(s, j, c, "l2", 0.1)
 
-    close(ask(s, strategy, watch=s.x_W).scores, literal_mlmoc(s, s.x_W, "l2", after), 1e-9)
+    assert_close(ask(s, strategy, watch=s.x_W).scores, literal_mlmoc(s, s.x_W, "l2", after), 1e-9)
     some = torch.randperm(9, generator=torch.Generator().manual_seed(0))[:4].sort().values
-    close(ask(s, strategy, watch=4).scores, literal_mlmoc(s, s.x_U[some], "l2", after), 1e-9)
+    assert_close(ask(s, strategy, watch=4).scores, literal_mlmoc(s, s.x_U[some], "l2", after), 1e-9)
     with pytest.raises(ValueError, match="unknown option 'watch'"):
         ask(s, strategy, options={"watch": s.x_W})
     with pytest.raises(ValueError, match="watch has points of shape"):
@@ -444,7 +444,7 @@ def test_params_are_what_is_trained(strategy):
     for name, p in frozen.net.named_parameters():
         p.requires_grad_(name.startswith("2."))
     for params in (["2.weight", "2.bias"], lambda name: name.startswith("2.")):
-        close(ask(s, strategy, params=params).scores, ask(frozen, strategy).scores, 1e-12)
+        assert_close(ask(s, strategy, params=params).scores, ask(frozen, strategy).scores, 1e-12)
     assert not torch.allclose(ask(s, strategy).scores, ask(frozen, strategy).scores)
 
 
@@ -452,14 +452,14 @@ def test_many_watched_points_come_in_pieces(monkeypatch):
     s = setting()
     at_once = ask(s, "naive").scores
     monkeypatch.setattr(sys.modules[Retraining.__module__], "PIECE", 4)
-    close(ask(s, "naive").scores, at_once, 1e-11)
+    assert_close(ask(s, "naive").scores, at_once, 1e-11)
 
 
 def test_an_empty_L_trains_on_the_candidate_alone():
     s = setting(U=4)
     empty = SimpleNamespace(net=s.net, x_L=s.x_U[:0], y_L=s.y_L[:0], x_U=s.x_U)
     q = query(s.net, None, None, s.x_U, strategy="naive", batch_size=2, options=SGD)
-    close(q.scores, literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(empty, j, c, "l2")), 1e-9)
+    assert_close(q.scores, literal_mlmoc(s, s.x_U, "l2", lambda j, c: trained(empty, j, c, "l2")), 1e-9)
 
 
 def test_a_method_may_be_told_of_progress():
@@ -579,4 +579,4 @@ def test_cuda_gives_the_same(strategy, name):
         setattr(there, k, {n: t.cuda() for n, t in x.items()} if isinstance(x, dict) else x.cuda())
     q = ask(there, strategy)
     assert q.scores.device.type == "cuda"
-    close(q.scores.cpu(), ask(s, strategy).scores, 1e-9)
+    assert_close(q.scores.cpu(), ask(s, strategy).scores, 1e-9)

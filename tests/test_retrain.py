@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 import foretaste.retrain._theta as theta_module
 import oracles
@@ -16,7 +15,7 @@ from cases import CASES, Case, mlp, vectors
 from foretaste.retrain import State, from_kernels, linearize
 
 RIDGE = 1e-3
-close = partial(assert_close, rtol=1e-8, atol=1e-8)
+assert_close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 ALL = pytest.mark.parametrize("case", CASES, ids=str)
 METHODS = pytest.mark.parametrize("method", ["dense", "direct"])
 
@@ -40,8 +39,8 @@ def posterior(case: Case, labels: dict[int, float], ridge: float, a: oracles.X, 
 def test_mean_is_kernel_regression(case: Case, method: str, ridge: float | None) -> None:
     state = case.state(method, ridge=ridge)
     expected = case.retrained(None, state.ridge) if case.L else case.f("W")
-    close(state.mean, expected)
-    close(state.pool_mean, case.retrained(None, state.ridge, case.x_U) if case.L else case.f("U"))
+    assert_close(state.mean, expected)
+    assert_close(state.pool_mean, case.retrained(None, state.ridge, case.x_U) if case.L else case.f("U"))
     assert_close(state.net, case.f("W"), rtol=0, atol=1e-14)
     assert_close(state.pool_net, case.f("U"), rtol=0, atol=1e-14)
 
@@ -53,7 +52,7 @@ def test_lookahead_is_eq_11(case: Case, method: str, ridge: float | None) -> Non
     state = case.state(method, ridge=ridge)
     for j in (0, 3):
         y = case.label(j)
-        close(state.lookahead(j, y), case.retrained({j: y}, state.ridge))
+        assert_close(state.lookahead(j, y), case.retrained({j: y}, state.ridge))
 
 
 def test_lookahead_is_eq_12_with_the_inverse_in_v() -> None:
@@ -66,7 +65,7 @@ def test_lookahead_is_eq_12_with_the_inverse_in_v() -> None:
         case.theta(x_j, case.x_L)[0], float(case.theta(x_j, x_j)), case.f("W"), case.f("L"), case.f("U")[j],
         case.target(case.y_L), oracles.one_hot([int(y)], case.C)[0], RIDGE,
     )  # fmt: skip
-    close(state.lookahead(j, y), expected)
+    assert_close(state.lookahead(j, y), expected)
 
 
 @ALL
@@ -80,21 +79,21 @@ def test_blocks_push_and_u_make_the_lookahead_of_every_candidate(
     for j in kept:
         state = state.condition(j, case.label(j))
     S = whole(state, width=4)
-    close(S, posterior(case, labels, RIDGE, case.x_W, case.x_U))
+    assert_close(S, posterior(case, labels, RIDGE, case.x_W, case.x_U))
     S_UU = posterior(case, labels, RIDGE, case.x_U, case.x_U)
     a_UC = state.push(case.target(case.y_U))
     for j in range(case.U):
         here = slice(j * case.B, (j + 1) * case.B)
         u = S_UU[here, here] + RIDGE * torch.eye(case.B).double()
-        close(state.u[j].reshape(case.B, case.B), u)
+        assert_close(state.u[j].reshape(case.B, case.B), u)
         if j not in kept:
             moved = state.mean + (S[:, here] @ a_UC[j].reshape(case.B, -1)).reshape(state.mean.shape)
-            close(moved, state.lookahead(j, case.label(j)))
-            close(moved, case.retrained(labels | {j: case.label(j)}, RIDGE))
-    close(state.push(case.target(case.y_U)[2:5], slice(2, 5)), a_UC[2:5])
+            assert_close(moved, state.lookahead(j, case.label(j)))
+            assert_close(moved, case.retrained(labels | {j: case.label(j)}, RIDGE))
+    assert_close(state.push(case.target(case.y_U)[2:5], slice(2, 5)), a_UC[2:5])
     S_WW = posterior(case, labels, RIDGE, case.x_W, case.x_W).reshape(state.W, case.B, state.W, case.B)
     variance = torch.stack([S_WW[i, :, i] for i in range(state.W)])
-    close(state.watched_variance, variance[:, 0, 0] if case.B == 1 else variance)
+    assert_close(state.watched_variance, variance[:, 0, 0] if case.B == 1 else variance)
 
 
 @ALL
@@ -109,12 +108,12 @@ def test_block_widths_never_change_the_blocks(case: Case) -> None:
 @pytest.mark.parametrize("time", [0.03, 0.5, 1e7])
 def test_finite_time_is_eq_5(case: Case, time: float) -> None:
     state = case.state(ridge=RIDGE, time=time)
-    close(state.mean, case.retrained(None, RIDGE, time=time) if case.L else case.f("W"))
+    assert_close(state.mean, case.retrained(None, RIDGE, time=time) if case.L else case.f("W"))
     y = case.label(2)
-    close(state.lookahead(2, y), case.retrained({2: y}, RIDGE, time=time))
+    assert_close(state.lookahead(2, y), case.retrained({2: y}, RIDGE, time=time))
     kept = state.condition(2, y)
-    close(kept.mean, state.lookahead(2, y))
-    close(kept.pool_mean, case.retrained({2: y}, RIDGE, case.x_U, time))
+    assert_close(kept.mean, state.lookahead(2, y))
+    assert_close(kept.pool_mean, case.retrained({2: y}, RIDGE, case.x_U, time))
     with pytest.raises(ValueError, match="has no S"):
         next(state.blocks())
 
@@ -173,11 +172,11 @@ def test_given_kernels_make_the_same_state(case: Case, method: str) -> None:
         ridge=RIDGE,
         method=method,
     )
-    close(state.lookahead(3, case.label(3)), case.retrained({3: case.label(3)}, RIDGE))
+    assert_close(state.lookahead(3, case.label(3)), case.retrained({3: case.label(3)}, RIDGE))
     labels = {3: case.label(3), 0: case.label(0)}
     kept = state.condition(3, labels[3]).condition(0, labels[0])
-    close(kept.pool_mean, case.retrained(labels, RIDGE, case.x_U))
-    close(whole(kept), posterior(case, labels, RIDGE, case.x_W, case.x_U))
+    assert_close(kept.pool_mean, case.retrained(labels, RIDGE, case.x_U))
+    assert_close(whole(kept), posterior(case, labels, RIDGE, case.x_W, case.x_U))
     assert torch.equal(theta_UU, before)
 
 
@@ -199,14 +198,14 @@ def test_the_device_changes_nothing(case: Case, method: str, loss: str) -> None:
         (here.push(case.target(case.y_U)), there.push(case.target(case.y_U).cuda())),
     ):
         assert b.is_cuda
-        close(a, b.cpu())
+        assert_close(a, b.cpu())
 
 
 def test_theta_scale_with_the_ridge_leaves_l2_alone() -> None:
     case = CASES[1]
     a, b = case.state(ridge=RIDGE), case.state(ridge=7 * RIDGE, theta_scale=7.0)
-    close(a.condition(2, 1).mean, b.condition(2, 1).mean)
-    close(a.condition(2, 1).u * 7, b.condition(2, 1).u)
+    assert_close(a.condition(2, 1).mean, b.condition(2, 1).mean)
+    assert_close(a.condition(2, 1).u * 7, b.condition(2, 1).u)
 
 
 def test_default_ridge_is_resolved_once() -> None:

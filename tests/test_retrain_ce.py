@@ -6,14 +6,13 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 import oracles
 from cases import CASES, Case
 from foretaste.retrain import State
 from foretaste.retrain._newton import many_labels, one_label
 
-close = partial(assert_close, rtol=1e-8, atol=1e-8)
+assert_close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 CE = [c for c in CASES if not c.regression]
 ALL = pytest.mark.parametrize("case", CE, ids=str)
 
@@ -76,7 +75,7 @@ def test_labels_together_are_the_mode(full: bool, size: float) -> None:
 
 def test_many_labels_of_one_is_one_label() -> None:
     m, y, S = 5 * draw(1, 4), torch.eye(4).double()[2:3], torch.tensor([[[30.0]]]).double()
-    close(many_labels(m, S[0], y), one_label(m, S, y))
+    assert_close(many_labels(m, S[0], y), one_label(m, S, y))
 
 
 def test_duplicated_labels_that_disagree_are_averaged() -> None:
@@ -84,8 +83,8 @@ def test_duplicated_labels_that_disagree_are_averaged() -> None:
     S = torch.full((2, 2), 1e3).double()
     m, y = torch.zeros(2, 3).double(), torch.eye(3).double()[:2]
     z = m + S @ many_labels(m, S, y)
-    close(z[0], z[1])
-    close(z[0, 0], z[0, 1])
+    assert_close(z[0], z[1])
+    assert_close(z[0, 0], z[0, 1])
     assert torch.softmax(z[0], 0)[2] < 0.02
 
 
@@ -106,17 +105,17 @@ def test_lookahead_solves_the_definition(case: Case) -> None:
     assert torch.equal(state.mean, state.net)
     assert state.scale == 1.0
     S_WU, S_UU = (posterior(case, x, case.x_U) for x in (case.x_W, case.x_U))
-    close(torch.cat([S for _, S in state.blocks(3)], 1), S_WU)
+    assert_close(torch.cat([S for _, S in state.blocks(3)], 1), S_WU)
     a_UC = state.push(case.target(case.y_U))
     for j in range(case.U):
         here, y = slice(j * case.B, (j + 1) * case.B), case.target(case.y_U)[j]
         S_jj = S_UU[here, here] if case.B > 1 else S_UU[j, j] * torch.eye(case.C).double()
         assert_close(a_UC[j], y - torch.softmax(state.pool_net[j] + S_jj @ a_UC[j], 0), rtol=0, atol=1e-9)
         moved = state.net + (S_WU[:, here] @ a_UC[j].reshape(case.B, -1)).reshape(state.net.shape)
-        close(state.lookahead(j, case.label(j)), moved)
+        assert_close(state.lookahead(j, case.label(j)), moved)
     p = torch.softmax(state.pool_net, 1).amax(1)
     u = state.u if case.B == 1 else state.u[:, 0, 0]
-    close(u, S_UU.diagonal()[:: case.B] + 1 / (p * (1 - p)))
+    assert_close(u, S_UU.diagonal()[:: case.B] + 1 / (p * (1 - p)))
 
 
 @ALL
@@ -137,14 +136,14 @@ def test_kept_labels_in_any_order_are_one_joint_mode(case: Case) -> None:
         assert_close(state.pool_mean[list(js)], z, rtol=1e-5, atol=1e-5)
         if first is None:
             first = state
-        close(state.mean, first.mean)
-        close(state.pool_mean, first.pool_mean)
-        close(state.u, first.u)
-        close(torch.cat([S for _, S in state.blocks()], 1), torch.cat([S for _, S in first.blocks()], 1))
+        assert_close(state.mean, first.mean)
+        assert_close(state.pool_mean, first.pool_mean)
+        assert_close(state.u, first.u)
+        assert_close(torch.cat([S for _, S in state.blocks()], 1), torch.cat([S for _, S in first.blocks()], 1))
     assert first is not None
-    close(first.release(0).lookahead(0, case.label(0)), first.mean)
-    close(first.condition(5).mean, first.mean)
-    close(
+    assert_close(first.release(0).lookahead(0, case.label(0)), first.mean)
+    assert_close(first.condition(5).mean, first.mean)
+    assert_close(
         first.condition(5).release(5).release(4).mean,
         start.condition(0, case.label(0)).condition(2, case.label(2)).mean,
     )
@@ -153,7 +152,7 @@ def test_kept_labels_in_any_order_are_one_joint_mode(case: Case) -> None:
 @ALL
 def test_S_shrinks_by_the_labels_own_noise(case: Case) -> None:
     state = case.state(loss="ce", ridge=0.0).condition(3, case.label(3)).condition(1)
-    close(torch.cat([S for _, S in state.blocks()], 1), posterior(case, case.x_W, case.x_U, (3, 1)))
+    assert_close(torch.cat([S for _, S in state.blocks()], 1), posterior(case, case.x_W, case.x_U, (3, 1)))
 
 
 def test_theta_scale_matters_here() -> None:

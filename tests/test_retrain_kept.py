@@ -6,14 +6,13 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 import oracles
 from cases import CASES, Case
 from foretaste.retrain import State, linearize
 
 RIDGE = 1e-3
-close = partial(assert_close, rtol=1e-8, atol=1e-8)
+assert_close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 ALL = pytest.mark.parametrize("case", CASES, ids=str)
 METHODS = pytest.mark.parametrize("method", ["dense", "direct"])
 
@@ -23,11 +22,11 @@ def whole(state: State) -> Tensor:
 
 
 def same(a: State, b: State) -> None:
-    close(a.mean, b.mean)
-    close(a.pool_mean, b.pool_mean)
-    close(whole(a), whole(b))
-    close(a.u, b.u)
-    close(a.watched_variance, b.watched_variance)
+    assert_close(a.mean, b.mean)
+    assert_close(a.pool_mean, b.pool_mean)
+    assert_close(whole(a), whole(b))
+    assert_close(a.u, b.u)
+    assert_close(a.watched_variance, b.watched_variance)
     assert torch.equal(a.taken, b.taken)
 
 
@@ -50,12 +49,12 @@ def test_any_order_is_linearizing_on_the_larger_set(case: Case, method: str) -> 
     )
     for order in itertools.permutations(js):
         state = teach(case.state(method, ridge=RIDGE), case, order)
-        close(state.mean, case.retrained(labels, RIDGE))
-        close(state.mean, larger.mean)
-        close(state.pool_mean, larger.pool_mean)
-        close(whole(state), whole(larger))
-        close(state.u, larger.u)
-        close(state.lookahead(5, case.label(5)), larger.lookahead(5, case.label(5)))
+        assert_close(state.mean, case.retrained(labels, RIDGE))
+        assert_close(state.mean, larger.mean)
+        assert_close(state.pool_mean, larger.pool_mean)
+        assert_close(whole(state), whole(larger))
+        assert_close(state.u, larger.u)
+        assert_close(state.lookahead(5, case.label(5)), larger.lookahead(5, case.label(5)))
         assert [j for j, _ in state.kept] == list(order)
         assert state.taken.nonzero().flatten().tolist() == sorted(js)
 
@@ -70,7 +69,7 @@ def test_relabelling_and_undoing_leave_nothing_behind(case: Case, method: str) -
     same(wrong.release(1), teach(start, case, (3, 5)))
     same(wrong.release(3).release(5).release(1), start)
     same(wrong.release(3).condition(3, case.label(3)), teach(start.condition(1, other), case, (3, 5)))
-    close(wrong.lookahead(1, case.label(1)), teach(start, case, (1, 3, 5)).mean)
+    assert_close(wrong.lookahead(1, case.label(1)), teach(start, case, (1, 3, 5)).mean)
     assert start.kept == ()
 
 
@@ -81,13 +80,13 @@ def test_a_label_on_its_way_shrinks_S_and_leaves_the_mean(case: Case, method: st
     pending = start.condition(3).condition(4, None)
     labelled = teach(start, case, (3, 4))
     assert pending.kept[1] == (3, None)
-    close(pending.mean, start.mean)
-    close(pending.pool_mean, start.pool_mean)
-    close(whole(pending), whole(labelled))
-    close(pending.u, labelled.u)
+    assert_close(pending.mean, start.mean)
+    assert_close(pending.pool_mean, start.pool_mean)
+    assert_close(whole(pending), whole(labelled))
+    assert_close(pending.u, labelled.u)
     # The mean of a later label does not pretend to know the one on its way.
-    close(pending.condition(2, case.label(2)).mean, teach(start, case, (2,)).mean)
-    close(pending.lookahead(2, case.label(2)), teach(start, case, (2,)).mean)
+    assert_close(pending.condition(2, case.label(2)).mean, teach(start, case, (2,)).mean)
+    assert_close(pending.lookahead(2, case.label(2)), teach(start, case, (2,)).mean)
     same(pending.condition(4, case.label(4)).condition(3, case.label(3)), labelled)
     same(labelled.condition(3), pending.condition(4, case.label(4)))
 
@@ -122,13 +121,13 @@ def test_a_duplicate_of_a_kept_candidate_has_nothing_left_to_say() -> None:
     x_U = oracles.join(case.x_U, oracles.at(case.x_U, [2]))
     state = linearize(case.net, case.x_L, case.y_L, x_U)
     kept = state.condition(2, 1)
-    close(kept.pool_mean[2], kept.pool_mean[-1])
+    assert_close(kept.pool_mean[2], kept.pool_mean[-1])
     assert float(kept.variance_blocks[-1]) < 2 * state.ridge
     twice = kept.condition(len(x_U) - 1, 1)
     # Two equal labels at one point are one label with half the ridge.
     S_W2 = whole(state)[:, 2]
     e_C = state.targets([1])[0] - state.pool_mean[2]
-    close(twice.mean, state.mean + torch.outer(S_W2 / (S_W2[2] + state.ridge / 2), e_C))
+    assert_close(twice.mean, state.mean + torch.outer(S_W2 / (S_W2[2] + state.ridge / 2), e_C))
 
 
 @pytest.mark.parametrize("seed", range(3))

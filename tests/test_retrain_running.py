@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from cases import CASES, Case
 from foretaste.acquire import _change, _gain, _variance, gain, mlmoc, variance
@@ -21,7 +20,7 @@ from foretaste.retrain import State, _running, from_kernels
 from foretaste.retrain._dense import Dense
 
 RIDGE = 1e-3
-close = partial(assert_close, rtol=1e-9, atol=1e-9)
+assert_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 ALL = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -66,10 +65,10 @@ def test_a_walk_over_states_in_any_order(case: Case) -> None:
             js = tuple(j for j, _ in asked.kept)
             width = dice.choice([None, 1, 2, 5])
             got = whole(asked, width)
-            close(got, conditioned(case, js))
+            assert_close(got, conditioned(case, js))
             if case.W is None and case.some is None:
                 blocks = [got[j * case.B : (j + 1) * case.B, j * case.B : (j + 1) * case.B] for j in range(case.U)]
-                close(asked.variance_blocks, torch.stack(blocks))
+                assert_close(asked.variance_blocks, torch.stack(blocks))
     fresh = case.state(ridge=RIDGE)
     assert torch.equal(whole(states[0]), whole(fresh))
 
@@ -80,7 +79,7 @@ def test_two_branches_asked_in_turn(case: Case) -> None:
     for j in (1, 2, 3, 4):
         a, b = a.condition(j), b.condition(case.U - j if case.U - j > 4 else 5 - j)
         for state in (a, b, a, b):
-            close(whole(state), conditioned(case, tuple(j for j, _ in state.kept)))
+            assert_close(whole(state), conditioned(case, tuple(j for j, _ in state.kept)))
 
 
 @ALL
@@ -100,7 +99,7 @@ def test_blocks_taken_in_turn_and_kept_are_not_written_to(case: Case) -> None:
     got.append([S_Wu for _, S_Wu in states[1].blocks()])
     whole(newest.condition(4))
     for state, mine in zip(states, got):
-        close(torch.cat(mine, 1), conditioned(case, tuple(j for j, _ in state.kept)))
+        assert_close(torch.cat(mine, 1), conditioned(case, tuple(j for j, _ in state.kept)))
 
 
 def test_the_base_is_not_written_to_and_nothing_is_kept_for_it(wait: int) -> None:
@@ -141,7 +140,7 @@ def test_factors_are_shared_and_not_copied_at_every_label() -> None:
         made.add(dense(state)._factors.U().data_ptr())
     assert len(made) <= 4
     one, two = state.condition(50), state.condition(51)
-    close(whole(one.condition(51)), whole(two.condition(50)))
+    assert_close(whole(one.condition(51)), whole(two.condition(50)))
 
 
 def test_relabelling_leaves_S_where_it_is(wait: int) -> None:
@@ -173,7 +172,7 @@ def test_an_interrupted_update_is_not_believed(wait: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             whole(further)
     for s in (state, further):
-        close(whole(s), conditioned(case, tuple(j for j, _ in s.kept)))
+        assert_close(whole(s), conditioned(case, tuple(j for j, _ in s.kept)))
 
 
 def test_without_memory_for_it_it_goes_on(
@@ -191,7 +190,7 @@ def test_without_memory_for_it_it_goes_on(
         m.setattr(Tensor, "clone", no_memory)
         S_WU = whole(state)
         whole(state)
-    close(S_WU, conditioned(case, (0, 1, 2, 3)))
+    assert_close(S_WU, conditioned(case, (0, 1, 2, 3)))
     assert len([r for r in caplog.records if "no memory" in r.message]) == (wait < 100)
 
 
@@ -211,7 +210,7 @@ def test_inside_and_outside_of_inference_mode() -> None:
         return seen
 
     for a, b in zip(walked(True), walked(False)):
-        close(a, b)
+        assert_close(a, b)
 
 
 def test_threads_that_ask_different_states() -> None:
@@ -249,7 +248,7 @@ def test_a_deep_copy_goes_its_own_way() -> None:
     other = copy.deepcopy(state).condition(3)
     mine = state.condition(4)
     for s in (other, mine, other, state):
-        close(whole(s), conditioned(case, tuple(j for j, _ in s.kept)))
+        assert_close(whole(s), conditioned(case, tuple(j for j, _ in s.kept)))
 
 
 @pytest.mark.parametrize("score", [gain, mlmoc, variance])

@@ -6,6 +6,7 @@ C classes, P parameters, N any points; lower case for a chunk of them. ``j`` is 
 """
 
 from foretaste import acquire as acquire
+from foretaste import testing as testing
 from foretaste.acquire import register as register
 from foretaste.acquire import strategies as strategies
 from foretaste.network import fit as fit
