@@ -61,10 +61,14 @@ def correlate(
         views = [big[picked(k, dilation, stride, size)].flatten(2) for k in offsets]
     small = small.reshape(n * groups, cs // groups, -1)
     wide = views[0].shape[1] // groups
-    rows = small.new_empty(n * groups, len(views), cs // groups, wide)
-    for slot, view in enumerate(views):
-        torch.bmm(small, view.reshape(n * groups, wide, -1).mT, out=rows[:, slot])
-    return rows.view(n, -1)
+    shape = (n * groups, cs // groups, wide)
+    if big.is_cuda:
+        rows = small.new_empty(shape[0], len(views), *shape[1:])
+    else:  # there a batched product into strided memory goes one by one
+        rows = small.new_empty(len(views), *shape).transpose(0, 1)
+    for slot, view in zip(rows.unbind(1), views):
+        torch.bmm(small, view.reshape(n * groups, wide, -1).mT, out=slot)
+    return rows.reshape(n, -1)
 
 
 def lay(
