@@ -196,3 +196,18 @@ def test_also_after_an_exception_or_ctrl_c(
     with pytest.raises(stop):
         ft.ntk(net, x)
     assert_untouched(before, net)
+
+
+def test_a_network_in_distributed_data_parallel_is_the_network_inside(tmp_path) -> None:
+    if not torch.distributed.is_available():
+        pytest.skip("this build of torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net = mlp()
+        wrapped = nn.parallel.DistributedDataParallel(net).eval()
+        assert torch.equal(ft.ntk(wrapped, X), ft.ntk(net, X))
+        y = torch.tensor([0, 1])
+        q = ft.query(wrapped, X[:2], y, X[2:], batch_size=2, seed=1)
+        assert q.indices.tolist() == ft.query(net, X[:2], y, X[2:], batch_size=2, seed=1).indices.tolist()
+    finally:
+        torch.distributed.destroy_process_group()
