@@ -1,0 +1,460 @@
+"""Downloads from servers that misbehave, and archives from strangers."""
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import stat
+import struct
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretaste.data import _download, get, load
+from foretaste.data._archive import unpack
+from foretaste.data._catalogue import CATALOGUE, File, Source
+from foretaste.data._download import Patience, download
+
+QUICK = Patience(timeout=0.3, tries=3, wait=0.01)
+BODY = np.random.default_rng(0).bytes(700_000)
+
+
+@dataclass
+class Behaviour:
+    """What the server does, and what it was asked for."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    cut_after: list[int] = field(default_factory=list)  # bytes after which each next answer breaks off
+    ranges: bool = True
+    tag: str | None = '"v1"'
+    fail: list[int] = field(default_factory=list)  # status codes of the next answers
+    stall: int = 0  # answers that stop in the middle without closing
+    says_length: bool = True
+    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Behaviour]:
+    monkeypatch.setenv("no_proxy", "*")
+    does = Behaviour()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted, same = self.headers.get("Range"), self.headers.get("If-Range")
+            does.asked.append((self.path, wanted, same))
+            body = does.files.get(self.path)
+            if does.fail or body is None:
+                self.send_error(does.fail.pop(0) if does.fail else 404)
+                return
+            start = int(wanted[6:-1]) if wanted and does.ranges and same in (None, does.tag) else 0
+            if start and start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            if does.says_length:
+                self.send_header("Content-Length", str(len(body) - start))
+            if does.tag:
+                self.send_header("ETag", does.tag)
+            self.end_headers()
+            stop = len(body)
+            if does.cut_after:
+                stop = start + does.cut_after.pop(0)
+            elif does.stall:
+                does.stall -= 1
+                self.wfile.write(body[start : start + 1000])
+                self.wfile.flush()
+                time.sleep(0.6)
+                return
+            self.wfile.write(body[start:stop])
+
+        def log_message(self, *args) -> None:
+            pass
+
+    served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    does.url = f"http://127.0.0.1:{served.server_address[1]}"
+    yield does
+    served.shutdown()
+    thread.join()
+    served.server_close()
+
+
+def wanted(server: Behaviour, name: str = "x.bin", body: bytes = BODY, mirrors: int = 1) -> File:
+    for k in range(mirrors):
+        server.files[f"/{k}/{name}"] = body
+    urls = tuple(f"{server.url}/{k}/{name}" for k in range(mirrors))
+    return File(name, urls, len(body), hashlib.md5(body, usedforsecurity=False).hexdigest())
+
+
+def assert_came(path: Path, body: bytes = BODY) -> None:
+    assert path.read_bytes() == body
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no part, no memory of it, no lock
+
+
+def test_a_file_comes_whole_with_progress(server, tmp_path):
+    seen = []
+    path = download(wanted(server), tmp_path, progress=lambda *now: seen.append(now), patience=QUICK)
+    assert_came(path)
+    assert seen[-1] == ("x.bin", len(BODY), len(BODY))
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert server.asked == [("/0/x.bin", None, None)]
+
+
+def test_a_connection_cut_again_and_again_is_resumed_each_time(server, tmp_path):
+    server.cut_after = [100_000] * 5  # more often than there are tries: each brought something
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    starts = [int(r[6:-1]) for _, r, _ in server.asked[1:]]
+    assert starts == [100_000 * k for k in range(1, 6)]
+    assert {same for _, _, same in server.asked[1:]} == {'"v1"'}
+
+
+def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, tmp_path):
+    server.cut_after = [200_000, 0, 0, 0, 0]
+    with pytest.raises(ConnectionError, match=r"x.bin could not be fetched .*broke off 500,000 bytes before the end"):
+        download(wanted(server), tmp_path, patience=QUICK)
+    assert (tmp_path / "x.bin.part").stat().st_size == 200_000
+    assert not (tmp_path / "x.bin").exists()
+    server.cut_after, server.asked = [], []
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert server.asked == [("/0/x.bin", "bytes=200000-", '"v1"')]
+
+
+def test_a_server_that_ignores_range_is_read_from_the_start(server, tmp_path):
+    server.ranges = False
+    server.cut_after = [300_000]
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert [r for _, r, _ in server.asked] == [None, "bytes=300000-"]
+
+
+def test_a_file_that_changed_meanwhile_is_read_from_the_start(server, tmp_path):
+    old = wanted(server, body=BODY[::-1])
+    server.cut_after = [300_000, 0, 0, 0]
+    with pytest.raises(ConnectionError):
+        download(old, tmp_path, patience=QUICK)
+    server.cut_after, server.tag = [], '"v2"'
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+
+
+def test_halves_of_two_files_without_a_tag_are_found_by_the_checksum(server, tmp_path):
+    server.tag = None
+    old = wanted(server, body=BODY[::-1])
+    server.cut_after = [300_000, 0, 0, 0]
+    with pytest.raises(ConnectionError):
+        download(old, tmp_path, patience=QUICK)
+    server.cut_after, server.asked = [], []
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert [r for _, r, _ in server.asked] == ["bytes=300000-", None]
+
+
+def test_a_wrong_checksum_is_never_named_as_the_file(server, tmp_path):
+    file = replace(wanted(server), md5="0" * 32)
+    with pytest.raises(ConnectionError, match=f"its MD5 is {wanted(server).md5}, expected 000"):
+        download(file, tmp_path, patience=QUICK)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_mirror_is_tried_after_404_a_wrong_file_or_a_wrong_length(server, tmp_path):
+    file = wanted(server, mirrors=4)
+    del server.files["/0/x.bin"]
+    server.files["/1/x.bin"] = BODY[:-1] + b"?"
+    server.files["/2/x.bin"] = b"<html>moved</html>"
+    assert_came(download(file, tmp_path, patience=QUICK))
+    assert [path for path, _, _ in server.asked] == [f"/{k}/x.bin" for k in range(4)]
+
+
+def test_all_mirrors_failing_are_all_named(server, tmp_path):
+    file = wanted(server, mirrors=2)
+    server.files.clear()
+    with pytest.raises(ConnectionError, match=r"/0/x.bin: the server says 404 .*/1/x.bin: .*404.*by hand"):
+        download(file, tmp_path, patience=QUICK)
+
+
+def test_busy_servers_are_tried_again(server, tmp_path):
+    server.fail = [503, 429]
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    server.fail = [500] * 9
+    with pytest.raises(ConnectionError, match="the server says 500"):
+        download(wanted(server, "y.bin"), tmp_path, patience=QUICK)
+
+
+def test_a_stalled_server_is_left_and_asked_again(server, tmp_path):
+    server.stall = 1
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert [r for _, r, _ in server.asked] == [None, "bytes=1000-"]
+
+
+def test_more_bytes_than_expected_are_not_taken(server, tmp_path):
+    file = replace(wanted(server), size=1000)
+    with pytest.raises(ConnectionError, match="has 700,000 bytes, expected 1,000"):
+        download(file, tmp_path, patience=QUICK)
+    server.says_length = False
+    with pytest.raises(ConnectionError, match="sends more than the expected 1,000 bytes"):
+        download(file, tmp_path, patience=QUICK)
+    assert_came(download(wanted(server, "y.bin"), tmp_path / "y", patience=QUICK))
+
+
+def test_a_part_longer_than_the_file_now_is_begun_anew(server, tmp_path):
+    file = wanted(server)
+    (tmp_path / "x.bin.part").write_bytes(b"?" * (len(BODY) + 5))
+    assert_came(download(file, tmp_path, patience=QUICK))
+
+
+def test_no_network_says_so_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    began = time.perf_counter()
+    file = File("x.bin", ("http://nowhere.invalid/x.bin",), 10, "0" * 32)
+    with pytest.raises(ConnectionError, match=r"cannot be reached .*is there a network\?"):
+        download(file, tmp_path, patience=Patience(wait=5))
+    assert time.perf_counter() - began < 4
+
+
+def test_a_file_address_works(tmp_path):
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "x.bin").write_bytes(BODY)
+    digest = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
+    file = File("x.bin", ((tmp_path / "from" / "x.bin").as_uri(),), len(BODY), digest)
+    assert_came(download(file, tmp_path / "to", patience=QUICK))
+    gone = replace(file, urls=((tmp_path / "gone").as_uri(),))
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        download(gone, tmp_path / "other", patience=Patience(wait=100))
+
+
+def test_a_full_disk_keeps_the_part_and_says_so(server, tmp_path, monkeypatch):
+    real = _download._pour
+
+    def full(answer, out, have, file, progress) -> None:
+        out.write(answer.read(1000))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_download, "_pour", full)
+    with pytest.raises(OSError, match=r"no space left on the disk of .*x.bin needs 700 kB"):
+        download(wanted(server), tmp_path, patience=QUICK)
+    assert len(server.asked) == 1
+    monkeypatch.setattr(_download, "_pour", real)
+    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert server.asked[1][1] == "bytes=1000-"
+
+
+def test_two_processes_do_not_write_the_same_part(server, tmp_path):
+    pytest.importorskip("fcntl")
+    with _download._alone(tmp_path / "x.bin.part"), pytest.raises(RuntimeError, match="another process is fetching"):
+        download(wanted(server), tmp_path, patience=QUICK)
+
+
+def idx(array: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(struct.pack(">I", n) for n in array.shape)
+    return gzip.compress(head + array.tobytes())
+
+
+@pytest.fixture
+def toy_mnist(server, monkeypatch) -> Behaviour:
+    """MNIST's names on our server, with a few points of noise."""
+    rng = np.random.default_rng(0)
+    files = []
+    for part, n in (("train", 30), ("t10k", 20)):
+        labels = np.arange(n, dtype=np.uint8) % 10
+        images = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        files += [
+            wanted(server, f"{part}-images-idx3-ubyte.gz", idx(images)),
+            wanted(server, f"{part}-labels-idx1-ubyte.gz", idx(labels)),
+        ]
+    monkeypatch.setitem(CATALOGUE, "mnist", replace(CATALOGUE["mnist"], files=tuple(files)))
+    return server
+
+
+def test_get_puts_files_where_load_finds_them_and_a_second_call_does_nothing(toy_mnist, tmp_path):
+    assert get("mnist", tmp_path, patience=QUICK) == tmp_path / "mnist"
+    data = load("mnist", tmp_path)
+    assert (len(data.pool), len(data.test), tuple(data.x.shape[1:])) == (30, 20, (1, 28, 28))
+    asked = len(toy_mnist.asked)
+    assert asked == 4
+    get("mnist", tmp_path, patience=QUICK)
+    assert len(toy_mnist.asked) == asked
+    get("mnist", tmp_path, patience=QUICK, force=True)
+    assert len(toy_mnist.asked) == 2 * asked
+
+
+def test_get_goes_to_the_environments_folder(toy_mnist, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORETASTE_DATA", str(tmp_path / "data"))
+    assert get("mnist", patience=QUICK) == tmp_path / "data" / "mnist"
+
+
+def test_get_does_not_replace_a_file_of_another_content_unless_forced(toy_mnist, tmp_path):
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    path.parent.mkdir()
+    path.write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match="not the publisher's file"):
+        get("mnist", tmp_path, patience=QUICK)
+    assert path.read_bytes() == b"mine"
+    get("mnist", tmp_path, patience=QUICK, force=True)
+    assert path.read_bytes() == toy_mnist.files[f"/0/{path.name}"]
+
+
+def test_get_knows_its_names_and_the_room_there_is(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="unknown data set 'minst'; did you mean 'mnist'"):
+        get("minst", tmp_path)
+    huge = replace(CATALOGUE["svhn"], files=(replace(CATALOGUE["svhn"].files[0], size=10**18),))
+    monkeypatch.setitem(CATALOGUE, "svhn", huge)
+    with pytest.raises(OSError, match=r"svhn needs 1e\+09 GB and the disk .* make room first"):
+        get("svhn", tmp_path)
+
+
+def tar_of(members: dict[str, bytes], how: str = "gz", extra: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode=f"w:{how}") as tar:
+        for name, body in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+        for info in extra:
+            tar.addfile(info)
+    return raw.getvalue()
+
+
+def zip_of(members: dict[str, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, body in members.items():
+            packed.writestr(name, body)
+    return raw.getvalue()
+
+
+def test_get_unpacks_an_archive_and_drops_it(server, tmp_path, monkeypatch):
+    body = tar_of({"toys-py/a": b"one", "toys-py/sub/b": b"two"})
+    file = replace(wanted(server, "toys.tar.gz", body), becomes="toys-py", unpacked=1000)
+    monkeypatch.setitem(CATALOGUE, "toys", Source("2", 2, "", "", "", (file,)))
+    place = get("toys", tmp_path, patience=QUICK)
+    assert (place / "toys-py" / "sub" / "b").read_bytes() == b"two"
+    assert [p.name for p in place.iterdir()] == ["toys-py"]
+    get("toys", tmp_path, patience=QUICK)
+    assert len(server.asked) == 1
+    (place / "toys-py" / "mine").write_text("x")
+    get("toys", tmp_path, patience=QUICK, force=True)
+    assert sorted(p.name for p in (place / "toys-py").iterdir()) == ["a", "sub"]
+
+
+def test_get_takes_an_archive_put_there_by_hand(server, tmp_path, monkeypatch):
+    body = tar_of({"toys-py/a": b"one"})
+    file = replace(wanted(server, "toys.tar.gz", body), becomes="toys-py", unpacked=1000)
+    monkeypatch.setitem(CATALOGUE, "toys", Source("2", 2, "", "", "", (file,)))
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "toys.tar.gz").write_bytes(body)
+    assert (get("toys", tmp_path) / "toys-py" / "a").read_bytes() == b"one"
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("how", ["tar", "gz", "xz", "bz2", "zip"])
+def test_unpack_gives_what_was_packed(tmp_path, how):
+    members = {"a.txt": b"one", "sub/b.bin": BODY}
+    body = zip_of(members) if how == "zip" else tar_of(members, "" if how == "tar" else how)
+    (tmp_path / "x").write_bytes(body)
+    out = unpack(tmp_path / "x", tmp_path / "out")
+    assert {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()} == members
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "x"]
+    if os.name == "posix":
+        assert stat.S_IMODE(out.stat().st_mode) == 0o755
+    with pytest.raises(FileExistsError, match="is there already"):
+        unpack(tmp_path / "x", tmp_path / "out")
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def zip_with_link() -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as packed:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        packed.writestr(info, "/etc/passwd")
+    return raw.getvalue()
+
+
+def damaged() -> bytes:
+    body = bytearray(tar_of({"a": BODY}, "gz"))
+    body[len(body) // 2] ^= 0xFF
+    return bytes(body)
+
+
+def damaged_zip() -> bytes:
+    body = bytearray(zip_of({"a": BODY}))
+    body[len(body) // 2] ^= 0xFF
+    return bytes(body)
+
+
+HOSTILE = {
+    "tar climbs": (lambda: tar_of({"ok": b"1", "../evil": b"2"}), "'../evil' leads out"),
+    "tar climbs within": (lambda: tar_of({"a/../../evil": b"2"}), "leads out"),
+    "tar absolute": (lambda: tar_of({"/tmp/evil": b"2"}), "leads out"),
+    "tar windows": (lambda: tar_of({"..\\evil": b"2"}), "leads out"),
+    "tar drive": (lambda: tar_of({"C:evil": b"2"}), "leads out"),
+    "zip climbs": (lambda: zip_of({"ok": b"1", "../evil": b"2"}), "leads out"),
+    "zip absolute": (lambda: zip_of({"/tmp/evil": b"2"}), "leads out"),
+    "symlink": (lambda: tar_of({"a": b"1"}, extra=(special("l", tarfile.SYMTYPE, "/etc"),)), "'l' is a link or device"),
+    "hard link": (lambda: tar_of({"a": b"1"}, extra=(special("l", tarfile.LNKTYPE, "a"),)), "'l' is a link or device"),
+    "device": (lambda: tar_of({}, extra=(special("d", tarfile.CHRTYPE),)), "'d' is a link or device"),
+    "pipe": (lambda: tar_of({}, extra=(special("p", tarfile.FIFOTYPE),)), "'p' is a link or device"),
+    "zip link": (zip_with_link, "'link' is a link or device"),
+    "too large": (lambda: tar_of({"a": BODY, "b": BODY}), "more than 1 MB come out"),
+    "too large zip": (lambda: zip_of({"a": BODY, "b": BODY}), "more than 1 MB come out"),
+    "too many": (lambda: tar_of({str(k): b"" for k in range(21)}), "more than 20 members"),
+    "twice": (lambda: tar_of({"a": b"1", "./A": b"2"}), "stands twice"),
+    "truncated": (lambda: tar_of({"a": BODY})[:300_000], "damaged"),
+    "truncated at the end": (lambda: tar_of({"a": BODY})[:-4], "damaged"),
+    "damaged": (damaged, "damaged"),
+    "damaged zip": (damaged_zip, "damaged"),
+    "rubbish": (lambda: b"rubbish" * 1000, "damaged or no tar or zip"),
+    "empty": (lambda: tar_of({}), "holds no files"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_unpack_refuses_and_leaves_nothing(tmp_path, case):
+    make, says = HOSTILE[case]
+    (tmp_path / "in").mkdir()
+    archive = tmp_path / "in" / "x"
+    archive.write_bytes(make())
+    with pytest.raises(ValueError, match=says):
+        unpack(archive, tmp_path / "in" / "out", most=1_000_000, members=20)
+    assert [p.name for p in (tmp_path / "in").iterdir()] == ["x"]
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+    assert not Path("/tmp/evil").exists()
+
+
+def test_a_ratio_that_only_bombs_have(tmp_path, monkeypatch):
+    from foretaste.data import _archive
+
+    monkeypatch.setattr(_archive, "FREE", 10**6)
+    monkeypatch.setattr(_archive, "RATIO", 100)
+    (tmp_path / "x").write_bytes(tar_of({"a": bytes(3_000_000)}))
+    with pytest.raises(ValueError, match="as a bomb does"):
+        unpack(tmp_path / "x", tmp_path / "out")
+    (tmp_path / "y").write_bytes(tar_of({"a": BODY}))
+    assert (unpack(tmp_path / "y", tmp_path / "out") / "a").read_bytes() == BODY
+
+
+def test_the_catalogue_is_whole():
+    assert list(CATALOGUE) == ["mnist", "fashion-mnist", "svhn", "cifar10", "cifar100"]
+    for source in CATALOGUE.values():
+        assert source.licence
+        assert source.cite
+        for file in source.files:
+            assert len(file.md5) == 32
+            assert file.size > 4000
+            assert all(url.endswith(file.name) for url in file.urls)
+    assert len({file.md5 for source in CATALOGUE.values() for file in source.files}) == 12
