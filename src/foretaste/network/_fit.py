@@ -10,11 +10,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from foretaste.network._checks import check_net, check_points, lengths
+from foretaste.network._fast import FAST, train_fast
 from foretaste.network._names import known
 from foretaste.network._pixels import Normalise
 from foretaste.network._reset import reset, seeded
 from foretaste.network._targets import Targets, targets
-from foretaste.network._train import CHUNK, Progress, Recipe, diverged, reestimate, train
+from foretaste.network._train import CHUNK, Progress, Recipe, diverged, reestimate
 
 MAX_LR = {"l2": 0.5, "ce": 0.1}
 INTERPOLATES = 0.01
@@ -56,6 +57,7 @@ def fit(
     normalise: Normalise | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    fast: str = "auto",
 ) -> Fit:
     """Train ``net`` in place on x, y and leave it in eval mode; after an error it is as it was.
 
@@ -73,11 +75,15 @@ def fit(
     normalise: (mean, std), numbers or one a channel; uint8 pixels are taken to [0, 1] in any case.
     seed: governs initialisation, order, augmentation and dropout; torch's own generators are left alone.
     progress: called with (steps done, all steps), about fifty times.
+    fast: on a GPU, "auto" replays the step as a CUDA graph, in bfloat16 and at last in float32 where the network has
+        convolutions; "bf16" and "float32" (as torch is set) keep to one; "off" launches every operation, as a CPU
+        does. A network that a graph cannot hold is trained so too, and the log says why.
     """
     began = time.perf_counter()
     known("loss", loss, MAX_LR)
     known("start", start, ("warm", "cold"))
     known("statistics", statistics, ("running", "labelled"))
+    known("fast", fast, FAST)
     device, dtype = check_net(net)
     check_points(x, device, dtype, augment, normalise)
     size, count = lengths(net, len(x), batch_size, steps, epochs)
@@ -93,7 +99,7 @@ def fit(
         if start == "cold":
             reset(net)
         goal = targets(y, loss, len(x), outputs(net, x, how), device, dtype)
-        final = train(net, x, goal, how, order_seed, draw_seed, progress)
+        final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
         if statistics == "labelled":
             reestimate(net, x, how, Generator().manual_seed(draw_seed))
         net.eval()

@@ -1,0 +1,115 @@
+"""One SGD step that reads its batch and its rates from buffers on the device, by a counter that is there too.
+
+Nothing of it changes from step to step, so a CUDA graph can hold it (``_graph``). Run plainly, on any device, it is the
+same arithmetic: tests hold it against the eager loop of ``_train``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+
+from foretaste.network._augment import augmented
+from foretaste.network._by_hand import gradients
+from foretaste.network._schedule import one_cycle
+from foretaste.network._targets import Targets
+from foretaste.network._train import Recipe, batches
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """S steps of batches of B, and how far they are."""
+
+    order_SB: Tensor
+    lr_S: Tensor
+    momentum_S: Tensor
+    losses_S: Tensor  # written as they are done
+    at: Tensor  # (1,): the step that comes next
+
+
+def tape(n: int, how: Recipe, order_seed: int, device: torch.device) -> Tape:
+    """The order of batches and the schedule that the eager loop takes with the same seed."""
+    order_SB = batches(n, how.batch_size, how.steps, Generator().manual_seed(order_seed))
+    rates_S2 = torch.tensor([one_cycle(s, how.steps, how.max_lr) for s in range(how.steps)], dtype=how.dtype)
+    lr_S, momentum_S = (r_S.contiguous().to(device) for r_S in rates_S2.unbind(1))
+    losses_S = torch.zeros(how.steps, dtype=how.dtype, device=device)
+    return Tape(order_SB.to(device), lr_S, momentum_S, losses_S, torch.zeros(1, dtype=torch.int64, device=device))
+
+
+def fed(x: Tensor, how: Recipe) -> tuple[Tensor, Recipe]:
+    """Points that are the same each time they are shown are made ready once; for others the numbers are at hand."""
+    if not how.augment:
+        return how.feed(x), replace(how, normalise=None)
+    if how.normalise is None:
+        return x, how
+    mean, std = (torch.as_tensor(v, dtype=how.dtype, device=x.device) for v in how.normalise)
+    return x, replace(how, normalise=(mean, std))  # type: ignore[arg-type]
+
+
+def velocities(net: nn.Module) -> list[Tensor]:
+    return [torch.zeros_like(p) for p in net.parameters() if p.requires_grad]
+
+
+def stepper(
+    net: nn.Module,
+    x: Tensor,
+    goal: Targets,
+    how: Recipe,
+    t: Tape,
+    velocity_P: list[Tensor],
+    draws: Generator,
+    bf16: bool,
+) -> Step:
+    """The next step of ``t``, whatever it is: v ← m v + ∇, θ ← θ − lr v, ∇ with weight decay. x, how: of ``fed``."""
+    params: list[nn.Parameter] = [p for p in net.parameters() if p.requires_grad]
+    gradient = gradients(Mixed(net) if bf16 else net, goal, params)
+
+    def step() -> None:
+        at_B = t.order_SB.index_select(0, t.at)[0]
+        x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
+        if how.augment:
+            x_B = how.feed(augmented(x_B, how.augment, draws, how.pad))
+        with torch.enable_grad():
+            f_BC, grads = gradient(x_B, fit_B)
+        with torch.no_grad():
+            lr, momentum = t.lr_S.index_select(0, t.at), t.momentum_S.index_select(0, t.at)
+            # A fused step takes a momentum that is fixed; so v is shrunk first, and its own momentum is 1.
+            torch._foreach_mul_(velocity_P, momentum[0])
+            torch._fused_sgd_(
+                params,  # type: ignore[arg-type]
+                [like(g, p) for g, p in zip(grads, params)],
+                velocity_P,
+                weight_decay=how.weight_decay,
+                momentum=1.0,
+                lr=lr[0],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            t.losses_S.index_copy_(0, t.at, goal.of(f_BC, fit_B)[None])
+            t.at.add_(1)
+
+    return step
+
+
+class Mixed(nn.Module):
+    """A network whose products are in bfloat16: parameters, their steps, statistics and the loss stay in float32."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x_n: Tensor) -> Tensor:
+        # Without the cache: it would keep weights of one step for the next.
+        with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
+            f_nC: Tensor = self.net(x_n)
+        return f_nC.float()
+
+
+def like(g: Tensor, p: Tensor) -> Tensor:
+    """The gradient laid out as its parameter is: a fused step asks for it."""
+    return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)

@@ -1,0 +1,428 @@
+"""Training as a CUDA graph: its step on any device against the eager loop, and the graph itself on a GPU."""
+
+import logging
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Generator, nn
+from torch.testing import assert_close
+
+from foretaste.network import MLP, WideResNet, fit, resnet18
+from foretaste.network._fast import TAIL, channels_last, phases, run, take_over
+from foretaste.network._graph import CannotCaptureError, check, on_the_host, refuse
+from foretaste.network._tape import Mixed, fed, like, stepper, tape, velocities
+from foretaste.network._targets import targets
+from foretaste.network._train import Recipe, train, train_mode
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(12, 8, 0.5, 0.0, None, 2, None, torch.float64)
+
+
+def images(n=20, channels=1, dtype=torch.float64, seed=0):
+    g = Generator().manual_seed(seed)
+    x = torch.rand(n, channels, 6, 6, generator=g)
+    y = torch.randint(0, 3, (n,), generator=g)
+    return ((x * 255).to(dtype) if dtype == torch.uint8 else x.to(dtype)), y
+
+
+def wrn(dtype=torch.float64, channels=1, seed=0):
+    torch.manual_seed(seed)
+    return WideResNet(1, widen=1, channels=channels, classes=3).to(dtype)
+
+
+def half_frozen():
+    net = wrn()
+    net.stem.requires_grad_(False)
+    net.stages[0].body[0].requires_grad_(False)
+    return net
+
+
+def state(net):
+    return {k: v.clone() for k, v in net.state_dict().items()}
+
+
+def by_tape(net, x, goal, how, order_seed=1, draw_seed=2, progress=None, bf16=False):
+    t = tape(len(x), how, order_seed, x.device)
+    train_mode(net)
+    shown, as_shown = fed(x, how)
+    step = stepper(net, shown, goal, as_shown, t, velocities(net), Generator(x.device).manual_seed(draw_seed), bf16)
+    return run(t, [(step, how.steps)], len(x), how, progress)
+
+
+# The step, against the eager loop
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "dtype", "change"),
+    [
+        (lambda: MLP(36, (5,), 3).double(), "l2", torch.float64, {}),
+        (lambda: MLP(36, (5,), 3, activation="tanh").double(), "ce", torch.float64, {"max_lr": 0.1}),
+        (wrn, "l2", torch.float64, {"weight_decay": 1e-2}),
+        (wrn, "ce", torch.uint8, {"augment": "crop+flip", "normalise": ((0.4,), (0.3,)), "max_lr": 0.1}),
+        (wrn, "l2", torch.uint8, {"normalise": (0.4, 0.3), "steps": 7}),
+        (half_frozen, "l2", torch.float64, {"augment": "flip"}),
+    ],
+    ids=["mlp", "tanh", "decay", "augmented", "normalised", "frozen"],
+)
+def test_steps_are_those_of_the_eager_loop(make, loss, dtype, change):
+    x, y = images(dtype=dtype)
+    how = replace(RECIPE, **change)
+    eager, taped = make(), make()
+    taped.load_state_dict(eager.state_dict())
+    before = state(eager)
+    goal = targets(y, loss, len(x), 3, CPU, torch.float64)
+    seen, reports = ([], []), []
+    for net, go, said in ((eager, train, seen[0]), (taped, by_tape, seen[1])):
+        reports.append(go(net, x, goal, how, 1, 2, lambda done, of, said=said: said.append((done, of))))
+    assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
+    assert any(not torch.equal(v, before[k]) for k, v in state(taped).items())
+    assert reports[1] == pytest.approx(reports[0], rel=1e-10)
+    assert seen[0] == seen[1]
+    assert all(p.grad is None for p in taped.parameters())
+
+
+def test_float32_steps_are_those_of_the_eager_loop():
+    x, y = images(dtype=torch.float32)
+    how = replace(RECIPE, dtype=torch.float32, steps=5)
+    eager, taped = wrn(torch.float32), wrn(torch.float32)
+    goal = targets(y, "l2", len(x), 3, CPU, torch.float32)
+    train(eager, x, goal, how, 1, 2, None)
+    by_tape(taped, x, goal, how)
+    assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_is_in_the_products_only():
+    """Parameters, gradients and outputs are float32; steps go where those of float32 go."""
+    x, y = images(dtype=torch.float32)
+    goal = targets(y, "l2", len(x), 3, CPU, torch.float32)
+    net = wrn(torch.float32)
+    params = list(net.parameters())
+    f_NC = Mixed(net)(x)
+    grads = torch.autograd.grad(goal.of(f_NC, goal.fit_N), params)
+    exact = torch.autograd.grad(goal.of(net(x), goal.fit_N), params)
+    assert {t.dtype for t in (f_NC, *grads)} == {torch.float32}
+    ours, theirs = (torch.cat([g.flatten() for g in gs]) for gs in (grads, exact))
+    assert not torch.equal(ours, theirs)
+    assert float((ours - theirs).norm()) < 0.05 * float(theirs.norm())
+    how = replace(RECIPE, dtype=torch.float32, steps=40, max_lr=0.2)
+    both = [wrn(torch.float32), wrn(torch.float32)]
+    losses = [by_tape(n, x, goal, how, bf16=bf16) for n, bf16 in zip(both, (True, False))]
+    assert losses[0] == pytest.approx(losses[1], rel=0.2)
+    assert {p.dtype for p in both[0].parameters()} == {torch.float32}
+
+
+def test_two_parts_are_one_training():
+    """A step of one kind, then one of another, on the same tape."""
+    x, y = images()
+    goal = targets(y, "l2", len(x), 3, CPU, torch.float64)
+    eager, taped = wrn(), wrn()
+    final = train(eager, x, goal, RECIPE, 1, 2, None)
+    t, v_P, draws = tape(len(x), RECIPE, 1, CPU), velocities(taped), Generator().manual_seed(2)
+    train_mode(taped)
+    first, second = (stepper(taped, x, goal, RECIPE, t, v_P, draws, False) for _ in range(2))
+    first()
+    assert run(t, [(first, 5), (second, 12)], len(x), RECIPE, None, done=1) == pytest.approx(final, rel=1e-10)
+    assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
+
+
+def test_divergence_is_seen_on_the_tape():
+    x, y = images()
+    goal = targets(y, "ce", len(x), 3, CPU, torch.float64)
+    with pytest.raises(RuntimeError, match=r"diverged: the loss is nan at step .*max_lr=1e\+200"):
+        by_tape(wrn(), x, goal, replace(RECIPE, max_lr=1e200))
+
+
+# The copy that is trained
+
+
+def test_channels_last_is_the_same_network():
+    x, y = images(channels=3)
+    net, twin = wrn(channels=3), channels_last(wrn(channels=3))
+    kernels = [p for p in twin.parameters() if p.dim() == 4]
+    assert len(kernels) == 4
+    assert all(p.stride(1) == 1 for p in kernels)
+    pointwise = next(p for p in kernels if p.shape[2:] == (1, 1))
+    assert pointwise.stride() == (16, 1, 16, 16)
+    twin.eval()  # not to move its statistics
+    assert twin.stages(twin.stem(x)).is_contiguous(memory_format=torch.channels_last)
+    goal = targets(y, "l2", len(x), 3, CPU, torch.float64)
+    for n in (net, twin):
+        by_tape(n, x, goal, RECIPE)
+    assert_close(twin.state_dict(), net.state_dict(), rtol=1e-9, atol=1e-11)
+    other = wrn(channels=3, seed=1)
+    take_over(other, twin)
+    assert_close(other.state_dict(), net.state_dict(), rtol=1e-9, atol=1e-11)
+    assert all(p.is_contiguous() for p in other.parameters())
+
+
+def test_gradients_are_laid_out_as_parameters():
+    p = channels_last(nn.Conv2d(4, 2, 3)).weight
+    g = torch.randn(2, 4, 3, 3)
+    assert like(g, p).stride() == p.stride()
+    assert torch.equal(like(g, p), g)
+    assert like(p.detach(), p).data_ptr() == p.data_ptr()
+
+
+def test_parts_of_a_training():
+    conv, chain = wrn(), MLP(4)
+    assert phases("auto", conv, 1200) == [(True, round(1200 * (1 - TAIL))), (False, 1200)]
+    assert phases("auto", chain, 1200) == [(False, 1200)]
+    assert phases("bf16", chain, 7) == [(True, 7)]
+    assert phases("float32", conv, 7) == [(False, 7)]
+
+
+# What a graph cannot hold
+
+
+class Counts(nn.Linear):
+    seen = 0
+
+    def forward(self, x):
+        self.seen += 1
+        return super().forward(x)
+
+
+class Draws(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1 + (random.random() < 0.5))
+
+
+class DrawsByTorch(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if torch.rand(1) < 0.5 else super().forward(-x)
+
+
+@pytest.mark.parametrize("make", [Counts, Draws, DrawsByTorch])
+def test_what_happens_on_the_host_is_noticed(make):
+    net = nn.Sequential(make(4, 3))
+    plain = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    for n, changes in ((net, True), (plain, False)):
+        before = on_the_host(n)
+        n(torch.ones(2, 4))
+        assert (on_the_host(n) != before) is changes
+
+
+def test_refused_before_it_is_tried():
+    refuse(MLP(4), torch.float32)
+    with pytest.raises(CannotCaptureError, match=r"torch\.float64"):
+        refuse(MLP(4), torch.float64)
+    with pytest.raises(CannotCaptureError, match="wrapped in DataParallel"):
+        refuse(nn.DataParallel(MLP(4)), torch.float32)
+    hooked = MLP(4)
+    hooked.layers[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(CannotCaptureError, match=r"module 'layers\.0' has hooks"):
+        refuse(hooked, torch.float32)
+    hooked = MLP(4)
+    hooked.layers[0].weight.register_hook(lambda g: g)
+    with pytest.raises(CannotCaptureError, match=r"parameter 'layers\.0\.weight' has a hook"):
+        refuse(hooked, torch.float32)
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1.0, True), (1.005, True), (1.1, False), (float("nan"), False)])
+def test_a_replay_is_held_against_a_step(factor, agrees):
+    p, count, draws = torch.zeros(5), torch.zeros(1), Generator().manual_seed(0)
+
+    def step(by=1.0):
+        p.add_(by * torch.rand(5, generator=draws))
+        count.add_(1)
+
+    held = [[p], [count], []]
+    if agrees:
+        check(step, lambda: step(factor), held, [draws])
+        assert count == 1
+        assert_close(p, factor * torch.rand(5, generator=Generator().manual_seed(0)))
+        return
+    with pytest.raises(CannotCaptureError, match="a replayed step ends"):
+        check(step, lambda: step(factor), held, [draws])
+
+
+def test_a_counter_that_stands_still_is_noticed():
+    p, count = torch.zeros(5), torch.zeros(1)
+
+    def step():
+        p.add_(1)
+        count.add_(1)
+
+    with pytest.raises(CannotCaptureError):
+        check(step, lambda: p.add_(1), [[p], [count]], [])
+
+
+# fit
+
+
+def test_on_a_cpu_all_is_eager():
+    x, y = images(dtype=torch.float32)
+    nets = [wrn(torch.float32) for _ in range(3)]
+    for net, how in zip(nets, ("auto", "off", "bf16")):
+        fit(net, x, y, steps=4, fast=how)
+    for net in nets[1:]:
+        assert_close(net.state_dict(), nets[0].state_dict(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="did you mean 'off'"):
+        fit(nets[0], x, y, fast="of")
+
+
+# On a GPU
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def on_gpu(n=60, channels=1, size=12):
+    g = Generator().manual_seed(0)
+    y = torch.randint(0, 3, (n,), generator=g)
+    x = torch.rand(n, channels, size, size, generator=g) * 0.5
+    x[torch.arange(n), :, y * 3] += 1  # a bright row says the class
+    return x.cuda(), y.cuda()
+
+
+class TestGraph:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("augment", [None, "crop+flip"])
+    def test_float32_graph_is_the_eager_training(self, augment, caplog):
+        x, y = on_gpu()
+        nets = [wrn(torch.float32).cuda() for _ in range(2)]
+        cudnn: object = torch.backends.cudnn
+        before = (cudnn.conv.fp32_precision, cudnn.deterministic)  # type: ignore[attr-defined]
+        cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+        try:
+            # A small learning rate: rounding errors then do not grow.
+            done = [
+                fit(n, x, y, steps=60, max_lr=0.01, augment=augment, fast=f, statistics="running")
+                for n, f in zip(nets, ("off", "float32"))
+            ]
+        finally:
+            cudnn.conv.fp32_precision = before[0]  # type: ignore[attr-defined]
+        assert not caplog.records
+        assert cudnn.deterministic == before[1]  # type: ignore[attr-defined]
+        assert_close(nets[1].state_dict(), nets[0].state_dict(), rtol=1e-3, atol=1e-4)
+        assert done[1].loss == pytest.approx(done[0].loss, rel=1e-3)
+
+    @pytest.mark.parametrize("fast", ["auto", "bf16", "float32"])
+    def test_interpolates_and_repeats_itself(self, fast, caplog):
+        x, y = on_gpu()
+        rng, host = torch.cuda.get_rng_state(), torch.get_rng_state()
+        results, seen = [], []
+        for seed in (0, 0, 1):
+            net = wrn(torch.float32).cuda()
+            done = fit(net, x, y, start="cold", steps=400, seed=seed, fast=fast, augment="flip",
+                       progress=lambda d, of: seen.append(d))  # fmt: skip
+            assert done.residual <= 1e-3
+            assert not net.training
+            assert all(p.grad is None and p.requires_grad and p.is_contiguous() for p in net.parameters())
+            results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        assert not caplog.records
+        assert torch.equal(results[0], results[1])
+        assert not torch.equal(results[0], results[2])
+        assert seen[: len(seen) // 3] == list(range(8, 401, 8))
+        torch.cuda.synchronize()
+        torch.set_rng_state(host)
+        assert torch.equal(torch.cuda.get_rng_state(), rng)
+
+    def test_dropout_is_drawn_anew_and_seeded(self, caplog):
+        x, y = on_gpu()
+        torch.manual_seed(0)
+        make = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3)).cuda()
+        start = state(make)
+        results = []
+        for fast in ("float32", "float32", "off"):
+            make.load_state_dict(start)
+            fit(make, x, y, steps=60, max_lr=0.05, fast=fast)
+            results.append(state(make))
+        assert not caplog.records
+        assert_close(results[0], results[1], rtol=0, atol=0)
+        assert_close(results[0], results[2], rtol=1e-3, atol=1e-4)  # the very draws of the eager loop
+
+    @pytest.mark.parametrize("kind", ["item", "host", "numbers", "view", "hook"])
+    def test_what_cannot_be_captured_is_trained_and_said(self, kind, caplog):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Conv2d(1, 4, 3), nn.Linear(400, 3)
+
+            def forward(self, x):
+                h = self.body(x)
+                if kind == "item":
+                    h = h / 2 if float(h.detach().mean()) > 1e9 else h
+                elif kind == "host":
+                    h = h * (1 + (random.random() < 0.5))
+                elif kind == "numbers":
+                    h = h + torch.tensor(1.0, device=h.device)
+                return self.head(h.view(len(h), -1) if kind == "view" else h.flatten(1))
+
+        x, y = on_gpu()
+        net = Odd().cuda()
+        if kind == "hook":
+            net.body.register_forward_hook(lambda *_: None)
+        with caplog.at_level(logging.WARNING, "foretaste"):
+            done = fit(net, x, y, steps=100, max_lr=0.01)
+        assert [r.getMessage()[:36] for r in caplog.records] == ["training runs step by step, for it c"]
+        assert done.residual < 0.1
+        caplog.clear()
+        assert fit(wrn(torch.float32).cuda(), x, y, steps=300, start="cold").residual < 1e-2  # graphs work as before
+        assert not caplog.records
+        assert torch.cuda.get_sync_debug_mode() == 0
+
+    def test_a_capture_that_breaks_leaves_nothing_behind(self, caplog):
+        """The host is waited for only when a graph is captured: no check before it can see that."""
+
+        class Breaks(nn.Linear):
+            def forward(self, x):
+                if torch.cuda.is_current_stream_capturing():
+                    torch.cuda.synchronize()
+                return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+        x, y = on_gpu()
+        net = nn.Sequential(nn.Flatten(), Breaks(144, 3)).cuda()
+        start = state(net)
+        with caplog.at_level(logging.WARNING, "foretaste"):
+            fit(net, x, y, steps=100, max_lr=0.1)
+        assert len(caplog.records) == 1
+        again = state(net)
+        net.load_state_dict(start)
+        fit(net, x, y, steps=100, max_lr=0.1, fast="off")
+        assert_close(again, state(net), rtol=1e-5, atol=1e-6)
+        caplog.clear()
+        assert fit(wrn(torch.float32).cuda(), x, y, steps=300, start="cold").residual < 1e-2
+        assert not caplog.records
+        torch.rand(3, device="cuda")
+
+    def test_frozen_parts_and_an_interrupt(self):
+        x, y = on_gpu()
+        net = half_frozen().float().cuda()
+        before = state(net)
+        fit(net, x, y, steps=80)
+        same = [k for k, v in net.state_dict().items() if torch.equal(v, before[k])]
+        assert {"stem.weight", "stages.0.body.0.weight", "stages.0.body.0.running_mean"} <= set(same)
+        assert "stages.0.body.2.weight" not in same
+        before = state(net)
+
+        def stop(done, of):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fit(net, x, y, steps=80, progress=stop)
+        assert_close(state(net), before, rtol=0, atol=0)
+
+    def test_divergence(self):
+        x, y = on_gpu()
+        net = resnet18(1, 3, width=4).cuda()
+        before = state(net)
+        with pytest.raises(RuntimeError, match="diverged"):
+            fit(net, x, y, steps=100, max_lr=1e12, loss="ce")
+        assert_close(state(net), before, rtol=0, atol=0)
+
+
+def test_the_benchmark_is_paired():
+    from foretaste.bench._training import Workload, compare, images, markdown
+
+    x, y = images(None, CPU)
+    small = Workload("mlp", lambda: MLP(784, (8,)), 20, steps=20)
+    rows = compare(small, x, y, ("off", "auto"), seeds=2)
+    assert [r.fast for r in rows] == ["off", "auto"]
+    assert rows[0].accuracies == rows[1].accuracies  # on a CPU both are one
+    assert rows[0].residuals[0] != rows[0].residuals[1]
+    table = markdown(rows)
+    assert "| mlp | auto |" in table
+    assert "+0.00 ± 0.00" in table
