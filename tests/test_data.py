@@ -7,15 +7,17 @@ import torch
 from foretaste.data import Split, digits, draw
 
 
-def test_digits_are_scikit_learns_in_the_unit_interval():
+def test_digits_are_scikit_learns_and_a_network_sees_the_unit_interval():
     from sklearn.datasets import load_digits
 
     data, bunch = digits(), load_digits()
-    assert data.x.dtype == torch.float32
-    assert (float(data.x.min()), float(data.x.max())) == (0.0, 1.0)
-    np.testing.assert_array_equal(data.x.numpy() * 16, bunch.data)
+    assert (data.x.dtype, data.x.shape) == (torch.uint8, (1797, 1, 8, 8))
+    np.testing.assert_array_equal(data.x[:, 0].numpy() / 15, bunch.images)
     np.testing.assert_array_equal(data.y.numpy(), bunch.target)
-    np.testing.assert_array_equal(data.picture(5) * 16, bunch.images[5])
+    (mean,), (std,) = data.normalise
+    seen = (data.x.double() / 255 - mean) / std
+    np.testing.assert_allclose(seen[:, 0].numpy() * 16, bunch.images, atol=1e-12)
+    np.testing.assert_allclose(data.picture(5) * 255 / 15, bunch.images[5], atol=1e-12)
 
 
 def test_digits_split_is_fixed_stratified_and_apart():

@@ -49,9 +49,15 @@ def batch(path: Path, labels: str, classes: int, most: int) -> Part:
     """Rows of 3072 bytes, red then green then blue, and the labels under the key ``labels``."""
     entries = entries_of(path, ("data", labels), "a CIFAR batch", most)
     x_nD = entries["data"]
-    if not (isinstance(x_nD, np.ndarray) and x_nD.dtype == np.uint8 and x_nD.ndim == 2 and x_nD.shape[1] == 3072):
+    if not (
+        isinstance(x_nD, np.ndarray)
+        and x_nD.dtype == np.uint8
+        and x_nD.ndim == 2
+        and x_nD.shape[1:] == (3072,)
+        and len(x_nD)
+    ):
         came = f"{x_nD.dtype} {x_nD.shape}" if isinstance(x_nD, np.ndarray) else type(x_nD).__name__
-        raise ValueError(f"{path}: its images are {came}; expected uint8 (n, 3072)")
+        raise ValueError(f"{path}: its images are {came}; expected uint8 (n, 3072), n at least one")
     return Part(x_nD.reshape(-1, 3, 32, 32), class_ids(entries[labels], len(x_nD), classes, str(path)), str(path))
 
 

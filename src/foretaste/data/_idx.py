@@ -106,6 +106,8 @@ def body(path: Path, file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], ro
         raise ValueError(f"{says}, above the limit of {size_of(most)}; raise most= if that is meant")
     if declared > room:  # before memory is taken for them
         raise ValueError(f"{says} and so small a file cannot hold them: truncated; fetch it again")
+    if declared == 0:
+        raise ValueError(f"{says}; expected at least one image")
     read = np.empty(declared, np.uint8)
     done = 0
     while done < declared:

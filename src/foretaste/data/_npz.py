@@ -11,7 +11,7 @@ import torch
 from foretaste.data._find import MOST
 from foretaste.data._images import Images
 from foretaste.data._members import arrays, names_in
-from foretaste.data._parts import strangers
+from foretaste.data._parts import joined, strangers
 from foretaste.data._stratify import stratified
 
 SPLIT = (("train_images", "train_labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
@@ -101,7 +101,7 @@ def together(
             f"{file}: {names[0]} are {x.dtype} {x.shape[1:]} and {names[-1]} {x_last.dtype} {x_last.shape[1:]}; "
             "expected both alike"
         )
-    return np.concatenate([x for x, _ in laid]), (f"{file.name}: {how}",)
+    return joined([x for x, _ in laid]), (f"{file.name}: {how}",)
 
 
 def classes_of(

@@ -48,8 +48,6 @@ def assemble(
     """Training images are the pool, with ids from 0 in the order of the files; test images come after them."""
     parts = [*train, test]
     for part in parts:
-        if len(part.x) == 0:
-            raise ValueError(f"{part.file}: no images; expected at least one")
         if part.x.shape[1:] != parts[0].x.shape[1:]:
             raise ValueError(
                 f"{part.file}: images are {part.x.shape[1:]} and those of {parts[0].file} {parts[0].x.shape[1:]} "
@@ -59,7 +57,7 @@ def assemble(
     pool = np.arange(len(y_N) - len(test.y))
     return Images(
         name=name,
-        x=torch.from_numpy(np.concatenate([part.x for part in parts])),
+        x=torch.from_numpy(joined([part.x for part in parts])),
         y=torch.from_numpy(y_N),
         pool=pool,
         test=np.arange(len(pool), len(y_N)),
@@ -67,6 +65,12 @@ def assemble(
         normalise=normalise,
         notes=(*notes, *strangers(y_N[: len(pool)], test.y, classes)),
     )
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One array after another, row by row in memory whatever order they came in."""
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    return np.concatenate(parts, out=np.empty(shape, parts[0].dtype))
 
 
 def strangers(pool_y: np.ndarray, test_y: np.ndarray, classes: Sequence[str]) -> tuple[str, ...]:

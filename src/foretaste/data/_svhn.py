@@ -8,10 +8,11 @@ import numpy as np
 
 from foretaste.data._find import MOST, find, size_of
 from foretaste.data._images import Images, Normalise
-from foretaste.data._parts import Part, assemble, class_ids
+from foretaste.data._parts import Part, assemble
 
 NORMALISE: Normalise = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
-WIDTH = {"uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "int32": 4, "uint32": 4, "single": 4, "double": 8}
+# Bytes of a number, by MATLAB's names. Some copies keep labels as double.
+WIDTH = {f"{sign}int{8 * size}": size for sign in ("", "u") for size in (1, 2, 4, 8)} | {"single": 4, "double": 8}
 
 
 def svhn(folder: str | os.PathLike[str], *, most: int = MOST) -> Images:
@@ -35,21 +36,23 @@ def mat(path: Path, most: int) -> Part:
     except Exception as error:
         raise unreadable(path, error) from error
     x_HWCn, y = held["X"], held["y"].ravel()
-    digit = np.rint(y).astype(np.int64)  # some copies keep labels as double
-    if not np.array_equal(digit, y):
-        raise ValueError(f"{path}: labels are not whole numbers; expected 1 to 10")
-    ids = class_ids(digit - 1, x_HWCn.shape[3], 10, f"{path} (labels less one)")
-    return Part(np.ascontiguousarray(x_HWCn.transpose(3, 2, 0, 1)), (ids + 1) % 10, str(path))
+    wrong = np.flatnonzero(~((y >= 1) & (y <= 10) & (y == np.rint(y))))
+    if len(wrong):
+        first = f"the first {y[wrong[0]]} at {wrong[0]}"
+        raise ValueError(f"{path}: {len(wrong)} labels are not whole numbers from 1 to 10, {first}")
+    return Part(np.ascontiguousarray(x_HWCn.transpose(3, 2, 0, 1)), y.astype(np.int64) % 10, str(path))
 
 
 def check(path: Path, kinds: dict[str, tuple[tuple[int, ...], str]], most: int) -> None:
     """What the headers declare, before anything is inflated."""
     if missing := [name for name in ("X", "y") if name not in kinds]:
         there = ", ".join(kinds) or "nothing"
-        raise ValueError(f"{path} lacks {' and '.join(missing)} and has {there}; expected X (images) and y (labels)")
+        raise ValueError(
+            f"{path} lacks {' and '.join(missing)} and has {there}; expected X and y (images, labels): is it cut short?"
+        )
     (x_shape, x_kind), (y_shape, y_kind) = kinds["X"], kinds["y"]
-    if len(x_shape) != 4 or x_shape[:3] != (32, 32, 3) or x_kind != "uint8":
-        raise ValueError(f"{path}: X is {x_kind} {x_shape}; expected uint8 (32, 32, 3, N)")
+    if len(x_shape) != 4 or x_shape[:3] != (32, 32, 3) or x_kind != "uint8" or not x_shape[3]:
+        raise ValueError(f"{path}: X is {x_kind} {x_shape}; expected uint8 (32, 32, 3, N), N at least one")
     if y_kind not in WIDTH or math.prod(y_shape) != x_shape[3]:
         raise ValueError(f"{path}: y is {y_kind} {y_shape} for {x_shape[3]} images; expected a number for each")
     declared = math.prod(x_shape) + math.prod(y_shape) * WIDTH[y_kind]

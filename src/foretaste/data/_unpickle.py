@@ -136,7 +136,7 @@ class ArraysOnly(pickle._Unpickler):
 
 
 def plain(value: Any) -> Any:
-    """Stands for arrays replaced by arrays, in the dict or list that a batch is; keys as str."""
+    """Stands for arrays replaced by arrays, in the dict that a batch is; its keys as str."""
     if isinstance(value, Array):
         if value.array is None:
             raise pickle.UnpicklingError("an array without its numbers")
