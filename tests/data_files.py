@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import torch
 
 IDX = {"train": "train", "test": "t10k"}
 
@@ -126,3 +127,19 @@ def svhn_files(folder: Path, n=11):
         savemat(folder / f"{part}_32x32.mat", file, do_compression=True)
         held[part] = x, y
     return held
+
+
+def assert_holds(data, x, y, pool):
+    """x and y in the files' order, the first ``pool`` of them the pool, the others test."""
+    assert data.x.dtype == torch.uint8
+    assert data.x.is_contiguous()
+    np.testing.assert_array_equal(data.x.numpy(), x)
+    assert data.y.dtype == torch.int64
+    np.testing.assert_array_equal(data.y.numpy(), y)
+    np.testing.assert_array_equal(data.pool, np.arange(pool))
+    np.testing.assert_array_equal(data.test, np.arange(pool, len(y)))
+    assert data.pool.dtype == data.test.dtype == np.int64
+
+
+def spoil(path, change):
+    path.write_bytes(change(path.read_bytes()))

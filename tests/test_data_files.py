@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import zipfile
 import zlib
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 
 from data_files import (
     PICKLES,
+    assert_holds,
     cifar10_files,
     cifar100_files,
     cifar_entries,
@@ -26,28 +26,12 @@ from data_files import (
     idx_files,
     pictures,
     python2,
+    spoil,
     svhn_files,
 )
-from foretaste.data import NAMES, cifar10, cifar100, fashion_mnist, load, mnist, npz, svhn
+from foretaste.data import NAMES, cifar10, cifar100, fashion_mnist, load, measured, mnist, npz, svhn
 from foretaste.data._idx import read_idx
 from foretaste.data._unpickle import unpickle
-
-
-def assert_holds(data, x, y, pool):
-    """x and y in the files' order, the first ``pool`` of them the pool, the others test."""
-    assert data.x.dtype == torch.uint8
-    assert data.x.is_contiguous()
-    np.testing.assert_array_equal(data.x.numpy(), x)
-    assert data.y.dtype == torch.int64
-    np.testing.assert_array_equal(data.y.numpy(), y)
-    np.testing.assert_array_equal(data.pool, np.arange(pool))
-    np.testing.assert_array_equal(data.test, np.arange(pool, len(y)))
-    assert data.pool.dtype == data.test.dtype == np.int64
-
-
-def spoil(path, change):
-    path.write_bytes(change(path.read_bytes()))
-
 
 # idx
 
@@ -374,176 +358,6 @@ def test_labels_as_double_are_read(tmp_path):
     assert svhn(tmp_path).y[:4].tolist() == [0, 1, 9, 3]
 
 
-# .npz
-
-
-def test_npz_with_its_own_split(tmp_path):
-    x, y = pictures(9, 3, 6), np.arange(9) % 3
-    np.savez_compressed(
-        tmp_path / "a.npz", train_images=x[:6].transpose(0, 2, 3, 1), train_labels=y[:6],
-        test_images=x[6:].transpose(0, 2, 3, 1), test_labels=y[6:, None],
-    )  # fmt: skip
-    data = npz(tmp_path / "a.npz")
-    assert_holds(data, x, y, 6)
-    assert (data.name, data.classes) == ("a", ("0", "1", "2"))
-    assert data.notes == ("a.npz: pictures (N, H, W, C): axis 3 is the channels, for it has 3",)
-
-
-@pytest.mark.parametrize(
-    ("shape", "layout", "laid", "says"),
-    [
-        ((40, 5, 6), None, lambda x: x[:, None], "one channel"),
-        ((40, 5, 6, 3), None, lambda x: x.transpose(0, 3, 1, 2), "axis 3 is the channels, for it has 3"),
-        ((40, 5, 6, 1), None, lambda x: x.transpose(0, 3, 1, 2), "axis 3 is the channels, for it has 1"),
-        ((40, 3, 5, 6), None, lambda x: x, "axis 1 is the channels, for it has 3"),
-        ((40, 3, 5, 3), "NCHW", lambda x: x, "axis 1 is the channels"),
-        ((40, 3, 5, 3), "NHWC", lambda x: x.transpose(0, 3, 1, 2), "axis 3 is the channels"),
-        ((40, 5, 6, 4), "NHWC", lambda x: x.transpose(0, 3, 1, 2), "axis 3 is the channels"),
-    ],
-)
-def test_npz_says_how_it_read_the_axes(tmp_path, shape, layout, laid, says):
-    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    np.savez(tmp_path / "a.npz", x=np.asfortranarray(x), y=np.arange(40) % 4)
-    data = npz(tmp_path / "a.npz", layout=layout)
-    np.testing.assert_array_equal(data.x.numpy(), laid(x))
-    assert says in data.notes[0]
-    assert sorted([*data.pool, *data.test]) == list(range(40))
-    assert np.bincount(data.y[data.test].numpy()).tolist() == [2] * 4
-    np.testing.assert_array_equal(data.test, npz(tmp_path / "a.npz", layout=layout).test)
-
-
-def test_npz_of_features_and_named_labels(tmp_path):
-    x = np.random.default_rng(0).normal(size=(20, 7))
-    np.savez(tmp_path / "a.npz", x=x, y=np.array(["no", "yes"] * 10))
-    data = npz(tmp_path / "a.npz", test=0.5)
-    assert data.x.dtype == torch.float32
-    np.testing.assert_array_equal(data.x.numpy(), x.astype(np.float32))
-    assert data.classes == ("no", "yes")
-    assert data.y.tolist() == [0, 1] * 10
-    assert len(data.test) == 10
-    np.savez(tmp_path / "b.npz", x=x, y=np.array([5, -3] * 10))
-    assert npz(tmp_path / "b.npz").classes == ("-3", "5")
-    np.savez(tmp_path / "c.npz", x=x, y=np.array([2, 0] * 10), classes=np.array(["a", "b", "c"]))
-    c = npz(tmp_path / "c.npz")
-    assert (c.classes, c.y.tolist()) == (("a", "b", "c"), [2, 0] * 10)
-
-
-def floats(bad=None, dtype=np.float64):
-    x = np.ones((6, 2), dtype)
-    x[3, 1] = bad
-    return x
-
-
-PIC, LAB = pictures(6, 1, 5)[:, 0], np.arange(6) % 2
-NPZ = [
-    ({"images": PIC}, "has images and lacks labels; expected train_images"),
-    ({"train_images": PIC, "train_labels": LAB, "test_images": PIC}, "lacks test_labels"),
-    ({"x": PIC, "y": LAB[:5]}, "5 labels in y for 6 points"),
-    ({"x": PIC, "y": LAB.astype(float)}, "y is float64"),
-    ({"x": PIC, "y": np.zeros(6, int)}, "all labels are '0'"),
-    ({"x": PIC.astype(np.int64), "y": LAB}, r"x is int64 \(6, 5, 5\); expected pictures as uint8"),
-    ({"x": PIC.reshape(6, -1), "y": LAB}, r"x is uint8 \(6, 25\)"),
-    ({"x": PIC[:0], "y": LAB[:0]}, "expected at least one point"),
-    ({"x": np.zeros((6, 3, 4, 3), np.uint8), "y": LAB}, "both of axes 1 and 3.*give layout="),
-    ({"x": np.zeros((6, 4, 4, 4), np.uint8), "y": LAB}, "neither of axes 1 and 3.*give layout="),
-    ({"x": floats(np.nan), "y": LAB}, "1 numbers are not finite in float32, the first in row 3"),
-    ({"x": floats(1e300), "y": LAB}, "1 numbers are not finite in float32, the first in row 3"),
-    ({"x": PIC, "y": np.array([{}] * 6, object)}, "y is object.*least of all objects"),
-    ({"x": np.zeros(6, "u1,u2"), "y": LAB}, "expected numbers or strings"),
-    ({"x": PIC, "y": LAB, "classes": np.array(["a"])}, "labels go from 0 to 1; expected 0 to 0"),
-    ({"x": PIC, "y": np.array(["a", "b"] * 3), "classes": np.array(["a", "b"])}, "expected strings and integers"),
-    ({"train_images": PIC, "train_labels": LAB, "test_images": PIC[:, :3], "test_labels": LAB}, "expected both alike"),
-    ({"train_images": PIC, "train_labels": LAB, "test_images": PIC, "test_labels": LAB.astype(str)}, "integers in one"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("entries", "says"), NPZ, ids=[f"{k} {says[:25]}" for k, (_, says) in enumerate(NPZ)])
-def test_a_wrong_npz_is_refused_by_name(tmp_path, entries, says):
-    np.savez(tmp_path / "a.npz", **entries)
-    with pytest.raises(ValueError, match=f"a.npz.*{says}"):
-        npz(tmp_path / "a.npz")
-
-
-def npy(array) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def zipped(path, how=zipfile.ZIP_DEFLATED, **members):
-    with zipfile.ZipFile(path, "w", how) as file:
-        for name, raw in members.items():
-            file.writestr(f"{name}.npy", raw)
-    return path
-
-
-def declares(raw: bytes, size: int) -> bytes:
-    """The same zip whose first member, in both its headers, says that it inflates to ``size`` bytes."""
-    local, central = raw.index(b"PK\x03\x04"), raw.index(b"PK\x01\x02")
-    raw = raw[: local + 22] + struct.pack("<I", size) + raw[local + 26 :]
-    return raw[: central + 24] + struct.pack("<I", size) + raw[central + 28 :]
-
-
-def test_npz_bombs_are_refused_before_they_are_inflated(tmp_path, monkeypatch):
-    limit = 20_000_000
-    path = zipped(tmp_path / "big.npz", x=npy(np.zeros((30_000, 32, 32), np.uint8)), y=npy(np.arange(30_000) % 2))
-    inflated = []
-    read = zipfile.ZipExtFile.read
-    monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda self, n=-1: inflated.append(n) or read(self, n))
-    with pytest.raises(ValueError, match=r"big.npz inflates to 31 MB, above the limit of 20 MB; raise most="):
-        npz(path, most=limit)
-    assert 0 < sum(inflated) < 1000
-    assert min(inflated) >= 0
-    # A small array whose zip member is long, or a header longer than its member.
-    x = npy(pictures(4, 1, 8)[:, 0])
-    zipped(path, x=x + bytes(40_000_000), y=npy(np.arange(4) % 2))
-    with pytest.raises(ValueError, match=r"big.npz: x is uint8 \(4, 8, 8\), 256 bytes, and the zip declares 40000256"):
-        npz(path, most=limit)
-    zipped(path, x=x.replace(b"(4, 8, 8)", b"(9, 8, 8)"), y=npy(np.arange(4) % 2))
-    with pytest.raises(ValueError, match=r"576 bytes, and the zip declares 256"):
-        npz(path, most=limit)
-
-
-def test_npz_that_lies_about_its_length(tmp_path):
-    head = npy(np.zeros((4, 100, 100), np.uint8))
-    start = len(head) - 40_000
-    long = head[:start].replace(b"(4, 100, 100), }    ", b"(4, 100, 100000), } "[:20])
-    assert len(long) == start
-    path = tmp_path / "lie.npz"
-    zipped(path, x=long + bytes(40_000), y=npy(np.arange(4) % 2))
-    path.write_bytes(declares(path.read_bytes(), start + 40_000_000))
-    with pytest.raises(ValueError, match=r"lie.npz: x declares 40 MB, more than its \d+ packed bytes can hold"):
-        npz(path)
-    # Packed bytes that go on after the declared length: cut there, and the CRC tells.
-    zipped(path, x=head + bytes(1000), y=npy(np.arange(4) % 2))
-    path.write_bytes(declares(path.read_bytes(), len(head)))
-    with pytest.raises(ValueError, match=r"lie.npz: truncated or corrupted.*CRC"):
-        npz(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda raw: raw[:-10], "truncated or corrupted"),
-        (lambda raw: raw[: len(raw) // 2], "truncated or corrupted"),
-        (lambda raw: raw[:200] + bytes(20) + raw[220:], "truncated or corrupted"),
-        (lambda raw: b"", "truncated or corrupted"),
-        (lambda raw: npy(PIC), "truncated or corrupted, or no .npz"),
-    ],
-)
-def test_a_corrupted_npz_is_refused_by_name(tmp_path, change, says):
-    np.savez_compressed(tmp_path / "a.npz", x=pictures(20, 1, 16)[:, 0], y=np.arange(20) % 2)
-    spoil(tmp_path / "a.npz", change)
-    with pytest.raises(ValueError, match=f"a.npz: {says}"):
-        npz(tmp_path / "a.npz")
-
-
-def test_npz_packed_otherwise_is_refused(tmp_path):
-    path = zipped(tmp_path / "a.npz", zipfile.ZIP_LZMA, x=npy(PIC), y=npy(LAB))
-    with pytest.raises(ValueError, match="x is packed by method 14"):
-        npz(path)
-
-
 # load
 
 
@@ -625,7 +439,7 @@ def test_load_names_the_files_it_looked_for(tmp_path, monkeypatch):
 def test_load_says_what_is_wrong(tmp_path, monkeypatch, name, options, error, says):
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
     (tmp_path / "file.zip").write_bytes(b"PK")
-    np.savez(tmp_path / "a.npz", x=PIC, y=LAB)
+    np.savez(tmp_path / "a.npz", x=pictures(6, 1, 5)[:, 0], y=np.arange(6) % 2)
     with pytest.raises(error, match=says):
         load(name, **options)
 
@@ -633,3 +447,65 @@ def test_load_says_what_is_wrong(tmp_path, monkeypatch, name, options, error, sa
 def test_zlib_does_not_grow_by_more_than_is_assumed():
     packed = zlib.compress(bytes(10_000_000), 9)
     assert len(packed) * 1032 >= 10_000_000 > len(packed) * 900
+
+
+def test_load_takes_a_folder_of_pictures_and_a_hugging_face_dataset(tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
+    x = pictures(20, 3, 6)
+    for i in range(20):
+        (tmp_path / "pets" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[i].transpose(1, 2, 0)).save(tmp_path / "pets" / "ab"[i % 2] / f"{i:02}.png")
+    data = load("pets", test=0.2)
+    assert data.classes == ("a", "b")
+    np.testing.assert_array_equal(data.x.numpy(), np.concatenate([x[0::2], x[1::2]]))
+    np.testing.assert_allclose(data.normalise, measured(data))
+    assert load(tmp_path / "pets", size=3, channels=1, normalise="none").x.shape == (20, 1, 3, 3)
+
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [Image.fromarray(p.transpose(1, 2, 0)) for p in x], "label": [i % 2 for i in range(20)]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "hf")
+    data = load("hf")
+    np.testing.assert_array_equal(data.x.numpy(), x)
+    assert data.y.tolist() == [0, 1] * 10
+
+
+def own_npz(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / "a.npz", x=pictures(8, 1, 9)[:, 0], y=np.arange(8) % 2)
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "file"),
+    [
+        (lambda f: idx_files(f, packed=False), mnist, "train-images-idx3-ubyte"),
+        (idx_files, mnist, "train-labels-idx1-ubyte.gz"),
+        (lambda f: cifar10_files(f, each=1), cifar10, "data_batch_2"),
+        (lambda f: cifar10_files(f, PICKLES["protocol 0"], each=1), cifar10, "data_batch_2"),
+        (lambda f: cifar10_files(f, PICKLES["protocol 4"], each=1), cifar10, "data_batch_2"),
+        (lambda f: svhn_files(f, n=2), svhn, "test_32x32.mat"),
+        (own_npz, lambda f, most: npz(f / "a.npz", most=most), "a.npz"),
+    ],
+    ids=["idx", "idx.gz", "python 2", "protocol 0", "protocol 4", "mat", "npz"],
+)
+def test_bytes_changed_at_random_are_read_or_refused_by_name(tmp_path, write, read, file):
+    write(tmp_path)
+    good, generator = (tmp_path / file).read_bytes(), np.random.default_rng(0)
+    messages = []
+    for _ in range(150):
+        raw = bytearray(good)
+        # Headers lie at either end; the pixels between them are any bytes.
+        ends = [int(generator.integers(200)), len(raw) - 1 - int(generator.integers(200))]
+        for at in generator.choice([*ends, int(generator.integers(len(raw)))], size=2, replace=False):
+            raw[at % len(raw)] = generator.integers(256)
+        (tmp_path / file).write_bytes(raw[: int(generator.integers(len(raw)))] if generator.random() < 0.2 else raw)
+        try:
+            data = read(tmp_path, most=10**8)
+        except ValueError as error:
+            messages.append(str(error))
+        else:
+            assert len(data.x) == len(data.y) == len(data.pool) + len(data.test)
+    assert len(messages) > 20
+    assert [message for message in messages if file not in message] == []
