@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -11,76 +10,12 @@ from rich.console import Console
 from scipy import stats
 
 from foretaste import report
-from foretaste.report._curves import spread
-from foretaste.report._table import seconds
-from foretaste.study import load, save
-
-HOSTILE = '<script>alert("x")</script>&amp;$\\frac{$ \'"[bold]'
-TOPS = {"gain": 0.9, "margin": 0.8, "random": 0.7}
-
-
-def record(strategy="random", seed=0, cycle=0, **over):
-    asks = cycle < 2
-    return {
-        "strategy": strategy,
-        "seed": seed,
-        "cycle": cycle,
-        "labelled": 20 + 10 * cycle,
-        "accuracy": 0.5,
-        "residual": 1e-4,
-        "train_seconds": 0.4,
-        "query_seconds": 0.02 if asks else None,
-        "queried": [7, 3] if asks else [],
-        "predicted": [1, 2] if asks else [],
-        "labels": [1, 0] if asks else [],
-        "scale": 0.1 if strategy == "gain" else None,
-    } | over
-
-
-def records(tops=TOPS, seeds=3, noise=0.004):
-    """Three cycles; each strategy at its own height after the first, with a wobble by seed."""
-    return [
-        record(name, s, c, accuracy=0.5 if c == 0 else top + noise * ((s * 7 + c + k) % 3))
-        for k, (name, top) in enumerate(tops.items())
-        for s in range(seeds)
-        for c in range(3)
-    ]
-
-
-class Links(HTMLParser):
-    """Collects what a browser would run or fetch, and checks that tags are closed in order."""
-
-    VOID = ("meta", "link", "img", "br")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.scripts, self.fetched, self.text, self.ids = [], 0, [], "", []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.scripts += tag == "script" or any(name.startswith("on") for name, _ in attrs)
-        self.fetched += [v for k, v in attrs if k in ("src", "href", "xlink:href") and not v.startswith(("data:", "#"))]
-        self.ids += [v for k, v in attrs if k == "id"]
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def read(path):
-    seen = Links()
-    seen.feed(path.read_text(encoding="utf-8"))
-    seen.close()
-    assert seen.open == []
-    return seen
+from foretaste.report._draw import short, spread
+from foretaste.report._palette import inks
+from foretaste.report._times import spent
+from foretaste.report._words import seconds, size
+from foretaste.study.records import load, save
+from report_cases import HOSTILE, TOPS, read_page, record, records
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
@@ -99,7 +34,7 @@ def test_one_value_has_no_interval():
 
 
 def test_lead_is_paired_by_seed():
-    """Seeds that differ by far more than the strategies leave a paired interval narrow."""
+    """Seeds that differ by far more than the arms leave a paired interval narrow."""
     rows = [
         record(name, s, c, accuracy=0.5 + 0.1 * s + up * (c > 0))
         for name, up in (("gain", 0.02), ("random", 0))
@@ -112,19 +47,136 @@ def test_lead_is_paired_by_seed():
     assert s.average("gain").half > 10
     assert s.average("gain").mean == pytest.approx(62.0)  # the cycles after the first query
     assert s.difference("gain", "random", 0).mean == 0
+    assert s.shared_start
+
+
+def test_area_is_by_trapezoids_over_labels():
+    """Typed out on labels that are not evenly spaced: (10·(50+70)/2 + 30·(70+90)/2) / 40 = 75."""
+    labels, heights = (20, 30, 60), (0.5, 0.7, 0.9)
+    rows = [
+        record(name, s, c, labelled=labels[c], accuracy=heights[c] + up * (s + 1) * (c > 0))
+        for name, up in (("gain", 0.01), ("random", 0))
+        for s in range(2)
+        for c in range(3)
+    ]
+    s = report.summarize(rows)
+    assert s.area("random").mean == pytest.approx(75.0)
+    # up by 1 and 2 points: (10·u/2 + 30·u) / 40 = 0.875 u
+    lead = s.area_lead("gain", "random")
+    assert lead.mean == pytest.approx(0.875 * 1.5)
+    assert lead.half == pytest.approx(report.interval([0.875, 1.75]).half)
+    assert report.summarize([record("gain", 0, 0, accuracy=0.4)]).area("gain").mean == pytest.approx(40.0)
+
+
+def test_wins_are_shares_of_cycles_decided():
+    """Held against the definition in a slow loop with scipy's interval."""
+    rng = np.random.default_rng(0)
+    rows = [
+        record(name, s, c, last=4, accuracy=float(0.5 + 0.02 * k * c + 0.02 * rng.normal()))
+        for k, name in enumerate("abc")
+        for s in range(4)
+        for c in range(5)
+    ]
+    accuracy = {(r["arm"], r["seed"], r["cycle"]): r["accuracy"] for r in rows}
+    expect = np.zeros((3, 3))
+    for i, a in enumerate("abc"):
+        for j, b in enumerate("abc"):
+            for c in range(1, 5):
+                d = np.array([accuracy[a, s, c] - accuracy[b, s, c] for s in range(4)])
+                if i != j and stats.t.interval(0.95, 3, loc=d.mean(), scale=stats.sem(d))[0] > 0:
+                    expect[i, j] += 1 / 4
+    got = report.wins(report.summarize(rows))
+    np.testing.assert_allclose(got, expect)
+    assert 0 < got.sum() < 6
+    assert got[2, 0] > got[0, 2]
+
+
+def test_baselines():
+    names = {"a": 0.9, "b": 0.8, "A random": 0.7, "Random": 0.6}
+    rows = [r | {"against": "A random" if r["arm"] == "a" else None} for r in records(names)]
+    s = report.summarize(rows)
+    assert s.against == {"a": "A random", "b": "Random", "A random": "Random"}
+    assert s.bases == ("A random", "Random")
+    assert s.baseline is None
+    look = inks(s)
+    assert {look[name].name for name in s.bases} == {"grey"}
+    assert look["A random"].dashes != look["Random"].dashes
+    assert report.summarize(records()).baseline == "random"
+    assert report.summarize(records({"a": 0.9, "b": 0.8})).against == {}
+    lost = report.summarize([r | {"against": "gone"} for r in records({"a": 0.9, "b": 0.8})])
+    assert lost.against == {}
+    assert "a is to be compared with gone, which is not here." in lost.missing
+
+
+def test_eighteen_arms_can_be_told_apart():
+    s = report.summarize(records({f"arm {k}": 0.5 for k in range(18)} | {"random": 0.5}, seeds=1))
+    look = inks(s).values()
+    assert len({(ink.name, ink.dashes) for ink in look}) == 19
+
+
+def without(rows, **keys):
+    return [r for r in rows if not all(r[k] in v for k, v in keys.items())]
+
+
+def test_unfinished_arms_leave_what_all_have():
+    rows = without(records(seeds=5), arm=["margin"], seed=[3], cycle=[1, 2])
+    rows = without(rows, arm=["margin"], seed=[4])
+    s = report.summarize(rows)
+    assert s.seeds == (0, 1, 2)
+    assert s.counts == (20, 30, 40)
+    said = " ".join(s.missing)
+    assert "margin: seed 4 not begun, seed 3 unfinished at 20 labels." in said
+    assert "seeds 0, 1, 2 up to 40 labels; 13 further records are left out." in said
+    whole = report.summarize([r for r in rows if r["seed"] < 3])
+    assert whole.missing == ()
+    assert whole.lead("gain", "margin") == s.lead("gain", "margin")
+
+
+def test_fewer_cycles_with_all_seeds_may_be_more():
+    rows = without(records(seeds=5, last=5), arm=["margin"], seed=[1, 2, 3, 4], cycle=[5])
+    s = report.summarize(rows)
+    assert (s.seeds, len(s.counts)) == ((0, 1, 2, 3, 4), 5)
+    assert s.missing[0] == "margin: seeds 1, 2, 3, 4 unfinished at 60 labels."
+
+
+def test_an_arm_with_no_seed_in_common_is_named():
+    rows = without(records(seeds=2), arm=["margin"], seed=[0])
+    rows = without(rows, arm=["gain", "random"], seed=[1])
+    s = report.summarize(rows)
+    assert s.arms == ("gain", "random")
+    assert "margin is left out: it shares no seed with the others." in s.missing
+
+
+def test_a_plan_names_what_has_not_begun_and_sets_the_order():
+    plan = {name: report.Plan((0, 1, 2), 3) for name in ("later", "random", "gain", "margin")}
+    s = report.summarize(records(), plan)
+    assert s.arms == ("random", "gain", "margin")
+    assert s.missing[0] == "later: nothing yet."
+    more = {name: report.Plan((0, 1, 2, 3), 4) for name in TOPS}
+    s = report.summarize(records(), more)
+    assert s.missing[0] == "every arm: seed 3 not begun, seeds 0, 1, 2 unfinished at 40 labels."
 
 
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
         (lambda r: [], "no records"),
-        (lambda r: r[:-1], "1 records are missing.*'random', seed 2, cycle 2"),
         (lambda r: [r[0] | {"labelled": 21}, *r[1:]], r"cycle 0 has \[20, 21\] labels"),
+        (lambda r: [r[0] | {"accuracy": float("nan")}, *r[1:]], "'gain', seed 0, cycle 0 must be finite"),
+        (lambda r: [{"strategy": "gain"}], "no 'arm'"),
+        (lambda r: [x for x in r if x["cycle"] > 0], "cycle 0"),
     ],
 )
-def test_uneven_records_are_refused(spoil, says):
+def test_records_that_cannot_be_compared_are_refused(spoil, says):
     with pytest.raises(ValueError, match=says):
         report.summarize(spoil(records()))
+
+
+def test_other_first_labels_are_told():
+    rows = records()
+    assert report.summarize(rows).missing == ()
+    off = [r | {"labelled_ids": [5, 6]} if (r["arm"], r["seed"]) == ("gain", 1) else r for r in rows]
+    assert "seed 1 did not start from the same labels" in report.summarize(off).missing[0]
 
 
 def test_headline_says_who_is_ahead_and_by_how_much():
@@ -140,16 +192,18 @@ def test_headline_does_not_decide_what_intervals_leave_open():
     assert report.headline(s) == "gain and margin came out best"
     assert "cannot be told apart from margin" in report.details(s)
     s = report.summarize(records({"gain": 0.801, "margin": 0.8}, noise=0.02))
-    assert "no strategy is clearly ahead" in report.headline(s)
+    assert "nothing is clearly ahead" in report.headline(s)
     s = report.summarize(records(seeds=1))
-    assert report.headline(s) == "gain came out best, on a single seed"
+    assert report.headline(s) == "gain came out highest, on a single seed"
     assert "may be chance" in report.details(s)
     assert "no interval" in report.caveat(s)
+    s = report.summarize([r for r in records() if r["cycle"] == 0])
+    assert report.headline(s) == "Nothing has been asked yet"
 
 
 def test_headline_leaves_out_a_wobbly_straggler():
     """The lowest of all may be undecided by its own scatter; that does not put it among the best."""
-    rows = [r | {"accuracy": 0.2 + 0.25 * r["seed"]} if r["strategy"] == "random" else r for r in records()]
+    rows = [r | {"accuracy": 0.2 + 0.25 * r["seed"]} if r["arm"] == "random" else r for r in records()]
     s = report.summarize(rows)
     assert not s.lead("gain", "random").decided
     assert report.headline(s).startswith("gain came out best")
@@ -159,7 +213,14 @@ def test_headline_leaves_out_a_wobbly_straggler():
 def test_headline_when_random_wins():
     s = report.summarize(records({"gain": 0.7, "random": 0.9}))
     assert report.headline(s).startswith("random came out best")
-    assert report.savings(s).startswith("No other strategy reached")
+    assert report.savings(s).startswith("No arm compared with random reached")
+
+
+def test_words_of_many_arms_stay_short():
+    s = report.summarize(records({f"arm {k}": 0.9 - 0.02 * k for k in range(14)}))
+    assert "points above 8 others" in report.details(s)
+    even = report.summarize(records({f"arm {k}": 0.9 for k in range(9)} | {"random": 0.2}))
+    assert re.fullmatch(r"arm \d and \d more that cannot be told apart came out best", report.headline(even))
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -168,44 +229,59 @@ def test_page_is_self_contained(tmp_path, seeds):
     out = report.page(
         records(seeds=seeds),
         tmp_path / "new" / "index.html",
-        pictures={7: pixels, 3: pixels},
+        pictures={7: pixels, 3: (255 * pixels).astype(np.uint8)},
         about={"command": "a <b>"},
+        notes=["Chosen: a <i>rate</i>"],
+        warnings=["no data"],
     )
-    seen = read(out)
+    seen = read_page(out)
     text = out.read_text(encoding="utf-8")
-    assert (seen.scripts, seen.fetched) == (0, [])
-    assert len(seen.ids) == len(set(seen.ids)) > 0
     assert not re.search(r"url\((?!#)|@import", text)
-    assert text.count("data:image/png;base64,") == 3 * 2 * 2  # strategies × cycles × points
-    assert "1 of 2 mistaken, 2 classes" in seen.text
-    assert "a <b>" in seen.text
+    assert text.count("data:image/png;base64,") == 3 * 2 * 2  # arms × cycles × points
+    assert len(set(re.findall(r"base64,([^\"]*)", text))) == 1  # floats and bytes alike
+    for words in ("1 of 2 mistaken, 2 classes", "a <b>", "Chosen: a <i>rate</i>", "no data", "torch 2.13.0", "cpu x86"):
+        assert words in seen.text
     assert ("95 %" in seen.text) == (seeds > 1)
+    assert ("Who beats whom" in seen.text) == (seeds > 1)
+    assert "kernel 0.015, score 0.0040" in seen.text
+    assert "123 MB" in seen.text
     for name in TOPS:
-        assert seen.text.count(name) >= 3  # both charts, the table
+        assert seen.text.count(name) >= 6  # charts and tables
 
 
 def test_page_escapes_a_hostile_name(tmp_path):
+    rows = [
+        r | {"against": HOSTILE} if r["arm"] == "b" else r for r in records({HOSTILE: 0.9, "b": 0.8, "random": 0.7})
+    ]
     out = report.page(
-        records({HOSTILE: 0.9, "random": 0.7}), tmp_path / "index.html", title=HOSTILE, about={HOSTILE: HOSTILE}
+        rows, tmp_path / "index.html", title=HOSTILE, about={HOSTILE: HOSTILE}, notes=[HOSTILE], warnings=[HOSTILE]
     )
-    seen = read(out)
-    assert (seen.scripts, seen.fetched) == (0, [])
-    assert seen.text.count(HOSTILE) >= 6  # title twice, headline, table, charts, about twice
+    seen = read_page(out)
+    assert seen.text.count(HOSTILE) >= 10  # title twice, headline, tables, about twice, notes, warnings
+    assert short([HOSTILE])[0] in seen.text  # charts
     assert "<script" not in out.read_text(encoding="utf-8")
 
 
 def test_page_without_random_has_no_difference(tmp_path):
-    seen = read(report.page(records({"gain": 0.9, "margin": 0.8}), tmp_path / "index.html"))
-    assert "Difference" not in seen.text
+    seen = read_page(report.page(records({"gain": 0.9, "margin": 0.8}), tmp_path / "index.html"))
+    assert "Difference to" not in seen.text
     assert "random" not in seen.text
     assert len(report.curves(records({"gain": 0.9, "margin": 0.8})).axes) == 1
     assert len(report.curves(records()).axes) == 2
 
 
-def test_page_says_when_training_did_not_interpolate(tmp_path):
-    good, bad = records(), [*records()[:-1], record("random", 2, 2, accuracy=0.7, residual=0.02)]
-    assert "at most 1.0e-04" in read(report.page(good, tmp_path / "good.html")).text
-    assert "2.0e-02" in read(report.page(bad, tmp_path / "bad.html")).text
+def test_page_says_who_did_not_interpolate(tmp_path):
+    good, bad = records(), [*records()[:-1], record("random", 2, 2, accuracy=0.7, residual=0.02, interpolates=False)]
+    assert "at most 1.0e-04" in read_page(report.page(good, tmp_path / "good.html")).text
+    text = read_page(report.page(bad, tmp_path / "bad.html")).text
+    assert "random in 1 of 9 trainings did not" in text
+    assert "2.0e-02" in text
+
+
+def test_page_before_the_first_query(tmp_path):
+    seen = read_page(report.page([r for r in records(last=0) if r["cycle"] == 0], tmp_path / "index.html"))
+    assert "Nothing has been asked yet" in seen.text
+    assert "What a query costs" not in seen.text
 
 
 def test_records_survive_a_file(tmp_path):
@@ -215,7 +291,7 @@ def test_records_survive_a_file(tmp_path):
     assert again == report.page(records(), tmp_path / "b.html").read_bytes()
     with pytest.raises(ValueError, match="not JSON compliant"):
         save([record(accuracy=float("nan"))], tmp_path / "x.jsonl")
-    assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["strategy"] == "gain"
+    assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["arm"] == "gain"
 
 
 def test_curves_draw_the_means_and_intervals():
@@ -228,17 +304,31 @@ def test_curves_draw_the_means_and_intervals():
     ends = [s.accuracy(name, c) for name in TOPS for c in (1, 2)]  # the start is shared, and has none
     np.testing.assert_allclose(bars, [[e.mean - e.half, e.mean + e.half] for e in ends])
     assert {t.get_text() for t in ax.texts} == set(TOPS)
+    apart = [r | {"accuracy": 0.4 + 0.01 * r["seed"]} if r["arm"] == "gain" and r["cycle"] == 0 else r for r in rows]
+    assert len(report.curves(apart).axes[0].collections) == 9
+
+
+def test_times_are_medians():
+    costs = [0.02, 0.03, 9.0]
+    rows = [
+        record("gain", s, 0, cost={"train": s + 1.0, "query": t, "stages": {"kernel": t / 2}, "peak_memory": 10**9 * s})
+        for s, t in enumerate(costs)
+    ]
+    got = spent(report.summarize(rows), "gain")
+    assert (got.train, got.query, got.stages, got.memory) == (2.0, 0.03, {"kernel": 0.015}, 2 * 10**9)
 
 
 def test_table_fits_eighty_columns():
+    rows = records({"gain [bold]sequential": 0.9, "random": 0.7}, last=10)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(report.table(records({"gain [bold]sequential": 0.9, "random": 0.7})))
+    console.print(report.table(rows))
     text = console.export_text()
     assert "gain [bold]sequential" in text
     assert max(map(len, text.splitlines())) <= 80
-    s = report.summarize(records({"gain [bold]sequential": 0.9, "random": 0.7}))
+    s = report.summarize(rows)
     assert f"{s.average('random').mean:.1f}" in text
     assert f"{s.lead('gain [bold]sequential', 'random').mean:+.1f}" in text
+    assert " 120" in text  # the last number of labels
 
 
 @pytest.mark.parametrize(
@@ -248,9 +338,24 @@ def test_seconds_have_two_digits(t, text):
     assert seconds(t) == text
 
 
+@pytest.mark.parametrize(("n", "text"), [(0, ""), (812_000_000, "812 MB"), (1_430_000_000, "1.4 GB"), (2000, "2.0 kB")])
+def test_sizes(n, text):
+    assert size(n) == text
+
+
 @pytest.mark.parametrize(
     ("places", "expect"),
     [([0, 5], [0, 5]), ([1, 1], [0.5, 1.5]), ([0, 0, 0], [-1, 0, 1]), ([0, 0.5, 9], [-0.25, 0.75, 9]), ([], [])],
 )
 def test_spread_moves_names_apart_no_more_than_needed(places, expect):
     np.testing.assert_allclose(spread(places, 1.0), expect)
+
+
+def test_spread_keeps_within_bounds():
+    np.testing.assert_allclose(spread([0, 0, 9], 1.0, 0, 9.5), [0, 1, 9])
+    np.testing.assert_allclose(spread([9, 9, 9], 1.0, 0, 9.5), [7.5, 8.5, 9.5])
+
+
+def test_long_names_lose_their_middle_but_not_their_difference():
+    assert short(["gain", "a" * 40 + "b"]) == ["gain", "a" * 13 + "…" + "a" * 11 + "b"]
+    assert short(["a" * 40, "a" * 41]) == ["a" * 13 + "…" + "a" * 12 + f" ({k})" for k in (1, 2)]

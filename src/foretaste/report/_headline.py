@@ -1,14 +1,14 @@
 """What came out, in words, from the numbers alone."""
 
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from foretaste.report._summary import Estimate, Summary
+from foretaste.report._words import number, together
 
-
-def number(e: Estimate, sign: bool = False) -> str:
-    """91.3 ± 1.2, or 91.3 where one seed gives no interval."""
-    mean = f"{e.mean:+.1f}".replace("-", "−") if sign else f"{e.mean:.1f}"
-    return mean if e.half is None else f"{mean} ± {e.half:.1f}"
+FEW = 2  # baselines that are told of one by one
+NAMED = 6  # arms in a sentence
+TOGETHER = 3  # arms in the headline
 
 
 def headline(s: Summary) -> str:
@@ -17,39 +17,45 @@ def headline(s: Summary) -> str:
     even = list(takewhile(lambda name: not s.lead(best, name).decided, rest))
     if not rest:
         return f"{best} reached {s.accuracy(best, len(s.counts) - 1).mean:.1f} % with {s.counts[-1]} labels"
+    if len(s.counts) == 1:
+        return "Nothing has been asked yet"
     if len(s.seeds) == 1:
-        return f"{best} came out best, on a single seed"
+        return f"{best} came out highest, on a single seed"
     if len(even) == len(rest):
-        return f"{best} came out highest, but no strategy is clearly ahead"
+        return f"{best} came out highest, but nothing is clearly ahead"
     if even:
-        return f"{_and([best, *even])} came out best"
+        names = [best, *even] if len(even) < TOGETHER else [best, f"{len(even)} more that cannot be told apart"]
+        return f"{together(names)} came out best"
     return f"{best} came out best, {s.lead(best, rest[0]).mean:.1f} points above {rest[0]}"
 
 
 def details(s: Summary) -> str:
-    """The average of the best strategy, and how far the others are from it."""
+    """The average of the best arm, and how far the others are from it."""
     best, *rest = s.ranked()
     first = f"{best} got {number(s.average(best))} % of the test points right, averaged over {_span(s)}."
     return f"{first} {_against(s, best, rest)}" if rest else first
 
 
-def savings(s: Summary) -> str | None:
-    """How many labels each needs for what the baseline reaches at the end."""
-    if s.baseline is None or len(s.counts) < 2:
+def gains(s: Summary) -> str | None:
+    """Where arms have baselines of their own: who beats the own one."""
+    if len(s.bases) < 2 or len(s.seeds) == 1:
         return None
-    goal = s.accuracy(s.baseline, len(s.counts) - 1).mean
-    reached = []
-    for name in s.ranked():
-        if name == s.baseline:
-            continue
-        for cycle, n in enumerate(s.counts[:-1]):
-            if s.accuracy(name, cycle).mean >= goal:
-                reached.append((name, n))
-                break
-    if not reached:
-        return f"No other strategy reached with fewer labels what {s.baseline} reached with {s.counts[-1]}."
-    parts = "; ".join(f"{name} with {n}" for name, n in reached)
-    return f"What {s.baseline} reached with {s.counts[-1]} labels, {goal:.1f} %, was reached by {parts}."
+    leads = {a: s.lead(a, b) for a, b in s.against.items()}
+    above = [f"{a} by {number(e)} points" for a, e in leads.items() if e.decided and e.mean > 0]
+    below = [f"{a} ({number(e, sign=True)})" for a, e in leads.items() if e.decided and e.mean < 0]
+    text = f"Above the own baseline: {together(above)}." if above else "No arm is clearly above its own baseline."
+    if below:
+        text += f" Below it: {together(below)}."
+    if rest := [a for a, e in leads.items() if not e.decided]:
+        text += f" Undecided: {together(rest)}."
+    return text
+
+
+def savings(s: Summary) -> str | None:
+    """How many labels each needs for what its baseline reaches at the end."""
+    if not 1 <= len(s.bases) <= FEW or len(s.counts) < 2:
+        return None
+    return " ".join(_saved(s, base) for base in s.bases)
 
 
 def caveat(s: Summary) -> str:
@@ -60,6 +66,31 @@ def caveat(s: Summary) -> str:
         f"± is the 95 % interval of the mean over {len(s.seeds)} seeds (Student’s t), of differences paired by seed; "
         "it is not corrected for the number of comparisons."
     )
+
+
+def learned(s: Summary) -> tuple[bool, str]:
+    """Whether every network learned its labels, as look-ahead supposes, and which did not."""
+    failed = s.unlearned()
+    if not failed:
+        return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}."
+    parts = together([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
+    return False, (
+        f"Not every network learned its labels: {parts} did not; the largest labelled mean squared error is "
+        f"{s.residual():.1e}. Look-ahead scores assume interpolation; train longer."
+    )
+
+
+def _saved(s: Summary, base: str) -> str:
+    goal, others = s.accuracy(base, len(s.counts) - 1).mean, [a for a, b in s.against.items() if b == base]
+    reached = []
+    for name in sorted(others, key=s.ranked().index):
+        first = next((n for c, n in enumerate(s.counts[:-1]) if s.accuracy(name, c).mean >= goal), None)
+        reached += [f"{name} with {first}"] if first is not None else []
+    if not reached:
+        return f"No arm compared with {base} reached with fewer labels what {base} reached with {s.counts[-1]}."
+    if len(reached) > NAMED:
+        reached = [*reached[: NAMED - 1], f"{len(reached) - NAMED + 1} others with fewer than {s.counts[-1]}"]
+    return f"What {base} reached with {s.counts[-1]} labels, {goal:.1f} %, was reached by {'; '.join(reached)}."
 
 
 def _span(s: Summary) -> str:
@@ -77,19 +108,25 @@ def _seeds(s: Summary) -> str:
 def _against(s: Summary, best: str, rest: list[str]) -> str:
     leads = {name: s.lead(best, name) for name in rest}
     if len(s.seeds) == 1:
-        parts = _and([f"{leads[name].mean:.1f} points above {name}" for name in rest])
-        return f"It is {parts}; with one seed that may be chance."
+        near, far = (rest, []) if len(rest) <= NAMED else (rest[: NAMED - 1], rest[NAMED - 1 :])
+        said = [f"{leads[name].mean:.1f} points above {name}" for name in near]
+        return f"It is {together([*said, *_far(leads, far)])}; with one seed that may be chance."
     even = [name for name in rest if not leads[name].decided]
     behind = [name for name in rest if leads[name].decided]
     text = []
     if even:
-        parts = _and([f"{name} ({number(leads[name], sign=True)} points)" for name in even])
+        parts = together([f"{name} ({number(leads[name], sign=True)} points)" for name in even])
         text.append(f"On these seeds it cannot be told apart from {parts}.")
     if behind:
-        parts = _and([f"{number(leads[name])} points above {name}" for name in behind])
-        text.append(f"It is {parts}.")
+        near, far = (behind, []) if len(behind) <= NAMED else (behind[: NAMED - 1], behind[NAMED - 1 :])
+        above = [f"{number(leads[name])} points above {name}" for name in near]
+        text.append(f"It is {together([*above, *_far(leads, far)])}.")
     return " ".join(text)
 
 
-def _and(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _far(leads: Mapping[str, Estimate], names: Sequence[str]) -> list[str]:
+    """The many others in a few words."""
+    if not names:
+        return []
+    least, most = (f(leads[name].mean for name in names) for f in (min, max))
+    return [f"{least:.1f} to {most:.1f} points above {len(names)} others"]
