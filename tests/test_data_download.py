@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -18,11 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from foretaste.data import _download, get, load
 from foretaste.data._archive import unpack
 from foretaste.data._catalogue import CATALOGUE, File, Source
 from foretaste.data._download import Patience, download
+from foretaste.data._get import found
 
 QUICK = Patience(timeout=0.3, tries=3, wait=0.01)
 BODY = np.random.default_rng(0).bytes(700_000)
@@ -458,3 +461,58 @@ def test_the_catalogue_is_whole():
             assert file.size > 4000
             assert all(url.endswith(file.name) for url in file.urls)
     assert len({file.md5 for source in CATALOGUE.values() for file in source.files}) == 12
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_found_looks_where_load_does(tmp_path, name):
+    with pytest.raises(FileNotFoundError) as error:
+        load(name, tmp_path)
+    for layout in CATALOGUE[name].layouts:
+        place = tmp_path / layout
+        assert str(place) in re.split(
+            r",? |: ", str(error.value).replace("/,", ",").replace("/;", ";").replace(";", " ")
+        )
+        assert found(name, tmp_path) is None
+        place.mkdir(parents=True, exist_ok=True)
+        (place / CATALOGUE[name].first[0]).write_bytes(b"x")
+        assert found(name, tmp_path) == place
+        (place / CATALOGUE[name].first[0]).unlink()
+
+
+def invoke(*words: str) -> tuple[int, str]:
+    from foretaste.cli import app
+
+    got = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["data", *words])
+    return got.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", got.output)
+
+
+def test_the_command_line_gets_and_lists(toy_mnist, tmp_path):
+    code, text = invoke("get", "mnist", "--folder", str(tmp_path))
+    assert code == 0
+    assert f"mnist: {tmp_path / 'mnist'} (fetched)" in text
+    assert "licence: CC BY-SA 3.0; paper: LeCun, Bottou" in text
+    code, text = invoke("get", "mnist", "--folder", str(tmp_path))
+    assert (code, len(toy_mnist.asked)) == (0, 4)
+    assert "(there already)" in text
+    code, text = invoke("list", "--folder", str(tmp_path))
+    assert code == 0
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert {"digits", *CATALOGUE} <= set(rows)
+    assert rows["mnist"].split()[-1] == "mnist"
+    assert "no (246 MB)" in rows["svhn"]
+    assert "non-commercial" in rows["svhn"]
+
+
+def test_the_command_line_knows_all_names_before_it_starts(toy_mnist, tmp_path):
+    code, text = invoke("get", "mnist", "cifar11", "--folder", str(tmp_path))
+    assert code == 2
+    assert "unknown data set 'cifar11'; did you mean 'cifar10'?" in text
+    assert toy_mnist.asked == []
+
+
+def test_the_command_line_tells_a_failure_in_one_line(toy_mnist, tmp_path):
+    toy_mnist.files.clear()
+    code, text = invoke("get", "mnist", "--folder", str(tmp_path))
+    assert code == 2
+    (line,) = [line for line in text.splitlines() if line.startswith("error:")]
+    assert "the server says 404" in line

@@ -19,12 +19,14 @@ class File:
 class Source:
     """A data set and its files, in a folder of its name."""
 
-    images: str
+    images: str  # in words: of the pool and of test
     classes: int
     shape: str
     licence: str
     cite: str
     files: tuple[File, ...]
+    layouts: tuple[str, ...] = ("",)  # where copies of other programs lie, the first as ``get`` makes it
+    first: tuple[str, ...] = ()  # spellings of a file that tells whether they do
 
     @property
     def size(self) -> int:
@@ -47,11 +49,13 @@ FASHION = (
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 STANFORD = "http://ufldl.stanford.edu/housenumbers/"
 
+IMAGES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte", "train-images-idx3-ubyte.gz")
+
 CATALOGUE: dict[str, Source] = {
     "mnist": Source(
-        images="60,000 + 10,000",
+        images="60k + 10k",
         classes=10,
-        shape="28×28 grey",
+        shape="28×28×1",
         licence="CC BY-SA 3.0",
         cite="LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998",
         files=_idx(
@@ -63,11 +67,13 @@ CATALOGUE: dict[str, Source] = {
                 "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
             },
         ),
+        layouts=("mnist", "mnist/raw", "mnist/MNIST/raw", "MNIST/raw"),
+        first=IMAGES,
     ),
     "fashion-mnist": Source(
-        images="60,000 + 10,000",
+        images="60k + 10k",
         classes=10,
-        shape="28×28 grey",
+        shape="28×28×1",
         licence="MIT",
         cite="Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking, 2017 (Zalando SE)",
         files=_idx(
@@ -79,12 +85,14 @@ CATALOGUE: dict[str, Source] = {
                 "t10k-labels-idx1-ubyte.gz": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
             },
         ),
+        layouts=("fashion-mnist", "fashion-mnist/raw", "fashion-mnist/FashionMNIST/raw", "FashionMNIST/raw"),
+        first=IMAGES,
     ),
     "svhn": Source(
-        images="73,257 + 26,032",
+        images="73k + 26k",
         classes=10,
-        shape="32×32 colour",
-        licence="non-commercial use only",
+        shape="32×32×3",
+        licence="non-commercial",
         cite="Netzer, Wang, Coates, Bissacco, Wu and Ng, Reading digits in natural images, 2011",
         files=(
             File(
@@ -95,12 +103,14 @@ CATALOGUE: dict[str, Source] = {
             ),
             File("test_32x32.mat", (f"{STANFORD}test_32x32.mat",), 64_275_384, "eb5a983be6a315427106f1b164d9cef3"),
         ),
+        layouts=("svhn", "SVHN", ""),
+        first=("train_32x32.mat",),
     ),
     "cifar10": Source(
-        images="50,000 + 10,000",
+        images="50k + 10k",
         classes=10,
-        shape="32×32 colour",
-        licence="none given; asks for a citation",
+        shape="32×32×3",
+        licence="cite the paper",
         cite="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
         files=(
             File(
@@ -112,12 +122,14 @@ CATALOGUE: dict[str, Source] = {
                 unpacked=250_000_000,
             ),
         ),
+        layouts=("cifar10/cifar-10-batches-py", "cifar10", "cifar-10-batches-py"),
+        first=("data_batch_1",),
     ),
     "cifar100": Source(
-        images="50,000 + 10,000",
+        images="50k + 10k",
         classes=100,
-        shape="32×32 colour",
-        licence="none given; asks for a citation",
+        shape="32×32×3",
+        licence="cite the paper",
         cite="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
         files=(
             File(
@@ -129,5 +141,7 @@ CATALOGUE: dict[str, Source] = {
                 unpacked=250_000_000,
             ),
         ),
+        layouts=("cifar100/cifar-100-python", "cifar100", "cifar-100-python"),
+        first=("train",),
     ),
 }

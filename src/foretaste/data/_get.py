@@ -24,10 +24,7 @@ def get(
     ``folder`` is $FORETASTE_DATA or ~/.cache/foretaste unless told; ``progress(file, bytes, of bytes)`` is called as
     they come; ``force`` fetches anew. A call that was cut short is gone on with by the next one.
     """
-    if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ValueError(f"unknown data set {name!r}{hint} There are {', '.join(CATALOGUE)}")
+    check_name(name)
     place = Path(folder if folder is not None else home()).expanduser() / name
     missing = [file for file in CATALOGUE[name].files if force or not _there(file, place)]
     if not missing:
@@ -44,6 +41,20 @@ def get(
     return place
 
 
+def check_name(name: str) -> None:
+    if name not in CATALOGUE:
+        near = difflib.get_close_matches(name, CATALOGUE, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ValueError(f"unknown data set {name!r}{hint} There are {', '.join(CATALOGUE)}")
+
+
+def found(name: str, folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Where ``name`` seems to lie, by the first of its files; whether it is whole is for ``load`` to tell."""
+    root = Path(folder if folder is not None else home()).expanduser()
+    places = (root / layout for layout in CATALOGUE[name].layouts)
+    return next((place for place in places if any((place / file).is_file() for file in CATALOGUE[name].first)), None)
+
+
 def _there(file: File, place: Path) -> bool:
     """Files are told by their checksum; a folder appears only when all of it is there (``unpack``)."""
     if file.becomes is not None:
@@ -53,7 +64,9 @@ def _there(file: File, place: Path) -> bool:
         return True
     if not path.exists():
         return False
-    raise FileExistsError(f"{path} is not the publisher's file (its MD5 differs); move it away, or force to replace it")
+    raise FileExistsError(
+        f"{path} is not the publisher's file (its MD5 differs); move it away, or replace it by --force (force=True)"
+    )
 
 
 def _whole(file: File, path: Path) -> bool:
