@@ -37,6 +37,17 @@ class Split:
             raise ValueError(f"ids {strangers[:5]} are not in U, so they cannot be labelled now; pick from split.U")
         return Split(np.concatenate([self.L, asked]), self.U[~np.isin(self.U, asked)], self.test)
 
+    def offer(self, n: int | None, seed: int) -> "Split":
+        """The same L and test with a U of ``n`` candidates drawn anew; the others go back to the pool (§4).
+
+        One order of all ids by the seed, and the first n of it that are in U: two pools that share most of their points
+        are offered mostly the same ones.
+        """
+        if n is None or n >= len(self.U):
+            return self
+        order = np.random.default_rng(seed).random(int(self.U.max()) + 1)
+        return Split(self.L, np.sort(self.U[np.argsort(order[self.U], kind="stable")[:n]]), self.test)
+
 
 def draw(pool: np.ndarray, test: np.ndarray, n: int, seed: int) -> Split:
     """Label ``n`` points of the pool, drawn at random by ``seed``: where a study starts."""

@@ -5,6 +5,9 @@ new batch before it is absorbed are honest:  s² = mean_j ‖y_j − mean_j‖²
 value is carried to the next batch, where that value is another.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,13 +16,17 @@ from foretaste.retrain import linearize
 FIRST = 10.0  # times leave-one-out, before any batch was answered; what state.scale takes
 
 
-def leave_one_out(net: nn.Module, x_L: Tensor, y_L: Tensor) -> float:
+def leave_one_out(net: nn.Module, x_L: Tensor, y_L: Tensor, settings: Mapping[str, Any]) -> float:
     """s² by leaving one of L out; the pool is of no account, so one point stands for it."""
-    return linearize(net, x_L, y_L, x_L[:1]).scale / FIRST
+    return linearize(net, x_L, y_L, x_L[:1], **_without_watch(settings)).scale / FIRST
 
 
-def surprise(net: nn.Module, x_L: Tensor, y_L: Tensor, x_u: Tensor, y_u: Tensor) -> float:
+def surprise(net: nn.Module, x_L: Tensor, y_L: Tensor, x_u: Tensor, y_u: Tensor, settings: Mapping[str, Any]) -> float:
     """s² by the labels ``y_u`` of new points, as the network trained on L predicted them."""
-    state = linearize(net, x_L, y_L, x_u)
+    state = linearize(net, x_L, y_L, x_u, **_without_watch(settings))
     e_uC = state.targets(y_u) - state.pool_mean
     return float(torch.mean(e_uC.square().sum(1) / (state.C * state.u)))
+
+
+def _without_watch(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "watch"}

@@ -182,21 +182,30 @@ def agreement(f_JWC: Tensor, mean_WC: Tensor, real: Real, loss: str) -> Record:
     cross-entropy, each measured from where it would be without the label).
     """
     predicted_JWC, real_JWC = f_JWC - mean_WC, real.change_SJWC.mean(0)
+    shown = changes(f_JWC, mean_WC, real, loss)
+    return {
+        "correlation": correlation(predicted_JWC, real_JWC),
+        "with_drift": correlation(predicted_JWC, (real.change_SJWC + real.drift_SWC[:, None]).mean(0)),
+        "probabilities": correlation(*shown) if loss == "ce" else None,
+        "error": relative_error(predicted_JWC, real_JWC),
+        "slope": slope(predicted_JWC, real_JWC),
+        "rank": spearman(*moves(f_JWC, mean_WC, real, loss)),
+    }
+
+
+def changes(f_JWC: Tensor, mean_WC: Tensor, real: Real, loss: str) -> tuple[Tensor, Tensor]:
+    """Predicted and real, (J, W, C), of outputs; of softmax outputs under cross-entropy, as scores see them."""
 
     def seen(f: Tensor) -> Tensor:
         return torch.softmax(f, -1) if loss == "ce" else f
 
-    shown_JWC, was_JWC = seen(f_JWC) - seen(mean_WC), (seen(real.f_SJWC) - seen(real.f_S1WC)).mean(0)
+    return seen(f_JWC) - seen(mean_WC), (seen(real.f_SJWC) - seen(real.f_S1WC)).mean(0)
+
+
+def moves(f_JWC: Tensor, mean_WC: Tensor, real: Real, loss: str) -> list[Tensor]:
+    """Σ_i ‖f⁺_i − f_i‖ of each candidate with its likeliest label, predicted and real."""
     likeliest = [k for k, (_, _, whose) in enumerate(real.jobs) if whose == "likeliest"]
-    scores = [change[likeliest].norm(dim=2).sum(1) for change in (shown_JWC, was_JWC)]
-    return {
-        "correlation": correlation(predicted_JWC, real_JWC),
-        "with_drift": correlation(predicted_JWC, (real.change_SJWC + real.drift_SWC[:, None]).mean(0)),
-        "probabilities": correlation(shown_JWC, was_JWC) if loss == "ce" else None,
-        "error": relative_error(predicted_JWC, real_JWC),
-        "slope": slope(predicted_JWC, real_JWC),
-        "rank": spearman(*scores),
-    }
+    return [change[likeliest].norm(dim=2).sum(1) for change in changes(f_JWC, mean_WC, real, loss)]
 
 
 def _calibration(one: _State, real: Real, scales: Sequence[float]) -> Record:
@@ -218,13 +227,13 @@ def _points(made: Sequence[_State], settings: Sequence[Record], real: Real, seed
     shown = next((s for s in done if s["own"]), done[0])
     one = next(m for m in made if (m.output, m.precision) == (shown["output"], shown["precision"]))
     state = one.state(shown["ridge_share"])
-    predicted = (one.predicted(state, real.jobs) - state.mean).flatten()
-    change = real.change_SJWC.mean(0).flatten()
+    f_JWC = one.predicted(state, real.jobs)
+    predicted, change = (f_JWC - state.mean).flatten(), real.change_SJWC.mean(0).flatten()
     pick = torch.randperm(len(change), generator=torch.Generator().manual_seed(seed))[:POINTS].to(change.device)
     drawn = {"predicted": predicted[pick].tolist(), "real": change[pick].tolist()}
-    return [
-        {"kind": "points", "of": len(change), **{k: shown[k] for k in ("output", "ridge_share", "precision")}, **drawn}
-    ]
+    scores = [one_c.tolist() for one_c in moves(f_JWC, state.mean, real, one.loss)]
+    said = {k: shown[k] for k in ("output", "ridge_share", "precision")}
+    return [{"kind": "points", "of": len(change), **said, **drawn, "scores": scores}]
 
 
 def _residual(net: nn.Module, feed_L: Tensor, y_L: Tensor, loss: str) -> float:

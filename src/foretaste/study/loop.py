@@ -1,109 +1,128 @@
 """Algorithm 1: train f on L, query, ask the oracle, and again."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from foretaste.data import Images, Split, draw
-from foretaste.network import MLP, fit
 from foretaste.query import query
 from foretaste.study._calibrate import FIRST, leave_one_out, surprise
-from foretaste.study._config import Study, parse
+from foretaste.study._config import Trial
+from foretaste.study._cost import peak_memory, reset_peak, versions
+from foretaste.study._model import Model, model_of
+from foretaste.study._seeds import number
 from foretaste.study.records import Record
 
 
-def cycles(study: Study, data: Images, strategy: str, seed: int) -> Iterator[Record]:
-    """One strategy with one seed, a record a cycle.
+def cycles(
+    trial: Trial,
+    data: Images,
+    seed: int,
+    *,
+    against: str | None = None,
+    done: Sequence[Record] = (),
+    weights: Mapping[str, Tensor] | None = None,
+) -> Iterator[tuple[Record, nn.Module]]:
+    """One arm with one seed: a record a cycle, and the network it tells of.
 
-    The first labels depend on the seed alone, initial weights and batch order on seed and cycle alone: strategies are
-    compared in pairs. Unlike the paper's, every training starts cold.
+    The first labels and the order in which the pool is offered depend on the seed alone, initial weights and batches on
+    seed and cycle alone: arms are compared in pairs. ``done`` and ``weights`` go on where a run was broken off.
     """
-    if (total := study.init + study.per_cycle * study.cycles) > len(data.pool):
-        raise ValueError(
-            f"{total} labels in all and a pool of {len(data.pool)}; ask for fewer a cycle, or fewer cycles"
-        )
-    split = draw(data.pool, data.test, study.init, seed)
-    ratio = FIRST
-    for cycle in range(study.cycles + 1):
-        net, record = train(study, data, split, strategy, seed, cycle)
-        if cycle < study.cycles:
-            ratio = ask(study, data, split, net, record, ratio)
-        yield record
+    check(trial, data)
+    split, ratio = draw(data.pool, data.test, trial.labels.init, seed), FIRST
+    for record in done:
+        split, ratio = split.label(record["queried"]), record["ratio"]
+    model = model_of(trial, data, weights)
+    for cycle in range(len(done), trial.labels.cycles + 1):
+        reset_peak(data.x.device)
+        record = learn(trial, data, split, model, seed, cycle) | {"against": against}
+        if cycle < trial.labels.cycles:
+            offered = split.offer(trial.labels.subset, number(seed, cycle, "offer"))
+            ask(trial, data, offered, model, record, ratio)
+            ratio = record["ratio"]
+        record["cost"]["peak_memory"] = peak_memory(data.x.device)
+        yield record, model.net
         split = split.label(record["queried"])
 
 
-def train(study: Study, data: Images, split: Split, strategy: str, seed: int, cycle: int) -> tuple[nn.Module, Record]:
-    """f on L, from new weights, and how it does on the test points."""
-    net = MLP(data.x[0].numel(), study.hidden, len(data.classes)).to(data.x.device)
-    trained = fit(
-        net,
-        data.x[split.L],
-        data.y[split.L],
-        steps=study.steps,
-        batch_size=study.batch,
-        max_lr=study.max_lr,
-        start="cold",
-        seed=number(seed, cycle),
-    )
-    right_N = classes(net, data.x[split.test]) == data.y[split.test]
-    return net, {
-        "strategy": strategy,
+def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cycle: int) -> Record:
+    """f on L, and how it does on the test points."""
+    trained = model.train(split.L, seed, cycle)
+    began = time.perf_counter()
+    right_N = model.classes(split.test) == data.y[split.test]
+    return {
+        "arm": trial.arm,
+        "against": None,
         "seed": seed,
         "cycle": cycle,
         "labelled": len(split.L),
+        "labelled_ids": split.L.tolist(),
         "accuracy": float(right_N.double().mean()),
         "residual": trained.residual,
-        "train_seconds": trained.seconds,
-        "query_seconds": None,
+        "interpolates": trained.interpolates,
+        "candidates": 0,
         "queried": [],
         "predicted": [],
         "labels": [],
         "scale": None,
+        "ratio": FIRST,
+        "ridge": None,
+        "cost": {
+            "train": trained.seconds,
+            "measure": time.perf_counter() - began,
+            "query": None,
+            "stages": {},
+            "peak_memory": 0,
+        },
+        "config": trial.plain(),
+        "versions": versions(data.x.device),
     }
 
 
-def ask(study: Study, data: Images, split: Split, net: nn.Module, record: Record, ratio: float) -> float:
-    """Query a batch and learn its labels; they are written into ``record``.
+def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, ratio: float) -> None:
+    """Query a batch of U and learn its labels; they are written into ``record``.
 
-    Returns the ratio of s² to its leave-one-out value for the next cycle, as these labels show it.
+    For `gain` also the ratio of s² to its leave-one-out value for the next cycle, as these labels show it.
     """
-    name, select = parse(record["strategy"])
-    x_L, y_L, x_U = data.x[split.L], data.y[split.L], data.x[split.U]
+    x_L, y_L, x_U = model.inputs(split.L), data.y[split.L], model.inputs(split.U)
     began = time.perf_counter()
-    scaled = name == "gain"
-    loo = leave_one_out(net, x_L, y_L) if scaled else 1.0
+    options: dict[str, Any] = dict(model.options)
+    calibrated = trial.strategy == "gain" and trial.train.loss == "l2" and "scale" not in options
+    loo = leave_one_out(model.net, x_L, y_L, model.settings) if calibrated else 1.0
+    if calibrated:
+        options["scale"] = ratio * loo
     q = query(
-        net,
+        model.net,
         x_L,
         y_L,
         x_U,
-        strategy=name,
-        select=select,
-        batch_size=study.per_cycle,
-        oracle=(lambda i: int(data.y[i])) if select == "sequential" else None,
+        strategy=trial.strategy,
+        select=trial.select,
+        batch_size=trial.labels.per_cycle,
+        oracle=(lambda i: int(data.y[i])) if trial.select == "sequential" else None,
         ids=split.U.tolist(),
-        seed=number(record["seed"], record["cycle"]),
-        options={"scale": ratio * loo} if scaled else None,
+        seed=number(record["seed"], record["cycle"], "query"),
+        options=options,
+        **model.settings,
     )
-    record["query_seconds"] = time.perf_counter() - began
+    record["cost"] |= {"query": time.perf_counter() - began, "stages": q.seconds}
     ids = np.asarray(q.ids, dtype=np.int64)
-    x_u, y_u = data.x[ids], data.y[ids]
-    record["queried"], record["labels"] = ids.tolist(), y_u.tolist()
-    record["predicted"] = classes(net, x_u).tolist()
-    if not scaled:
-        return ratio
-    record["scale"] = ratio * loo
-    return surprise(net, x_L, y_L, x_u, y_u) / loo
+    record["candidates"], record["queried"], record["labels"] = len(split.U), ids.tolist(), data.y[ids].tolist()
+    record["predicted"] = model.classes(ids).tolist()
+    record["scale"], record["ridge"] = q.info.get("scale"), q.info.get("ridge")
+    record["ratio"] = ratio
+    if calibrated:
+        record["scale"] = options["scale"]
+        record["ratio"] = surprise(model.net, x_L, y_L, model.inputs(ids), data.y[ids], model.settings) / loo
 
 
-def classes(net: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return net(x).argmax(1)
-
-
-def number(seed: int, cycle: int) -> int:
-    """One seed out of two, with no two pairs alike by arithmetic."""
-    return int(np.random.SeedSequence([seed, cycle]).generate_state(1)[0])
+def check(trial: Trial, data: Images) -> None:
+    """Raise if the data cannot serve the settings."""
+    labels, pool = trial.labels, len(data.pool)
+    if labels.total > pool:
+        raise ValueError(f"{labels.total} labels in all and a pool of {pool}; ask for fewer a cycle, or fewer cycles")
+    if len(data.test) == 0:
+        raise ValueError(f"{data.name} has no test points to measure on; set data.test, the share to keep for that")

@@ -1,0 +1,319 @@
+"""The loop of Alg. 1: paired, seeded, and blind to the test points."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from foretaste.data import Images, draw
+from foretaste.network import MLP
+from foretaste.query import gp_predict
+from foretaste.retrain import linearize
+from foretaste.study import Arm, Labels, Network, Train, _calibrate, _model, cycles, loop, run, study
+from foretaste.study._run import ENVIRONMENT
+
+SMALL = study(
+    ("gain", "gain sequential", "mlmoc", "margin", "random"),
+    seeds=(0, 1),
+    labels=Labels(init=6, per_cycle=3, cycles=2),
+    network=Network("mlp", {"hidden": (16,)}),
+    train=Train(steps=60, batch=8, max_lr=0.5),
+)
+
+
+def points(n=60):
+    """Three clouds in the plane; a third coordinate is each point's own id, so that inputs can be told apart."""
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 3
+    x = np.stack([np.cos(2.1 * y), np.sin(2.1 * y)], 1) + 0.3 * rng.normal(size=(n, 2))
+    x = np.concatenate([x, np.arange(n)[:, None] / n], 1)
+    ids = rng.permutation(n)
+    return Images(
+        name="clouds",
+        x=torch.as_tensor(x, dtype=torch.float32),
+        y=torch.as_tensor(y),
+        pool=ids[:40],
+        test=ids[40:],
+        classes=("a", "b", "c"),
+    )
+
+
+def timeless(records):
+    return [{k: v for k, v in r.items() if k != "cost"} for r in records]
+
+
+def records_of(arm, seed, data=None, of=SMALL):
+    return [record for record, _ in cycles(of.trial(arm), data or points(), seed)]
+
+
+@pytest.mark.parametrize("strategy", ["gain", "gain sequential", "mlmoc", "margin", "random"])
+def test_records_of_a_run(strategy):
+    data = points()
+    records = records_of(strategy, 1, data)
+    assert [r["cycle"] for r in records] == [0, 1, 2]
+    assert [r["labelled"] for r in records] == [6, 9, 12]
+    assert [len(r["queried"]) for r in records] == [3, 3, 0]
+    assert [r["candidates"] for r in records] == [34, 31, 0]
+    for before, after in itertools.pairwise(records):
+        assert after["labelled_ids"] == before["labelled_ids"] + before["queried"]
+    for r in records:
+        assert r["labels"] == data.y[r["queried"]].tolist()
+        assert len(r["predicted"]) == len(r["queried"])
+        assert 0 <= r["accuracy"] <= 1
+        assert (r["cost"]["query"] is None) == (r["cycle"] == 2)
+        assert r["cost"]["peak_memory"] > 1e6
+        assert (r["scale"] is not None) == (strategy in ("gain", "gain sequential", "mlmoc") and r["cycle"] < 2)
+        assert r["config"]["train"]["steps"] == 60
+        assert r["versions"]["torch"] == torch.__version__
+        json.dumps(r, allow_nan=False)
+
+
+@pytest.mark.parametrize("strategy", ["gain", "gain sequential", "mlmoc", "margin", "random"])
+def test_no_point_is_asked_twice_and_the_test_set_never_leaks(strategy, monkeypatch):
+    data, seen = points(), {"fit": [], "query": [], "linearize": [], "oracle": []}
+
+    def ids(x):
+        return (x[:, 2] * len(data.x)).round().long().tolist()
+
+    def fit(net, x, y, **rest):
+        seen["fit"].append(ids(x))
+        assert y.tolist() == data.y[ids(x)].tolist()
+        return loop_fit(net, x, y, **rest)
+
+    def query(net, x_L, y_L, x_U, **rest):
+        assert ids(x_U) == rest["ids"]
+        assert not set(ids(x_L)) & set(ids(x_U))
+        seen["query"] += [ids(x_L) + ids(x_U)]
+        if rest["oracle"] is not None:
+            answer = rest["oracle"]
+            rest["oracle"] = lambda i: (seen["oracle"].append(i), answer(i))[1]
+        return loop_query(net, x_L, y_L, x_U, **rest)
+
+    def linear(net, x_L, y_L, x_U, **rest):
+        seen["linearize"] += [ids(x_L) + ids(x_U)]
+        return linearize(net, x_L, y_L, x_U, **rest)
+
+    loop_fit, loop_query = _model.fit, loop.query
+    monkeypatch.setattr(_model, "fit", fit)
+    monkeypatch.setattr(loop, "query", query)
+    monkeypatch.setattr(_calibrate, "linearize", linear)
+    records = records_of(strategy, 0, data)
+    first = draw(data.pool, data.test, SMALL.labels.init, 0).L.tolist()
+    asked = [i for r in records for i in r["queried"]]
+    assert seen["fit"] == [first, first + asked[:3], first + asked]
+    assert len(set(first + asked)) == len(first + asked)
+    assert seen["oracle"] == (asked if strategy == "gain sequential" else [])
+    touched = {i for kind in ("fit", "query", "linearize") for group in seen[kind] for i in group}
+    assert touched <= set(data.pool.tolist())
+
+
+def test_strategies_are_paired_by_seed():
+    """Before the first query two strategies are one network; two seeds are not."""
+    data = points()
+    gain, random, other = (records_of(*of, data)[0] for of in (("gain", 0), ("random", 0), ("random", 1)))
+    for key in ("accuracy", "residual", "labelled"):
+        assert gain[key] == random[key]
+    assert gain["residual"] != other["residual"]
+
+
+def test_initial_weights_depend_on_seed_and_cycle_alone(monkeypatch):
+    """With no step of training, what is left is the initialisation."""
+    drawn = {}
+    real = _model.fit
+
+    def fit(net, x, y, **rest):
+        out = real(net, x, y, **rest | {"steps": 1, "max_lr": 1e-30})
+        drawn[key][len(x)] = torch.cat([p.detach().flatten() for p in net.parameters()])
+        return out
+
+    monkeypatch.setattr(_model, "fit", fit)
+    for key in (("margin", 0), ("random", 0), ("random", 1)):
+        drawn[key] = {}
+        records_of(*key)
+    for n in (6, 9, 12):
+        torch.testing.assert_close(drawn["margin", 0][n], drawn["random", 0][n], rtol=0, atol=0)
+        assert not torch.equal(drawn["random", 0][n], drawn["random", 1][n])
+    assert not torch.equal(drawn["random", 0][6], drawn["random", 0][9])
+
+
+def test_same_seed_same_records():
+    data = points()
+    a, b = (timeless(records_of("gain", 0, data)) for _ in range(2))
+    assert a == b
+
+
+def test_scale_is_carried_from_batch_to_batch(monkeypatch):
+    """s² of a cycle is its leave-one-out value times what the last batch's residuals said, typed out here."""
+    data, kept = points(), []
+    real = loop.query
+
+    def query(net, x_L, y_L, x_U, **rest):
+        q = real(net, x_L, y_L, x_U, **rest)
+        state = linearize(net, x_L, y_L, x_U)
+        honest = [
+            float(((data.y[i] == torch.arange(3)).double() - state.pool_mean[j]).square().sum() / (3 * state.u[j]))
+            for i, j in zip(q.ids, q.indices)
+        ]
+        kept.append((rest["options"]["scale"], state.scale / 10, np.mean(honest)))
+        return q
+
+    monkeypatch.setattr(loop, "query", query)
+    records = records_of("gain", 0, data)
+    (s0, loo0, honest0), (s1, loo1, _) = kept
+    assert s0 == pytest.approx(10 * loo0)
+    assert s1 == pytest.approx(loo1 * honest0 / loo0)
+    assert [r["scale"] for r in records[:2]] == [s0, s1]
+
+
+def test_a_pool_too_small_is_refused():
+    of = study(("random",), labels=Labels(init=10, per_cycle=11, cycles=3))
+    with pytest.raises(ValueError, match="43 labels"):
+        records_of("random", 0, of=of)
+
+
+def test_a_subset_is_drawn_anew_each_cycle_and_mostly_the_same_for_two_arms(monkeypatch):
+    offered, real = {}, loop.query
+
+    def query(net, x_L, y_L, x_U, **rest):
+        offered[arm].append(rest["ids"])
+        return real(net, x_L, y_L, x_U, **rest)
+
+    monkeypatch.setattr(loop, "query", query)
+    of = replace(SMALL, labels=replace(SMALL.labels, subset=12))
+    for arm in ("margin", "random"):
+        offered[arm] = []
+        records = records_of(arm, 0, of=of)
+        assert [r["candidates"] for r in records] == [12, 12, 0]
+        first, second = offered[arm]
+        assert set(records[0]["queried"]) <= set(first)
+        assert len(set(first)) == 12
+        assert set(first) != set(second)
+        assert not set(second) & set(records[1]["labelled_ids"])
+    assert offered["margin"][0] == offered["random"][0]
+    assert len(set(offered["margin"][1]) & set(offered["random"][1])) >= 9
+
+
+def test_warm_start_goes_on_from_the_last_weights(monkeypatch):
+    """With a learning rate of nothing every cycle has the weights of the first; cold start has new ones."""
+    drawn = {"warm": [], "cold": []}
+    for start in drawn:
+        of = replace(SMALL, train=Train(steps=1, batch=8, max_lr=1e-30, start=start))
+        drawn[start] = [net.layers[0].weight.clone() for _, net in cycles(of.trial("random"), points(), 0)]
+    assert torch.equal(drawn["warm"][0], drawn["warm"][2])
+    assert not torch.equal(drawn["cold"][0], drawn["cold"][2])
+    assert torch.equal(drawn["warm"][0], drawn["cold"][0])
+
+
+@pytest.mark.parametrize("strategy", ["ll4al", "badge", "naive", "emoc", "eer", "gp"])
+def test_other_strategies_run_in_the_loop(strategy):
+    arm = Arm(
+        strategy,
+        strategy,
+        options={"epochs": 1} if strategy == "naive" else {},
+        model="gp" if strategy == "gp" else "network",
+    )
+    records = records_of(strategy, 0, of=replace(SMALL, arms=(arm,)))
+    assert [len(r["queried"]) for r in records] == [3, 3, 0]
+    assert len({i for r in records for i in r["queried"]}) == 6
+
+
+def test_a_gaussian_process_predicts_in_the_place_of_the_network():
+    """Its accuracy is that of gp_predict on the labels so far, computed here by hand."""
+    data = points()
+    records = records_of("GP", 0, data, of=replace(SMALL, arms=(Arm("GP", "random", model="gp"),)))
+    net = MLP(3, (16,), 3)
+    for r in records:
+        L = r["labelled_ids"]
+        f = gp_predict(net, data.x[L], data.y[L], data.x[data.test], classes=3)
+        assert r["accuracy"] == pytest.approx(float((f.argmax(1) == data.y[data.test]).double().mean()))
+
+
+@pytest.mark.parametrize("model", ["network", "gp"])
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("cut", [1, 2])
+def test_going_on_from_records_and_weights_changes_nothing(cut, start, model):
+    of = replace(
+        SMALL,
+        train=replace(SMALL.train, start=start),
+        arms=(Arm("gain", "gain" if model == "network" else "gp", model=model),),
+    )
+    trial, data = of.trial("gain"), points()
+    whole = [(r, {k: v.clone() for k, v in net.state_dict().items()}) for r, net in cycles(trial, data, 0)]
+    done = json.loads(json.dumps([r for r, _ in whole[:cut]]))
+    rest = [r for r, _ in cycles(trial, data, 0, done=done, weights=whole[cut - 1][1])]
+    assert timeless(rest) == timeless([r for r, _ in whole[cut:]])
+
+
+QUICK = study(
+    ("margin", "random"),
+    seeds=(3, 1),
+    labels=Labels(init=20, per_cycle=10, cycles=1),
+    network=Network("mlp", {"hidden": (16,)}),
+    train=Train(steps=40),
+)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing_but_the_times():
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    here, seen = run(QUICK), []
+    there = run(QUICK, processes=2, seen=seen.append)
+    assert timeless(there) == timeless(here)
+    assert [(r["arm"], r["seed"], r["cycle"]) for r in there] == [
+        (name, seed, c) for name in ("margin", "random") for seed in (3, 1) for c in (0, 1)
+    ]
+    assert sorted(map(str, seen)) == sorted(map(str, there))
+    assert {name: os.environ.get(name) for name in ENVIRONMENT} == before
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_is_told():
+    of = replace(QUICK, labels=Labels(init=1190, per_cycle=10, cycles=1))
+    with pytest.raises(RuntimeError, match=r"arm '\w+', seed [13]: .*1200") as caught:
+        run(of, processes=2)
+    assert "Traceback" in caught.value.__notes__[0]
+
+
+def alive(group):
+    """Processes of a group that still run; one that has ended may wait a moment for its parent to take note."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            state, _, pgid, *_ = path.read_text().rpartition(") ")[2].split()
+            found += [path] if pgid == str(group) and state != "Z" else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_interrupt_ends_cleanly(tmp_path):
+    """Ctrl-C reaches every process of the terminal's group; ours end at once, without a traceback."""
+    code = "from foretaste.cli import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "demo")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(6)  # in the midst of it
+    assert child.poll() is None
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert "Traceback" not in out + err
+    assert "interrupted" in err
+    deadline = time.monotonic() + 10  # multiprocessing's own tracker ends a moment after its parent
+    while alive(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(child.pid)

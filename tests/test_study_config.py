@@ -1,0 +1,161 @@
+"""Configurations: from TOML, with changes, and all that is wrong with one told at once."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from foretaste.study import Arm, Labels, Network, Study, Train, read, shipped, smoke, study, study_of
+
+FIGURES = ["fig1a", "fig1b", "fig2a", "fig2b", "fig2c", "fig3a", "fig3b"]
+FIGURES += ["mnist-wrn1", "svhn-wrn2", "svhn-resnet18", "cifar10-resnet18", "ll4al", "l2-ce", "theorem", "block"]
+
+
+def test_strategies_are_arms():
+    a, b = study_of({"strategies": ["gain sequential", "random"]}).arms
+    assert (a.name, a.strategy, a.select) == ("gain sequential", "gain", "sequential")
+    assert (b.name, b.strategy, b.select) == ("random", "random", "auto")
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({}, "there are no arms"),
+        ({"strategies": ["gian"]}, "unknown strategy 'gian'; did you mean 'gain'"),
+        ({"strategies": ["gain sideways"]}, "unknown select 'sideways'"),
+        ({"strategies": ["badge sequential"]}, "'badge' picks a batch by itself"),
+        ({"strategies": ["gain", "gain"]}, "two arms are called 'gain'"),
+        ({"strategies": "gain"}, "expected a list of names"),
+        ({"strategies": ["gain"], "arms": [{"strategy": "gain"}]}, "contradict each other"),
+        ({"arms": [{"name": "x"}]}, "arm 'x': has no strategy"),
+        ({"arms": [{"strategy": "gain", "stratgy": 1}]}, "unknown key 'stratgy'; did you mean 'strategy'"),
+        ({"arms": [{"strategy": "gain", "against": "rnd"}]}, "unknown against 'rnd'"),
+        ({"arms": [{"strategy": "gain", "options": {"scal": 1}}]}, "unknown option 'scal'.*did you mean 'scale'"),
+        ({"arms": [{"strategy": "gain", "train": {"max_rl": 1}}]}, "unknown key 'max_rl'; did you mean 'max_lr'"),
+        ({"arms": [{"strategy": "gain", "train": {"max_lr": -1}}]}, "arm 'gain': train: max_lr=-1"),
+        ({"arms": [{"strategy": "ll4al", "options": {"reduktion": "sum"}}]}, "did you mean 'reduction'"),
+        ({"strategies": ["gain"], "seeds": [1, 1]}, "none twice"),
+        ({"strategies": ["gain"], "seeds": 3}, "seeds=3; expected a list, each a whole number"),
+        ({"strategies": ["gain"], "trian": {}}, "unknown key 'trian'; did you mean 'train'"),
+        ({"strategies": ["gain"], "train": {"steps": 5, "epochs": 5}}, "steps=5 and epochs=5 contradict"),
+        ({"strategies": ["gain"], "train": {"steps": "many"}}, "steps='many'; expected a whole number"),
+        ({"strategies": ["gain"], "train": 3}, "train: is 3; expected a table"),
+        ({"strategies": ["gain"], "train": {"loss": "l1"}}, "unknown loss 'l1'"),
+        ({"strategies": ["gain"], "labels": {"per_cycle": 9, "subset": 5}}, "subset=5 is less than per_cycle=9"),
+        ({"strategies": ["gain"], "labels": {"init": True}}, "init=True"),
+        ({"strategies": ["gain"], "network": {"name": "wrn1", "widden": 2}}, "did you mean 'widen'"),
+        ({"strategies": ["gain"], "network": {"name": "wrn1", "widen": 0}}, "widen is 0"),
+        ({"strategies": ["gain"], "network": {"name": "mlp", "classes": 3}}, "unknown option 'classes' of mlp"),
+        ({"strategies": ["gain"], "network": {"name": "wrm1"}}, "did you mean 'wrn"),
+        ({"strategies": ["gain"], "data": {"noise": 1.5}}, r"noise=1.5; expected a number at least 0, at most 1"),
+        ({"strategies": ["gain"], "experiment": "block"}, "compares no strategies"),
+    ],
+)
+def test_what_is_wrong_is_said(table, says):
+    with pytest.raises(ValueError, match=says):
+        study_of(table)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    table = {
+        "strategies": ["gian", "random"], "sedes": [1], "train": {"step": 5, "batch": 0}, "labels": {"cycles": -1},
+        "network": {"name": "mpl"},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="6 things are wrong") as caught:
+        study_of(table)
+    for part in ("'gain'", "'seeds'", "'steps'", "batch=0", "cycles=-1", "'mlp'"):
+        assert part in str(caught.value)
+
+
+def test_changes_go_into_tables_and_arms(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[[arms]]\nname = "a b"\nstrategy = "gain"\n[[arms]]\nstrategy = "random"\n[train]\nepochs = 3\n')
+    changed = read(
+        path, ["train.max_lr=0.1", "seeds=[4, 5]", "data.name=mnist", "arms.a b.train.loss=ce", "train.steps=7"]
+    )
+    assert (changed.train, changed.seeds, changed.data.name) == (Train(max_lr=0.1, steps=7), (4, 5), "mnist")
+    assert changed.trial("a b").train.loss == "ce"
+    assert changed.trial("random").train.loss == "l2"
+    assert [arm.name for arm in read(path, ['strategies=["margin"]']).arms] == ["margin"]
+    with pytest.raises(ValueError, match=r"2 things are wrong.*expected key=value.*no arm of that name"):
+        read(path, ["seeds", "arms.nobody.select=top"])
+    with pytest.raises(ValueError, match="nope"):
+        read(path, ["train.nope=1"])
+
+
+def test_files_that_are_not(tmp_path):
+    (tmp_path / "bad.toml").write_text("seeds = [1,")
+    with pytest.raises(ValueError, match=r"bad.toml is not TOML"):
+        read(tmp_path / "bad.toml")
+    with pytest.raises(ValueError, match="unknown study 'fig2aa'; did you mean 'fig2a'"):
+        read("fig2aa")
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "none.toml")
+
+
+def test_an_arm_has_its_own_settings_and_no_one_elses():
+    of = Study(
+        arms=(
+            Arm("wide", "mlmoc", network={"widen": 8}, train={"epochs": 2}, query={"output": "first"}),
+            Arm("other", "random", network={"name": "mlp"}),
+        ),
+        network=Network("wrn1", {"widen": 2, "blocks": 2}),
+        train=Train(steps=9, max_lr=0.3),
+    )
+    wide, other = of.trial("wide"), of.trial("other")
+    assert wide.network == Network("wrn1", {"widen": 8, "blocks": 2})
+    assert (wide.train.steps, wide.train.epochs, wide.train.max_lr, wide.query.output) == (None, 2, 0.3, "first")
+    assert other.network == Network("mlp", {})
+    assert (other.train, other.query) == (of.train, of.query)
+
+
+def test_all_fifteen_experiments_come_along():
+    assert set(FIGURES) <= set(shipped())
+    for name in shipped():
+        of = read(name)
+        assert of.title
+        assert name == "demo" or name == "mnist-short" or of.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "init", "per_cycle", "subset", "network", "seeds"),
+    [
+        ("fig1a", 100, 20, 4000, "wrn1", 6),
+        ("fig2a", 1000, 1000, 6000, "wrn1", 6),
+        ("fig2b", 1000, 1000, 6000, "wrn2", 6),
+        ("fig2c", 10000, 1000, 6000, "resnet18", 6),
+        ("cifar10-resnet18", 1000, 1000, 6000, "resnet18", 6),
+        ("ll4al", 10000, 1000, 6000, "resnet18", 3),
+    ],
+)
+def test_sizes_are_the_papers(name, init, per_cycle, subset, network, seeds):
+    of = read(name)
+    assert (of.labels.init, of.labels.per_cycle, of.labels.subset) == (init, per_cycle, subset)
+    assert (of.network.name, len(of.seeds), of.train.start) == (network, seeds, "warm")
+
+
+def test_every_choice_in_a_configuration_says_whose_it_is():
+    """A line that sets a number of the training or the labels carries a comment, or its table does."""
+    from foretaste.study._toml import CONFIGS
+
+    for name in FIGURES:
+        table = ""
+        for text in CONFIGS.joinpath(f"{name}.toml").read_text().splitlines():
+            if text.startswith("["):
+                table = text
+            elif re.match(
+                r"(epochs|max_lr|cycles|widen|init|per_cycle|subset|output|start|weight_decay|steps) =", text
+            ):
+                assert "#" in text + table, f"{name}: {text}"
+
+
+def test_smoke_keeps_the_arms_and_shrinks_the_rest():
+    of = smoke(read("fig3b"))
+    assert [arm.name for arm in of.arms] == [arm.name for arm in read("fig3b").arms]
+    assert of.labels == Labels(init=20, per_cycle=5, cycles=2, subset=24)
+    assert of.train.steps == 40
+    assert {of.trial(name).network.options["widen"] for name in of.names} == {1}
+    assert len(of.seeds) == 2
+    small = study(("random",), seeds=(1,), labels=Labels(init=3, per_cycle=2, cycles=1), train=Train(steps=2))
+    assert smoke(small).labels == replace(small.labels, subset=24)
+    assert smoke(small).train.steps == 2

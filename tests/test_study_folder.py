@@ -1,0 +1,275 @@
+"""The folder of a run: killed anywhere, it goes on to the same records; nobody else's is taken for one's own."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from foretaste.network import load as load_network
+from foretaste.study import Arm, Labels, Network, Study, Train, load, run, study
+from foretaste.study._folder import Task, alone, differences, slug, write
+from foretaste.study._run import _here
+
+SMALL = Study(
+    arms=(Arm("gain", "gain"), Arm("random, warm", "random", train={"start": "warm"})),
+    seeds=(0, 1),
+    labels=Labels(init=20, per_cycle=5, cycles=3, subset=100),
+    network=Network("mlp", {"hidden": (16,)}),
+    train=Train(steps=40, max_lr=0.5),
+)
+
+
+def timeless(folder):
+    """Every record's bytes, timings aside, by file."""
+    return {
+        str(path.relative_to(folder)): [
+            json.dumps({k: v for k, v in json.loads(text).items() if k != "cost"})
+            for text in path.read_text().splitlines()
+        ]
+        for path in sorted((folder / "records").rglob("*.jsonl"))
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run(SMALL, folder)
+    return folder
+
+
+def test_a_run_leaves_records_and_the_last_weights(whole):
+    records = load(whole)
+    assert len(records) == SMALL.size == 16
+    for arm in SMALL.names:
+        for seed in SMALL.seeds:
+            task = Task(whole, arm, seed)
+            assert len(task.records(SMALL.trial(arm))) == 4
+            (path,) = (whole / "weights" / slug(arm)).glob(f"{seed}-*")
+            assert path.name == f"{seed}-3.safetensors"
+            assert load_network(None, path).spec.hidden == (16,)
+
+
+def test_a_finished_run_is_not_run_again(whole, monkeypatch):
+    before = timeless(whole)
+    monkeypatch.setattr("foretaste.study._model.fit", None)
+    assert len(run(SMALL, whole)) == 16
+    assert timeless(whole) == before
+
+
+def test_more_seeds_and_arms_can_come_later(whole, tmp_path):
+    run(replace(SMALL, seeds=(1,), arms=SMALL.arms[1:]), tmp_path)
+    run(SMALL, tmp_path)
+    assert timeless(tmp_path) == timeless(whole)
+
+
+@pytest.mark.parametrize("cycle", [0, 2, 3])
+@pytest.mark.parametrize("torn", [0, 1, 40, -1])
+def test_a_torn_last_line_is_written_anew(whole, tmp_path, cycle, torn):
+    """As if killed while the record of a cycle was written, with none, some or all but the end of it on disk."""
+    of = replace(SMALL, seeds=(1,), arms=SMALL.arms[1:])
+    stop_after(of, tmp_path, cycle + 1)
+    task = Task(tmp_path, "random, warm", 1)
+    lines = task.path.read_bytes().splitlines(keepends=True)
+    task.path.write_bytes(b"".join(lines[:-1]) + lines[-1][: torn or 0])
+    if cycle > 0:  # the weights of the cycle before are still there when a record is being written
+        stop = Task(tmp_path / "twin", "random, warm", 1)
+        stop_after(of, tmp_path / "twin", cycle)
+        stop._weights(cycle - 1).rename(task._weights(cycle - 1))
+    run(of, tmp_path)
+    key = str(task.path.relative_to(tmp_path))
+    assert timeless(tmp_path)[key] == timeless(whole)[key]
+
+
+def stop_after(of, folder, records):
+    tasks = [Task(folder, name, seed) for seed in of.seeds for name in of.names]
+    going = _here(of, tasks, "cpu", False)
+    for _ in range(records):
+        next(going)
+    going.close()
+
+
+ZYGOTE = """
+import os, sys
+import torch, numpy
+import foretaste.study, sklearn.model_selection  # once: the children of this process need not import anything
+from tests_of_folders import SMALL
+from pathlib import Path
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        foretaste.study.run(SMALL, Path(line.strip()))
+        os._exit(0)
+    print(child, flush=True)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_twenty_kills_and_a_resume_give_the_same_records(whole, tmp_path):
+    """SIGKILL at random moments of a run, and the same command again, until it was killed twenty times."""
+    shutil.copy(__file__, tmp_path / "tests_of_folders.py")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    zygote = subprocess.Popen(
+        [sys.executable, "-c", ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+    def start(folder, kill_after=None):
+        zygote.stdin.write(f"{folder}\n")
+        zygote.stdin.flush()
+        child = int(zygote.stdout.readline())
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return int(zygote.stdout.readline())
+
+    try:
+        began = time.monotonic()
+        assert start(tmp_path / "timed") == 0
+        length = time.monotonic() - began
+        assert timeless(tmp_path / "timed") == timeless(whole)
+        killed, rounds, draw = 0, 0, random.Random(0)
+        while killed < 20:
+            folder = tmp_path / f"run{rounds}"
+            while start(folder, kill_after=draw.uniform(0, length / 3)) == -signal.SIGKILL:
+                killed += 1
+            assert start(folder) == 0
+            assert timeless(folder) == timeless(whole)
+            rounds += 1
+    finally:
+        zygote.communicate(timeout=30)
+
+
+def test_a_folder_of_another_configuration_is_refused(whole):
+    with pytest.raises(ValueError, match=r"other settings: train.max_lr is 0.5 there and 0.1 here\. Choose another"):
+        run(replace(SMALL, train=replace(SMALL.train, max_lr=0.1)), whole)
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    with alone(tmp_path), pytest.raises(RuntimeError, match="another process is running in"):
+        run(SMALL, tmp_path)
+    path = Task(tmp_path, "gain", 0).path
+    path.parent.mkdir(parents=True)
+    path.write_text('{"cycle": 3}\n')
+    with pytest.raises(ValueError, match="of cycle 3, expected 0"):
+        run(SMALL, tmp_path)
+    path.write_text("no json\n")
+    with pytest.raises(ValueError, match="line 1, is no record"):
+        run(SMALL, tmp_path)
+
+
+def test_a_full_disk_loses_the_record_in_progress_and_no_more(whole, tmp_path, monkeypatch):
+    of = replace(SMALL, seeds=(0,), arms=SMALL.arms[:1])
+    full, real = {"at": 3}, os.fsync
+
+    def fsync(descriptor):
+        full["at"] -= 1
+        if full["at"] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"the disk is full.*run the same command again"):
+        run(of, tmp_path)
+    path = Task(tmp_path, "gain", 0).path
+    kept = path.read_text()
+    assert kept.endswith("\n")
+    assert len(kept.splitlines()) in (1, 2)
+    monkeypatch.setattr(os, "fsync", real)
+    run(of, tmp_path)
+    assert timeless(tmp_path) == {k: v for k, v in timeless(whole).items() if k == "records/gain/0.jsonl"}
+
+
+def test_lost_weights_of_a_warm_start_are_told(tmp_path):
+    of = replace(SMALL, seeds=(1,), arms=SMALL.arms[1:])
+    stop_after(of, tmp_path, 2)
+    for path in (tmp_path / "weights").rglob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match="warm start goes on from it"):
+        run(of, tmp_path)
+
+
+def test_write_is_all_or_nothing(tmp_path, monkeypatch):
+    write(tmp_path / "a.json", "old")
+
+    def fail(self, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("pathlib.Path.write_text", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        write(tmp_path / "a.json", "new")
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_names_of_files():
+    names = ["gain", "Gain", "gain ", "NTK, block", "NTK block", "ähm", "../../etc", ""]
+    slugs = [slug(name) for name in names]
+    assert len(set(slugs)) == len(names)
+    assert slugs[0] == "gain"
+    assert all(s.replace("-", "").isalnum() and s.isascii() for s in slugs)
+
+
+def test_differences():
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == [
+        "a.c is 2 there and 3 here",
+        "d is None there and 4 here",
+    ]
+
+
+CHILD = """
+import sys
+from foretaste.study import *
+of = study(("gain", "badge", "random"), seeds=(int(sys.argv[1]),),
+           labels=Labels(init=20, per_cycle=5, cycles=1, subset=60), network=Network("mlp", {"hidden": (16,)}), train=Train(steps=40))
+print([r["queried"] for r in run(of)])
+"""
+
+
+@pytest.mark.slow
+def test_same_seed_same_queries_in_two_fresh_processes_and_another_seed_others():
+    def queries(seed, salt):
+        environment = os.environ | {"PYTHONHASHSEED": salt}
+        return subprocess.run(
+            [sys.executable, "-c", CHILD, str(seed)], capture_output=True, text=True, check=True, env=environment
+        ).stdout
+
+    first = queries(0, "1")
+    assert first == queries(0, "2")
+    other = queries(1, "1")
+    assert all(a != b for a, b in zip(json.loads(first)[::2], json.loads(other)[::2]))
+
+
+def test_noise_and_imbalance_are_of_the_seed_and_the_test_set_stays(tmp_path):
+    of = replace(SMALL, data=replace(SMALL.data, noise=0.3, imbalance=0.2), seeds=(0, 1))
+    records = run(of)
+    from foretaste.data import digits
+
+    truth = digits().y.numpy()
+    answers = {
+        s: [(i, a) for r in records if r["seed"] == s for i, a in zip(r["queried"], r["labels"])] for s in (0, 1)
+    }
+    wrong = {s: np.mean([a != truth[i] for i, a in answers[s]]) for s in (0, 1)}
+    assert 0.05 < min(wrong.values()) <= max(wrong.values()) < 0.6
+    first = {s: next(r for r in records if r["seed"] == s and r["cycle"] == 0) for s in (0, 1)}
+    counts = [np.bincount(truth[first[s]["labelled_ids"]], minlength=10) for s in (0, 1)]
+    assert not np.array_equal(*counts)
+
+
+def test_a_study_in_python_needs_no_folder():
+    records = run(study(("random",), seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5)))
+    assert [r["cycle"] for r in records] == [0, 1]
+    assert torch.get_num_threads() >= 1
