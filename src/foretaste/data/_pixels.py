@@ -48,6 +48,8 @@ def exact(size: Side) -> tuple[int, int] | None:
 def oriented_size(image: Image.Image) -> tuple[int, int]:
     """(height, width) once turned upright."""
     w, h = image.size
+    if image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys():
+        return h, w  # getexif would read all pixels first, for an EXIF that may stand behind them
     return (w, h) if image.getexif().get(ORIENTATION) in TURNED else (h, w)
 
 
