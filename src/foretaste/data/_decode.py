@@ -58,9 +58,15 @@ def decode(
             with opened(i) as image:
                 seen[i] = (*oriented_size(image), image.mode in GREY)
 
+        def whole(i: int) -> None:
+            with opened(i) as image:
+                image.load()
+
         broken |= _each(look, ids, workers)[0]
-        _refuse(broken, names, skip_broken)
         ids = [i for i in ids if i not in broken]
+        if broken and not skip_broken:
+            broken |= _each(whole, ids, workers)[0]  # an error is due: let it name those broken further on, too
+        _refuse(broken, names, skip_broken)
         shape = shape or _common(seen, names)
         channels = channels or (1 if all(grey for *_, grey in seen.values()) else 3)
     bytes_needed(len(ids), (channels, *shape), most)
