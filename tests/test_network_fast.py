@@ -2,6 +2,7 @@
 
 import logging
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 from torch import Generator, nn
 from torch.testing import assert_close
 
+from foretaste.bench._training import Workload, compare, markdown
+from foretaste.bench._training import images as pictures
 from foretaste.network import MLP, WideResNet, fit, resnet18
-from foretaste.network._fast import TAIL, channels_last, phases, run, take_over
+from foretaste.network._fast import Twin, in_bf16, run
 from foretaste.network._graph import CannotCaptureError, check, on_the_host, refuse
-from foretaste.network._tape import Mixed, fed, like, stepper, tape, velocities
+from foretaste.network._layout import channels_last, flatten
+from foretaste.network._rewritten import Rewritten
+from foretaste.network._tape import Mixed
 from foretaste.network._targets import targets
-from foretaste.network._train import Recipe, train, train_mode
+from foretaste.network._train import Recipe, train
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(12, 8, 0.5, 0.0, None, 2, None, torch.float64)
@@ -43,12 +48,11 @@ def state(net):
     return {k: v.clone() for k, v in net.state_dict().items()}
 
 
-def by_tape(net, x, goal, how, order_seed=1, draw_seed=2, progress=None, bf16=False):
-    t = tape(len(x), how, order_seed, x.device)
-    train_mode(net)
-    shown, as_shown = fed(x, how)
-    step = stepper(net, shown, goal, as_shown, t, velocities(net), Generator(x.device).manual_seed(draw_seed), bf16)
-    return run(t, [(step, how.steps)], len(x), how, progress)
+def by_tape(net, x, goal, how, order_seed=1, draw_seed=2, progress=None, bf16=False, last=True):
+    twin = Twin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
+    loss = run(twin.tape, twin.step, len(x), how, progress)
+    twin.give(net)
+    return loss
 
 
 # The step, against the eager loop
@@ -94,16 +98,16 @@ def test_float32_steps_are_those_of_the_eager_loop():
 
 
 def test_bfloat16_is_in_the_products_only():
-    """Parameters, gradients and outputs are float32; steps go where those of float32 go."""
+    """Outputs, θ and its steps are float32; gradients are near those of float32, and training ends near."""
     x, y = images(dtype=torch.float32)
     goal = targets(y, "l2", len(x), 3, CPU, torch.float32)
-    net = wrn(torch.float32)
-    params = list(net.parameters())
-    f_NC = Mixed(net)(x)
-    grads = torch.autograd.grad(goal.of(f_NC, goal.fit_N), params)
-    exact = torch.autograd.grad(goal.of(net(x), goal.fit_N), params)
-    assert {t.dtype for t in (f_NC, *grads)} == {torch.float32}
-    ours, theirs = (torch.cat([g.flatten() for g in gs]) for gs in (grads, exact))
+    net, low = wrn(torch.float32), wrn(torch.float32)
+    flat = flatten(low, bf16=True)
+    f_NC = Mixed(low)(x)
+    grads = dict(zip(map(id, flat.params), torch.autograd.grad(goal.of(f_NC, goal.fit_N), flat.params)))
+    exact = torch.autograd.grad(goal.of(net(x), goal.fit_N), list(net.parameters()))
+    assert {f_NC.dtype, flat.theta_P.dtype, flat.velocity_P.dtype} == {torch.float32}
+    ours, theirs = (torch.cat([g.flatten() for g in gs]) for gs in ([grads[id(p)] for p in low.parameters()], exact))
     assert not torch.equal(ours, theirs)
     assert float((ours - theirs).norm()) < 0.05 * float(theirs.norm())
     how = replace(RECIPE, dtype=torch.float32, steps=40, max_lr=0.2)
@@ -111,19 +115,18 @@ def test_bfloat16_is_in_the_products_only():
     losses = [by_tape(n, x, goal, how, bf16=bf16) for n, bf16 in zip(both, (True, False))]
     assert losses[0] == pytest.approx(losses[1], rel=0.2)
     assert {p.dtype for p in both[0].parameters()} == {torch.float32}
+    assert any((p != p.bfloat16()).any() for p in both[0].parameters())  # not the rounded ones
 
 
-def test_two_parts_are_one_training():
-    """A step of one kind, then one of another, on the same tape."""
+def test_a_tape_goes_on_from_where_it_is():
     x, y = images()
     goal = targets(y, "l2", len(x), 3, CPU, torch.float64)
     eager, taped = wrn(), wrn()
     final = train(eager, x, goal, RECIPE, 1, 2, None)
-    t, v_P, draws = tape(len(x), RECIPE, 1, CPU), velocities(taped), Generator().manual_seed(2)
-    train_mode(taped)
-    first, second = (stepper(taped, x, goal, RECIPE, t, v_P, draws, False) for _ in range(2))
-    first()
-    assert run(t, [(first, 5), (second, 12)], len(x), RECIPE, None, done=1) == pytest.approx(final, rel=1e-10)
+    twin = Twin.of(taped, x, goal, RECIPE, 1, 2, False, True)
+    twin.step()
+    assert run(twin.tape, twin.step, len(x), RECIPE, None, done=1) == pytest.approx(final, rel=1e-10)
+    twin.give(taped)
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
 
 
@@ -139,38 +142,119 @@ def test_divergence_is_seen_on_the_tape():
 
 def test_channels_last_is_the_same_network():
     x, y = images(channels=3)
-    net, twin = wrn(channels=3), channels_last(wrn(channels=3))
+    net, other, twin = wrn(channels=3), wrn(channels=3), channels_last(wrn(channels=3)).eval()
     kernels = [p for p in twin.parameters() if p.dim() == 4]
     assert len(kernels) == 4
     assert all(p.stride(1) == 1 for p in kernels)
     pointwise = next(p for p in kernels if p.shape[2:] == (1, 1))
     assert pointwise.stride() == (16, 1, 16, 16)
-    twin.eval()  # not to move its statistics
     assert twin.stages(twin.stem(x)).is_contiguous(memory_format=torch.channels_last)
     goal = targets(y, "l2", len(x), 3, CPU, torch.float64)
-    for n in (net, twin):
-        by_tape(n, x, goal, RECIPE)
-    assert_close(twin.state_dict(), net.state_dict(), rtol=1e-9, atol=1e-11)
-    other = wrn(channels=3, seed=1)
-    take_over(other, twin)
-    assert_close(other.state_dict(), net.state_dict(), rtol=1e-9, atol=1e-11)
-    assert all(p.is_contiguous() for p in other.parameters())
+    by_tape(net, x, goal, RECIPE, last=True)
+    by_tape(other, x, goal, RECIPE, last=False)
+    assert_close(net.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-11)
+    assert all(p.is_contiguous() for p in net.parameters())
 
 
-def test_gradients_are_laid_out_as_parameters():
-    p = channels_last(nn.Conv2d(4, 2, 3)).weight
-    g = torch.randn(2, 4, 3, 3)
-    assert like(g, p).stride() == p.stride()
-    assert torch.equal(like(g, p), g)
-    assert like(p.detach(), p).data_ptr() == p.data_ptr()
+@pytest.mark.parametrize("bf16", [False, True])
+def test_parameters_end_to_end(bf16):
+    """Tied, frozen and odd parameters; the network computes what it did, and takes a step where θ does."""
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+            self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+            self.second.weight = self.first.weight
+            self.scale = nn.Parameter(torch.ones(4))
+            self.first.bias.requires_grad_(False)
+
+        def forward(self, x):
+            h = self.norm(self.conv(x)).mean((2, 3))
+            return self.head(self.second(self.first(h)) * self.scale)
+
+    net = channels_last(Odd())
+    before, x = state(net), torch.rand(5, 2, 6, 6)
+    f_NC = net(x).detach()
+    flat = flatten(net, bf16)
+    assert len(flat.params) == sum(p.requires_grad for p in net.parameters()) == 9
+    low = {name for name, p in net.named_parameters() if p.dtype == torch.bfloat16}
+    assert low == (
+        {"conv.weight", "conv.bias", "first.weight", "second.bias", "head.weight", "head.bias"} if bf16 else set()
+    )
+    assert_close(Mixed(net)(x) if bf16 else net(x), f_NC, rtol=0.1 if bf16 else 1e-5, atol=0.05 if bf16 else 1e-6)
+    names = {id(p): name for name, p in net.named_parameters()}
+    grads = [torch.randn(p.shape, dtype=p.dtype) for p in flat.params]  # laid out otherwise than conv.weight
+    lr, momentum = torch.tensor(0.5), torch.tensor(0.9)
+    for _ in range(2):
+        with torch.no_grad():
+            flat.step(grads, lr, momentum, 0.1)
+    for p, theta, g in zip(flat.params, flat.exact, grads):
+        start, g = before[names[id(p)]], g.float()
+        v = g + 0.1 * start
+        once = start - 0.5 * v
+        assert_close(theta, once - 0.5 * (0.9 * v + g + 0.1 * once), rtol=1e-5, atol=1e-6)
+        assert torch.equal(p.detach(), theta.to(p.dtype))
 
 
-def test_parts_of_a_training():
-    conv, chain = wrn(), MLP(4)
-    assert phases("auto", conv, 1200) == [(True, round(1200 * (1 - TAIL))), (False, 1200)]
-    assert phases("auto", chain, 1200) == [(False, 1200)]
-    assert phases("bf16", chain, 7) == [(True, 7)]
-    assert phases("float32", conv, 7) == [(False, 7)]
+@pytest.mark.parametrize("last", [False, True])
+def test_rewritten_functions_are_themselves(last):
+    layout = torch.channels_last if last else torch.contiguous_format
+    conv = nn.Conv2d(3, 4, 3, 2, padding=1).double()
+    x = torch.randn(5, 3, 6, 6).double().contiguous(memory_format=layout).requires_grad_()
+    found = []
+    for mode in (Rewritten(), nullcontext()):
+        with mode:
+            h = conv(x)
+            mean = h.contiguous(memory_format=layout).mean((2, 3))
+            out = mean.sin().sum() + h.mean((-1,)).sum() + h.mean() + h.mean(dim=(2, 3), keepdim=True).sum()
+        names = [type(t.grad_fn).__name__ for t in (h, mean)]
+        found.append((names, (out, *torch.autograd.grad(out, [x, conv.weight, conv.bias]))))
+    assert found[0][0] == ["BiasedBackward", "PixelMeanBackward" if last else "MeanBackward1"]
+    assert found[1][0] == ["ConvolutionBackward0", "MeanBackward1"]
+    assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("channels", "bias", "how"), [
+    (1, True, {"padding": 1}), (3, True, {"stride": (2, 1), "padding": (0, 2)}), (3, False, {}),
+    (1, False, {"stride": 3}),
+])  # fmt: skip
+def test_a_first_convolution_is_a_product(channels, bias, how):
+    conv = nn.Conv2d(channels, 5, 3, bias=bias, **how).double()
+    x = torch.randn(4, channels, 7, 8).double()
+    found = []
+    for mode in (Rewritten(), nullcontext()):
+        with mode:
+            h = conv(x)
+        found.append((h, *torch.autograd.grad(h.sin().sum(), list(conv.parameters()))))
+    assert found[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert type(found[0][0].grad_fn).__name__ == "PermuteBackward0"
+    assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_not_every_convolution_is_first():
+    x = torch.randn(4, 2, 9, 9)
+    odd = [nn.Conv2d(2, 4, 3, dilation=2), nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(2, 4, 3, padding="same")]
+    odd += [nn.Conv2d(2, 4, 5), nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")]
+    for conv in odd:
+        with Rewritten():
+            h = conv(x)
+        assert_close(h, conv(x))
+
+
+def test_a_frozen_bias_gets_no_gradient():
+    conv = nn.Conv2d(1, 2, 3)
+    conv.bias.requires_grad_(False)
+    with Rewritten():
+        out = conv(torch.ones(2, 1, 3, 3)).sum()
+    out.backward()
+    assert conv.bias.grad is None
+    assert_close(conv.weight.grad, torch.full((2, 1, 3, 3), 2.0))
+
+
+def test_products_in_bfloat16_where_there_are_convolutions():
+    assert [in_bf16(fast, wrn()) for fast in ("auto", "bf16", "float32")] == [True, True, False]
+    assert [in_bf16(fast, MLP(4)) for fast in ("auto", "bf16", "float32")] == [False, True, False]
 
 
 # What a graph cannot hold
@@ -334,7 +418,7 @@ class TestGraph:
         assert_close(results[0], results[1], rtol=0, atol=0)
         assert_close(results[0], results[2], rtol=1e-3, atol=1e-4)  # the very draws of the eager loop
 
-    @pytest.mark.parametrize("kind", ["item", "host", "numbers", "view", "hook"])
+    @pytest.mark.parametrize("kind", ["item", "host", "numbers", "hook"])
     def test_what_cannot_be_captured_is_trained_and_said(self, kind, caplog):
         class Odd(nn.Module):
             def __init__(self):
@@ -349,7 +433,7 @@ class TestGraph:
                     h = h * (1 + (random.random() < 0.5))
                 elif kind == "numbers":
                     h = h + torch.tensor(1.0, device=h.device)
-                return self.head(h.view(len(h), -1) if kind == "view" else h.flatten(1))
+                return self.head(h.flatten(1))
 
         x, y = on_gpu()
         net = Odd().cuda()
@@ -363,6 +447,24 @@ class TestGraph:
         assert fit(wrn(torch.float32).cuda(), x, y, steps=300, start="cold").residual < 1e-2  # graphs work as before
         assert not caplog.records
         assert torch.cuda.get_sync_debug_mode() == 0
+
+    def test_a_view_of_pixels_is_captured_too(self, caplog):
+        class Views(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Conv2d(1, 4, 3), nn.Linear(400, 3)
+
+            def forward(self, x):
+                h = self.body(x)
+                return self.head(nn.functional.dropout(h.view(len(h), -1), 0.1, self.training))
+
+        x, y = on_gpu()
+        nets = [Views().cuda() for _ in range(2)]
+        nets[1].load_state_dict(nets[0].state_dict())
+        for net, fast in zip(nets, ("float32", "off")):
+            fit(net, x, y, steps=100, max_lr=0.002, fast=fast)
+        assert not caplog.records
+        assert_close(nets[0].state_dict(), nets[1].state_dict(), rtol=1e-2, atol=1e-3)
 
     def test_a_capture_that_breaks_leaves_nothing_behind(self, caplog):
         """The host is waited for only when a graph is captured: no check before it can see that."""
@@ -415,9 +517,7 @@ class TestGraph:
 
 
 def test_the_benchmark_is_paired():
-    from foretaste.bench._training import Workload, compare, images, markdown
-
-    x, y = images(None, CPU)
+    x, y = pictures(None, CPU)
     small = Workload("mlp", lambda: MLP(784, (8,)), 20, steps=20)
     rows = compare(small, x, y, ("off", "auto"), seeds=2)
     assert [r.fast for r in rows] == ["off", "auto"]

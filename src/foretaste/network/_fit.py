@@ -75,9 +75,10 @@ def fit(
     normalise: (mean, std), numbers or one a channel; uint8 pixels are taken to [0, 1] in any case.
     seed: governs initialisation, order, augmentation and dropout; torch's own generators are left alone.
     progress: called with (steps done, all steps), about fifty times.
-    fast: on a GPU, "auto" replays the step as a CUDA graph, in bfloat16 and at last in float32 where the network has
-        convolutions; "bf16" and "float32" (as torch is set) keep to one; "off" launches every operation, as a CPU
-        does. A network that a graph cannot hold is trained so too, and the log says why.
+    fast: on a GPU, "auto" replays the step as a CUDA graph, with products in bfloat16 where the network has
+        convolutions (parameters stay in float32; it interpolates as well); "bf16" and "float32" (as torch is set) say
+        which; "off" launches every operation, as a CPU does. A network that a graph cannot hold is trained so too, and
+        the log says why.
     """
     began = time.perf_counter()
     known("loss", loss, MAX_LR)

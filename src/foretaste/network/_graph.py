@@ -39,31 +39,23 @@ def refuse(net: nn.Module, dtype: torch.dtype) -> None:
 
 
 def record(
-    steps: Sequence[Step],
-    net: nn.Module,
-    state: Sequence[Sequence[Tensor]],
-    draws: Generator,
-    stream: torch.cuda.Stream,
-) -> list[torch.cuda.CUDAGraph]:
-    """A graph of each of the steps, which all act on ``state``; TAKEN steps of each are taken on the way."""
-    graphs: list[torch.cuda.CUDAGraph] = []
-    for step in steps:
-        before = on_the_host(net)
-        step()
-        with synchronising_raises():
-            for _ in range(WARM_UP - 1):
-                step()
-        if on_the_host(net) != before:
-            raise CannotCaptureError("a step draws or counts on the host, which a graph would not repeat")
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(draws)
-        pool = graphs[0].pool() if graphs else None
-        # thread_local: what other threads of the process do on the GPU meanwhile is theirs.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    step: Step, net: nn.Module, state: Sequence[Sequence[Tensor]], draws: Generator, stream: torch.cuda.Stream
+) -> torch.cuda.CUDAGraph:
+    """The graph of a step, which acts on ``state``; TAKEN steps are taken on the way."""
+    before = on_the_host(net)
+    step()
+    with synchronising_raises():
+        for _ in range(WARM_UP - 1):
             step()
-        check(step, graph.replay, state, [draws, torch.cuda.default_generators[stream.device.index]])
-        graphs.append(graph)
-    return graphs
+    if on_the_host(net) != before:
+        raise CannotCaptureError("a step draws or counts on the host, which a graph would not repeat")
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(draws)
+    # thread_local: what other threads of the process do on the GPU meanwhile is theirs.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        step()
+    check(step, graph.replay, state, [draws, torch.cuda.default_generators[stream.device.index]])
+    return graph
 
 
 def check(step: Step, replay: Step, state: Sequence[Sequence[Tensor]], generators: Sequence[Generator]) -> None:
@@ -115,12 +107,12 @@ def synchronising_raises() -> Iterator[None]:
 
 
 @contextmanager
-def own_generator(device: torch.device) -> Iterator[None]:
+def own_generator(device: torch.device) -> Iterator[Generator]:
     """The device's default generator on a copy of its state, which a graph may register and a failure spoil."""
     g = torch.cuda.default_generators[device.index]
     found = g.graphsafe_get_state()
     g.graphsafe_set_state(found.clone_state())
     try:
-        yield
+        yield g
     finally:
         g.graphsafe_set_state(found)

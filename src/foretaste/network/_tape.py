@@ -12,6 +12,8 @@ from torch import Generator, Tensor, nn
 
 from foretaste.network._augment import augmented
 from foretaste.network._by_hand import gradients
+from foretaste.network._layout import Flat
+from foretaste.network._rewritten import Rewritten
 from foretaste.network._schedule import one_cycle
 from foretaste.network._targets import Targets
 from foretaste.network._train import Recipe, batches
@@ -49,47 +51,21 @@ def fed(x: Tensor, how: Recipe) -> tuple[Tensor, Recipe]:
     return x, replace(how, normalise=(mean, std))  # type: ignore[arg-type]
 
 
-def velocities(net: nn.Module) -> list[Tensor]:
-    return [torch.zeros_like(p) for p in net.parameters() if p.requires_grad]
-
-
-def stepper(
-    net: nn.Module,
-    x: Tensor,
-    goal: Targets,
-    how: Recipe,
-    t: Tape,
-    velocity_P: list[Tensor],
-    draws: Generator,
-    bf16: bool,
-) -> Step:
-    """The next step of ``t``, whatever it is: v ← m v + ∇, θ ← θ − lr v, ∇ with weight decay. x, how: of ``fed``."""
-    params: list[nn.Parameter] = [p for p in net.parameters() if p.requires_grad]
-    gradient = gradients(Mixed(net) if bf16 else net, goal, params)
+def stepper(net: nn.Module, x: Tensor, goal: Targets, how: Recipe, t: Tape, flat: Flat, draws: Generator) -> Step:
+    """The next step of ``t``, whatever it is. net: of ``flatten``; x, how: of ``fed``."""
+    gradient = gradients(Mixed(net) if flat.bf16 else net, goal, flat.params)
+    rewritten = Rewritten()
 
     def step() -> None:
         at_B = t.order_SB.index_select(0, t.at)[0]
         x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
         if how.augment:
             x_B = how.feed(augmented(x_B, how.augment, draws, how.pad))
-        with torch.enable_grad():
+        with torch.enable_grad(), rewritten:
             f_BC, grads = gradient(x_B, fit_B)
         with torch.no_grad():
-            lr, momentum = t.lr_S.index_select(0, t.at), t.momentum_S.index_select(0, t.at)
-            # A fused step takes a momentum that is fixed; so v is shrunk first, and its own momentum is 1.
-            torch._foreach_mul_(velocity_P, momentum[0])
-            torch._fused_sgd_(
-                params,  # type: ignore[arg-type]
-                [like(g, p) for g, p in zip(grads, params)],
-                velocity_P,
-                weight_decay=how.weight_decay,
-                momentum=1.0,
-                lr=lr[0],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+            lr, momentum = t.lr_S.index_select(0, t.at)[0], t.momentum_S.index_select(0, t.at)[0]
+            flat.step(grads, lr, momentum, how.weight_decay)
             t.losses_S.index_copy_(0, t.at, goal.of(f_BC, fit_B)[None])
             t.at.add_(1)
 
@@ -108,8 +84,3 @@ class Mixed(nn.Module):
         with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
             f_nC: Tensor = self.net(x_n)
         return f_nC.float()
-
-
-def like(g: Tensor, p: Tensor) -> Tensor:
-    """The gradient laid out as its parameter is: a fused step asks for it."""
-    return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
