@@ -108,6 +108,21 @@ def test_baselines():
     assert "a is to be compared with gone, which is not here." in lost.missing
 
 
+def test_words_about_own_baselines(tmp_path):
+    tops = {"a": 0.9, "a random": 0.7, "b": 0.6, "b random": 0.8, "c": 0.5}
+    own = {"a": "a random", "b": "b random", "c": "b random", "a random": "a random"}
+    rows = [r | {"against": own.get(r["arm"])} for r in records(tops)]
+    rows = [r | {"accuracy": 0.8 + 0.1 * (r["seed"] - 1)} if r["arm"] == "c" else r for r in rows]
+    s = report.summarize(rows)
+    assert s.against == {"a": "a random", "b": "b random", "c": "b random"}
+    text = read_page(report.page(s, tmp_path / "index.html")).text
+    lead = s.lead("a", "a random")
+    assert f"Above the own baseline: a by {lead.mean:.1f} ± {lead.half:.1f} points." in text
+    assert "Below it: b (−" in text
+    assert "Undecided: c." in text
+    assert "Difference to the baseline of each" in text
+
+
 def test_eighteen_arms_can_be_told_apart():
     s = report.summarize(records({f"arm {k}": 0.5 for k in range(18)} | {"random": 0.5}, seeds=1))
     look = inks(s).values()

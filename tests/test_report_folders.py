@@ -127,8 +127,7 @@ def test_runs_on_the_same_data_share_charts(tmp_path, no_figures):
     (group,) = report.groups([a, b])
     s = group.summary
     assert s.arms == ("gain", "a: random", "margin", "Random", "b: random")
-    assert s.against["gain"] == "a: random"
-    assert s.against["margin"] == "Random"
+    assert s.against == {"gain": "a: random", "margin": "Random", "b: random": "Random"}
     page = report.compare([a, b], tmp_path / "out")
     seen = read_page(page)
     for words in ("2 runs compared", "A study · Other", "a: random", "b: random", "How Other was made"):
@@ -208,7 +207,7 @@ def test_theorem_page(tmp_path):
     assert slope(theorems(-0.7)).mean == pytest.approx(-0.7)
     assert slope([r for r in theorems() if r["width"] == 64]) is None
     seen = read_page(report.folder(run))
-    for words in ("agree to 3e-13", "to the power -0.50 ± 0.00", "network of width 256", "seeds 3 not begun", "0.375"):
+    for words in ("agree to 3.0e-13", "to the power −0.50 ± 0.00", "network of width 256", "seed 3 not begun", "0.375"):
         assert words in seen.text  # 3 · 64^-½ = 0.375 is the mean of width 64
     assert "svg" in seen.tags
     assert set(contents(run / "report")) == {"index.html", "gap.svg", "gap.pdf"}
@@ -217,8 +216,14 @@ def test_theorem_page(tmp_path):
 def test_block_page(tmp_path):
     run = write_run(tmp_path / "run", blocks(), seeds=(0, 1), study={"experiment": "block"})
     seen = read_page(report.folder(run))
-    for words in ("agree to 2e-12", "the same points come out on top", "1/20 of the time", HOSTILE, "seed 1", "2.0"):
+    for words in ("agree to 2.0e-12", "the same points come out on top", "1/20 of the time", HOSTILE, "seed 1", "2.0"):
         assert words in seen.text
+    off = write_run(
+        tmp_path / "off", [blocks()[0] | {"relative_difference": 0.02, "same_top": 0.8}], study={"experiment": "block"}
+    )
+    text = read_page(report.folder(off)).text
+    assert "differ by 2.0e-02" in text
+    assert "at least 80% of the points on top" in text
     with pytest.raises(ValueError, match="no records of experiment 'theorem'"):
         report.folder(write_run(tmp_path / "none", [], arms=[], study={"experiment": "theorem"}))
 

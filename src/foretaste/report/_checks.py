@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from foretaste.report._draw import QUIET, UNDATED, bare, save
 from foretaste.report._inline import adopt
@@ -18,6 +19,7 @@ from foretaste.report._runs import Run
 from foretaste.report._summary import Estimate, interval
 from foretaste.report._words import seconds
 
+ROUNDING = 1e-8
 Gaps = dict[int, list[float]]  # of finite networks, by width
 
 
@@ -29,7 +31,8 @@ def checked(run: Run, out: Path) -> Path:
     said, text, body = theorem(records, out) if run.experiment == "theorem" else block(records)
     planned = run.study.get("seeds", [])
     if lost := [s for s in planned if s not in {r["seed"] for r in records}]:
-        text += f"<p class=warning>Not all of it is there: seeds {', '.join(map(str, lost))} not begun.</p>\n"
+        who = f"{'seed' if len(lost) == 1 else 'seeds'} {', '.join(map(str, lost))}"
+        text += f"<p class=warning>Not all of it is there: {who} not begun.</p>\n"
     about = dict(run.told.get("about") or {})
     about |= {} if "versions" in about else versions(records)
     top = head(run.title, said, text, run.notes, run.warnings)
@@ -44,12 +47,13 @@ def theorem(records: Sequence[Any], out: Path) -> tuple[str, str, str]:
         if r.get("warm_cold_network") is not None:
             gaps.setdefault(r["width"], []).append(r["warm_cold_network"])
     gaps = dict(sorted(gaps.items()))
-    said = f"In kernel regression warm and cold start agree to {max(exact):.0e}" if exact else "Warm against cold start"
+    said = f"In kernel regression warm and cold start {_agree(max(exact))}" if exact else "Warm against cold start"
     fall = slope(records)
     text = "<p>Theorem 3.1: training on from the last weights ends where training anew does, as width grows.</p>\n"
     if fall is not None:
         band = "" if fall.half is None else f" ± {fall.half:.2f} (95 %, {fall.n} seeds)"
-        text += f"<p>In trained networks the gap goes as width to the power {fall.mean:.2f}{band}.</p>\n"
+        signed = f"{fall.mean:.2f}".replace("-", "−")
+        text += f"<p>In trained networks the gap goes as width to the power {signed}{band}.</p>\n"
     rows = [["kernel regression", f"{max(exact):.1e}", "", str(len(exact))]] if exact else []
     for width, values in gaps.items():
         e = interval(values)
@@ -91,6 +95,8 @@ def _chart(gaps: Gaps) -> Figure:
     ax.plot(list(gaps), [np.exp(np.mean(np.log(v))) for v in gaps.values()], color=blue, linewidth=1.8)
     ax.set(xscale="log", yscale="log")
     ax.set_xticks(list(gaps), [str(w) for w in gaps])
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
     ax.set_xlabel("width", color=QUIET)
     bare(ax, "Relative gap of warm and cold start; line: geometric mean")
@@ -102,7 +108,7 @@ def block(records: Sequence[Any]) -> tuple[str, str, str]:
     worst = max(r["relative_difference"] for r in records)
     same = min(float(r["same_top"]) for r in records)
     faster = float(np.median([r["seconds_direct"] / max(r["seconds_block"], 1e-9) for r in records]))
-    said = f"Block update and direct solve agree to {worst:.0e}"
+    said = f"Block update and direct solve {_agree(worst)}"
     top = "the same points come out on top" if same == 1 else f"at least {same:.0%} of the points on top are the same"
     text = f"<p>Eq. 12 against Eq. 11 solved anew, relative to the largest output: {top}; the block update takes "
     text += f"1/{faster:.0f} of the time (median).</p>\n" if faster >= 1.5 else f"{1 / faster:.1f} × the time.</p>\n"
@@ -116,6 +122,11 @@ def block(records: Sequence[Any]) -> tuple[str, str, str]:
     ]  # fmt: skip
     head = ["", "L", "U", "largest difference", "relative", "same on top", "block s", "direct s"]
     return said, text, f"<section>{_table('Block against direct', head, rows)}</section>\n"
+
+
+def _agree(gap: float) -> str:
+    """Rounding of float64 is at most about 1e-8 here; what is more is a difference."""
+    return f"agree to {gap:.1e}" if gap <= ROUNDING else f"differ by {gap:.1e}"
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -87,8 +87,9 @@ def _joined(runs: list[Run]) -> Summary:
         plan |= {new[name]: whole for name, whole in run.plan.items()}
         for r in run.records:
             if r["arm"] in new:
-                other: str | None = r.get("against") or (random if random != r["arm"] else None)
-                records.append(r | {"arm": new[r["arm"]], "against": other and new.get(other, other)})
+                # An arm is its own baseline where it has none: another run's random is not meant.
+                other = r.get("against") or random or r["arm"]
+                records.append(r | {"arm": new[r["arm"]], "against": new.get(other, other)})
     return summarize(records, plan)
 
 

@@ -43,11 +43,11 @@ def gains(s: Summary) -> str | None:
     leads = {a: s.lead(a, b) for a, b in s.against.items()}
     above = [f"{a} by {number(e)} points" for a, e in leads.items() if e.decided and e.mean > 0]
     below = [f"{a} ({number(e, sign=True)})" for a, e in leads.items() if e.decided and e.mean < 0]
-    text = f"Above the own baseline: {together(above)}." if above else "No arm is clearly above its own baseline."
+    text = f"Above the own baseline: {_some(above)}." if above else "No arm is clearly above its own baseline."
     if below:
-        text += f" Below it: {together(below)}."
+        text += f" Below it: {_some(below)}."
     if rest := [a for a, e in leads.items() if not e.decided]:
-        text += f" Undecided: {together(rest)}."
+        text += f" Undecided: {_some(rest)}."
     return text
 
 
@@ -122,6 +122,11 @@ def _against(s: Summary, best: str, rest: list[str]) -> str:
         above = [f"{number(leads[name])} points above {name}" for name in near]
         text.append(f"It is {together([*above, *_far(leads, far)])}.")
     return " ".join(text)
+
+
+def _some(parts: list[str]) -> str:
+    rest = len(parts) - NAMED + 1
+    return together(parts if rest <= 1 else [*parts[: NAMED - 1], f"{rest} others"])
 
 
 def _far(leads: Mapping[str, Estimate], names: Sequence[str]) -> list[str]:
