@@ -102,7 +102,8 @@ def load(
 ) -> nn.Module:
     """The network of that name with the weights in a file, in eval mode; ``name`` None is what ``save`` wrote.
 
-    Every tensor must be there with its shape, and no other. Half-precision weights become float32.
+    Every tensor must be there with its shape, and no other. Half-precision weights become float32. ``classes`` None:
+    as many as a built-in network's weights are for.
     """
     path = Path(weights)
     about = saved(path)
@@ -114,12 +115,25 @@ def load(
         name, options = about.network, {**about.options, **(options or {})}
     assert name is not None
     tensors = _tensors(path)
+    if classes is None and name in NETWORKS:
+        classes = _classes_in(tensors)
     net = make(name, options=options, classes=classes, shape=shape)
     if any(t.dtype == torch.float64 for t in tensors.values()):
         net = net.double()
     _check(path, net.state_dict(), tensors, name)
     net.load_state_dict(tensors)
     return net.eval()
+
+
+def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
+    """Outputs of the last layer of a built-in network."""
+    last = max(
+        (int(k.split(".")[1]) for k in tensors if k.startswith("layers.") and k.split(".")[1].isdecimal()), default=0
+    )
+    for key in ("head.bias", f"layers.{last}.bias"):
+        if key in tensors and tensors[key].dim() == 1:
+            return len(tensors[key])
+    return None
 
 
 def _described(net: nn.Module) -> tuple[str | None, dict[str, Any]]:
