@@ -1,0 +1,298 @@
+"""``foretaste query``: files in, a ranked CSV out; files that do not fit are told, not guessed at."""
+
+import csv
+import logging
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import foretaste as ft
+from foretaste.cli import app
+from foretaste.cli._inputs import read
+from foretaste.cli._options import pairs
+from foretaste.data import digits
+from foretaste.network import MLP, build, fit, save, saved
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def told(*words):
+    """The one line of an error."""
+    got = invoke(*words)
+    assert got.exit_code == 2, got.output
+    return " ".join(got.stderr.split())
+
+
+def table(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def data():
+    d = digits()
+    return d.x[:, 0].numpy(), d.y.numpy(), d.pool[:30], d.pool[30:90]
+
+
+@pytest.fixture
+def files(tmp_path, data):
+    x, y, L, U = data
+    np.savez(tmp_path / "L.npz", x=x[L], y=y[L])
+    np.savez(tmp_path / "U.npz", x=x[U], ids=np.array([f"img{i}" for i in U]))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def net(data):
+    x, y, L, _ = data
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = MLP(64, (32,), 10)
+    fit(net, torch.as_tensor(x[L])[:, None], torch.as_tensor(y[L]), steps=400)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("strategy", "select"), [("gain", "auto"), ("mlmoc", "top"), ("margin", "auto"), ("badge", "auto")]
+)
+def test_the_csv_is_what_ft_query_says(files, data, net, strategy, select):
+    x, y, L, U = data
+    names = [f"class {c}" for c in range(10)]
+    save(net, files / "net.safetensors", classes=names)
+    out = files / "sub" / "ranked.csv"
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--strategy", strategy, "--select", select]
+    got = invoke("query", "--weights", files / "net.safetensors", *words, "-n", 7, "--out", out)
+    assert got.exit_code == 0, got.output
+    rows = table(out)
+    x_L, x_U = (torch.as_tensor(x[ids])[:, None].float() / 255 for ids in (L, U))
+    q = ft.query(net, x_L, torch.as_tensor(y[L]), x_U, strategy=strategy, select=select, batch_size=7)
+    assert [row["id"] for row in rows[:7]] == [f"img{U[j]}" for j in q.indices]
+    assert [row["picked"] for row in rows] == ["1"] * 7 + ["0"] * 53
+    assert [int(row["rank"]) for row in rows] == list(range(1, 61))
+    assert {row["id"] for row in rows} == {f"img{i}" for i in U}
+    at = {f"img{i}": j for j, i in enumerate(U)}
+    if q.scores is None:
+        assert {row["score"] for row in rows} == {""}
+    else:
+        rest = [float(row["score"]) for row in rows[7:]]
+        assert rest == sorted(rest, reverse=True)
+        for row in rows:
+            assert float(row["score"]) == pytest.approx(float(q.scores[at[row["id"]]]), rel=1e-6, abs=1e-9)
+    p_UC = ft.acquire.probabilities(net(x_U).detach().double(), "l2")
+    for row in rows:
+        p_C = p_UC[at[row["id"]]].sort(descending=True).values
+        assert row["predicted"] == names[int(net(x_U[at[row["id"]]][None]).argmax())]
+        assert float(row["probability"]) == pytest.approx(float(p_C[0]), abs=1e-5)
+        assert float(row["margin"]) == pytest.approx(float(p_C[0] - p_C[1]), abs=1e-5)
+    assert rows[0]["id"] in got.stdout
+    assert "7 of 60 points chosen" in got.stdout
+
+
+def test_without_weights_it_trains_says_so_and_keeps_them_on_request(files):
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "-n", 3, "--steps", 300]
+    got = invoke(
+        "query", "--network", "mlp", "--set", "hidden=[16]", *words, "--out", files / "a.csv", "--save", "--loss", "ce"
+    )
+    assert got.exit_code == 0, got.output
+    assert "No weights were given: training mlp on the 30 labelled points." in got.stdout
+    about = saved(files / "a.safetensors")
+    assert (about.network, about.loss, about.shape) == ("mlp", "ce", (1, 8, 8))
+    assert about.options["hidden"] == [16]
+    again = invoke("query", "--weights", files / "a.safetensors", *words, "--out", files / "b.csv")
+    assert again.exit_code == 0, again.output
+    assert "with the weights given" in again.stdout
+    assert (files / "a.csv").read_bytes() == (files / "b.csv").read_bytes()
+
+
+def test_a_network_that_has_not_learned_is_warned_of(files, caplog):
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "-n", 3, "--steps", 2, "--out", files / "a.csv"]
+    with caplog.at_level(logging.ERROR, "foretaste"):
+        got = invoke("query", "--network", "mlp", *words, "--strategy", "margin")
+    assert got.exit_code == 0, got.output
+    assert "WARNING: the network has not learned its labels" in " ".join(got.stdout.split())
+
+
+def test_folders_of_pictures(tmp_path, data):
+    x, y, L, U = data
+    for i in L:
+        (tmp_path / "L" / f"digit {y[i]}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[i]).save(tmp_path / "L" / f"digit {y[i]}" / f"{i}.png")
+    (tmp_path / "U").mkdir()
+    for i in U[:20]:
+        Image.fromarray(x[i]).save(tmp_path / "U" / f"{i}.png")
+    words = ["--labelled", tmp_path / "L", "--pool", tmp_path / "U", "--network", "mlp", "--steps", 50, "-n", 2]
+    got = invoke("query", *words, "--strategy", "entropy", "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    rows = table(tmp_path / "r.csv")
+    assert {row["id"] for row in rows} == {f"{i}.png" for i in U[:20]}
+    assert {row["predicted"] for row in rows} <= {f"digit {c}" for c in range(10)}
+    labelled = read(tmp_path / "L")
+    assert sorted(zip(labelled.ids, labelled.labels)) == sorted((f"digit {y[i]}/{i}.png", f"digit {y[i]}") for i in L)
+    where = {name: k for k, name in enumerate(labelled.ids)}
+    assert all(np.array_equal(labelled.x[where[f"digit {y[i]}/{i}.png"], 0].numpy(), x[i]) for i in L)
+
+
+def test_tables_of_features_and_regression(tmp_path):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(40, 3)), np.array([1.0, -2.0, 0.5])
+    lines = [f"p{k},{x[k] @ w},{','.join(map(str, x[k]))}" for k in range(40)]
+    (tmp_path / "L.csv").write_text("name,target,a,b,c\n" + "\n".join(lines[:20]) + "\n", encoding="utf-8-sig")
+    (tmp_path / "U.csv").write_text("name,target,a,b,c\n" + "\n".join(lines[20:]) + "\n")
+    words = ["--labelled", tmp_path / "L.csv", "--pool", tmp_path / "U.csv", "--network", "mlp", "--set", "hidden=[8]"]
+    got = invoke(
+        "query",
+        *words,
+        "--regression",
+        "--strategy",
+        "variance",
+        "-n",
+        4,
+        "--steps",
+        300,
+        "--max-lr",
+        0.05,
+        "--out",
+        tmp_path / "r.csv",
+    )
+    assert got.exit_code == 0, got.output
+    rows = table(tmp_path / "r.csv")
+    assert {row["id"] for row in rows} == {f"p{k}" for k in range(20, 40)}
+    said = np.array([float(row["predicted"]) for row in rows])
+    true = np.array([x[int(row["id"][1:])] @ w for row in rows])
+    assert np.corrcoef(said, true)[0, 1] > 0.8
+    assert {row["margin"] for row in rows} == {""}
+    assert "gain" in told("query", *words, "--regression", "--steps", 5, "-n", 4, "--out", tmp_path / "r.csv")
+
+
+def test_pairs():
+    assert pairs(["widen=4", "hidden=[3, 2]", "activation=erf", 's="a=b"'], "--set") == {
+        "widen": 4, "hidden": [3, 2], "activation": "erf", "s": "a=b",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="--set widen, =3; expected key=value"):
+        pairs(["widen", "=3", "a=1"], "--set")
+
+
+def spoil(where, **changes):
+    held = dict(np.load(where)) | changes
+    np.savez(where, **{k: v for k, v in held.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("U", {"x": np.zeros((0, 8, 8), np.uint8), "ids": np.array([], "U3")}, "expected at least one point"),
+        ("U", {"ids": np.array(["a"] * 60)}, r"U\.npz: 1 id \(a\) stands more than once"),
+        ("U", {"x": np.zeros((60, 9, 9), np.uint8)}, r"are \(1, 8, 8\) of uint8, those of .* are \(1, 9, 9\) of uint8"),
+        ("U", {"x": np.full((60, 64), np.nan, np.float32)}, "3840 numbers are not finite"),
+        ("U", {"x": None}, r"has ids; expected x, and y and ids"),
+        ("L", {"y": None}, r"L\.npz has no labels"),
+        ("L", {"y": np.zeros(29, int)}, r"y is int64 \(29,\); expected one for each of 30 points"),
+        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat'; 'dog'"),
+        ("L", {"y": np.arange(30)}, "are no class of the network: '10'"),
+        ("L", {"y": -np.arange(30)}, "are no class of the network"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit(files, net, name, changes, says):
+    spoil(files / f"{name}.npz", **changes)
+    save(net, files / "net.safetensors", classes=[str(c) for c in range(10)])
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--weights", files / "net.safetensors"]
+    assert re.search(says, told("query", *words, "-n", 3, "--out", files / "r.csv"))
+    assert not (files / "r.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--network", "mlp", "--strategy", "gian"], "unknown strategy 'gian'; did you mean 'gain'"),
+        (["--network", "mlp", "--options", "scal=3"], "unknown option 'scal' of strategy 'gain'"),
+        (["--network", "wnr1"], "unknown network 'wnr1'; did you mean 'wrn1'"),
+        (["--network", "mlp", "-n", "61"], "-n 61 and the pool has 60 points"),
+        ([], "neither --network nor --weights"),
+        (["--network", "mlp", "--normalise", "0.5"], "--normalise '0.5'; expected"),
+        (["--network", "mlp", "--normalise", "0.5/0"], "--normalise '0.5/0'; expected"),
+        (["--weights", "none.safetensors"], "none.safetensors does not exist"),
+        (["--network", "mlp", "--set", "inputs=5"], "does not take points of shape (1, 8, 8)"),
+        (["--network", "mlp", "--classes", "a,b,c"], "30 labels"),
+    ],
+)
+def test_settings_that_do_not_fit(files, words, says):
+    got = told("query", "--labelled", files / "L.npz", "--pool", files / "U.npz", *words, "--out", files / "r.csv")
+    if says != "30 labels":
+        assert says in got
+    else:
+        assert "labels are no class of the network" in got
+    assert not (files / "r.csv").exists()
+
+
+def test_outputs_without_a_class_each(files):
+    net = build("mlp", inputs=64, classes=12)
+    save(net, files / "w.safetensors")
+    spoil(files / "L.npz", y=np.array(["cat", "dog"] * 15))
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--weights", files / "w.safetensors"]
+    got = told("query", *words, "--out", files / "r.csv")
+    assert "the network has 12 outputs and there are 2 classes (cat, dog); give --classes" in got
+
+
+def test_what_is_written_over(files):
+    words = ["query", "--network", "mlp", "--labelled", files / "L.npz", "--pool", files / "U.npz"]
+    assert "one of the inputs" in told(*words, "--out", files / "U.npz")
+    assert "is a folder" in told(*words, "--out", files)
+    assert "--labelled and --pool not given" in told("query")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("1,2,3\n4,5,6\n", "its first line is numbers"),
+        ("id,label\na,b\n", "no features"),
+        (
+            "id,a,b\nx,1,2\ny,1\nz,nan,2\nw,oops,inf\n,1,2\n",
+            "line 3: 2 cells.*line 4: a not.*line 5: a, b not.*line 6: no id",
+        ),
+        ("id,a\nx,1\nx,2\n", r"1 id \(x\) stands more than once"),
+        ("id,a\n", "has no points"),
+    ],
+)  # fmt: skip
+def test_tables_that_cannot_be_read(tmp_path, text, says):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read(tmp_path / "t.csv")
+
+
+def test_columns_must_be_the_same(tmp_path):
+    (tmp_path / "L.csv").write_text("label,a,b\nx,1,2\ny,3,4\n")
+    (tmp_path / "U.csv").write_text("a,c\n1,2\n")
+    got = told("query", "--network", "mlp", "--labelled", tmp_path / "L.csv", "--pool", tmp_path / "U.csv")
+    assert "lacks: b; has besides: c" in got
+
+
+def test_broken_pictures_are_named(tmp_path, data):
+    x, *_ = data
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(x[0]).save(tmp_path / name / "good.png")
+    (tmp_path / "a" / "bad.png").write_bytes((tmp_path / "a" / "good.png").read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"a/bad\.png"):
+        read(tmp_path)
+    got = read(tmp_path, skip_broken=True)
+    assert got.ids == ["a/good.png", "b/good.png"]
+    assert got.labels == ["a", "b"]
+    assert any("bad.png" in note for note in got.notes)
+
+
+def test_a_pool_that_has_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"does not exist; expected an \.npz, a CSV, or a folder"):
+        read(tmp_path / "none.npz")
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(ValueError, match=r"unknown ending '\.txt'"):
+        read(tmp_path / "x.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no pictures"):
+        read(tmp_path / "empty")
