@@ -5,7 +5,8 @@ import foretaste.cli._data
 import foretaste.cli._demo
 import foretaste.cli._fidelity
 import foretaste.cli._query
-import foretaste.cli._report  # noqa: F401  each adds its command
+import foretaste.cli._report
+import foretaste.cli._run  # noqa: F401
 from foretaste.cli._app import app as app
 
 

@@ -1,0 +1,358 @@
+"""Look-ahead against real retraining: the numbers, the verdict, the page and the command."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from typer.testing import CliRunner
+
+from foretaste.cli import app
+from foretaste.data import digits
+from foretaste.network import MLP, fit, prepare
+from foretaste.report._fidelity import fidelity_page, table
+from foretaste.report._verdict import best, verdict
+from foretaste.retrain import linearize
+from foretaste.study import fidelity, load, save
+from foretaste.study._agreement import ceiling, correlation, ranks, relative_error, slope, spearman
+
+TRAIN = {"steps": 60, "batch_size": 8, "max_lr": 0.2}
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A network on four classes of digits: bytes, normalised."""
+    d = digits()
+    of = torch.as_tensor(d.pool)[d.y[d.pool] < 4]
+    x, y, normalise = d.x[of], d.y[of], ((0.3,), (0.4,))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(1)
+        net = MLP(64, (24,), 4)
+    fit(net, x[:12], y[:12], steps=300, normalise=normalise)
+    return net, x, y, normalise
+
+
+def numbers(record):
+    return {k: v for k, v in record.items() if k not in ("seconds",)}
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_the_numbers_are_those_of_retraining_by_hand(small, loss):
+    """Every agreement, typed out: networks retrained one by one, ft.linearize on candidates and watched points."""
+    net, x, y, normalise = small
+    L, U = slice(0, 12), slice(12, 50)
+    got = fidelity(
+        net, x[L], y[L], x[U], y_U=y[U], loss=loss, candidates=4, repeats=2, watch=9, ridges=(1e-6, 1e-3), seed=3,
+        normalise=normalise, train=TRAIN, scales=(0.5, 2.0),
+    )  # fmt: skip
+    about = got[0]
+    at_c = torch.tensor(about["candidates"])
+    assert len(set(at_c.tolist())) == 4
+    order = torch.randperm(38, generator=torch.Generator().manual_seed(3))
+    assert at_c.tolist() == order[:4].tolist()
+    at_W = order[4:13]
+
+    def feed(z):
+        return prepare(z, torch.float32, normalise)
+
+    x_c, x_W = feed(x[U][at_c]), feed(x[U][at_W])
+    jobs = []
+    for j in range(4):
+        f_C = net(x_c[j : j + 1])[0]
+        first, second = f_C.argsort(descending=True)[:2].tolist()
+        true = int(y[U][at_c[j]])
+        jobs += [(j, first, "likeliest"), (j, second, "runner-up") if true == first else (j, true, "true")]
+    done = [r for r in got if r["kind"] == "retraining"]
+    assert [(r["candidate"], r["label"], r["whose"]) for r in done if r["repeat"] == 0] == [
+        (None, None, None),
+        *((int(at_c[j]), label, whose) for j, label, whose in jobs),
+    ]
+    after = {}
+    for repeat in range(2):
+        for job in (None, *jobs):
+            again = copy.deepcopy(net)
+            more = [] if job is None else [at_c[job[0]]]
+            x_more = torch.cat([x[L], *(x[U][j][None] for j in more)])
+            y_more = torch.tensor([*y[L].tolist(), *([] if job is None else [job[1]])])
+            fit(again, x_more, y_more, loss=loss, normalise=normalise, seed=4 + repeat, **TRAIN)
+            after[repeat, job] = again(x_W).detach().double().numpy()
+
+    def q(f):
+        if loss == "l2":
+            return f
+        e = np.exp(f - f.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    before = net(x_W).detach().double().numpy()
+    for output in ("sum", "first", "full"):
+        for share in (1e-6, 1e-3):
+            base = linearize(net, feed(x[L]), y[L], x_c, watch=x_W, output=output, loss=loss)
+            state = linearize(
+                net, feed(x[L]), y[L], x_c, watch=x_W, output=output, loss=loss, ridge=base.ridge * share / 1e-6
+            )
+            mean = state.mean.numpy()
+            plus = [state.lookahead(j, label).numpy() for j, label, _ in jobs]
+            real = [np.mean([after[s, job] - after[s, None] for s in range(2)], 0) for job in jobs]
+            raw = [np.mean([after[s, job] - before for s in range(2)], 0) for job in jobs]
+            seen = [np.mean([q(after[s, job]) - q(after[s, None]) for s in range(2)], 0) for job in jobs]
+            p, r = np.stack([f - mean for f in plus]).ravel(), np.stack(real).ravel()
+            (record,) = (
+                s for s in got if s["kind"] == "setting" and (s["output"], s["ridge_share"]) == (output, share)
+            )
+            assert record["own"] == (output == "sum" and share == 1e-6)
+            assert record["ridge"] == pytest.approx(state.ridge)
+            near = {"rel": 1e-6, "abs": 1e-8}
+            assert record["correlation"] == pytest.approx(np.corrcoef(p, r)[0, 1], **near)
+            assert record["with_drift"] == pytest.approx(np.corrcoef(p, np.stack(raw).ravel())[0, 1], **near)
+            assert record["error"] == pytest.approx(np.linalg.norm(p - r) / np.linalg.norm(r), **near)
+            assert record["slope"] == pytest.approx(p @ r / (p @ p), **near)
+            moved = [np.linalg.norm(q(f) - q(mean), axis=1).sum() for f in plus[::2]]
+            really = [np.linalg.norm(s, axis=1).sum() for s in seen[::2]]
+            assert record["rank"] == pytest.approx(spearmanr(moved, really).statistic, **near)
+            if loss == "ce":
+                shown = np.stack([q(f) - q(mean) for f in plus]).ravel()
+                assert record["probabilities"] == pytest.approx(
+                    np.corrcoef(shown, np.stack(seen).ravel())[0, 1], **near
+                )
+    one, two = (np.stack([after[s, job] - after[s, None] for job in jobs]).ravel() for s in range(2))
+    agree = np.corrcoef(one, two)[0, 1]
+    assert about["agreement"] == pytest.approx(agree, rel=1e-6)
+    assert about["ceiling"] == pytest.approx(np.sqrt(2 * agree / (1 + agree)), rel=1e-6)
+    assert [r["output"] for r in got if r["kind"] == "calibration"] == (
+        ["sum", "first", "full"] if loss == "ce" else []
+    )
+
+
+def test_the_scale_is_the_best_of_the_grid(small):
+    net, x, y, normalise = small
+    got = fidelity(
+        net, x[:12], y[:12], x[12:40], loss="ce", candidates=2, repeats=1, watch=5, outputs=("sum",), ridges=(1e-6,),
+        normalise=normalise, train=TRAIN, scales=(0.25, 1.0, 4.0),
+    )  # fmt: skip
+    (found,) = (r for r in got if r["kind"] == "calibration")
+    errors = {g["theta_scale"]: g["error"] for g in found["grid"]}
+    assert errors[found["best"]] == min(errors.values())
+    own = next(r for r in got if r["kind"] == "setting")
+    assert errors[1.0] == pytest.approx(own["error"], rel=1e-9)
+    assert len(set(errors.values())) == 3
+    assert got[0]["agreement"] is None  # one retraining says nothing of its noise
+
+
+def test_seeds_govern_all_and_the_network_is_left_alone(small):
+    net, x, y, normalise = small
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    how = {"candidates": 2, "repeats": 1, "watch": 6, "outputs": ("sum",), "ridges": (1e-6,), "normalise": normalise}
+    runs = [fidelity(net, x[:12], y[:12], x[12:40], train=TRAIN, seed=seed, **how) for seed in (0, 0, 1)]
+    assert [numbers(r) for r in runs[0]] == [numbers(r) for r in runs[1]]
+    assert runs[0][0]["candidates"] != runs[2][0]["candidates"]
+    assert not net.training
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    json.dumps(runs[0], allow_nan=False)
+
+
+def test_progress_and_the_ids_of_the_caller(small):
+    net, x, y, normalise = small
+    seen = []
+    got = fidelity(
+        net, x[:12], y[:12], x[12:16], ids=list("abcd"), candidates=4, repeats=1, outputs=("sum",), normalise=normalise,
+        train=TRAIN, progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert sorted(got[0]["candidates"]) == list("abcd")
+    assert got[0]["W"] == 4  # nothing else is there to watch
+    assert seen == [(k, 9) for k in range(1, 10)]
+
+
+def test_wrong_settings_are_told_at_once(small):
+    net, x, y, _ = small
+    with pytest.raises(ValueError, match="5 things are wrong") as error:
+        fidelity(net, x[:12], y[:12], x[12:16], loss="l3", outputs=("smu",), candidates=0, repeats=0, ridges=(-1.0,))
+    assert "did you mean 'sum'" in str(error.value)
+    with pytest.raises(ValueError, match="candidates=9 of a pool of 4"):
+        fidelity(net, x[:12], y[:12], x[12:16], candidates=9)
+    with pytest.raises(ValueError, match="wants class ids"):
+        fidelity(net, x[:12], y[:12].float(), x[12:16], candidates=2)
+
+
+def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):
+    net, x, y, normalise = small
+    monkeypatch.setattr("foretaste.study._fidelity.FULL", 50_000.0)
+    got = fidelity(
+        net,
+        x[:12],
+        y[:12],
+        x[12:40],
+        candidates=2,
+        repeats=1,
+        watch=10,
+        ridges=(1e-6,),
+        normalise=normalise,
+        train=TRAIN,
+    )
+    assert [r["output"] for r in got if r["kind"] == "setting"] == ["sum", "first"]
+    (skipped,) = (r for r in got if r["kind"] == "skipped")
+    assert skipped["output"] == "full"
+    assert "GB" in skipped["why"]
+
+
+def test_agreement_by_other_means():
+    rng = np.random.default_rng(0)
+    a, b = torch.as_tensor(rng.integers(0, 5, 30)).double(), torch.as_tensor(rng.normal(size=30))
+    assert correlation(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
+    assert correlation(a, -a) == pytest.approx(-1)
+    assert correlation(a, torch.ones(30)) is None
+    assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    assert ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
+    assert spearman(a[:2], b[:2]) is None
+    assert relative_error(torch.zeros(3), torch.ones(3)) == 1
+    assert relative_error(torch.ones(3), torch.zeros(3)) is None
+    assert slope(b, 3 * b) == pytest.approx(3)
+    assert ceiling(b.reshape(1, 5, 3, 2)) is None
+
+
+def test_the_ceiling_is_what_a_perfect_prediction_reaches():
+    """Signal plus independent noise: the correlation of the signal with the mean of S noisy retrainings."""
+    rng = np.random.default_rng(1)
+    signal = torch.as_tensor(rng.normal(size=(50, 40, 10)))
+    noisy = signal + 0.8 * torch.as_tensor(rng.normal(size=(3, 50, 40, 10)))
+    r, most = ceiling(noisy)
+    assert r == pytest.approx(1 / 1.64, abs=0.02)
+    assert correlation(signal, noisy.mean(0)) == pytest.approx(most, abs=0.01)
+
+
+def made_up(correlation=0.95, rank=0.2, interpolates=True, agreement=0.99, **about):
+    said = {"output": "sum", "ridge_share": 1e-6, "precision": "float32"}
+    numbers = {"probabilities": None, "error": 0.3, "slope": 1.1, "rank": rank, "with_drift": 0.9, "seconds": 0.1}
+    return [
+        {
+            "kind": "about", "loss": "l2", "L": 40, "U": 100, "W": 50, "C": 10, "parameters": 1000, "device": "cpu",
+            "candidates": ["<b>", *"bcdefgh"], "repeats": 2, "residual": 1e-6 if interpolates else 0.05,
+            "interpolates": interpolates, "agreement": agreement, "ceiling": agreement**0.5, "drift": 0.1,
+            "change": 1.0, "train": {"loss": "l2"}, "seconds": 3.0, "seed": 0,
+        } | about,
+        {"kind": "retraining", "repeat": 0, "candidate": "<b>", "label": 1, "whose": "likeliest", "residual": 1e-6,
+         "interpolates": True, "seconds": 0.1, "moved": 1.0},
+        {"kind": "setting", **said, "ridge": 1e-5, "own": True, "correlation": correlation} | numbers,
+        {"kind": "setting", **said, "output": "first", "ridge": 1e-5, "own": False, "correlation": 0.3} | numbers,
+        {"kind": "skipped", **said, "output": "full", "why": "needs 12 GB & more"},
+        {"kind": "points", "of": 3, **said, "predicted": [0.1, -0.2, 0.3], "real": [0.1, -0.1, 0.2],
+         "scores": [[1.0, 2.0], [1.5, 2.5]]},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "level", "says"),
+    [
+        (made_up(0.95), "trust", "at 0.95: trust look-ahead here"),
+        (made_up(0.75), "care", "at 0.75: trust look-ahead with care"),
+        (made_up(0.3), "no", "at 0.30 only: do not trust look-ahead here"),
+        (made_up(0.3, rank=0.95), "care", "the ranking at 0.95: trust no more than the ranking"),
+        (made_up(0.3, interpolates=False), "no", "has not learned its labels, train it longer"),
+        (made_up(None), "no", "Nothing could be compared"),
+    ],
+)
+def test_verdicts(records, level, says):
+    got = verdict(records)
+    assert (got.level, says in got.headline) == (level, True), got.headline
+    assert any("0.9 on, care from 0.6" in line for line in got.lines)
+
+
+def test_warnings_of_the_verdict():
+    assert not verdict(made_up()).warnings
+    assert "agree at 0.50" in verdict(made_up(agreement=0.5)).warnings[0]
+    assert "mean squared residual is 5.0e-02" in verdict(made_up(interpolates=False)).warnings[0]
+    assert "had not come to rest" in verdict(made_up(drift=2.0)).warnings[0]
+    bad = made_up()
+    bad[1]["interpolates"] = False
+    assert "1 of 1 retrainings did not learn" in verdict(bad).warnings[0]
+    assert best(made_up(0.2))["output"] == "first"
+    assert any("The best of the 2 settings" in line for line in verdict(made_up(0.2)).lines)
+
+
+def test_the_page_carries_everything_and_escapes(tmp_path):
+    records = made_up()
+    page = fidelity_page(records, tmp_path / "new" / "index.html", classes=("a&b", "<i>")).read_text(encoding="utf-8")
+    for text in (
+        "trust look-ahead here",
+        "needs 12 GB &amp; more",
+        "&lt;b&gt;",
+        "&lt;i&gt;",
+        "0.950",
+        "as ft.query",
+        "best",
+    ):
+        assert text in page, text
+    assert "<b>" not in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("https://matplotlib.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "")
+    assert page.count("<svg") == 2
+    again = fidelity_page(records, tmp_path / "again.html", classes=("a&b", "<i>")).read_text(encoding="utf-8")
+    assert page == again
+    assert table(records).row_count == 2
+
+
+def test_the_command_on_digits(tmp_path):
+    words = [
+        "fidelity",
+        "--demo",
+        "--set",
+        "hidden=[16]",
+        "--candidates",
+        "3",
+        "--repeats",
+        "1",
+        "--retrain-steps",
+        "40",
+    ]
+    got = CliRunner().invoke(app, [*words, "--steps", "200", "--out", str(tmp_path / "f"), "--output", "sum"])
+    assert got.exit_code == 0, got.output
+    text = " ".join(got.stdout.split())
+    assert "7 retrainings of about" in text
+    assert "retraining at" in text
+    records = load(tmp_path / "f" / "records.jsonl")
+    assert verdict(records).headline in text
+    assert [r["kind"] for r in records].count("setting") == 4
+    assert records[0]["network"] == "mlp"
+    assert "scikit-learn" in (tmp_path / "f" / "index.html").read_text(encoding="utf-8")
+    save(records, tmp_path / "again.jsonl")
+    assert load(tmp_path / "again.jsonl") == records
+
+
+def test_the_command_on_files_and_wrong_usage(tmp_path, small):
+    net, x, y, normalise = small
+    from foretaste.network import save as keep
+
+    keep(net, tmp_path / "n.safetensors", classes=list("wxyz"), normalise=normalise, loss="l2")
+    np.savez(tmp_path / "L.npz", x=x[:12].numpy(), y=y[:12].numpy())
+    np.savez(tmp_path / "U.npz", x=x[12:30].numpy(), y=y[12:30].numpy())
+    words = [
+        "fidelity",
+        "--labelled",
+        str(tmp_path / "L.npz"),
+        "--pool",
+        str(tmp_path / "U.npz"),
+        "--out",
+        str(tmp_path / "f"),
+    ]
+    few = ["--candidates", "2", "--repeats", "1", "--retrain-steps", "30", "--ridge", "1e-6"]
+    got = CliRunner().invoke(app, [*words, *few, "--weights", str(tmp_path / "n.safetensors")])
+    assert got.exit_code == 0, got.output
+    assert [r["output"] for r in load(tmp_path / "f" / "records.jsonl") if r["kind"] == "setting"] == [
+        "sum",
+        "first",
+        "full",
+    ]
+    for more, says in (
+        (["--ridge", "a"], "--ridge a; expected numbers"),
+        (["--output", "smu"], "did you mean 'sum'"),
+        (["--candidates", "99"], "candidates=99 of a pool of 18"),
+        (["--demo"], "--demo brings its own data"),
+    ):
+        got = CliRunner().invoke(app, [*words, "--weights", str(tmp_path / "n.safetensors"), *more])
+        assert got.exit_code == 2, got.output
+        assert says in got.stderr
+    got = CliRunner().invoke(app, ["fidelity", "--network", "mlp"])
+    assert "--labelled and --pool not given" in got.stderr
