@@ -31,7 +31,7 @@ def record(arm="random", seed=0, cycle=0, *, last=2, **over):
             "train": 0.4,
             "measure": 0.01,
             "query": 0.02 if asks else None,
-            "stages": {"kernel": 0.015, "score": 0.004} if asks else {},
+            "stages": {"total": 0.02, "kernel": 0.015, "score": 0.004} if asks else {},
             "peak_memory": 123_000_000,
         },
         "config": {},

@@ -259,6 +259,7 @@ def test_page_is_self_contained(tmp_path, seeds):
     assert ("95 %" in seen.text) == (seeds > 1)
     assert ("Who beats whom" in seen.text) == (seeds > 1)
     assert "kernel 0.015, score 0.0040" in seen.text
+    assert "total" not in seen.text
     assert "123 MB" in seen.text
     for name in TOPS:
         assert seen.text.count(name) >= 6  # charts and tables

@@ -92,8 +92,10 @@ def test_a_run_still_being_written(tmp_path, no_figures):
 
 @pytest.mark.parametrize(("standin", "says"), [("Noise.", "Not a result. Noise."), ("It is not a result.",) * 2])
 def test_a_stand_in_is_no_result(tmp_path, no_figures, standin, says):
+    notes = "Broken\nin lines.\n\nSecond."
     told = {"standin": standin, "data_notes": ["2 images were skipped"]}
-    page = report.folder(write_run(tmp_path / "run", records(), told=told))
+    page = report.folder(write_run(tmp_path / "run", records(), told=told, study={"notes": notes}))
+    assert "<p class=notes>Broken in lines.</p>\n<p class=notes>Second.</p>" in page.read_text(encoding="utf-8")
     assert f"<p class=banner>{says}</p>" in page.read_text(encoding="utf-8")
     assert "2 images were skipped" in read_page(page).text
 

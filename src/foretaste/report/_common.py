@@ -91,7 +91,7 @@ def _behind(plan: Mapping[str, Plan], done: Mapping[tuple[str, int], int], label
                 f"{_seeds(seeds)} {'unfinished at ' + str(labelled[n - 1]) + ' labels' if n else 'not begun'}"
                 for n, seeds in state
             )
-        who = "every arm" if len(names) == len(plan) > 1 else ", ".join(names)
+        who = "every arm" if len(names) == len(plan) > 1 else "; ".join(names)  # names have commas
         out.append(f"{who}: {said}.")
     return out
 

@@ -39,9 +39,9 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Of the study, then of its data."""
-        return [part for part in (self.study.get("notes") or "").split("\n\n") if part.strip()] + [
-            f"Data: {note}" for note in self.told.get("data_notes") or []
-        ]
+        # Configurations break lines where their own width ends; only an empty line ends a paragraph.
+        paragraphs = [" ".join(part.split()) for part in (self.study.get("notes") or "").split("\n\n")]
+        return [p for p in paragraphs if p] + [f"Data: {note}" for note in self.told.get("data_notes") or []]
 
     @property
     def warnings(self) -> list[str]:

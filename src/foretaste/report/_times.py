@@ -11,6 +11,7 @@ from foretaste.report._palette import inks
 from foretaste.report._summary import Summary
 from foretaste.report._words import seconds
 
+WHOLE = "total"  # no stage but their sum
 LEAST = 1e-3  # seconds: what is below is drawn, and told, as that
 
 
@@ -27,7 +28,7 @@ class Times:
     def told(self) -> str:
         """The stages, the longest first."""
         parts = sorted(self.stages.items(), key=lambda pair: -pair[1])
-        return ", ".join(f"{name} {seconds(t)}" for name, t in parts if t >= LEAST)
+        return ", ".join(f"{name} {seconds(t)}" for name, t in parts if t >= LEAST and name != WHOLE)
 
 
 def spent(s: Summary, arm: str) -> Times:
@@ -55,11 +56,11 @@ def bars(ax: Axes, s: Summary) -> None:
     low, high = min(shown) / 2, max(shown) * 3
     for k, name in enumerate(s.arms):
         if name in queries:
-            t = max(queries[name], LEAST)
+            t, train = max(queries[name], LEAST), cost[name].train
             ax.barh(k, t - low, left=low, height=0.6, color=look[name].light, zorder=2)
             ax.annotate(
                 f"{seconds(queries[name])} s",
-                (t, k),
+                (train if t <= train <= t * (high / low) ** 0.15 else t, k),  # beyond a line that it would cross
                 (5, 0),
                 textcoords="offset points",
                 va="center",
