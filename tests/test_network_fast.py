@@ -294,6 +294,8 @@ def test_refused_before_it_is_tried():
         refuse(MLP(4), torch.float64)
     with pytest.raises(CannotCaptureError, match="wrapped in DataParallel"):
         refuse(nn.DataParallel(MLP(4)), torch.float32)
+    with pytest.raises(CannotCaptureError, match="module '0' is recurrent"):
+        refuse(nn.Sequential(nn.LSTM(2, 3)), torch.float32)
     hooked = MLP(4)
     hooked.layers[0].register_forward_hook(lambda *_: None)
     with pytest.raises(CannotCaptureError, match=r"module 'layers\.0' has hooks"):
@@ -518,8 +520,8 @@ class TestGraph:
 
 def test_the_benchmark_is_paired():
     x, y = pictures(None, CPU)
-    small = Workload("mlp", lambda: MLP(784, (8,)), 20, steps=20)
-    rows = compare(small, x, y, ("off", "auto"), seeds=2)
+    small = Workload("mlp", lambda: MLP(784, (8,)), 20, steps=20, seeds=2)
+    rows = compare(small, x, y, ("off", "auto"))
     assert [r.fast for r in rows] == ["off", "auto"]
     assert rows[0].accuracies == rows[1].accuracies  # on a CPU both are one
     assert rows[0].residuals[0] != rows[0].residuals[1]

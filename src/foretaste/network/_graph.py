@@ -31,6 +31,8 @@ def refuse(net: nn.Module, dtype: torch.dtype) -> None:
     if isinstance(net, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or hasattr(net, "_orig_mod"):
         raise CannotCaptureError(f"the network is wrapped in {type(net).__name__}")
     for name, m in net.named_modules():
+        if isinstance(m, nn.RNNBase):
+            raise CannotCaptureError(f"module {name!r} is recurrent: cuDNN keeps its weights in a layout of its own")
         if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
             raise CannotCaptureError(f"module {name!r} has hooks, which a graph would not call")
     for name, p in net.named_parameters():

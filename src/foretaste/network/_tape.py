@@ -5,6 +5,7 @@ same arithmetic: tests hold it against the eager loop of ``_train``.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,17 +52,19 @@ def fed(x: Tensor, how: Recipe) -> tuple[Tensor, Recipe]:
     return x, replace(how, normalise=(mean, std))  # type: ignore[arg-type]
 
 
-def stepper(net: nn.Module, x: Tensor, goal: Targets, how: Recipe, t: Tape, flat: Flat, draws: Generator) -> Step:
-    """The next step of ``t``, whatever it is. net: of ``flatten``; x, how: of ``fed``."""
+def stepper(
+    net: nn.Module, x: Tensor, goal: Targets, how: Recipe, t: Tape, flat: Flat, draws: Generator, last: bool
+) -> Step:
+    """The next step of ``t``, whatever it is. net: of ``flatten``; x, how: of ``fed``; last: its channels are."""
     gradient = gradients(Mixed(net) if flat.bf16 else net, goal, flat.params)
-    rewritten = Rewritten()
+    mode: AbstractContextManager[object] = Rewritten() if last else nullcontext()
 
     def step() -> None:
         at_B = t.order_SB.index_select(0, t.at)[0]
         x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
         if how.augment:
             x_B = how.feed(augmented(x_B, how.augment, draws, how.pad))
-        with torch.enable_grad(), rewritten:
+        with torch.enable_grad(), mode:
             f_BC, grads = gradient(x_B, fit_B)
         with torch.no_grad():
             lr, momentum = t.lr_S.index_select(0, t.at)[0], t.momentum_S.index_select(0, t.at)[0]
