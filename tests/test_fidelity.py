@@ -177,7 +177,7 @@ def test_wrong_settings_are_told_at_once(small):
 
 def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):
     net, x, y, normalise = small
-    monkeypatch.setattr("foretaste.study._fidelity.FULL", 50_000.0)
+    monkeypatch.setattr("foretaste.study._predictions.FULL", 50_000.0)
     got = fidelity(
         net,
         x[:12],

@@ -64,7 +64,7 @@ def case(
     _alike(labelled, pool)
     if labelled.labels is None:
         raise ValueError(f"{labelled.where} has no labels; expected y in an .npz, class folders, or a column label")
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = _device(device)
     given = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or labelled.classes
     shape = tuple(labelled.x.shape[1:])
     told = given or (() if regression else classes_of(labelled, None))
@@ -119,6 +119,18 @@ def keep(c: Case, path: Path) -> Path:
         c.net, path, network=own[0], options=own[1], classes=c.classes or None, normalise=c.normalise, loss=c.loss,
         shape=tuple(c.x_L.shape[1:]),
     )  # fmt: skip
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name}; expected cpu, cuda, cuda:1, or auto") from None
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name} and there are {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+    return where
 
 
 def _alike(labelled: Points, pool: Points) -> None:

@@ -60,6 +60,7 @@ def fidelity(
     told = o.pairs(set_ or [], "--set")
     from foretaste.cli._case import case, trained
     from foretaste.cli._inputs import read
+    from foretaste.study._fidelity import check_fidelity
 
     how: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": skip_broken}
     with bar("reading") as progress:
@@ -70,6 +71,8 @@ def fidelity(
     )  # fmt: skip
     for note in c.notes:
         say(f"note: {note}")
+    outputs = [word.strip() for word in output.split(",")]
+    check_fidelity(len(c.x_U), c.loss, candidates, repeats, watch, outputs, ridges)  # before anything is trained
     train: dict[str, Any] = {"max_lr": max_lr, "batch_size": batch, "weight_decay": weight_decay}
     if weights is None:
         say(f"No weights were given: training {c.name} on the {len(c.x_L)} labelled points.")
@@ -78,7 +81,7 @@ def fidelity(
     train["steps"] = retrain_steps or steps
     records = measure(
         c, train=train, candidates=candidates, repeats=repeats, watch=watch,
-        outputs=output.split(","), ridges=ridges, budget=budget, seed=seed,
+        outputs=outputs, ridges=ridges, budget=budget, seed=seed,
     )  # fmt: skip
     records[0]["network"] = c.name
     records[0]["data"] = f"{c.labelled.where} and {c.pool.where}" if not demo else "scikit-learn's digits"
