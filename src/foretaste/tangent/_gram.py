@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def gram(
-    net: nn.Module,
+    net: nn.Module | Subject,
     sets: Mapping[str, Inputs],
     blocks: Sequence[Block],
     diagonals: Sequence[str] = (),
@@ -38,20 +38,25 @@ def gram(
     precision: str = "float32",
     progress: Progress | None = None,
     f: dict[str, Tensor] | None = None,
+    classes: int | None = None,
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """Θ for each block (a, b), float64 (N_a·B, N_b·B), and for each diagonal, (N_a, B, B). B is 1, or C for "full".
 
     precision, of a float32 network: "float32"; "tf32", passes and products in TF32 on a CUDA device; "half", the same
     with rows kept and multiplied in float16. Rankings survive the latter two only because rows are centred (_rows.py).
     f: a dict to be filled with the network's outputs on each set, (N, C) in float64, which a pass has anyway.
+    net: a Subject, with its ``classes``, was checked and so were the sets; it has its own output and params.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}{nearest(precision, PRECISIONS)}")
-    subj = subject(net, output=output, params=params)
-    sets = checked(subj, sets)
+    if isinstance(net, Subject):
+        subj = net
+    else:
+        subj = subject(net, output=output, params=params)
+        sets = checked(subj, sets)
     if precision == "half" and subj.dtype == torch.float64:
         raise ValueError("precision='half' is for float32 networks; this one is float64, whose digits it would waste")
-    found, plan = prepare(subj, sets, blocks, diagonals, budget, 2 if precision == "half" else None)
+    found, plan = prepare(subj, sets, blocks, diagonals, budget, 2 if precision == "half" else None, classes)
     log.debug("Θ: %s", plan)
     like = next(iter(subj.params.values()))
     theta = Theta({k: size(x) for k, x in sets.items()}, blocks, diagonals, found.heads, like)
@@ -91,12 +96,13 @@ def prepare(
     diagonals: Sequence[str],
     budget: int | float | str | None,
     item: int | None = None,
+    classes: int | None = None,
 ) -> tuple[Survey, Plan]:
-    """Look at the network with a few points, and plan the work."""
+    """Look at the network with a few points, unless its C is known, and plan the work."""
     name, x = max(sets.items(), key=lambda kv: size(kv[1]))
     if size(x) == 0:
         raise ValueError(f"{' and '.join(sets)} have no points")
-    found = survey(subj, x, probe(subj, x, name))
+    found = survey(subj, x, probe(subj, x, name) if classes is None else classes)
     job = Job(
         found,
         {k: subj.params[k].numel() for k in found.functional},
@@ -177,11 +183,11 @@ class Pass:
         for layer in self.group.stashed:
             channels = max(layer.grain, self.group.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
             for cut in steps(layer.shape[0], channels):
-                theta.add_rows(self.slab(layer, cut, plan.chunk_size))
+                theta.add_rows(self.slab(layer, cut, plan.slab_size))
 
-    def slab(self, layer: Layer, cut: slice, chunk_size: int) -> Rows:
+    def slab(self, layer: Layer, cut: slice, slab_size: int) -> Rows:
         rows = self.new_rows(layer.width(cut))
-        for at in steps(self.points, chunk_size):
+        for at in steps(self.points, slab_size):
             part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}
             rows.write(at, slice(0, rows.width), layer.heads(cut, part))
         return rows

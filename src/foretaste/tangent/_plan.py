@@ -14,6 +14,7 @@ from foretaste.tangent._theta import Block, Theta
 # Bytes of a chunk's pass beyond which more points at a time gain nothing, and how few points are ever wasteful.
 CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 34}
 CHUNK_LEAST = 16
+CHUNK_MOST = 1024
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Group:
 @dataclass(frozen=True)
 class Plan:
     groups: list[Group] = field(repr=False)
-    chunk_size: int
+    chunk_size: int  # points of a pass
+    slab_size: int  # points whose rows are formed at once from what is stashed
     tile_bytes: int  # of the kernels between positions that a product layer sums
     nbytes: int  # estimated peak of the engine's own tensors
     budget: int
@@ -146,8 +148,24 @@ def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
         g.slab = slab_of(g, room, row)
     peak = max(g.held + max(g.width, g.slab) * row for g in groups)
     nbytes = max(job.theta + work + peak, survey.survey_bytes)
-    made = Plan(groups, chunk, tile_bytes, nbytes, budget)
-    return made if made.nbytes <= budget else None
+    if nbytes > budget:
+        return None
+    many, work = larger(job, groups, chunk, work, budget - nbytes)
+    nbytes = max(job.theta + work + peak, survey.survey_bytes)
+    return Plan(groups, many, chunk, tile_bytes, nbytes, budget)
+
+
+def larger(job: Job, groups: list[Group], chunk: int, work: int, left: int) -> tuple[int, int]:
+    """Points of a pass and the bytes of its work, on a GPU, where a pass of few points waits for its launches.
+
+    The pass need not have room for rows wider than those it forms itself, and may take what the plan leaves.
+    """
+    if job.device != "cuda":
+        return chunk, work
+    width = max([ly.width(at) for g in groups for ly, at in g.formed] + [sum(job.numels.values())])
+    a_point = max(job.a_point(width), 1)
+    points = max(chunk, min(job.points, CHUNK_MOST, (work + left // 2) // a_point))
+    return points, max(work, points * a_point)
 
 
 def slab_of(group: Group, room: int, row: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from foretaste.tangent._fused import fusible
 from foretaste.tangent._fused import lay as fused_lay
+from foretaste.tangent._fused import products as fused_products
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
 
@@ -137,8 +138,11 @@ def batch_norm(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """One weight and bias for each channel, the second dimension; the statistics are constants in eval mode."""
     if name == "bias":
         return per_channel(g[:, at])
-    mean = m.running_mean[at].view(1, -1, *[1] * (a.dim() - 2))
-    return per_channel(g[:, at] * (a[:, at] - mean)) * torch.rsqrt(m.running_var[at] + m.eps)
+    rstd, mean = torch.rsqrt(m.running_var[at] + m.eps), m.running_mean[at]
+    a, g = a[:, at], g[:, at]
+    if a.dim() > 2 and fusible(a) and fusible(g) and a.is_contiguous() and g.is_contiguous():
+        return fused_products(a.flatten(2), g.flatten(2), mean) * rstd
+    return per_channel(g * (a - mean.view(1, -1, *[1] * (a.dim() - 2)))) * rstd
 
 
 def group_norm(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:

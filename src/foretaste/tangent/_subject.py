@@ -159,7 +159,7 @@ def torch_recurrence() -> Iterator[None]:
         torch.backends.cudnn.enabled = before
 
 
-PRECISIONS = ("float32", "tf32", "half")
+PRECISIONS = ("float32", "tf32", "half")  # of the engine; linearize and query have "auto" besides
 
 
 @contextmanager

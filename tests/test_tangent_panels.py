@@ -1,0 +1,114 @@
+"""How a GPU lays rows out and cuts products: through its plain twins, and the fused kernels against these."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import foretaste as ft
+from foretaste.tangent import _fused, _rows, _rules, gram, outputs, subject
+from foretaste.tangent._rows import Rows
+from foretaste.tangent._subject import probe
+from foretaste.tangent._theta import Theta, strip
+from networks import NETWORKS
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of at most 128 columns, points made even, strips of 16 points."""
+    shape_of: Callable[..., tuple[int, int, int]] = _rows.shape_of
+    monkeypatch.setattr(_rows, "PANEL", 128)
+    monkeypatch.setattr(_rows, "shape_of", lambda points, width, cuda: shape_of(points, width, True))
+    monkeypatch.setattr("foretaste.tangent._theta.strip", lambda n, cuda, symmetric: 16)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("half", [False, True], ids=["single", "half"])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_panels_and_strips_give_the_gram_matrix(heads: int, half: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    sizes, width = {"L": 5, "U": 61}, 300
+    j_NBw = torch.randn(66, heads, width, generator=g) + 3
+    if half:
+        j_NBw = j_NBw.half().float()
+    rows = Rows(66, heads, width, torch.empty(0), half, 4.0)
+    assert rows.data.shape == (3, 72, heads, 128)
+    for at in (slice(0, 40), slice(40, 66)):
+        for columns in (slice(0, 100), slice(100, 300)):  # the second crosses a panel's edge
+            rows.write(at, columns, j_NBw[at, :, columns])
+    blocks = [("L", "L"), ("U", "L"), ("U", "U")]
+    theta = Theta(sizes, blocks, ["U"], heads, torch.empty(0))
+    theta.cuda = True
+    theta.add_rows(rows)
+    got, diagonal = theta.finish()
+    flat = j_NBw.double().flatten(0, 1)
+    want = flat @ flat.T
+    spans = {"L": slice(0, 5 * heads), "U": slice(5 * heads, 66 * heads)}
+    tolerance = 2e-3 if half else 1e-5  # of what centring leaves: ten bits of each entry
+    for (a, b), block in got.items():
+        assert float((block - want[spans[a], spans[b]]).abs().max()) <= tolerance * width
+    assert torch.equal(got["U", "U"], got["U", "U"].T)
+    own = torch.stack([want[5 * heads :, 5 * heads :].view(61, heads, 61, heads)[n, :, n] for n in range(61)])
+    assert float((diagonal["U"] - own).abs().max()) <= tolerance * width
+
+
+@pytest.mark.parametrize("n", [1, 8, 1024, 1025, 6000, 10007])
+def test_strips_of_a_gpu_are_even_and_few(n: int) -> None:
+    rows = strip(n, cuda=True, symmetric=True)
+    assert rows % 8 == 0
+    assert rows <= 1024
+    assert -(-n // rows) == -(-n // 1024)
+
+
+def test_a_checked_network_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = NETWORKS[5].built(), NETWORKS[5].points(6)
+    subj = subject(net)
+    classes = probe(subj, x)
+    want = ft.ntk(net, x)
+    monkeypatch.setattr("foretaste.tangent._gram.probe", None)
+    monkeypatch.setattr("foretaste.tangent._gram.check", None)
+    f: dict[str, torch.Tensor] = {}
+    got = gram(subj, {"x": x}, [("x", "x")], classes=classes, f=f)[0]["x", "x"]
+    assert torch.equal(got, want)
+    assert torch.allclose(f["x"], outputs(net, x), rtol=1e-12)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("half", [False, True], ids=["single", "half"])
+def test_fused_rows_are_the_plain_ones(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rows, "PANEL", 2048)
+    g = torch.Generator(device="cuda").manual_seed(0)
+    j_N1w = torch.randn(37, 1, 5000, generator=g, device="cuda") + 1
+    made = []
+    for fused in (True, False):
+        if not fused:
+            monkeypatch.setattr(_rows, "fusible", lambda t: False)
+        rows = Rows(37, 1, 5000, j_N1w[:0], half, 4.0)
+        for at in (slice(0, 20), slice(20, 37)):
+            for columns in (slice(0, 1111), slice(1111, 5000)):
+                rows.write(at, columns, j_N1w[at, :, columns])
+        made.append(rows)
+    assert torch.equal(made[0].data, made[1].data)
+    assert torch.allclose(made[0].shift_NBB, made[1].shift_NBB, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("size", [(4, 4), (7, 5), (28, 28)], ids=str)
+def test_fused_planes_and_norms_are_the_plain_ones(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator(device="cuda").manual_seed(0)
+    a, b = (torch.randn(9, 11, *size, generator=g, device="cuda") for _ in range(2))
+    extent = (size[0] + 2, -(-(size[1] + 2) // 4) * 4)
+    norm = torch.nn.BatchNorm2d(11).cuda().eval()
+    torch.nn.init.normal_(norm.running_mean)
+    laid, rows = _rules.lay(a, (1, 1), extent, 3, 1, 7), _rules.batch_norm(norm, "weight", a, b, slice(2, 9))
+    whole = _rules.batch_norm(norm, "weight", a, b, slice(0, 11))
+    assert _fused.fusible(a)
+    monkeypatch.setattr(_rules, "fusible", lambda t: False)
+    assert torch.equal(laid, _rules.lay(a, (1, 1), extent, 3, 1, 7))
+    plain = _rules.batch_norm(norm, "weight", a, b, slice(0, 11))
+    assert torch.allclose(whole, plain, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(rows, plain[:, 2:9], rtol=1e-4, atol=1e-4)
