@@ -8,9 +8,8 @@ from torch import Tensor
 
 from foretaste.acquire import SELECTS, Strategy, find, nearest
 from foretaste.query._request import Request
-from foretaste.retrain._settings import check_settings
+from foretaste.retrain._settings import PRECISIONS, check_settings
 from foretaste.tangent._memory import resolve
-from foretaste.tangent._subject import PRECISIONS
 
 
 def check_request(

@@ -38,7 +38,7 @@ def query(
     method: str = "auto",
     budget: int | str | None = None,
     params: Params = None,
-    precision: str = "float32",
+    precision: str = "auto",
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Query:
@@ -57,13 +57,13 @@ def query(
     )  # fmt: skip
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
     seconds = {"outputs": 0.0, "kernel": 0.0}
+    # One pass over the pool gives f and, where it is needed, Θ.
+    request = replace(request, eager=not how.picks and "kernel" in how.needs)
     if {"classes", "regression"} & {*how.needs}:
         how.check(request.C)
     if how.picks:
         got, kernel = pick_itself(how, request, settings, tally), False
     else:
-        # One pass over the pool gives f and, where it is needed, Θ.
-        request = replace(request, eager="kernel" in how.needs)
         _ = request.state
         seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
         if kernel := "kernel" in how.needs:
@@ -84,7 +84,7 @@ def query(
     info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
     if (state := request.made) is not None:
         info |= {"method": type(state).__name__.lower(), "residual_L": state.residual_L, "watched": state.W}
-        info |= {"precision": precision}
+        info |= precision_of(state)
     # Of a strategy that needed no kernel, λ and s² are not worth one.
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
     info |= request.info
@@ -96,3 +96,12 @@ def query(
         seconds,
         info,
     )
+
+
+def precision_of(state: State) -> dict[str, Any]:
+    """The arithmetic Θ was computed in (what was asked for, if it was not), and with "auto" what it was chosen by."""
+    choice = state._problem.kernels.choice
+    taken: dict[str, Any] = {"precision": choice.used or choice.asked}
+    if choice.asked == "auto" and choice.used:
+        taken["precision_measured"] = {"asked": "auto", "spearman": dict(choice.spearman), "why": choice.why}
+    return taken

@@ -37,7 +37,7 @@ class Request:
     method: str = "auto"
     budget: int | str | None = None
     params: Params = None
-    precision: str = "float32"
+    precision: str = "auto"
     seed: int = 0
     eager: bool = False  # whether the state's kernel is computed with it
     progress: Callable[[int, int], object] = lambda done, total: None
@@ -72,7 +72,7 @@ class Request:
         return linearize(
             self.net, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
             method=self.method, loss=self.loss, params=self.params, budget=self.budget,
-            precision=self.precision, seed=self.seed, eager=self.eager,
+            precision=self.precision, seed=self.seed, eager=self.eager, classes=self.__dict__.get("C"),
         )  # fmt: skip
 
     @property

@@ -13,11 +13,13 @@ from foretaste.retrain._posterior import Posterior
 from foretaste.retrain._problem import Problem
 from foretaste.retrain._state import State
 from foretaste.retrain._theta import Loaded, Theta
-from foretaste.tangent import Inputs, size, take
+from foretaste.tangent import Inputs, _subject, size, take
+from foretaste.tangent._subject import nearest
 
 log = logging.getLogger("foretaste")
 
 METHODS = ("auto", "dense", "direct")
+PRECISIONS = ("auto", *_subject.PRECISIONS)
 UNFITTED = 0.1  # of the labels' own mean square: SGD has not interpolated L
 
 
@@ -35,7 +37,9 @@ def state_of(p: Problem, method: str) -> State:
     return Dense(p, (), Posterior(p))
 
 
-def check_settings(ridge: float | None, method: str, loss: str, time: float, theta_scale: float) -> None:
+def check_settings(
+    ridge: float | None, method: str, loss: str, time: float, theta_scale: float, precision: str = "auto"
+) -> None:
     """Raise with every fault of the settings at once."""
     faults = []
     if ridge is not None and not (isinstance(ridge, (int, float)) and 0 <= ridge < math.inf):
@@ -54,6 +58,8 @@ def check_settings(ridge: float | None, method: str, loss: str, time: float, the
         )
     if not 0 < theta_scale < math.inf:
         faults.append(f"theta_scale is {theta_scale!r}; expected a number above 0")
+    if precision not in PRECISIONS:
+        faults.append(f"unknown precision {precision!r}{nearest(precision, PRECISIONS)}")
     if faults:
         raise ValueError("; ".join(faults))
 

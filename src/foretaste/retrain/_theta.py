@@ -1,14 +1,16 @@
 """Θ between L, W and U, in site layout: rows (n, b), b < B. Computed when first asked for."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from foretaste.tangent import Inputs, Output, Params, gram, size, take
+from foretaste.retrain._precision import Choice, candidates, holds
+from foretaste.tangent import Inputs, Subject, gram, size, take
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,18 @@ class Kernels:
     load: Callable[[], Theta]
     row: Callable[[int], Tensor]
     ours: bool  # whether what load gives may be overwritten
+    choice: Choice = field(default_factory=lambda: Choice("given"))  # of the arithmetic; filled when Θ is loaded
 
 
 def of_network(
-    net: nn.Module,
+    subj: Subject,
+    C: int,
     x_L: Inputs | None,
     x_U: Inputs,
     x_W: Inputs | None,
     *,
-    B: int,
-    output: Output,
-    params: Params,
+    y_LC: Tensor | None,
+    ridge: float | None,
     budget: int | str | None,
     precision: str,
     scale: float,
@@ -56,33 +59,49 @@ def of_network(
 ) -> Kernels:
     """From one run of the tangent engine, with x_W None for W = U and x_L None for an empty L.
 
-    ``f`` is filled with the outputs on L, W and U when that run is made.
+    ``f`` is filled with the outputs on L, W and U when that run is made. The network and the inputs were checked.
+    ``y_LC`` and ``ridge`` only help to choose the precision.
     """
-
-    how: dict[str, Any] = {"output": output, "params": params, "budget": budget, "precision": precision}
+    B = C if subj.output == "full" else 1
+    how: dict[str, Any] = {"budget": budget, "classes": C}
+    choice = Choice(precision)
 
     def load() -> Theta:
         sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+        points = sum(size(x) for x in sets.values())
+        own = None if ridge is None else ridge / scale
+        ways = candidates(choice, subj, C, x_L, x_U, y_LC, own, points, budget)
+        for choice.used in ways[:-1]:
+            theta = blocks_in(choice.used, sets)
+            if holds(theta.LL, theta.UL, theta.diag_U, own):
+                return theta.scaled(scale)
+            choice.spearman[choice.used] = math.nan
+            del theta  # before the next is made
+        choice.used = ways[-1]
+        return blocks_in(choice.used, sets).scaled(scale)
+
+    def blocks_in(precision: str, sets: dict[str, Inputs]) -> Theta:
         w = "U" if x_W is None else "W"
         blocks = [(w, "U")]
         if x_L is not None:
             blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
         diagonals = ["U", "W"] if w == "W" else []
-        theta, diag = gram(net, sets, blocks, diagonals, **how, f=f)
+        theta, diag = gram(subj, sets, blocks, diagonals, precision=precision, **how, f=f)
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(size(x_U) * B, 0))
         if w == "U":
             diag_U = diagonal_blocks(theta["U", "U"], B)
-            return Theta(LL, UL, UL, theta["U", "U"], diag_U, diag_U).scaled(scale)
+            return Theta(LL, UL, UL, theta["U", "U"], diag_U, diag_U)
         WL = theta.get(("W", "L"), none(theta["W", "U"].shape[0], 0))
-        return Theta(LL, WL, UL, theta["W", "U"], diag["U"], diag["W"]).scaled(scale)
+        return Theta(LL, WL, UL, theta["W", "U"], diag["U"], diag["W"])
 
     def row(j: int) -> Tensor:
         sets = {"j": take(x_U, slice(j, j + 1)), "U": x_U}
-        return gram(net, sets, [("j", "U")], [], **how)[0]["j", "U"] * scale
+        precision = choice.used or ("float32" if choice.asked == "auto" else choice.asked)
+        return gram(subj, sets, [("j", "U")], [], precision=precision, **how)[0]["j", "U"] * scale
 
-    return Kernels(load, row, ours=True)
+    return Kernels(load, row, True, choice)
 
 
 def given(theta: Theta, theta_UU: Tensor | None, B: int, scale: float) -> Kernels:
@@ -105,7 +124,7 @@ def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
 def at_once(kernels: Kernels) -> Kernels:
     """The same, computed now; handed out once, so that nobody else keeps Θ."""
     box = [kernels.load()]
-    return Kernels(box.pop, kernels.row, kernels.ours)
+    return Kernels(box.pop, kernels.row, kernels.ours, kernels.choice)
 
 
 @dataclass(eq=False)
