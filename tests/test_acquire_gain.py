@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import acquire_oracles as oracles
 from acquire_oracles import Case
 from foretaste import acquire
-from foretaste.acquire import _gain
+from foretaste.acquire import _gain, _psi
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,11 @@ def test_tails():
 
 
 def test_the_fit_is_as_good_as_it_says():
-    z = torch.linspace(0, 11, 400, dtype=torch.float64)
-    fit = sum(c * (_gain.KNEE / (_gain.KNEE + z)) ** (k + 2) for k, c in enumerate(_gain.FIT)) * torch.exp(-z * z / 2)
+    z = torch.linspace(0, _psi.FAR, 400, dtype=torch.float64)
+    over, under = (sum(c * z**k for k, c in enumerate(fit)) for fit in (_psi.OVER, _psi.UNDER))
+    fit = over / under * torch.exp(-z * z / 2)
     exact = torch.stack([_gain.rises(torch.ones(1, 1).double(), torch.ones(1).double(), v[None], True)[0] for v in z])
-    assert_close(fit, exact, rtol=5e-7, atol=0)
+    assert_close(fit, exact, rtol=2.1e-7, atol=0)
 
 
 @pytest.mark.parametrize("exact", [True, False])

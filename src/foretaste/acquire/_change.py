@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretaste.acquire._fused import Term, sums, usable
 from foretaste.acquire._opinion import anchor, check_reference, finish, need_classes, opinions, pseudo_labels
 from foretaste.acquire._outputs import after, cached_blocks, expect, narrow_blocks
 from foretaste.acquire._probabilities import probabilities
@@ -31,6 +32,8 @@ def mlmoc(state: State, reference: str | None = None) -> Tensor:
     """
     need_classes(state, "mlmoc", "change")
     y_UC, from_WC = pseudo_labels(state), anchor(state, reference)
+    if from_WC is state.mean and state.loss == "l2" and usable(state):
+        return finish(state, state.push(y_UC).norm(dim=1) * sums(state, Term.LENGTH), "mlmoc")
     move, blocks = _moves(state, from_WC)
     scores_U = y_UC.new_empty(state.U)
     for at, S_Wu in blocks:

@@ -9,27 +9,23 @@ turns negative the other class wins, and the maximum is higher by that much: E m
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+from foretaste.acquire._fused import Term, sums, usable
 from foretaste.acquire._opinion import finish, need_classes
 from foretaste.acquire._outputs import cached_blocks
+from foretaste.acquire._psi import BITS, exact_rise, quick_rise
 from foretaste.acquire._registry import register
 from foretaste.acquire._variance import whitened
 from foretaste.retrain import State
+from foretaste.retrain._dense import Dense
 
 CHUNK = 2**20  # numbers worked on at a time: fewer, and threads spend their time waking up
 MANY = 2**20  # pairs (i, j) from which float32 is used
-FAR = 12.0  # z beyond which float32 turns denormal, which is slow and inexact
 FAINT = 1e-24  # of the largest gap: below it float32 has come near FAR
-
-# ψ(z) exp(z²/2) / s² as a polynomial in s = KNEE / (KNEE + z): the fit of least maximum error,
-# 5e-7 relative on 0 ≤ z ≤ 13. Twice as fast as erfc, and without its cancellation.
-KNEE = 4.375
-FIT = (0.021020026, 0.038351293, 0.085824711, -0.046500623, 0.38066086, -0.42814406, 0.49694578, -0.1492159)
-BITS = math.sqrt(0.5 * math.log2(math.e))  # exp(−z²/2) = 2^−(BITS z)²
 
 Room = dict[torch.dtype, Tensor]
 Rise = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -56,15 +52,18 @@ def gain(state: State, scale: float | None = None) -> Tensor:
     need_classes(state, "gain", "variance: there is no gap")
     check_scale(scale)
     s = math.sqrt(state.scale if scale is None else scale)
+    exact = state.W * state.U < MANY
+    if not exact and usable(state):
+        return finish(state, _in_one_pass(state, s), "gain")
     top = state.mean.topk(2, 1)
     g_W = top.values[:, 0] - top.values[:, 1]
     scores_U = g_W.new_empty(state.U)
-    exact = state.W * state.U < MANY
+    open_U = ~state.taken if state.kept else None
     room: Room = {}
     for at, S_Wu in cached_blocks(state):
         if state.B == 1:
             k_u = math.sqrt(2) * s / state.u[at].sqrt()
-            scores_U[at] = rises(S_Wu, k_u, g_W, exact, room)
+            scores_U[at] = rises(S_Wu, k_u, g_W, exact, room, None if open_U is None else open_U[at])
         else:
             w_WBuB = whitened(state, S_Wu, at).unflatten(0, (state.W, state.B))
             i_W = torch.arange(state.W, device=g_W.device)
@@ -74,21 +73,58 @@ def gain(state: State, scale: float | None = None) -> Tensor:
     return finish(state, scores_U, "gain")
 
 
-def rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, exact: bool, room: Room | None = None) -> Tensor:
+def _in_one_pass(state: State, s: float) -> Tensor:
+    """The same, where S can be read once."""
+    assert isinstance(state, Dense)
+    unit, gap_W = _gaps(state.mean)
+    near_U = state.u.rsqrt() * (math.sqrt(2) * s / unit)
+    scores_U = sums(state, Term.RISE, near_U, gap_W)
+    open_U = scores_U.masked_fill(state.taken, torch.inf) if state.kept else scores_U
+    if float(open_U.min()) < FAINT:
+        low = (open_U < FAINT).nonzero()[:, 0]
+        scores_U[low] = _rises(state.columns(low), near_U[low], gap_W, torch.float64, exact_rise, {})
+    return scores_U.mul_(unit)
+
+
+def _gaps(mean_WC: Tensor) -> tuple[float, Tensor]:
+    """The largest gap, and the gaps in units of it. A greedy batch leaves the mean alone: found once for it."""
+    version = -1 if mean_WC.is_inference() else mean_WC._version
+    found = _found.get(mean_WC)
+    if found is None or found[0] != version or version < 0:
+        top = mean_WC.topk(2, 1).values
+        unit, gap_W = _in_units(top[:, 0] - top[:, 1])
+        found = _found[mean_WC] = version, float(unit), gap_W
+    return found[1:]
+
+
+_found = WeakIdKeyDictionary()  # by the tensor itself, not by what it holds
+
+
+def _in_units(g_W: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest gap, and the gaps in units of it. One of 0 over a τ of 0 must be far too, not NaN."""
+    unit = g_W.max()
+    unit = torch.where(unit > 0, unit, 1.0)
+    return unit, (g_W / unit).clamp_min(1e-30)
+
+
+def rises(
+    S_Wu: Tensor, k_u: Tensor, g_W: Tensor, exact: bool, room: Room | None = None, open_u: Tensor | None = None
+) -> Tensor:
     """Σ_i τ_ij ψ(g_i / τ_ij) with τ_ij = |S_ij| k_j, (u,).
 
     ``exact`` in float64, to 1e-10 of each term; else in float32, to 1e-6 of the sum and four times as fast, and what
-    is so small that float32 cannot tell is done again in float64. ``room`` is where buffers stay for the next block.
+    is so small that float32 cannot tell is done again in float64, if ``open_u`` (None: everywhere). ``room`` is where
+    buffers stay for the next block.
     """
     room = {} if room is None else room
-    unit = g_W.max()
-    unit = torch.where(unit > 0, unit, 1.0)
-    k_u, g_W = k_u / unit, (g_W / unit).clamp_min(1e-30)  # a gap of 0 over a τ of 0 must be far too, not NaN
+    unit, g_W = _in_units(g_W)
+    k_u = k_u / unit
     if exact:
-        return unit * _rises(S_Wu, k_u, g_W, torch.float64, _rise, room)
-    scores_u = _rises(S_Wu, k_u, g_W * BITS, torch.float32, _quick_rise, room)
-    if len(low := (scores_u < FAINT).nonzero()[:, 0]):
-        scores_u[low] = _rises(S_Wu[:, low], k_u[low], g_W, torch.float64, _rise, room)
+        return unit * _rises(S_Wu, k_u, g_W, torch.float64, exact_rise, room)
+    scores_u = _rises(S_Wu, k_u, g_W * BITS, torch.float32, quick_rise, room)
+    faint_u = scores_u < FAINT
+    if len(low := (faint_u if open_u is None else faint_u & open_u).nonzero()[:, 0]):
+        scores_u[low] = _rises(S_Wu[:, low], k_u[low], g_W, torch.float64, exact_rise, room)
     return unit * scores_u
 
 
@@ -114,27 +150,3 @@ def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: Ris
         else:
             total_u += out.sum(0)
     return total_u
-
-
-def _rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
-    """τψ(z) = τφ(z) − g erfc(z/√2)/2: stable, for erfc keeps its digits in the tail. Overwrites z."""
-    torch.mul(z, z, out=out).mul_(-0.5).exp_().mul_(tau).mul_(1 / math.sqrt(2 * math.pi))
-    out.addcmul_(z.mul_(math.sqrt(0.5)).erfc_(), g, value=-0.5).clamp_min_(0)
-
-
-def _quick_rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
-    """τψ(z / BITS) = τ 2^(−z²) s² Σ_k fit_k sᵏ with s = 1/(z + BITS·KNEE). Overwrites τ and z."""
-    nought, *fit = _fit(z.dtype, z.device)
-    torch.addcmul(nought, z.clamp_max_(FAR * BITS), z, value=-1, out=out).exp2_().mul_(tau)
-    s, poly = z.add_(KNEE * BITS).reciprocal_(), tau
-    torch.add(fit[-1], s, alpha=FIT[-1] * (KNEE * BITS) ** (len(FIT) + 1), out=poly)
-    for coefficient in reversed(fit[:-1]):
-        torch.addcmul(coefficient, poly, s, out=poly)
-    out.mul_(poly).mul_(s.square_())
-
-
-@cache
-def _fit(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """0 and the FIT of KNEE·BITS·s but its last, each a tensor of its own: no copy to a GPU at every block."""
-    fit = [c * (KNEE * BITS) ** (k + 2) for k, c in enumerate(FIT[:-1])]
-    return tuple(torch.tensor(c, dtype=dtype, device=device) for c in (0.0, *fit))

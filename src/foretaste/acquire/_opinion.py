@@ -1,5 +1,7 @@
 """What a state holds of its points at present, and what every score is checked for."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -54,6 +56,7 @@ def finish(state: State, scores_U: Tensor, name: str) -> Tensor:
     scores_U = scores_U.detach().to(state.net.device, torch.float64)
     if state.kept:
         scores_U = scores_U.masked_fill(state.taken, -torch.inf)
-    if (bad := scores_U.isnan()).any():
+    if scores_U.numel() and math.isnan(scores_U.min()):  # one number read from the device: NaN goes through min
+        bad = scores_U.isnan()
         raise ValueError(f"{name} gives NaN for {int(bad.sum())} candidates, first at {int(bad.nonzero()[0])}")
     return scores_U

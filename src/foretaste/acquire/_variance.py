@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from foretaste.acquire._fused import Term, sums, usable
 from foretaste.acquire._opinion import finish
 from foretaste.acquire._outputs import cached_blocks
 from foretaste.acquire._registry import register
@@ -14,6 +15,8 @@ from foretaste.retrain import State
 @register("variance", select="greedy", needs="kernel")
 def variance(state: State) -> Tensor:
     """Σ_i S_ij² / u_j, (U,): by how much a label at j shrinks Σ_i S_ii. Full kernel: Σ_i tr(S_ij u_j⁻¹ S_ji)."""
+    if usable(state):
+        return finish(state, sums(state, Term.SQUARE) / state.u, "variance")
     scores_U = state.mean.new_empty(state.U)
     for at, S_Wu in cached_blocks(state):
         if state.B == 1:
@@ -31,6 +34,8 @@ def change(state: State) -> Tensor:
         raise ValueError(
             f"change is for regression and this network has {state.C} outputs; use mlmoc, emoc or variance"
         )
+    if usable(state):
+        return finish(state, math.sqrt(2 / math.pi) * sums(state, Term.LENGTH) / state.u.sqrt(), "change")
     scores_U = state.mean.new_empty(state.U)
     for at, S_Wu in cached_blocks(state):
         scores_U[at] = math.sqrt(2 / math.pi) * S_Wu.abs().sum(0) / state.u[at].sqrt()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,24 +65,46 @@ def pick_each(
     """One by one, each pick conditioned on before the next scores; fewer only where the oracle skipped the rest.
 
     "greedy": its label is unknown, S shrinks and the mean stays. "fantasy": its likeliest label is kept. "sequential":
-    the answer of ``ask`` is kept; None passes the point over, and it does not count.
+    the answer of ``ask`` is kept; None passes the point over, and it does not count. Whatever is raised on the way, by
+    the oracle or at the keyboard, carries the answers so far: ``answered``, a list of (position, label), and a note.
     """
     got = Picked()
-    rank_U = torch.randperm(state.U, generator=generator).to(state.net.device)
+    try:
+        _pick_each(got, state, score, select, batch_size, generator, progress, ask)
+    except BaseException as e:
+        if ask is not None:
+            _add_answers(e, got)
+        raise
+    return got
+
+
+def _pick_each(
+    got: Picked,
+    state: State,
+    score: Score,
+    select: str,
+    batch_size: int,
+    generator: torch.Generator,
+    progress: Progress,
+    ask: Ask | None,
+) -> None:
+    rank_U = torch.randperm(state.U, generator=generator)
+    order, rank_U = rank_U.argsort().tolist(), rank_U.to(state.net.device)
     scores_U = got.scores_U = _timed(got, score, state)
-    shut_U = torch.zeros_like(state.taken)  # skipped by the oracle
-    spent_U = torch.zeros_like(state.taken)
-    while len(got.indices) < batch_size:
-        open_U = ~(state.taken | shut_U)
-        if not open_U.any():
-            break
-        if (fresh_U := open_U & ~spent_U).any():
-            open_U = fresh_U
-        j = best(scores_U, open_U, rank_U)
+    shut = [j for j, _ in state.kept]  # taken, or skipped by the oracle; here, for asking a GPU is waiting for it
+    spent_U = state.taken.clone()  # those, and what a pick has made uninformative
+    fresh = True  # whether there are others
+    while len(got.indices) < batch_size and len(shut) < state.U:
+        if (rank := best(scores_U, spent_U, rank_U)) == state.U:
+            fresh, spent_U = False, torch.zeros_like(spent_U)
+            spent_U[shut] = True
+            continue
+        j = order[rank]
+        shut.append(j)
+        spent_U[j] = True
         if ask is not None:
             label = ask(j)
             if label is None:
-                shut_U[j] = True
                 continue
             got.labels.append(label)
         start = time.perf_counter()
@@ -91,10 +114,10 @@ def pick_each(
         got.indices.append(j)
         progress(len(got.indices), batch_size)
         if more:
-            spent_U |= spent(state, before, j)
+            if fresh:
+                spent_U |= spent(state, before, j)
             got.seconds["select"] += time.perf_counter() - start
             scores_U = _timed(got, score, state)
-    return got
 
 
 def highest(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:
@@ -103,11 +126,13 @@ def highest(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:
     return rank_U[scores_U.cpu()[rank_U].argsort(descending=True, stable=True)[:n]]
 
 
-def best(scores_U: Tensor, open_U: Tensor, rank_U: Tensor) -> int:
-    """The open candidate of the highest score; among equals, of the lowest rank."""
-    scores_U = scores_U.masked_fill(~open_U, -torch.inf)
-    equal = (open_U & (scores_U == scores_U.max())).nonzero()[:, 0]
-    return int(equal[rank_U[equal].argmin()])
+def best(scores_U: Tensor, shut_U: Tensor, rank_U: Tensor) -> int:
+    """The rank of the highest score that is not shut, the lowest among equals; U if all are shut.
+
+    Few operations and one number read: on a GPU each costs as much as the arithmetic of all.
+    """
+    highest = scores_U.masked_fill(shut_U, -torch.inf).max()
+    return int(rank_U.masked_fill((scores_U != highest) | shut_U, len(rank_U)).min())
 
 
 def _keep(state: State, j: int, select: str, got: Picked) -> State:
@@ -120,6 +145,14 @@ def _keep(state: State, j: int, select: str, got: Picked) -> State:
     except Exception as e:
         e.add_note(f"the oracle gave it for candidate {j}; before it, {list(zip(got.indices, got.labels))}")
         raise
+
+
+def _add_answers(e: BaseException, got: Picked) -> None:
+    answered = list(zip(got.indices, got.labels))
+    with suppress(AttributeError):  # an exception with slots has room for the note alone
+        e.answered = answered  # type: ignore[attr-defined]
+    if answered and not getattr(e, "__notes__", None):
+        e.add_note(f"answered before it, as (position, label): {answered}; the exception has them as .answered")
 
 
 def _timed(got: Picked, score: Score, state: State) -> Tensor:

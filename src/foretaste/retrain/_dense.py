@@ -16,7 +16,7 @@ from torch import Tensor
 from foretaste.retrain._newton import many_labels
 from foretaste.retrain._posterior import Posterior, squares
 from foretaste.retrain._problem import cholesky
-from foretaste.retrain._running import Factors
+from foretaste.retrain._running import Factors, Use
 from foretaste.retrain._state import Label, State
 from foretaste.retrain._theta import sites
 
@@ -79,11 +79,10 @@ class Dense(State):
 
     def _extend(self, js: list[int]) -> Factors:
         """The factors of js, in that order; those that the two orders share from the start are kept."""
-        shared = 0
-        for have, j in zip(self._factors.js, js):
-            if have != j:
-                break
-            shared += 1
+        have = self._factors.js
+        shared = len(have)
+        if tuple(js[:shared]) != have:
+            shared = next((n for n, (a, b) in enumerate(zip(have, js)) if a != b), min(shared, len(js)))
         factors = self._factors.first(shared)
         for j in js[shared:]:
             factors = self._append(factors, j)
@@ -92,26 +91,45 @@ class Dense(State):
     def _append(self, factors: Factors, j: int) -> Factors:
         base, B, same = self._posterior, self.B, self._problem.same
         here = slice(j * B, (j + 1) * B)
-        s_U, s_W = base.row(j), base.columns([j]).T
+        s_U = base.row(j)
+        s_W = s_U if same else base.columns([j]).T
         if factors.js:
             F_U = factors.U()
-            s_U = s_U - F_U[:, here].T @ F_U
+            f_j = F_U[:, here].T
+            s_U = torch.addmm(s_U, f_j, F_U, alpha=-1)
             if not same:
-                s_W = s_W - F_U[:, here].T @ factors.W()
-        u = s_U[:, here].clone()
-        u.diagonal().add_(self._noise_U[j])
+                s_W = torch.addmm(s_W, f_j, factors.W(), alpha=-1)
+        noise = self._noise_U[j] if self.loss == "ce" else self.ridge
+        u = s_U[:, here] + (noise if B == 1 else noise * torch.eye(B, dtype=s_U.dtype, device=s_U.device))
         if B == 1 and float(u) > 0:
             R_inverse = u.rsqrt()
             f_U = s_U * R_inverse
-            return factors.append(j, f_U, f_U if same else s_W * R_inverse)
-        R = cholesky((u + u.T) / 2, self.ridge, "j")
-        f_U = torch.linalg.solve_triangular(R, s_U, upper=False)
-        return factors.append(j, f_U, f_U if same else torch.linalg.solve_triangular(R, s_W, upper=False))
+            f_W = f_U if same else s_W * R_inverse
+        else:
+            R = cholesky((u + u.T) / 2, self.ridge, "j")
+            f_U = torch.linalg.solve_triangular(R, s_U, upper=False)
+            f_W = f_U if same else torch.linalg.solve_triangular(R, s_W, upper=False)
+        return factors.append(j, f_U, f_W, squares(f_U, B))
+
+    @cached_property
+    def taken(self) -> Tensor:
+        taken_U = self._factors.taken_U
+        return super().taken if taken_U is None else taken_U
 
     @cached_property
     def variance_blocks(self) -> Tensor:
-        var_U = self._posterior.solved.var_U
-        return var_U - squares(self._factors.U(), self.B) if self._factors.js else var_U
+        var_U, factors = self._posterior.solved.var_U, self._factors
+        if not factors.js:
+            return var_U
+        return var_U - (squares(factors.U(), self.B) if factors.drop_U is None else factors.drop_U)
+
+    @cached_property
+    def u(self) -> Tensor:
+        if self.B == 1:  # the same, with one look at the device where nothing is amiss
+            u_U = self.variance_blocks[:, 0, 0] + (self._noise_U if self.loss == "ce" else self.ridge)
+            if float(u_U.min()) > 0:
+                return u_U
+        return super().u
 
     @cached_property
     def watched_variance(self) -> Tensor:
@@ -132,6 +150,28 @@ class Dense(State):
                 yield at, running.block(base_WU, factors, here, same)
             else:
                 yield at, base_WU[here].T if same else base_WU[:, here]
+
+    @property
+    def rows_together(self) -> bool:
+        """Whether rows of S lie together in memory, as ``from_parts`` gives them."""
+        return self._problem.same or self._posterior.solved.S_WU.stride(1) == 1
+
+    def from_parts(self, use: Use) -> Tensor:
+        """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S: for what need not see the difference in memory."""
+        base_WU, factors, running = self._posterior.solved.S_WU, self._factors, self._posterior.running
+
+        def by_rows(S_WU: Tensor, F_W: Tensor, F_U: Tensor) -> Tensor:
+            return use(S_WU.T if S_WU.stride(1) != 1 and self._problem.same else S_WU, F_W, F_U)
+
+        if not factors.js:
+            return by_rows(base_WU, base_WU.new_empty(0, base_WU.shape[0]), base_WU.new_empty(0, base_WU.shape[1]))
+        running.follow(base_WU, factors)
+        return running.read(base_WU, factors, by_rows)
+
+    def columns(self, at: Tensor) -> Tensor:
+        """S_WK of candidates ``at``, (W, k), with B = 1."""
+        S_WK = self._posterior.solved.S_WU[:, at]
+        return S_WK - self._factors.W().T @ self._factors.U()[:, at] if self._factors.js else S_WK
 
     @property
     def _ridge_known(self) -> float | None:

@@ -8,6 +8,7 @@ base. Factors depend on the order of candidates alone, not on their labels, so t
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ log = logging.getLogger("foretaste")
 WAIT = 8  # factors not yet taken: at 4000² on two cores 10 ms for one and 12 ms for eight, 8 ms to take them for good
 
 _turn = threading.Lock()
+
+Use = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(eq=False)
@@ -50,6 +53,8 @@ class Factors:
     js: tuple[int, ...] = ()
     B: int = 1
     _rows: Rows | None = None
+    drop_U: Tensor | None = None  # (U, B, B): the diagonal blocks of F_UᵀF_U, None if not at hand
+    taken_U: Tensor | None = None  # (U,) bool: js, likewise
 
     def U(self, start: int = 0) -> Tensor:
         """Those from the ``start``-th on."""
@@ -61,11 +66,14 @@ class Factors:
         return self._rows.f_W[start * self.B : len(self.js) * self.B]
 
     def first(self, n: int) -> "Factors":
-        return Factors(self.js[:n], self.B, self._rows)
+        return self if n == len(self.js) else Factors(self.js[:n], self.B, self._rows)
 
     @torch.no_grad()
-    def append(self, j: int, f_U: Tensor, f_W: Tensor) -> "Factors":
-        """One more, (B, U·B) and (B, W·B): in place behind the others, unless another order went on from here."""
+    def append(self, j: int, f_U: Tensor, f_W: Tensor, drop_U: Tensor) -> "Factors":
+        """One more, (B, U·B) and (B, W·B): in place behind the others, unless another order went on from here.
+
+        ``drop_U`` (U, B, B) is its own part of the variance; what all have is carried along, not summed at every label.
+        """
         rows, k, B = self._rows, len(self.js) * self.B, f_U.shape[0]
         if rows is None or not rows.claim(k, B):
             rows = Rows.like(f_U, f_W, 2 * k + 8 * B)
@@ -74,8 +82,16 @@ class Factors:
                 rows.f_U[:k] = self.U()
                 rows.f_W[:k] = self.W()
         rows.f_U[k : k + B] = f_U
-        rows.f_W[k : k + B] = f_W
-        return Factors((*self.js, j), B, rows)
+        if f_W is not f_U:
+            rows.f_W[k : k + B] = f_W
+        if not self.js:
+            taken_U = torch.zeros(len(drop_U), dtype=torch.bool, device=drop_U.device)
+        elif self.taken_U is None or self.drop_U is None:
+            return Factors((*self.js, j), B, rows)
+        else:
+            drop_U, taken_U = self.drop_U + drop_U, self.taken_U.clone()
+        taken_U[j] = True
+        return Factors((*self.js, j), B, rows, drop_U, taken_U)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,17 +138,19 @@ class Running:
         taken = self.taken
         return len(factors.js) - (len(taken.js) if taken and taken.starts(factors) else 0)
 
-    def block(self, base_WU: Tensor, factors: Factors, at: slice, same: bool) -> Tensor:
-        """S_Wu of columns ``at``. W = U: S is symmetric, and its rows lie together in memory as columns do not."""
+    def read(self, base_WU: Tensor, factors: Factors, use: Use) -> Tensor:
+        """``use(S_WU, F_W, F_U)``, where S_WU − F_WᵀF_U is the S of ``factors``. It is not to keep or change S_WU."""
         while True:
             taken = self.taken
             S_WU, n = base_WU, 0
             if taken and taken.starts(factors):
                 S_WU, n = taken.S_WU, len(taken.js)
-            F_W, F_u = factors.W(n), factors.U(n)[:, at]
-            if same:
-                block = torch.addmm(S_WU[at], F_u.T, F_W, alpha=-1).T
-            else:
-                block = torch.addmm(S_WU[:, at], F_W.T, F_u, alpha=-1)
+            found = use(S_WU, factors.W(n), factors.U(n))
             if S_WU is base_WU or self.taken is taken:  # else another thread wrote to it meanwhile
-                return block
+                return found
+
+    def block(self, base_WU: Tensor, factors: Factors, at: slice, same: bool) -> Tensor:
+        """S_Wu of columns ``at``. W = U: S is symmetric, and its rows lie together in memory as columns do not."""
+        if same:
+            return self.read(base_WU, factors, lambda S, F_W, F_U: torch.addmm(S[at], F_U[:, at].T, F_W, alpha=-1)).T
+        return self.read(base_WU, factors, lambda S, F_W, F_U: torch.addmm(S[:, at], F_W.T, F_U[:, at], alpha=-1))
