@@ -13,9 +13,21 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Where the measurements are written.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores unless told.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a look, not a result.")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda: whole queries on a GPU beside their rivals; FORETASTE_DATA has the images."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="With --device: wrn1, resnet18, wrn2, resnet18-10000 or growth; repeat it.")
+    ] = None,
 ) -> None:
-    """Measure ft.ntk beside torch.func and one forward pass, on this machine."""
+    """Measure ft.ntk beside torch.func and one forward pass on this machine; or queries, with --device."""
     import foretaste.bench
 
-    run: Any = getattr(foretaste.bench, "run")  # noqa: B009
-    run(quick=quick, out=out, threads=threads)
+    bench: Any = foretaste.bench
+    if device is None and only:
+        raise ValueError("--only chooses among the queries of --device cuda; give both")
+    if device is None:
+        bench.run(quick=quick, out=out, threads=threads)
+    else:
+        bench.run_queries(bench.device_of(device), only=only or (), quick=quick, out=out)

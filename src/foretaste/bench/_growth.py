@@ -1,0 +1,85 @@
+"""How the time of a query grows with L, U, P, W and C: measured one at a time, fitted as a power, drawn."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from foretaste.bench._measure import turns
+from foretaste.network import WideResNet
+from foretaste.query import query
+
+BASE = {"L": 200, "U": 2000, "widen": 4, "C": 10, "W": 0}  # W = 0: the pool is watched
+SERIES = {
+    "L": (100, 400, 1600, 3200),
+    "U": (1000, 2000, 4000, 8000),
+    "widen": (2, 4, 6, 8),
+    "W": (125, 500, 2000),
+    "C": (2, 10, 100),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    axis: str
+    at: tuple[float, ...]
+    seconds: tuple[float, ...]
+    power: float  # b of seconds ≈ a · at^b, by least squares of logarithms
+
+
+def growth(device: torch.device, quick: bool = False, said: Callable[[str], None] = lambda name: None) -> list[Curve]:
+    """On untrained WRN1s and random images: f and Θ cost the same on any weights; ``variance`` needs no labels' fit."""
+    g = torch.Generator().manual_seed(0)
+    edge = 8 if quick else 28
+    curves = []
+    for axis, values in SERIES.items():
+        at, seconds = [], []
+        for value in values[:2] if quick else values:
+            s = BASE | {axis: value}
+            if quick:
+                s = {k: (max(1, v // 40) if k in ("L", "U", "W") and v else min(v, 10)) for k, v in s.items()} | {
+                    "widen": 1
+                }
+            said(f"growth with {axis} = {value}")
+            net = WideResNet(widen=s["widen"], classes=s["C"]).to(device).eval()
+            x = torch.rand(s["L"] + s["U"], 1, edge, edge, generator=g).to(device)
+            y = torch.randint(0, s["C"], (s["L"],), generator=g).to(device)
+            watch = s["W"] or None
+
+            def ask(net=net, x=x, y=y, L=s["L"], watch=watch) -> object:  # type: ignore[no-untyped-def]
+                how = {"precision": "half", "ridge": 1.0, "watch": watch}
+                return query(net, x[:L], y, x[L:], strategy="variance", select="top", batch_size=1, **how)
+
+            m = turns({"query": ask}, device, rounds=1 if quick else 2)["query"]
+            if not m.failed:
+                at.append(float(sum(p.numel() for p in net.parameters()) if axis == "widen" else value))
+                seconds.append(m.seconds)
+        curves.append(Curve("P" if axis == "widen" else axis, tuple(at), tuple(seconds), power(at, seconds)))
+    return curves
+
+
+def power(at: list[float], seconds: list[float]) -> float:
+    """The slope of log seconds on log at."""
+    if len(at) < 2:
+        return math.nan
+    a = torch.tensor(at, dtype=torch.float64).log()
+    b = torch.tensor(seconds, dtype=torch.float64).log()
+    return float(((a - a.mean()) * (b - b.mean())).sum() / (a - a.mean()).square().sum())
+
+
+def draw(curves: list[Curve], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(curves), 2.6), layout="constrained")
+    for k, c in enumerate(curves):
+        axes = figure.add_subplot(1, len(curves), k + 1)
+        axes.loglog(c.at, c.seconds, "o-", color="#31688e", markersize=4)
+        axes.set_xlabel(c.axis)
+        axes.set_title(f"{c.axis}^{c.power:.2f}", fontsize=9)
+        axes.tick_params(labelsize=7)
+        if k == 0:
+            axes.set_ylabel("seconds of a query")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg")
