@@ -172,7 +172,7 @@ def slab_of(group: Group, room: int, row: int) -> int:
     if not group.stashed:
         return 0
     least = max(ly.width(slice(0, ly.grain)) for ly in group.stashed)
-    return max(min((room - group.held) // row, sum(ly.p for ly in group.stashed)), least)
+    return max(min((room - group.held) // row, max(ly.p for ly in group.stashed)), least)
 
 
 def fill(
