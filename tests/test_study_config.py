@@ -152,10 +152,10 @@ def test_every_choice_in_a_configuration_says_whose_it_is():
 def test_smoke_keeps_the_arms_and_shrinks_the_rest():
     of = smoke(read("fig3b"))
     assert [arm.name for arm in of.arms] == [arm.name for arm in read("fig3b").arms]
-    assert of.labels == Labels(init=20, per_cycle=5, cycles=2, subset=24)
-    assert of.train.steps == 40
+    assert of.labels == Labels(init=16, per_cycle=4, cycles=2, subset=16)
+    assert of.train.steps == 12
     assert {of.trial(name).network.options["widen"] for name in of.names} == {1}
     assert len(of.seeds) == 2
     small = study(("random",), seeds=(1,), labels=Labels(init=3, per_cycle=2, cycles=1), train=Train(steps=2))
-    assert smoke(small).labels == replace(small.labels, subset=24)
+    assert smoke(small).labels == replace(small.labels, subset=16)
     assert smoke(small).train.steps == 2

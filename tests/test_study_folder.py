@@ -18,7 +18,7 @@ import torch
 
 from foretaste.network import load as load_network
 from foretaste.study import Arm, Labels, Network, Study, Train, load, run, study
-from foretaste.study._folder import Task, alone, differences, slug, write
+from foretaste.study._folder import Task, alone, belongs, describe, differences, slug, write
 from foretaste.study._run import _here
 
 SMALL = Study(
@@ -158,6 +158,13 @@ def test_a_folder_of_another_configuration_is_refused(whole):
         run(replace(SMALL, train=replace(SMALL.train, max_lr=0.1)), whole)
 
 
+def test_a_folder_whose_study_says_otherwise_is_refused(tmp_path):
+    describe(tmp_path, SMALL, {})
+    belongs(tmp_path, replace(SMALL, seeds=(5,), arms=SMALL.arms[:1], title="Another"))
+    with pytest.raises(ValueError, match=r"labels.init is 20 there and 30 here; labels.cycles is 3 there and 1 here"):
+        belongs(tmp_path, replace(SMALL, labels=replace(SMALL.labels, init=30, cycles=1)))
+
+
 def test_two_processes_on_one_folder(tmp_path):
     with alone(tmp_path), pytest.raises(RuntimeError, match="another process is running in"):
         run(SMALL, tmp_path)
@@ -234,7 +241,8 @@ CHILD = """
 import sys
 from foretaste.study import *
 of = study(("gain", "badge", "random"), seeds=(int(sys.argv[1]),),
-           labels=Labels(init=20, per_cycle=5, cycles=1, subset=60), network=Network("mlp", {"hidden": (16,)}), train=Train(steps=40))
+           labels=Labels(init=20, per_cycle=5, cycles=1, subset=60),
+           network=Network("mlp", {"hidden": (16,)}), train=Train(steps=40))
 print([r["queried"] for r in run(of)])
 """
 

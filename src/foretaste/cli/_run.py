@@ -41,7 +41,7 @@ def run(
     from foretaste.study import about, prepared, read
     from foretaste.study import estimate as costs
     from foretaste.study import smoke as smaller
-    from foretaste.study._folder import alone, describe
+    from foretaste.study._folder import alone, belongs, describe
     from foretaste.study._pictures import keep_pictures
 
     study = read(config, changes or [], plugins=plugin or [])
@@ -60,14 +60,10 @@ def run(
         console.print(cost.words(n), markup=False, highlight=False)
     if estimate:
         raise typer.Exit
+    words = about(study, data, command=command(config, changes, smoke), processes=n, device=where[0])
     with alone(folder):
-        describe(
-            folder,
-            study,
-            told(
-                study, data, about(study, data, command=command(config, changes, smoke), processes=n, device=where[0])
-            ),
-        )
+        belongs(folder, study)
+        describe(folder, study, told(data, words, smoke))
     records = watched(study, n, folder=folder, devices=where, standin=smoke)
     keep_pictures(folder, data, records)
     page = report.folder(folder)
@@ -76,15 +72,16 @@ def run(
     console.print(f"\nThe page: {page.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
-def told(study: Any, data: Any, words: dict[str, str]) -> dict[str, Any]:
+def told(data: Any, words: dict[str, str], smoke: bool) -> dict[str, Any]:
     """What study.json says besides the configuration."""
-    standin = next((note for note in data.notes if "not a result" in note), None)
+    standin = [note for note in data.notes if "not a result" in note]
+    shrunk = ["Shrunk by --smoke: a look at the machinery, not a result"] if smoke else []
     return {
         "classes": list(data.classes),
         "about": words,
         "data": data.name,
-        "data_notes": [note for note in data.notes if note != standin],
-        "standin": standin,
+        "data_notes": [note for note in data.notes if note not in standin],
+        "standin": ". ".join([*standin, *shrunk]) or None,
     }
 
 

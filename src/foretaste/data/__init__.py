@@ -17,6 +17,7 @@ from foretaste.data._load import NAMES as NAMES
 from foretaste.data._load import load as load
 from foretaste.data._normalise import measured as measured
 from foretaste.data._npz import npz as npz
+from foretaste.data._smaller import smaller as smaller
 from foretaste.data._split import Split as Split
 from foretaste.data._split import draw as draw
 from foretaste.data._svhn import svhn as svhn

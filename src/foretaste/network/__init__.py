@@ -22,5 +22,6 @@ from foretaste.network._saved import Saved as Saved
 from foretaste.network._saved import load as load
 from foretaste.network._saved import save as save
 from foretaste.network._saved import saved as saved
+from foretaste.network._train import Diverged as Diverged
 from foretaste.network._wideresnet import WideResNet as WideResNet
 from foretaste.network._wideresnet import WideResNetSpec as WideResNetSpec

@@ -85,8 +85,12 @@ def train(
     return float(torch.stack(list(losses)).mean())
 
 
-def diverged(what: str, how: Recipe) -> RuntimeError:
-    return RuntimeError(
+class Diverged(RuntimeError):
+    """A training whose loss is no longer a number."""
+
+
+def diverged(what: str, how: Recipe) -> Diverged:
+    return Diverged(
         f"training diverged: {what}, with max_lr={how.max_lr:g}; lower it, to max_lr={how.max_lr / 5:g} say. "
         "The network is as it was before"
     )

@@ -74,9 +74,14 @@ def learned(s: Summary) -> tuple[bool, str]:
     if not failed:
         return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}."
     parts = together([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
+    blown = {name: n for name in s.arms if (n := sum(r.get("diverged", False) for r in s.of(name)))}
+    more = ""
+    if blown:
+        times = together([f"{n} of {name}" for name, n in blown.items()])
+        more = f" Of these trainings {times} blew up: what is shown for them is a network at new weights."
     return False, (
         f"Not every network learned its labels: {parts} did not; the largest labelled mean squared error is "
-        f"{s.residual():.1e}. Look-ahead scores assume interpolation; train longer."
+        f"{s.residual():.1e}. Look-ahead scores assume interpolation; train longer.{more}"
     )
 
 

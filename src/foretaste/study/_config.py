@@ -26,6 +26,7 @@ class Data:
     normalise: str = "auto"  # "auto" (the data set's own), "none", "measured"
     size: int | None = None  # pixels a side, for folders of images of several sizes
     channels: int | None = None
+    pixels: int | None = None  # average pictures down to so many a side, for a quick try
     test: float = 0.2  # share kept to measure on, where the source has no test set of its own
     skip_broken: bool = False  # leave out images that cannot be read, and say so
     pool_points: int | None = None  # keep so many of the pool
@@ -35,7 +36,7 @@ class Data:
 
     def faults(self, at: Faults) -> None:
         at.one_of("normalise", self.normalise, ("auto", "none", "measured"))
-        for name in ("size", "channels", "pool_points", "test_points"):
+        for name in ("size", "channels", "pixels", "pool_points", "test_points"):
             at.whole(name, getattr(self, name), 1, optional=True)
         at.within("test", self.test, 0, 1)
         at.within("imbalance", self.imbalance, 0, 1, low_open=True)

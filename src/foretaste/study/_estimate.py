@@ -11,6 +11,7 @@ from foretaste.network import fit
 from foretaste.query import query
 from foretaste.study._config import Study, Trial
 from foretaste.study._model import Model, model_of
+from foretaste.study._tasks import quiet
 from foretaste.study.loop import check
 
 STEPS = 4
@@ -45,7 +46,8 @@ def estimate(study: Study, data: Images) -> Estimate:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _estimate(study, data)
+        with quiet():
+            return _estimate(study, data)
     finally:
         torch.set_num_threads(threads)
 

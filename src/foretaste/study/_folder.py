@@ -74,10 +74,7 @@ class Task:
                 raise ValueError(f"{self.path}, line {k + 1}, is of cycle {record.get('cycle')}, expected {k}")
             found.append(record)
         if found and (differ := differences(found[-1]["config"], trial.plain())):
-            raise ValueError(
-                f"{self.folder} holds a run of arm {self.arm!r} with other settings: {'; '.join(differ)}. "
-                "Choose another folder, or take this one away"
-            )
+            raise other(self.folder, differ, f" of arm {self.arm!r}")
         return found
 
     def append(self, record: Record | dict[str, Any]) -> None:
@@ -131,6 +128,25 @@ def alone(folder: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise RuntimeError(f"another process is running in {folder}; wait for it, or choose another folder") from None
+
+
+def belongs(folder: Path, study: Study) -> None:
+    """Raise unless what is in the folder is of this study; it may have fewer seeds or other arms."""
+    path, own = folder / "study.json", ("seeds", "arms", "title", "notes", "plugins")
+    if path.exists():
+        there = json.loads(path.read_text(encoding="utf-8"))["study"]
+        here = study.plain()
+        if differ := differences(*({k: v for k, v in one.items() if k not in own} for one in (there, here))):
+            raise other(folder, differ)
+    for name in study.names:
+        for seed in study.seeds:
+            Task(folder, name, seed).records(study.trial(name))
+
+
+def other(folder: Path, differ: list[str], of: str = "") -> ValueError:
+    return ValueError(
+        f"{folder} holds a run{of} with other settings: {'; '.join(differ)}. Choose another folder, or take this one away"
+    )
 
 
 def describe(folder: Path, study: Study, rest: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.data import Images
-from foretaste.network import Fit, feature_layers, fit, fit_ll4al, make, prepare
+from foretaste.network import Diverged, Fit, feature_layers, fit, fit_ll4al, make, prepare, reset
+from foretaste.network._reset import seeded
 from foretaste.query import gp_predict
 from foretaste.study._config import Network, Trial
 from foretaste.study._seeds import number
@@ -46,12 +47,28 @@ class Model:
         how["start"] = "cold" if cycle == 0 else how["start"]
         how |= {"seed": number(seed, cycle, "train"), "normalise": self.data.normalise}
         x_L, y_L = self.data.x[L], self.data.y[L]
-        if self.trial.strategy != "ll4al":
-            return fit(self.net, x_L, y_L, **how)
-        own: dict[str, Any] = {"layers": feature_layers(self.net)} if "layers" not in self.trial.options else {}
-        trained, module = fit_ll4al(self.net, x_L, y_L, **own, **self.trial.options, **how)
-        self.options = {"module": module}
-        return trained
+        try:
+            if self.trial.strategy != "ll4al":
+                return fit(self.net, x_L, y_L, **how)
+            own: dict[str, Any] = {} if "layers" in self.trial.options else {"layers": feature_layers(self.net)}
+            trained, module = fit_ll4al(self.net, x_L, y_L, **own, **self.trial.options, **how)
+            self.options = {"module": module}
+            return trained
+        except Diverged:
+            return self._initial(L, how["seed"])
+
+    def _initial(self, L: np.ndarray, seed: int) -> Fit:
+        """What a training that blew up leaves: the network at new weights, which has learned nothing."""
+        with seeded(seed, self.data.x.device):
+            reset(self.net)
+        self.net.eval()
+        if self.trial.strategy == "ll4al":  # a module is needed to choose by, however little it knows
+            self.options = {"layers": self.trial.options.get("layers") or feature_layers(self.net), "steps": 1}
+        with torch.no_grad():
+            f_LC = self.net(self.inputs(L))
+        f_LC = f_LC.softmax(1) if self.trial.train.loss == "ce" else f_LC
+        y_LC = torch.nn.functional.one_hot(self.data.y[L], f_LC.shape[1]).to(f_LC)
+        return Fit(float((f_LC - y_LC).square().mean()), math.nan, None, 0.0, 0, interpolates=False)
 
     @torch.no_grad()
     def classes(self, ids: np.ndarray) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from foretaste.data import Images, digits, fewer, load
+from foretaste.data import Images, digits, fewer, load, smaller
 from foretaste.study._config import Data
 
 # (channels, pixels a side, classes) of the data sets that a stand-in may take the place of.
@@ -32,7 +32,7 @@ def prepared(how: Data, device: str, standin: bool = False) -> Images:
         data = stand_in(how.name)
     if how.pool_points is not None or how.test_points is not None:
         data = fewer(data, pool=how.pool_points, test=how.test_points)
-    return data.to(device)
+    return (data if how.pixels is None else smaller(data, how.pixels)).to(device)
 
 
 def stand_in(name: str) -> Images:

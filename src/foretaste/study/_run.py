@@ -19,7 +19,7 @@ import torch
 
 from foretaste.data import Images
 from foretaste.study._config import Study
-from foretaste.study._folder import Task, alone
+from foretaste.study._folder import Task, alone, belongs
 from foretaste.study._plugins import plug
 from foretaste.study._prepare import prepared
 from foretaste.study._tasks import carry_out
@@ -62,8 +62,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as where, alone(Path(where)):
         tasks = [Task(Path(where), name, seed) for seed in study.seeds for name in study.names]
-        for task in tasks:  # before anything is computed: does what is there belong to this study?
-            task.records(study.trial(task.arm))
+        belongs(Path(where), study)
         processes = min(processes, len(tasks))
         if processes <= 1:
             came = _here(study, tasks, devices[0], standin)

@@ -8,27 +8,34 @@ from foretaste.study._config import Arm, Network, Study
 
 
 def smoke(study: Study) -> Study:
-    """Two seeds, two cycles, few points, narrow networks, short trainings."""
+    """Two seeds, two cycles, few and small pictures, narrow networks, short trainings."""
     labels = study.labels
-    per_cycle = min(labels.per_cycle, 5)
-    subset = min(labels.subset or 24, 24)
+    per_cycle = min(labels.per_cycle, 4)
+    subset = min(labels.subset or 16, 16)
     return replace(
         study,
         seeds=study.seeds[:2],
         widths=tuple(sorted({min(width, 64 * 4**k) for k, width in enumerate(study.widths)})),
         data=replace(
-            study.data, pool_points=_least(study.data.pool_points, 400), test_points=_least(study.data.test_points, 100)
+            study.data,
+            pool_points=_least(study.data.pool_points, 400),
+            test_points=_least(study.data.test_points, 40),
+            pixels=_least(study.data.pixels, 8),
         ),
         labels=replace(
             labels,
-            init=min(labels.init, 20),
+            init=min(labels.init, 16),
             per_cycle=per_cycle,
             subset=max(subset, per_cycle),
             cycles=min(labels.cycles, 2),
         ),
         network=Network(study.network.name, narrow(study.network.name, study.network.options)),
         train=replace(
-            study.train, steps=min(study.train.steps or 40, 40), epochs=None, batch=min(study.train.batch, 16)
+            study.train,
+            steps=min(study.train.steps or 12, 12),
+            epochs=None,
+            batch=min(study.train.batch, 8),
+            max_lr=min(study.train.max_lr or 0.1, 0.1),
         ),
         arms=tuple(_small(arm, study.network.name) for arm in study.arms),
     )

@@ -59,6 +59,8 @@ def study_of(table: Mapping[str, Any], *, plugins: Iterable[str] = ()) -> Study:
         keys["network"] = _network(table.pop("network"), at.inside("network"))
     if "arms" in table:
         keys["arms"] = _arms(table.pop("arms"), at)
+    if isinstance(table.get("notes"), str):  # lines of a paragraph belong together
+        table["notes"] = "\n\n".join(" ".join(part.split()) for part in table["notes"].split("\n\n"))
     keys |= _checked(Study, table, at, besides=[*PARTS, "network", "arms", "strategies"])
     try:
         study = Study(**{k: v for k, v in keys.items() if v is not None})

@@ -1,5 +1,6 @@
 """Algorithm 1: train f on L, query, ask the oracle, and again."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -63,6 +64,7 @@ def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cyc
         "accuracy": float(right_N.double().mean()),
         "residual": trained.residual,
         "interpolates": trained.interpolates,
+        "diverged": not math.isfinite(trained.loss),
         "candidates": 0,
         "queried": [],
         "predicted": [],

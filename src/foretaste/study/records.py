@@ -28,6 +28,7 @@ class Record(TypedDict):
     accuracy: float  # share of the test points, 0 to 1
     residual: float  # mean squared error of f on its own labels
     interpolates: bool  # f has learned them
+    diverged: bool  # its training blew up; what is measured is a network at new weights
     candidates: int  # U, how many were offered; 0 in the last cycle
     queried: list[int]  # ids, in the order asked
     predicted: list[int]  # f's class for each, before its label was known

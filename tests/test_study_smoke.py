@@ -1,0 +1,118 @@
+"""Every experiment of the list, through the command line, shrunk; and a study with a strategy of the user's own."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from foretaste.cli import app
+from foretaste.study import load, read, shipped
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """No data sets at hand: digits stand in for them."""
+    monkeypatch.setenv("FORETASTE_DATA", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*shipped()} - {"demo"}))
+def test_smoke(name, tmp_path):
+    result = runner.invoke(app, ["run", name, "--smoke", "--processes", "1", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "runs" / f"{name}-smoke"
+    of, records = read(name), load(folder)
+    assert {r["arm"] for r in records} == {*of.names}
+    assert {r["seed"] for r in records} == {*of.seeds[:2]}
+    page = (folder / "report" / "index.html").read_text()
+    assert of.title in page
+    for arm in of.arms:
+        assert arm.name in page
+    assert "Shrunk by --smoke: a look at the machinery, not a result" in page
+    if of.data.name != "digits":
+        assert f"{of.data.name} was not found" in json.loads((folder / "study.json").read_text())["standin"]
+    if of.experiment == "loop":
+        assert {r["labelled"] for r in records} == {16, 20, 24}
+        assert "95 %" in page
+    if of.experiment == "block":
+        assert max(r["relative_difference"] for r in records) < 1e-10
+    if of.experiment == "theorem":
+        assert max(r["warm_cold_kernel"] for r in records if r["width"] is None) < 1e-12
+
+
+@pytest.mark.slow
+def test_the_gap_between_warm_and_cold_start_shrinks_with_width():
+    """Theorem 3.1 holds in the limit; networks that learn their labels come nearer to it with width."""
+    from foretaste.study import run
+
+    records = run(read("theorem", ["seeds=[0]", "widths=[32, 512]", "train.steps=3000"]))
+    kernel, narrow, wide = records
+    assert kernel["warm_cold_kernel"] < 1e-12
+    assert max(narrow["residuals"] + wide["residuals"]) < 1e-5
+    assert wide["warm_cold_network"] < narrow["warm_cold_network"] / 3
+
+
+MINE = '''
+import torch
+import foretaste as ft
+
+
+@ft.register("furthest")
+def furthest(state):
+    """Points whose outputs are far from those of all others."""
+    f = state.pool_mean
+    return torch.cdist(f, f).mean(1)
+'''
+
+STUDY = """
+title = "Mine"
+strategies = ["furthest", "random"]
+seeds = [0]
+plugins = ["mine.py"]
+
+[labels]
+init = 20
+per_cycle = 5
+cycles = 1
+
+[train]
+steps = 20
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_strategy_of_ones_own_runs_by_name(tmp_path, processes):
+    (tmp_path / "mine.py").write_text(MINE.replace("furthest", f"furthest{processes}"))
+    (tmp_path / "mine.toml").write_text(STUDY.replace("furthest", f"furthest{processes}"))
+    assert len(MINE.strip().splitlines()) < 15
+    result = runner.invoke(app, ["run", "mine.toml", "--out", "out", "--processes", processes])
+    assert result.exit_code == 0, result.output
+    assert "about" in result.output  # what it will cost
+    asked = {r["arm"]: r["queried"] for r in load(tmp_path / "out") if r["cycle"] == 0}
+    assert len(asked[f"furthest{processes}"]) == 5
+    assert asked[f"furthest{processes}"] != asked["random"]
+
+
+def test_what_is_not_there_is_told():
+    result = runner.invoke(app, ["run", "fig2a"])
+    assert result.exit_code == 2
+    assert "foretaste data get svhn" in result.output
+    result = runner.invoke(app, ["run", "fig2z"])
+    assert "did you mean 'fig2" in result.output
+    result = runner.invoke(app, ["run", "demo", "--set", "train.step=1", "--set", "label.init=3"])
+    assert result.exit_code == 2
+    assert "did you mean 'steps'" in result.output
+    assert "did you mean 'labels'" in result.output
+    result = runner.invoke(app, ["run", "demo", "--device", "cuda:99"])
+    assert result.exit_code == 2
+
+
+def test_the_list():
+    result = runner.invoke(app, ["run", "--list"])
+    assert result.exit_code == 0
+    assert "fig2a" in result.output
+    assert "Figure 2a" in result.output
