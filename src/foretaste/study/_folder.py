@@ -134,9 +134,9 @@ def belongs(folder: Path, study: Study) -> None:
     """Raise unless what is in the folder is of this study; it may have fewer seeds or other arms."""
     path, own = folder / "study.json", ("seeds", "arms", "title", "notes", "plugins")
     if path.exists():
-        there = json.loads(path.read_text(encoding="utf-8"))["study"]
-        here = study.plain()
-        if differ := differences(*({k: v for k, v in one.items() if k not in own} for one in (there, here))):
+        both = json.loads(path.read_text(encoding="utf-8"))["study"], study.plain()
+        there, here = ({key: value for key, value in one.items() if key not in own} for one in both)
+        if differ := differences(there, here):
             raise other(folder, differ)
     for name in study.names:
         for seed in study.seeds:
@@ -144,9 +144,8 @@ def belongs(folder: Path, study: Study) -> None:
 
 
 def other(folder: Path, differ: list[str], of: str = "") -> ValueError:
-    return ValueError(
-        f"{folder} holds a run{of} with other settings: {'; '.join(differ)}. Choose another folder, or take this one away"
-    )
+    says = f"{folder} holds a run{of} with other settings: {'; '.join(differ)}"
+    return ValueError(f"{says}. Choose another folder, or take this one away")
 
 
 def describe(folder: Path, study: Study, rest: dict[str, Any]) -> None:
