@@ -12,8 +12,10 @@ from cases import CASES, Case
 from foretaste.acquire import _change, _fused, _gain, _variance, change, find, gain, mlmoc, variance
 from foretaste.acquire._fused import Term
 from foretaste.bench._picks import _batch, pool
+from foretaste.query import _pick
 from foretaste.query._pick import Progress, best, pick_each
-from foretaste.retrain import State, _running
+from foretaste.query._twins import spent
+from foretaste.retrain import State, _running, from_kernels
 from foretaste.retrain._dense import Dense
 
 ALL = pytest.mark.parametrize("case", [c for c in CASES if c.B == 1], ids=str)
@@ -194,6 +196,18 @@ def test_taken_and_variance_carried_along_are_those_summed_anew() -> None:
     assert not case.state(ridge=RIDGE).taken.any()
 
 
+def test_a_candidate_without_variance_is_refused_either_way(as_on_a_gpu: list[Term]) -> None:
+    """Θ is not positive definite: S_jj + λ < 0 at one candidate."""
+    theta = torch.eye(6).double()
+    theta[4, 4] = -0.5
+    f = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double()
+    empty = theta[:0]
+    state = from_kernels(empty[:, :0], None, empty.T, theta, None, f[:0], None, f, [], ridge=0.1)
+    with pytest.raises(ValueError, match=r"S_jj \+ λ is -4.0e-01 at candidate 4"):
+        gain(state)
+    assert as_on_a_gpu == [Term.RISE]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("term", list(Term))
@@ -223,3 +237,25 @@ def test_a_batch_on_a_gpu_is_that_of_float64_on_a_cpu(name: str, select: str, mo
     assert _batch(*on_cpu, name, select, 40, 0).picked == quick
     scores = [find(name).fn(state).cpu() for state, _ in (on_gpu, on_cpu)]
     assert_close(*scores, rtol=2e-6, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("U", [1, 7, 1024, 3000])
+def test_twins_marked_at_once_are_those_of_the_plain_way(U: int) -> None:
+    x = torch.randn(U, 8, generator=torch.Generator().manual_seed(U)).double()
+    x[U // 2 :] = x[: U - U // 2].clone()  # copies
+    x[U // 3] = 0
+    x = x.cuda()
+    f = torch.zeros(U, 3).double().cuda()
+    none = x.new_empty(0, U)
+    state: State = from_kernels(none[:, :0], None, none.T, x @ x.T, None, f[:0], None, f, [], ridge=1e-3)
+    for j in (U - 1, U // 4):
+        before, state = state, state.condition(j)
+        want = spent(state, before, j)
+        got = torch.zeros(U, dtype=torch.bool, device="cuda")
+        got[0] = True  # what is set stays
+        want[0] = True
+        _pick._mark(got, state, before, j)
+        assert torch.equal(got, want)
+    assert U < 7 or 2 <= int(got.sum()) < U

@@ -54,7 +54,7 @@ def gain(state: State, scale: float | None = None) -> Tensor:
     s = math.sqrt(state.scale if scale is None else scale)
     exact = state.W * state.U < MANY
     if not exact and usable(state):
-        return finish(state, _in_one_pass(state, s), "gain")
+        return _in_one_pass(state, s)
     top = state.mean.topk(2, 1)
     g_W = top.values[:, 0] - top.values[:, 1]
     scores_U = g_W.new_empty(state.U)
@@ -74,16 +74,19 @@ def gain(state: State, scale: float | None = None) -> Tensor:
 
 
 def _in_one_pass(state: State, s: float) -> Tensor:
-    """The same, where S can be read once."""
+    """The same, finished, where S can be read once."""
     assert isinstance(state, Dense)
     unit, gap_W = _gaps(state.mean)
-    near_U = state.u.rsqrt() * (math.sqrt(2) * s / unit)
+    near_U = state.unchecked_u.rsqrt() * (math.sqrt(2) * s / unit)
     scores_U = sums(state, Term.RISE, near_U, gap_W)
     open_U = scores_U.masked_fill(state.taken, torch.inf) if state.kept else scores_U
-    if float(open_U.min()) < FAINT:
+    if not float(open_U.min()) >= FAINT:  # or NaN: one look at the device for all that could be wrong
+        _ = state.u  # raises where there is none
         low = (open_U < FAINT).nonzero()[:, 0]
         scores_U[low] = _rises(state.columns(low), near_U[low], gap_W, torch.float64, exact_rise, {})
-    return scores_U.mul_(unit)
+        return finish(state, scores_U.mul_(unit), "gain")
+    scores_U.mul_(unit)
+    return scores_U.masked_fill_(state.taken, -torch.inf) if state.kept else scores_U
 
 
 def _gaps(mean_WC: Tensor) -> tuple[float, Tensor]:

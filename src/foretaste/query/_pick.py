@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from foretaste.acquire import pseudo_labels
-from foretaste.query._twins import spent
+from foretaste.acquire._fused_twins import mark_spent, marks_at_once
+from foretaste.query._twins import SPENT, TWIN, spent
 from foretaste.retrain import State
 
 Score = Callable[[State], Tensor]
@@ -115,7 +116,7 @@ def _pick_each(
         progress(len(got.indices), batch_size)
         if more:
             if fresh:
-                spent_U |= spent(state, before, j)
+                _mark(spent_U, state, before, j)
             got.seconds["select"] += time.perf_counter() - start
             scores_U = _timed(got, score, state)
 
@@ -133,6 +134,15 @@ def best(scores_U: Tensor, shut_U: Tensor, rank_U: Tensor) -> int:
     """
     highest = scores_U.masked_fill(shut_U, -torch.inf).max()
     return int(rank_U.masked_fill((scores_U != highest) | shut_U, len(rank_U)).min())
+
+
+def _mark(spent_U: Tensor, state: State, before: State, j: int) -> None:
+    """``spent_U`` |= spent(state, before, j), in place."""
+    if state.B == 1 and marks_at_once(before.variance_blocks):
+        var_U, left_U = (s.variance_blocks.reshape(-1) for s in (before, state))
+        mark_spent(spent_U, var_U, left_U, j, TWIN, SPENT)
+    else:
+        spent_U |= spent(state, before, j)
 
 
 def _keep(state: State, j: int, select: str, got: Picked) -> State:

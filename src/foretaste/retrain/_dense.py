@@ -109,7 +109,11 @@ class Dense(State):
             R = cholesky((u + u.T) / 2, self.ridge, "j")
             f_U = torch.linalg.solve_triangular(R, s_U, upper=False)
             f_W = f_U if same else torch.linalg.solve_triangular(R, s_W, upper=False)
-        return factors.append(j, f_U, f_W, squares(f_U, B))
+        var_U = factors.var_U if factors.js else base.solved.var_U
+        if var_U is not None:
+            f_U11 = f_U[0, :, None, None]
+            var_U = torch.addcmul(var_U, f_U11, f_U11, value=-1) if B == 1 else var_U - squares(f_U, B)
+        return factors.append(j, f_U, f_W, var_U)
 
     @cached_property
     def taken(self) -> Tensor:
@@ -121,15 +125,17 @@ class Dense(State):
         var_U, factors = self._posterior.solved.var_U, self._factors
         if not factors.js:
             return var_U
-        return var_U - (squares(factors.U(), self.B) if factors.drop_U is None else factors.drop_U)
+        return var_U - squares(factors.U(), self.B) if factors.var_U is None else factors.var_U
 
     @cached_property
     def u(self) -> Tensor:
-        if self.B == 1:  # the same, with one look at the device where nothing is amiss
-            u_U = self.variance_blocks[:, 0, 0] + (self._noise_U if self.loss == "ce" else self.ridge)
-            if float(u_U.min()) > 0:
-                return u_U
-        return super().u
+        # The same, with one look at the device where nothing is amiss.
+        return u_U if self.B == 1 and float((u_U := self.unchecked_u).min()) > 0 else super().u
+
+    @cached_property
+    def unchecked_u(self) -> Tensor:
+        """u with B = 1, as it comes: negative where no variance is left. For what turns NaN by it, and says so."""
+        return self.variance_blocks[:, 0, 0] + (self._noise_U if self.loss == "ce" else self.ridge)
 
     @cached_property
     def watched_variance(self) -> Tensor:

@@ -49,8 +49,7 @@ def solve(p: Problem) -> Solved:
 def squares(half_U: Tensor, B: int) -> Tensor:
     """The (N, B, B) diagonal blocks of HᵀH."""
     if B == 1:
-        squares_U = half_U.square()
-        return (squares_U[0] if len(half_U) == 1 else squares_U.sum(0))[:, None, None]
+        return half_U.square().sum(0)[:, None, None]
     h = half_U.reshape(half_U.shape[0], half_U.shape[1] // B, B)
     return torch.einsum("lna,lnb->nab", h, h)
 

@@ -53,7 +53,7 @@ class Factors:
     js: tuple[int, ...] = ()
     B: int = 1
     _rows: Rows | None = None
-    drop_U: Tensor | None = None  # (U, B, B): the diagonal blocks of F_UᵀF_U, None if not at hand
+    var_U: Tensor | None = None  # (U, B, B): the candidates' variance less that of F_UᵀF_U, None if not at hand
     taken_U: Tensor | None = None  # (U,) bool: js, likewise
 
     def U(self, start: int = 0) -> Tensor:
@@ -69,10 +69,10 @@ class Factors:
         return self if n == len(self.js) else Factors(self.js[:n], self.B, self._rows)
 
     @torch.no_grad()
-    def append(self, j: int, f_U: Tensor, f_W: Tensor, drop_U: Tensor) -> "Factors":
+    def append(self, j: int, f_U: Tensor, f_W: Tensor, var_U: Tensor | None) -> "Factors":
         """One more, (B, U·B) and (B, W·B): in place behind the others, unless another order went on from here.
 
-        ``drop_U`` (U, B, B) is its own part of the variance; what all have is carried along, not summed at every label.
+        ``var_U`` is the variance it leaves: carried along, not summed over all at every label.
         """
         rows, k, B = self._rows, len(self.js) * self.B, f_U.shape[0]
         if rows is None or not rows.claim(k, B):
@@ -84,14 +84,14 @@ class Factors:
         rows.f_U[k : k + B] = f_U
         if f_W is not f_U:
             rows.f_W[k : k + B] = f_W
+        taken_U = self.taken_U
         if not self.js:
-            taken_U = torch.zeros(len(drop_U), dtype=torch.bool, device=drop_U.device)
-        elif self.taken_U is None or self.drop_U is None:
-            return Factors((*self.js, j), B, rows)
-        else:
-            drop_U, taken_U = self.drop_U + drop_U, self.taken_U.clone()
-        taken_U[j] = True
-        return Factors((*self.js, j), B, rows, drop_U, taken_U)
+            taken_U = torch.zeros(f_U.shape[1] // B, dtype=torch.bool, device=f_U.device)
+        elif taken_U is not None:
+            taken_U = taken_U.clone()
+        if taken_U is not None:
+            taken_U[j] = True
+        return Factors((*self.js, j), B, rows, var_U, taken_U)
 
 
 @dataclass(frozen=True, eq=False)
