@@ -7,6 +7,8 @@ import torch
 
 import foretaste as ft
 from foretaste.tangent import _fused, _rows, _rules, gram, outputs, subject
+from foretaste.tangent._layers import survey
+from foretaste.tangent._plan import CHUNK_MOST, Group, Job, larger
 from foretaste.tangent._rows import Rows
 from foretaste.tangent._subject import probe
 from foretaste.tangent._theta import Theta, strip
@@ -73,6 +75,25 @@ def test_a_checked_network_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatc
     got = gram(subj, {"x": x}, [("x", "x")], classes=classes, f=f)[0]["x", "x"]
     assert torch.equal(got, want)
     assert torch.allclose(f["x"], outputs(net, x), rtol=1e-12)
+
+
+def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:
+    """A chunk of ten was planned with room for the widest rows; the pass forms narrow ones, and half is left to it."""
+    case = next(c for c in NETWORKS if c.name == "wrn")
+    subj, x = subject(case.built(torch.float32)), case.points(3, torch.float32)
+    found = survey(subj, x, probe(subj, x))
+    narrow, wide = sorted(found.layers, key=lambda ly: ly.p)[:: len(found.layers) - 1]
+    groups = [Group(formed=[(narrow, slice(0, narrow.shape[0]))], stashed=[wide])]
+    for device, left in (("cuda", 0), ("cuda", 10**8), ("cuda", 10**10), ("cpu", 10**10)):
+        job = Job(found, {}, {"x": 3000}, [("x", "x")], (), item=2, device=device)
+        work = 10 * job.a_point(wide.p)
+        points, taken = larger(job, groups, 10, work, left)
+        if device == "cpu":
+            assert (points, taken) == (10, work)
+            continue
+        assert points * job.a_point(narrow.p) <= taken <= work + left
+        assert points == min(CHUNK_MOST, (work + left // 2) // job.a_point(narrow.p))
+        assert points >= (CHUNK_MOST if left == 10**10 else 10)
 
 
 @pytest.mark.gpu

@@ -32,6 +32,8 @@ def recomputed(net: nn.Module, x: Tensor, block: int) -> Pairs:
     block = min(block, len(x) // 2)
     blocks = -(-len(x) // block)
     count = blocks * (blocks + 1) // 2
+    if x.is_cuda:
+        torch.cuda.empty_cache()  # what torch keeps for itself JAX would lack
     a: Any = x[:block]
     b: Any = x[block : 2 * block]
     jax = importable() if isinstance(net, WideResNet) else None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import gain, mlmoc
 from foretaste.data import digits
-from foretaste.network import MLP, WideResNet, fit
+from foretaste.network import MLP, WideResNet, fit, prepare
 from foretaste.retrain import linearize
 
 
@@ -29,7 +29,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def agreement(device: torch.device, quick: bool = False) -> list[Agreement]:
     """Trained on scikit-learn's digits (real data that comes with it): L = 100, U = 400."""
     data = digits()
-    x = torch.as_tensor(data.x, dtype=torch.float32, device=device)
+    x = prepare(data.x.to(device), torch.float32, data.normalise)
     y = torch.as_tensor(data.y, device=device)
     at = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     L, U = at[:100], at[100 : 200 if quick else 500]
