@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from foretaste.bench._ranking import spearman
 from foretaste.data import digits
-from foretaste.network import MLP, fit, fit_ll4al, predict_losses
+from foretaste.network import MLP, fit, fit_ll4al, predict_losses, prepare
 
 LAYERS = ("layers.1", "layers.3")
 
@@ -38,13 +38,14 @@ def learning_rates(
 ) -> list[Row]:
     """Digits, an MLP of two hidden layers of 256, L labels; held out are the last 797 of each seed's order."""
     data, rows = digits(), []
+    inputs = prepare(data.x, normalise=data.normalise).flatten(1)
     for seed in seeds:
         order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed))
         at_L, held = order[:L], order[1000:]
-        x_L, y_L, x, y = data.x[at_L], data.y[at_L], data.x[held], data.y[held]
+        x_L, y_L, x, y = inputs[at_L], data.y[at_L], inputs[held], data.y[held]
         for method in methods:
             for rate in rates:
-                net, ranking = MLP(data.x.shape[1], (256, 256)), float("nan")
+                net, ranking = MLP(inputs.shape[1], (256, 256)), float("nan")
                 how = {"steps": steps, "max_lr": rate, "seed": seed}
                 if method == "fit":
                     done = fit(net, x_L, y_L, start="cold", **how)  # type: ignore[arg-type]

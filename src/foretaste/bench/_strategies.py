@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from foretaste.acquire import find, strategies
 from foretaste.bench._measure import Measured, turns
 from foretaste.data import digits
-from foretaste.network import MLP, fit, fit_ll4al
+from foretaste.network import MLP, fit, fit_ll4al, prepare
 from foretaste.query import query
 
 
@@ -79,7 +79,8 @@ def _problems(L: int, U: int, hidden: tuple[int, ...], steps: int, seed: int, de
     if len(data.x) < L + U:
         raise ValueError(f"L={L} and U={U} of {len(data.x)} digits; expected at most as many in all")
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed))
-    x, y = data.x[order].to(device), data.y[order].to(device)
+    x = prepare(data.x[order], normalise=data.normalise).flatten(1).to(device)
+    y = data.y[order].to(device)
     x_L, y_L, x_U = x[:L], y[:L], x[L : L + U]
     D, C = x.shape[1], len(data.classes)
 

@@ -33,7 +33,7 @@ def query(
     output: Annotated[str, typer.Option(help="Kernel of: sum, first, full, or the number of a logit.")] = "sum",
     ridge: Annotated[float | None, typer.Option(min=0, help="λ; 1e-6 of the mean diagonal of Θ unless told.")] = None,
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
-    precision: Annotated[str, typer.Option(help="float32, or on CUDA tf32 or half.")] = "float32",
+    precision: Annotated[str, typer.Option(help="auto, float32, or on CUDA tf32 or half.")] = "auto",
     watch: Annotated[int | None, typer.Option(min=1, help="Watch so many points of the pool, not all.")] = None,
     options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
     classes: o.Classes = None,

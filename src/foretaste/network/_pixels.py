@@ -8,7 +8,7 @@ from torch import Tensor
 Normalise = tuple[float | Sequence[float], float | Sequence[float]]
 
 
-def prepare(x: Tensor, dtype: torch.dtype, normalise: Normalise | None = None) -> Tensor:
+def prepare(x: Tensor, dtype: torch.dtype = torch.float32, normalise: Normalise | None = None) -> Tensor:
     """uint8 pixels as numbers in [0, 1]; then (x − mean) / std if asked, of one number or one for each channel.
 
     Floats are not scaled; anything else (token ids) is left alone.

@@ -128,13 +128,14 @@ class Ask:
     watch: int | None = None
     method: str = "auto"
     budget: int | str | None = None
-    precision: str = "float32"
+    precision: str = "auto"
 
     def faults(self, at: Faults) -> None:
         if isinstance(self.output, str):
             at.one_of("output", self.output, ("sum", "first", "full"))
         at.within("ridge", self.ridge, 0, math.inf, optional=True)
         at.whole("watch", self.watch, 1, optional=True)
+        at.one_of("precision", self.precision, ("auto", "float32", "tf32", "half"))
         at.one_of("method", self.method, ("auto", "dense", "direct", "watched", "features", "columns"))
 
 
