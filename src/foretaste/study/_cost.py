@@ -3,7 +3,7 @@
 import platform
 import sys
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -29,7 +29,14 @@ def peak_memory(device: torch.device) -> int:
 
 @cache
 def _packages() -> dict[str, str]:
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from its sources
+        return "not installed"
 
 
 def versions(device: torch.device) -> dict[str, str]:
