@@ -19,7 +19,7 @@ from foretaste.data import Images, draw
 from foretaste.network import MLP
 from foretaste.query import gp_predict
 from foretaste.retrain import linearize
-from foretaste.study import Arm, Labels, Network, Train, _calibrate, _model, cycles, loop, run, study
+from foretaste.study import Arm, Ask, Labels, Network, Train, _calibrate, _model, cycles, loop, run, study
 from foretaste.study._run import ENVIRONMENT
 
 SMALL = study(
@@ -173,6 +173,21 @@ def test_scale_is_carried_from_batch_to_batch(monkeypatch):
     assert s0 == pytest.approx(10 * loo0)
     assert s1 == pytest.approx(loo1 * honest0 / loo0)
     assert [r["scale"] for r in records[:2]] == [s0, s1]
+
+
+def test_scale_by_the_full_kernel():
+    """There u_j is a matrix: s² = mean_j e_jᵀ u_j⁻¹ e_j / C."""
+    data, net = points(), MLP(3, (8,), 3).eval()
+    L, u = data.pool[:6], data.pool[6:10]
+    state = linearize(net, data.x[L], data.y[L], data.x[u], output="full")
+    honest = []
+    for j, i in enumerate(u):
+        e_C = (data.y[i] == torch.arange(3)).double() - state.pool_mean[j]
+        honest.append(float(e_C @ torch.linalg.inv(state.u[j]) @ e_C) / 3)
+    got = _calibrate.surprise(net, data.x[L], data.y[L], data.x[u], data.y[u], {"output": "full", "loss": "l2"})
+    assert got == pytest.approx(np.mean(honest))
+    records = records_of("gain", 0, data, of=replace(SMALL, query=Ask(output="full")))
+    assert records[1]["ratio"] != records[0]["ratio"] > 0
 
 
 def test_a_pool_too_small_is_refused():

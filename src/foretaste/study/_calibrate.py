@@ -25,7 +25,9 @@ def surprise(net: nn.Module, x_L: Tensor, y_L: Tensor, x_u: Tensor, y_u: Tensor,
     """s² by the labels ``y_u`` of new points, as the network trained on L predicted them."""
     state = linearize(net, x_L, y_L, x_u, **_without_watch(settings))
     e_uC = state.targets(y_u) - state.pool_mean
-    return float(torch.mean(e_uC.square().sum(1) / (state.C * state.u)))
+    if state.B == 1:
+        return float(torch.mean(e_uC.square().sum(1) / (state.C * state.u)))
+    return float(torch.mean(e_uC * torch.linalg.solve(state.u, e_uC)))  # u_j is C × C: mean eᵀ u⁻¹ e / C
 
 
 def _without_watch(settings: Mapping[str, Any]) -> dict[str, Any]:
