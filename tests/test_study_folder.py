@@ -60,6 +60,27 @@ def test_a_run_leaves_records_and_the_last_weights(whole):
             assert load_network(None, path).spec.hidden == (16,)
 
 
+def test_weights_of_ones_own_network_know_its_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours_with_options.py").write_text(
+        "from torch import nn\n"
+        "def net(inputs, classes, width=3):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Linear(width, classes))\n"
+    )
+    run(
+        study(
+            ("random",),
+            seeds=(0,),
+            labels=Labels(init=10, per_cycle=5, cycles=0),
+            network=Network("ours_with_options:net", {"width": 5}),
+            train=Train(steps=3),
+        ),
+        tmp_path,
+    )
+    net = load_network(None, tmp_path / "weights/random/0-0.safetensors", classes=10, shape=(1, 8, 8))
+    assert net[1].out_features == 5
+
+
 def test_a_finished_run_is_not_run_again(whole, monkeypatch):
     before = timeless(whole)
     monkeypatch.setattr("foretaste.study._model.fit", None)

@@ -34,6 +34,7 @@ def carry_out(study: Study, data: Images, task: Task) -> Iterator[Any]:
             return
         said = {
             "network": trial.network.name,
+            "options": trial.network.options if ":" in trial.network.name else None,  # built-in ones say theirs
             "classes": data.classes,
             "normalise": data.normalise,
             "loss": trial.train.loss,
