@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -95,6 +96,20 @@ def test_a_strategy_of_ones_own_runs_by_name(tmp_path, processes):
     asked = {r["arm"]: r["queried"] for r in load(tmp_path / "out") if r["cycle"] == 0}
     assert len(asked[f"furthest{processes}"]) == 5
     assert asked[f"furthest{processes}"] != asked["random"]
+
+
+@pytest.mark.parametrize("kind", ["pictures", "features"])
+def test_smoke_of_a_few_points_of_ones_own(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, 9, 9), dtype=np.uint8) if kind == "pictures" else rng.random((60, 4), np.float32)
+    np.savez(tmp_path / "few.npz", x=x, y=np.arange(60) % 3)
+    (tmp_path / "few.toml").write_text('strategies = ["margin", "random"]\n[data]\nname = "few.npz"')
+    result = runner.invoke(app, ["run", "few.toml", "--smoke", "--processes", "1"])
+    assert result.exit_code == 0, result.output
+    assert {r["labelled"] for r in load(tmp_path / "runs/few-smoke")} == {16, 20, 24}
+    result = runner.invoke(app, ["run", "few.toml", "--set", "data.pool_points=400", "--estimate"])
+    assert result.exit_code == 2  # asked for in earnest, they must be there
+    assert "expected 1 to 48" in result.output
 
 
 def test_what_is_not_there_is_told():

@@ -20,7 +20,11 @@ SHAPES = {
 
 
 def prepared(how: Data, device: str, standin: bool = False) -> Images:
-    """Read, made fewer if asked, and on the device. ``standin``: digits in their shape where they are not found."""
+    """Read, made fewer if asked, and on the device.
+
+    ``standin``, for a look at the machinery: digits in their shape where the data are not found, and as many points as
+    there are where more are asked for.
+    """
     try:
         data = load(
             how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,
@@ -30,8 +34,11 @@ def prepared(how: Data, device: str, standin: bool = False) -> Images:
         if not standin or how.name not in SHAPES:
             raise
         data = stand_in(how.name)
-    if how.pool_points is not None or how.test_points is not None:
-        data = fewer(data, pool=how.pool_points, test=how.test_points)
+    pool, test = how.pool_points, how.test_points
+    if standin:
+        pool, test = (None if n is None else min(n, len(ids)) for n, ids in ((pool, data.pool), (test, data.test)))
+    if pool is not None or test:
+        data = fewer(data, pool=pool, test=test or None)
     return (data if how.pixels is None else smaller(data, how.pixels)).to(device)
 
 
