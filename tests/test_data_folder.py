@@ -455,6 +455,13 @@ def test_a_table_of_something_else_beside_class_folders_is_an_other_file(tmp_pat
     assert data.notes == ("1 files are not pictures and were left out: 1 .csv",)
 
 
+def test_a_table_without_files_is_not_taken_for_the_folder_it_lies_in(tmp_path):
+    classes_of(tmp_path, {"a": 3, "b": 3})
+    rows(tmp_path / "prices.csv", [["item", "price"], ["x", "3"]])
+    with pytest.raises(ValueError, match=r"prices.csv: no column for the file"):
+        folder(tmp_path / "prices.csv")
+
+
 def test_natural_order():
     names = ["b", "a10", "a2", "A1", "a", "10", "9", "a2b", "a02"]
     assert sorted(names, key=natural) == ["9", "10", "a", "A1", "a02", "a2", "a2b", "a10", "b"]

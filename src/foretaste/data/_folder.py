@@ -34,7 +34,8 @@ def folder(
     without pictures that cannot be read, files that are missing and classes without pictures; ``notes`` names them.
     """
     root = Path(path)
-    if root.is_file() and root.suffix.lower() in (".csv", ".tsv"):
+    meant = root.is_file() and root.suffix.lower() in (".csv", ".tsv")  # the table itself, whatever lies beside it
+    if meant:
         root, tables = root.parent, [root]
     elif root.is_dir():
         tables = sorted(p for p in root.iterdir() if p.suffix.lower() in (".csv", ".tsv") and p.name[0] != ".")
@@ -46,7 +47,7 @@ def folder(
         raise ValueError(
             f"{root}: {told((p.name for p in named), 'table {}', 'tables {}')} of labels; give the path of one"
         )
-    if named or (tables and not here.folders):
+    if named or (tables and (meant or not here.folders)):
         rows, notes = _from_table((named or tables)[0], here, skip_broken)
     else:
         rows, notes = _from_folders(root, here, skip_broken)
