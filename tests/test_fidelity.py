@@ -258,6 +258,16 @@ def test_verdicts(records, level, says):
     assert any("0.9 on, care from 0.6" in line for line in got.lines)
 
 
+def test_few_candidates_and_one_repeat_in_words():
+    few = " ".join(verdict(made_up(candidates=["a", "b", "c"], repeats=1)).lines)
+    assert "3 candidates were labelled" in few
+    assert "40 + 1 points, once each" in few
+    assert "with 3 of them any agreement may be chance" in few
+    more = " ".join(verdict(made_up()).lines)
+    assert "40 + 1 points, 2 times each" in more
+    assert "with 8 of them chance alone gives beyond ±0.74" in more
+
+
 def test_warnings_of_the_verdict():
     assert not verdict(made_up()).warnings
     assert "agree at 0.50" in verdict(made_up(agreement=0.5)).warnings[0]

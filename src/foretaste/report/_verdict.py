@@ -62,10 +62,11 @@ def setting(s: Any) -> str:
 
 
 def _what(about: Any, at: Any | None) -> str:
-    n = len(about["candidates"])
+    n, times = len(about["candidates"]), about["repeats"]
     text = (
-        f"{n} candidates were labelled, each in two ways, and the network really retrained on {about['L']} + 1 points, "
-        f"{about['repeats']} times each; changes were seen on {about['W']} other points of the pool."
+        f"{n} {'candidate was' if n == 1 else 'candidates were'} labelled, each in two ways, and the network really "
+        f"retrained on {about['L']} + 1 points, {'once' if times == 1 else f'{times} times'} each; changes were seen on "
+        f"{about['W']} other points of the pool."
     )
     if at is not None and at["correlation"] is not None:
         text += f" With {setting(at)}, predicted and real changes of the outputs correlate at {at['correlation']:.2f}"
@@ -81,10 +82,12 @@ def _rank(about: Any, at: Any | None) -> str:
     n = len(about["candidates"])
     if at is None or at["rank"] is None:
         return "Too few candidates to say how well their ranking agrees."
-    return (
-        f"The candidates' ranking by how much they move the network agrees at {at['rank']:.2f} (Spearman); with "
-        f"{n} of them chance alone gives beyond ±{chance(n):.2f} one time in twenty."
+    text = (
+        f"The candidates' ranking by how much they move the network agrees at {at['rank']:.2f} (Spearman); with {n} of "
     )
+    if chance(n) == 1:
+        return f"{text}them any agreement may be chance."
+    return f"{text}them chance alone gives beyond ±{chance(n):.2f} one time in twenty."
 
 
 def chance(n: int) -> float:
