@@ -216,6 +216,11 @@ def test_files_that_do_not_fit(files, net, name, changes, says):
         (["--network", "mlp", "--device", "gpu"], "--device gpu; expected cpu, cuda"),
         (["--network", "mlp", "--device", "cuda:99"], "CUDA devices; use cpu or auto"),
         (["--network", "mlp", "--loss", "l1"], "unknown loss 'l1'"),
+        (["--network", "mlp", "--select", "sequential"], "--select sequential asks for a label after each pick"),
+        (["--network", "mlp", "--select", "best"], "unknown select 'best'"),
+        (["--network", "mlp", "--strategy", "badge", "--select", "top"], "'badge' picks by itself"),
+        (["--network", "mlp", "--output", "10"], "--output 10 and the network has 10 outputs; expected 0 to 9"),
+        (["--network", "mlp", "--strategy", "change"], "'change'"),
         ([], "neither --network nor --weights"),
         (["--network", "mlp", "--normalise", "0.5"], "--normalise '0.5'; expected"),
         (["--network", "mlp", "--normalise", "0.5/0"], "--normalise '0.5/0'; expected"),
@@ -225,12 +230,39 @@ def test_files_that_do_not_fit(files, net, name, changes, says):
     ],
 )
 def test_settings_that_do_not_fit(files, words, says):
-    got = told("query", "--labelled", files / "L.npz", "--pool", files / "U.npz", *words, "--out", files / "r.csv")
+    came = invoke("query", "--labelled", files / "L.npz", "--pool", files / "U.npz", *words, "--out", files / "r.csv")
+    assert came.exit_code == 2, came.output
+    assert "training" not in came.stdout  # told before
+    got = " ".join(came.stderr.split())
     if says != "30 labels":
         assert says in got
     else:
         assert "labels are no class of the network" in got
     assert not (files / "r.csv").exists()
+
+
+def test_one_class_alone_is_told(files):
+    spoil(files / "L.npz", y=np.array(["cat"] * 30))
+    got = told("query", "--network", "mlp", "--labelled", files / "L.npz", "--pool", files / "U.npz")
+    assert "labels of cat alone; expected two classes or more" in got
+
+
+def test_columns_of_a_table_are_brought_to_one_scale_before_training(tmp_path):
+    """A length in µm beside one in km: untouched, SGD learns nothing."""
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    x = np.stack([1e4 + 1e3 * rng.normal(size=40), 1e-3 * (y + 0.1 * rng.normal(size=40))], 1)
+    rows = [f"{i},{'ab'[c]},{u:.9g},{v:.9g}" for i, (c, (u, v)) in enumerate(zip(y, x))]
+    for name, some in (("L", rows[:20]), ("U", rows[20:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,label,u,v", *some]))
+    words = ["query", "--network", "mlp", "--labelled", tmp_path / "L.csv", "--pool", tmp_path / "U.csv", "-n", 2]
+    got = invoke(*words, "--steps", 300, "--save", "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    rows = table(tmp_path / "r.csv")
+    assert sum(row["predicted"] == "ab"[y[int(row["id"])]] for row in rows) >= 19
+    mean, std = saved(tmp_path / "r.safetensors").normalise
+    assert mean == pytest.approx(x.mean(0), rel=1e-5)
+    assert std == pytest.approx(x.std(0), rel=1e-3)
 
 
 def test_outputs_without_a_class_each(files):

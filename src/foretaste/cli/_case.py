@@ -78,6 +78,8 @@ def case(
         if network is None or network == about.network:
             name, options = about.network or "", {**about.options, **options}
     net = net.to(where).eval()
+    if normalise is None and weights is None and labelled.x.dim() == 2:
+        normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
     normal = _normalise(normalise, about.normalise, labelled, pool)
     C = _outputs(net, prepare(labelled.x[:2].to(where), next(net.parameters()).dtype, normal), shape, name)
     notes = [f"{p.where}: {note}" for p in (labelled, pool) for note in p.notes]
@@ -88,6 +90,11 @@ def case(
         y_L, y_U = numbers(labelled), None
     else:
         names = given or classes_of(labelled, C)
+        if C < 2:
+            raise ValueError(
+                f"the network has {C} output and {labelled.where} labels of {short(names)} alone; expected two classes "
+                "or more (--classes names those without points yet), or numbers and --regression"
+            )
         if len(names) != C:
             raise ValueError(
                 f"the network has {C} outputs and there are {len(names)} classes ({short(names)}); give --classes, "

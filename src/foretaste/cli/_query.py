@@ -64,6 +64,7 @@ def query(
     import foretaste as ft
     from foretaste.cli._case import case, keep, trained
     from foretaste.cli._inputs import read
+    from foretaste.cli._settings import check
 
     ft.acquire.find(strategy).settings(settings)  # a wrong name is told before anything is trained
     how: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": skip_broken}
@@ -75,6 +76,11 @@ def query(
     )  # fmt: skip
     if n > len(c.x_U):
         raise ValueError(f"-n {n} and the pool has {len(c.x_U)} points; expected at most {len(c.x_U)}")
+    ask: dict[str, Any] = {
+        "strategy": strategy, "select": select, "batch_size": n, "options": settings, "budget": budget, "ridge": ridge,
+        "output": int(output) if output.isdecimal() else output, "precision": precision, "watch": watch,
+    }  # fmt: skip
+    check(c, **ask)
     say(*(f"note: {note}" for note in c.notes))
     if weights is None:
         say(f"No weights were given: training {c.name} on the {len(c.x_L)} labelled points.")
@@ -84,10 +90,8 @@ def query(
             say(f"Weights: {keep(c, out.with_suffix('.safetensors'))}")
     with bar("choosing") as progress:
         q = ft.query(
-            c.net, c.feed(c.x_L), c.y_L, c.feed(c.x_U), strategy=strategy, select=select, batch_size=n,
-            ids=c.pool.ids, seed=seed, loss=c.loss, watch=watch, ridge=ridge,
-            output=int(output) if output.isdecimal() else output, budget=budget, precision=precision,
-            options=settings or None, progress=progress,
+            c.net, c.feed(c.x_L), c.y_L, c.feed(c.x_U), ids=c.pool.ids, seed=seed, loss=c.loss, progress=progress,
+            **ask,
         )  # fmt: skip
     from foretaste.tangent import outputs, subject
 
