@@ -73,7 +73,8 @@ def test_records_of_a_run(strategy):
         assert (r["cost"]["query"] is None) == (r["cycle"] == 2)
         assert r["cost"]["peak_memory"] > 1e6
         assert (r["scale"] is not None) == (strategy in ("gain", "gain sequential", "mlmoc") and r["cycle"] < 2)
-        assert r["config"]["train"]["steps"] == 60
+        assert r["config"]["train"]["steps"] == r["steps"] == 60
+        assert r["max_lr"] == 0.5
         assert r["versions"]["torch"] == torch.__version__
         json.dumps(r, allow_nan=False)
 
@@ -194,6 +195,21 @@ def test_a_pool_too_small_is_refused():
     of = study(("random",), labels=Labels(init=10, per_cycle=11, cycles=3))
     with pytest.raises(ValueError, match="43 labels"):
         records_of("random", 0, of=of)
+
+
+def test_a_logit_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"query.output=3 and clouds has 3 classes; expected .* 0 to 2"):
+        records_of("gain", 0, of=replace(SMALL, query=Ask(output=3)))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "loss", "rate"), [("margin", "l2", 0.5), ("margin", "ce", 0.1), ("ll4al", "l2", 0.05)]
+)
+def test_records_tell_the_learning_rate_that_was_not_given(strategy, loss, rate):
+    of = study((strategy,), labels=Labels(init=6, per_cycle=1, cycles=0), train=Train(loss=loss, steps=2))
+    (record,) = records_of(strategy, 0, of=of)
+    assert record["config"]["train"]["max_lr"] is None
+    assert record["max_lr"] == rate
 
 
 def test_a_subset_is_drawn_anew_each_cycle_and_mostly_the_same_for_two_arms(monkeypatch):

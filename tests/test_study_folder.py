@@ -1,6 +1,7 @@
 """The folder of a run: killed anywhere, it goes on to the same records; nobody else's is taken for one's own."""
 
 import errno
+import io
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from foretaste.network import load as load_network
 from foretaste.study import Arm, Labels, Network, Study, Train, load, run, study
@@ -219,6 +221,51 @@ def test_a_full_disk_loses_the_record_in_progress_and_no_more(whole, tmp_path, m
     monkeypatch.setattr(os, "fsync", real)
     run(of, tmp_path)
     assert timeless(tmp_path) == {k: v for k, v in timeless(whole).items() if k == "records/gain/0.jsonl"}
+
+
+def test_a_record_that_does_not_fit_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    """A disk with room for half a line: what was written of it goes, and nothing follows when the file is closed."""
+    task = Task(tmp_path, "gain", 0)
+    task.append({"cycle": 0})
+    before = task.path.read_bytes()
+    real = io.FileIO.write
+
+    class Full(io.FileIO):
+        room = 10
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            n, self.room = real(self, bytes(data)[: self.room]), 0
+            return n
+
+    monkeypatch.setattr("pathlib.Path.open", lambda self, mode, buffering: Full(self, mode))
+    with pytest.raises(OSError, match=r"the disk is full.*0\.jsonl could not be written"):
+        task.append({"cycle": 1, "long": "x" * 100})
+    monkeypatch.undo()
+    assert task.path.read_bytes() == before
+    task.append({"cycle": 1})
+    assert [r["cycle"] for r in load(tmp_path)] == [0, 1]
+
+
+def test_weights_on_a_full_disk(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("foretaste.network._saved.save_file", full)
+    with pytest.raises(OSError, match=r"the disk is full.*0-0\.safetensors could not be written"):
+        Task(tmp_path, "gain", 0).keep(0, torch.nn.Linear(2, 2))
+
+
+def test_records_are_read_by_seed_and_without_a_line_cut_off(tmp_path):
+    for seed in (10, 2):
+        for cycle in (0, 1):
+            Task(tmp_path, "gain", seed).append({"seed": seed, "cycle": cycle})
+    with Task(tmp_path, "gain", 2).path.open("a") as file:
+        file.write('{"seed": 2, "cyc')
+    assert [(r["seed"], r["cycle"]) for r in load(str(tmp_path))] == [(2, 0), (2, 1), (10, 0), (10, 1)]
+    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
+        load(tmp_path / "none")
 
 
 def test_lost_weights_of_a_warm_start_are_told(tmp_path):

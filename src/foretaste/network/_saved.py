@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
@@ -66,6 +67,11 @@ def save(
     try:
         save_file(tensors, part, metadata={KEY: json.dumps(said)})
         os.replace(part, path)
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
     finally:
         part.unlink(missing_ok=True)
     return path

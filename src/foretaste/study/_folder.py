@@ -80,11 +80,12 @@ class Task:
     def append(self, record: Record | dict[str, Any]) -> None:
         """On disk when this returns; if it cannot be, the file is as it was."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
+        left = memoryview(line(record).encode())
+        with self.path.open("ab", buffering=0) as file:  # a buffer would be written once more on closing, after the cut
             before = file.tell()
             try:
-                file.write(line(record).encode())
-                file.flush()
+                while left:
+                    left = left[file.write(left) :]
                 os.fsync(file.fileno())
             except OSError as error:
                 os.truncate(self.path, before)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from foretaste.data import Images
 from foretaste.network import Diverged, Fit, feature_layers, fit, fit_ll4al, make, prepare, reset
+from foretaste.network._fit import MAX_LR
+from foretaste.network._ll4al import TOP_LR
 from foretaste.network._reset import seeded
 from foretaste.query import gp_predict
 from foretaste.study._config import Network, Trial
@@ -35,6 +37,12 @@ class Model:
     def settings(self) -> dict[str, Any]:
         """What ``ft.query`` is told besides the strategy."""
         return asdict(self.trial.query) | {"loss": self.trial.train.loss}
+
+    @property
+    def max_lr(self) -> float | None:
+        """The study's, or what training takes unless told."""
+        own = (TOP_LR if self.trial.strategy == "ll4al" else MAX_LR)[self.trial.train.loss]
+        return own if self.trial.train.max_lr is None else self.trial.train.max_lr
 
     def inputs(self, ids: np.ndarray) -> Tensor:
         """What the network is fed for these points: the pool's transform, never an augmented one."""
@@ -81,6 +89,7 @@ class Process(Model):
     """A Gaussian process with the infinite-width kernel of the network (Fig. 1b): nothing is trained."""
 
     L: np.ndarray
+    max_lr = None
 
     def train(self, L: np.ndarray, seed: int, cycle: int) -> Fit:
         began, self.L = time.perf_counter(), L

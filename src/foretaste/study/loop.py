@@ -65,6 +65,8 @@ def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cyc
         "residual": trained.residual,
         "interpolates": trained.interpolates,
         "diverged": not math.isfinite(trained.loss),
+        "steps": trained.steps,
+        "max_lr": model.max_lr,
         "candidates": 0,
         "queried": [],
         "predicted": [],
@@ -126,5 +128,10 @@ def check(trial: Trial, data: Images) -> None:
     labels, pool = trial.labels, len(data.pool)
     if labels.total > pool:
         raise ValueError(f"{labels.total} labels in all and a pool of {pool}; ask for fewer a cycle, or fewer cycles")
+    if isinstance(trial.query.output, int) and trial.query.output not in range(len(data.classes)):
+        raise ValueError(
+            f"query.output={trial.query.output} and {data.name} has {len(data.classes)} classes; expected the number "
+            f"of a logit, 0 to {len(data.classes) - 1}"
+        )
     if len(data.test) == 0:
         raise ValueError(f"{data.name} has no test points to measure on; set data.test, the share to keep for that")

@@ -29,6 +29,8 @@ class Record(TypedDict):
     residual: float  # mean squared error of f on its own labels
     interpolates: bool  # f has learned them
     diverged: bool  # its training blew up; what is measured is a network at new weights
+    steps: int  # of SGD
+    max_lr: float | None  # as used; None where nothing is trained
     candidates: int  # U, how many were offered; 0 in the last cycle
     queried: list[int]  # ids, in the order asked
     predicted: list[int]  # f's class for each, before its label was known
@@ -50,7 +52,14 @@ def line(record: Any) -> str:
     return json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def load(path: Path) -> list[Any]:
-    """The records of a .jsonl file, or of all of them in a run's folder, in the order they are to be shown."""
-    paths = sorted((path / "records").glob("*/*.jsonl")) if path.is_dir() else [path]
-    return [json.loads(text) for one in paths for text in one.read_text(encoding="utf-8").splitlines() if text.strip()]
+def load(path: str | Path) -> list[Any]:
+    """The records of a .jsonl file, or of all of them in a run's folder by arm, seed and cycle.
+
+    A last line without its end is still being written, or was cut off: not a record.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; expected the folder of a run, or a .jsonl file of records")
+    found = (path / "records").glob("*/*.jsonl") if path.is_dir() else [path]
+    paths = sorted(found, key=lambda p: (p.parent, len(p.stem), p.stem))  # seed 2 before 10
+    return [json.loads(text) for one in paths for text in one.read_bytes().split(b"\n")[:-1] if text.strip()]
