@@ -1,5 +1,6 @@
 """Every experiment of the list, through the command line, shrunk; and a study with a strategy of the user's own."""
 
+import errno
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretaste.cli import app
+from foretaste.cli._run import command
 from foretaste.study import load, read, shipped
 
 runner = CliRunner()
@@ -110,6 +112,35 @@ def test_smoke_of_a_few_points_of_ones_own(tmp_path, kind):
     result = runner.invoke(app, ["run", "few.toml", "--set", "data.pool_points=400", "--estimate"])
     assert result.exit_code == 2  # asked for in earnest, they must be there
     assert "expected 1 to 48" in result.output
+
+
+def test_the_command_that_is_told_has_all_that_changes_records():
+    assert command("a b.toml", ["seeds=[0, 1]"], ["mine.py"], True) == (
+        "foretaste run 'a b.toml' --set 'seeds=[0, 1]' --plugin mine.py --smoke"
+    )
+
+
+def test_a_folder_of_other_settings_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "a.toml").write_text(STUDY.replace("furthest", "margin").replace('plugins = ["mine.py"]', ""))
+    assert runner.invoke(app, ["run", "a.toml", "--out", "out", "--processes", "1"]).exit_code == 0
+
+    def never(*args, **kwargs):
+        raise AssertionError("data were read")
+
+    monkeypatch.setattr("foretaste.study.prepared", never)
+    result = runner.invoke(app, ["run", "a.toml", "--out", "out", "--set", "labels.init=21"])
+    assert result.exit_code == 2
+    assert "labels.init is 20 there and 21 here" in result.output
+
+
+def test_a_full_disk_is_told_by_every_command(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("foretaste.report.folder", full)
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "error: the disk is full; free some space and run the same command again" in result.output
 
 
 def test_what_is_not_there_is_told():

@@ -1,5 +1,6 @@
 """What every command shares: the application, and how it tells of an error."""
 
+import errno
 import os
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ class Clear(TyperGroup):
             if ours or ctx.params.get("debug"):
                 raise
             kind = "" if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: "
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC and "the disk is full" not in str(error):
+                kind = "the disk is full; free some space and run the same command again: "
             line = " ".join(f"error: {kind}{error}".split())
             Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
             raise typer.Exit(2) from None

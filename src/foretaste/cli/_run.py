@@ -50,6 +50,9 @@ def run(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; expected a folder, or the name of a new one")
     where = devices(device)
+    if folder.exists() and not estimate:
+        with alone(folder):  # before anything is read and measured in vain
+            belongs(folder, study)
     n = min(processes or (cores() if where == ("cpu",) else len(where)), len(study.names) * len(study.seeds))
     data = prepared(study.data, where[0], standin=smoke)
     for note in data.notes:
@@ -60,7 +63,7 @@ def run(
         console.print(cost.words(n), markup=False, highlight=False)
     if estimate:
         raise typer.Exit
-    words = about(study, data, command=command(config, changes, smoke), processes=n, device=where[0])
+    words = about(study, data, command=command(config, changes, plugin, smoke), processes=n, device=where[0])
     with alone(folder):
         belongs(folder, study)
         describe(folder, study, told(data, words, smoke))
@@ -85,11 +88,12 @@ def told(data: Any, words: dict[str, str], smoke: bool) -> dict[str, Any]:
     }
 
 
-def command(config: str, changes: list[str] | None, smoke: bool) -> str:
+def command(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:
+    """What makes the same records again."""
     import shlex
 
-    parts = ["foretaste", "run", config, *(part for one in changes or [] for part in ("--set", one))]
-    return shlex.join([*parts, *(["--smoke"] if smoke else [])])
+    given = [("--set", one) for one in changes or []] + [("--plugin", one) for one in plugins or []]
+    return shlex.join(["foretaste", "run", config, *sum(given, ()), *(["--smoke"] if smoke else [])])
 
 
 def devices(name: str) -> tuple[str, ...]:
