@@ -65,8 +65,8 @@ def _what(about: Any, at: Any | None) -> str:
     n, times = len(about["candidates"]), about["repeats"]
     text = (
         f"{n} {'candidate was' if n == 1 else 'candidates were'} labelled, each in two ways, and the network really "
-        f"retrained on {about['L']} + 1 points, {'once' if times == 1 else f'{times} times'} each; changes were seen on "
-        f"{about['W']} other points of the pool."
+        f"retrained on {about['L']} + 1 points, {'once' if times == 1 else f'{times} times'} each; changes were seen "
+        f"on {about['W']} other points of the pool."
     )
     if at is not None and at["correlation"] is not None:
         text += f" With {setting(at)}, predicted and real changes of the outputs correlate at {at['correlation']:.2f}"
