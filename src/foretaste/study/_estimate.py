@@ -14,7 +14,8 @@ from foretaste.study._model import Model, model_of
 from foretaste.study._tasks import quiet
 from foretaste.study.loop import check
 
-STEPS = 4
+STEPS, MOST_STEPS = 4, 256
+CLEAR = 0.05  # seconds: a difference of less may be the clock's
 SMALL = (24, 48)  # candidates of the queries that are timed
 DEFAULT = (1200, 320)  # steps or epochs, whichever is more: what fit does unless told
 
@@ -88,8 +89,8 @@ def length(trial: Trial, L: int) -> int:
 def _step(trial: Trial, data: Images) -> float:
     """Seconds of one step, from the difference of two short trainings: what is done once drops out."""
     ids = data.pool[: max(trial.train.batch, 2)]
-    times = []
-    for steps in (1, 1, 1 + STEPS):  # the first pays for what is done once in a process
+
+    def seconds(steps: int) -> float:
         net = Model(trial, data).net
         began = time.perf_counter()
         fit(
@@ -97,8 +98,13 @@ def _step(trial: Trial, data: Images) -> float:
             max_lr=1e-6, augment=trial.train.augment, start="cold", normalise=data.normalise,
         )  # fmt: skip
         _wait(data)
-        times.append(time.perf_counter() - began)
-    return max(times[2] - times[1], 0.0) / STEPS
+        return time.perf_counter() - began
+
+    seconds(1)  # pays for what is done once in a process
+    steps, once = STEPS, seconds(1)
+    while (more := seconds(1 + steps) - once) < CLEAR and steps < MOST_STEPS:
+        steps *= 4
+    return max(more, 0.0) / steps
 
 
 def _growth(trial: Trial, data: Images, model: Model) -> tuple[float, float]:

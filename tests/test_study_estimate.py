@@ -1,0 +1,55 @@
+"""What a study will cost, on a clock of our own."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from foretaste.study import Labels, Train, _estimate, estimate, prepared, study
+from foretaste.study._estimate import span
+
+ONCE, STEP = 0.3, 0.0005  # seconds that a training takes anyway, and a step
+LINEAR, SQUARE = 2e-4, 3e-6  # of a query with n = L + U points
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(seconds=0.0)
+
+    def fit(net, x, y, *, steps, **how):
+        now.seconds += ONCE + STEP * steps
+
+    def query(net, x_L, y_L, x_U, **how):
+        n = len(x_L) + len(x_U)
+        now.seconds += LINEAR * n + SQUARE * n**2
+
+    monkeypatch.setattr(_estimate, "fit", fit)
+    monkeypatch.setattr(_estimate, "query", query)
+    monkeypatch.setattr(_estimate, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+
+
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        (Train(steps=50), [50, 50, 50]),
+        (Train(epochs=40, batch=10), [80, 120, 160]),
+        (Train(), [1200, 1200, 1200]),
+        (Train(batch=5), [1280, 1920, 2560]),
+    ],
+)
+@pytest.mark.usefixtures("clock")
+def test_steps_and_queries_taken_to_full_size(train, steps):
+    of = study(("margin", "random"), seeds=(0, 1), labels=Labels(20, 10, 2, subset=200), train=train)
+    got = estimate(of, prepared(of.data, "cpu"))
+    assert got.trainings == 12
+    assert got.step == pytest.approx(STEP)
+    assert got.train == pytest.approx(2 * 2 * STEP * sum(steps))  # two arms, two seeds
+    asked = sum(LINEAR * n + SQUARE * n**2 for n in (220, 230))
+    assert got.query == pytest.approx(2 * asked)  # random costs nothing
+    assert got.words(2).startswith(f"about {span(got.seconds / 2)} on 2 processes: 12 trainings")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"), [(0.123, "0.12 s"), (99, "99 s"), (120, "2.0 min"), (7200, "2.0 h"), (259_200, "3.0 days")]
+)
+def test_spans(seconds, says):
+    assert span(seconds) == says
