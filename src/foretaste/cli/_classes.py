@@ -6,7 +6,8 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
-from foretaste.cli._inputs import Points, listed
+from foretaste.cli._inputs import Points
+from foretaste.data._features import listed
 from foretaste.data._listing import natural
 
 

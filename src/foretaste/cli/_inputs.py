@@ -1,9 +1,7 @@
 """Labelled points and pools from users' own files: an .npz, a folder of pictures, a CSV of features or of files."""
 
-import csv
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +11,14 @@ from torch import Tensor
 
 from foretaste.data import folder
 from foretaste.data._decode import MOST, decode
+from foretaste.data._features import read_table
 from foretaste.data._listing import listing, other_files, told
 from foretaste.data._members import arrays, names_in
 from foretaste.data._npz import points as laid_out
 from foretaste.data._pixels import open_picture
-from foretaste.data._table import LABEL, columns
+from foretaste.data._table import columns
 
-ID = ("id", "ids", "name", "key", "index")
 X, Y = ("x", "images", "features"), ("y", "labels", "label")
-NAMED = 10
 Progress = Callable[[int, int], None]
 
 
@@ -131,50 +128,7 @@ def _files(path: Path, size: int | None, channels: int | None, skip_broken: bool
 
 
 def _table(path: Path) -> Points:
-    """A CSV of numbers with a header; a column id (or name, key) and one label (or class, target) are not features."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            mark = max(",;\t", key=lines.readline().count)
-            lines.seek(0)
-            rows = [(k, row) for k, row in enumerate(csv.reader(lines, delimiter=mark), 1) if any(map(str.strip, row))]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read as a CSV in UTF-8: {error}") from None
-    if not rows:
-        raise ValueError(f"{path} is empty; expected a first line of names, then a point a line")
-    head = [name.strip() for name in rows.pop(0)[1]]
-    if all(map(_is_number, head)):
-        raise ValueError(f"{path}: its first line is numbers; expected names, such as id,label,width,height")
-    plain = [name.lower() for name in head]
-    at_id, at_label = (next((plain.index(s) for s in names if s in plain), None) for names in (ID, LABEL))
-    at_x = [k for k in range(len(head)) if k not in (at_id, at_label)]
-    if not at_x:
-        raise ValueError(f"{path} has columns {', '.join(head)} and no features; expected numbers beside id and label")
-    faults, x_ND = [], np.empty((len(rows), len(at_x)), np.float32)
-    for n, (line, row) in enumerate(rows):
-        if len(row) != len(head):
-            faults.append(f"line {line}: {len(row)} cells where {len(head)} columns are named")
-            continue
-        bad = [head[k] for k in at_x if not _is_number(row[k])]
-        if bad:
-            faults.append(f"line {line}: {', '.join(bad[:3])} not a finite number")
-            continue
-        x_ND[n] = [float(row[k]) for k in at_x]
-        faults += [f"line {line}: no {head[k]}" for k in (at_id, at_label) if k is not None and not row[k].strip()]
-    if faults:
-        raise ValueError(f"{path}: {listed(faults)}")
-    ids = [str(n) if at_id is None else row[at_id].strip() for n, (_, row) in enumerate(rows)]
-    labels = None if at_label is None else [row[at_label].strip() for _, row in rows]
-    x = torch.from_numpy(x_ND)
-    return Points(str(path), x, ids, labels, tuple(head[k] for k in at_x), at_id is not None)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(np.float32(cell))
-    except ValueError:
-        return False
-
-
-def listed(faults: Sequence[str]) -> str:
-    more = f"; and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
-    return "; ".join(faults[:NAMED]) + more
+    """A CSV of numbers; a point without an id is called by its position."""
+    got = read_table(path)
+    ids = [str(n) for n in range(len(got.x))] if got.ids is None else got.ids
+    return Points(str(path), torch.from_numpy(got.x), ids, got.labels, got.names, got.ids is not None)

@@ -6,6 +6,7 @@ from foretaste.data._alter import noisy as noisy
 from foretaste.data._cifar import cifar10 as cifar10
 from foretaste.data._cifar import cifar100 as cifar100
 from foretaste.data._digits import digits as digits
+from foretaste.data._features import features as features
 from foretaste.data._find import home as home
 from foretaste.data._folder import folder as folder
 from foretaste.data._get import get as get

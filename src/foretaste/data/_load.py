@@ -7,12 +7,14 @@ from pathlib import Path
 
 from foretaste.data._cifar import cifar10, cifar100
 from foretaste.data._digits import digits
+from foretaste.data._features import features
 from foretaste.data._find import MOST, home
 from foretaste.data._idx import fashion_mnist, mnist
 from foretaste.data._images import Images
 from foretaste.data._normalise import check_how, normalised
 from foretaste.data._npz import npz
 from foretaste.data._svhn import svhn
+from foretaste.data._table import columns
 
 READERS: dict[str, Callable[[Path, int], Images]] = {
     "digits": lambda folder, most: digits(),
@@ -40,10 +42,11 @@ def load(
 ) -> Images:
     """One of ``NAMES``, found in ``folder`` ($FORETASTE_DATA, else ~/.cache/foretaste); or a path.
 
-    A path is an .npz file, a folder of class folders or with a CSV, or a Hugging Face dataset saved to disk; ``test``,
-    the share that measures, is for those without a split of their own, ``size``, ``channels`` and ``skip_broken`` for
-    files of images. ``normalise``: "auto" (the data set's own mean and deviation; measured on the pool where none are
-    known), "none" or "measured". ``most``: bytes in memory, above which it is refused before it is read.
+    A path is an .npz file, a folder of class folders or with a CSV, a CSV of features, or a Hugging Face dataset saved
+    to disk; ``test``, the share that measures, is for those without a split of their own, ``size``, ``channels`` and
+    ``skip_broken`` for files of images. ``normalise``: "auto" (the data set's own mean and deviation; measured on the
+    pool where none are known), "none" or "measured". ``most``: bytes in memory, above which it is refused before it is
+    read.
     """
     check_how(normalise)
     where = home() if folder is None else Path(folder).expanduser()
@@ -56,6 +59,9 @@ def load(
             {"size": size, "channels": channels, "skip_broken": skip_broken or None}, "an .npz is read as it is"
         )
         return normalised(npz(path, test=test, most=most), normalise, known=False)
+    if path.suffix.lower() in (".csv", ".tsv") and path.is_file() and columns(path) is None:
+        only_images({"size": size, "channels": channels, "skip_broken": skip_broken or None}, "this CSV names no files")
+        return normalised(features(path, test=test), normalise, known=False)
     if path.is_dir() and any((path / file).is_file() for file in HUGGING_FACE):
         from foretaste.data._huggingface import hugging_face
 
@@ -66,8 +72,8 @@ def load(
         data = image_folder(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
     else:
         raise ValueError(
-            f"{path} is no data set that can be read; expected an .npz, a folder of class folders or with a CSV, or a "
-            "Hugging Face dataset saved to disk. Unpack archives first"
+            f"{path} is no data set that can be read; expected an .npz, a CSV, a folder of class folders or with a "
+            "CSV, or a Hugging Face dataset saved to disk. Unpack archives first"
         )
     return normalised(data, normalise, known=data.normalise is not None)
 

@@ -70,7 +70,7 @@ def points(x: np.ndarray, what: str, layout: Layout | None) -> tuple[np.ndarray,
         if bad := int((~np.isfinite(kept)).sum()):
             where = int(np.argwhere(~np.isfinite(kept))[0][0])
             raise ValueError(f"{what}: {bad} numbers are not finite in float32, the first in row {where}")
-        return kept, f"{x.dtype} {x.shape[1:]}: features, fed as they are"
+        return kept, f"{x.dtype} {x.shape[1:]}: features"
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise ValueError(
             f"{what} is {x.dtype} {x.shape}; expected pictures as uint8 (N, H, W), (N, H, W, C) or (N, C, H, W), "
