@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretaste.study import Labels, Train, _estimate, estimate, prepared, study
+from foretaste.study import Data, Labels, Train, _estimate, estimate, prepared, study
 from foretaste.study._estimate import span
 
 ONCE, STEP = 0.3, 0.0005  # seconds that a training takes anyway, and a step
@@ -46,6 +46,14 @@ def test_steps_and_queries_taken_to_full_size(train, steps):
     asked = sum(LINEAR * n + SQUARE * n**2 for n in (220, 230))
     assert got.query == pytest.approx(2 * asked)  # random costs nothing
     assert got.words(2).startswith(f"about {span(got.seconds / 2)} on 2 processes: 12 trainings")
+
+
+@pytest.mark.parametrize("init", [2, 11])
+@pytest.mark.usefixtures("clock")
+def test_a_pool_smaller_than_the_queries_that_are_timed(init):
+    of = study(("margin",), seeds=(0,), data=Data(pool_points=12), labels=Labels(init, 1, 1), train=Train(steps=50))
+    got = estimate(of, prepared(of.data, "cpu"))
+    assert got.query == pytest.approx(LINEAR * 12 + SQUARE * 12**2)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def _growth(trial: Trial, data: Images, model: Model) -> tuple[float, float]:
     found = []
     for u in SMALL:
         L = max(2, round(u * share / (1 - share))) if share < 0.9 else u
+        L = min(L, len(data.pool) - 1)  # a small pool leaves at least one to ask for
         ids = data.pool[: L + u]
         if trial.model == "gp":
             model.train(ids[:L], 0, 0)
@@ -125,6 +126,8 @@ def _growth(trial: Trial, data: Images, model: Model) -> tuple[float, float]:
         _wait(data)
         found.append((len(ids), time.perf_counter() - began))
     (n, s), (m, t) = found
+    if n == m:  # all of a small pool, twice
+        return t / m, 0.0
     square = max((t / m - s / n) / (m - n), 0.0)
     return max(t / m - square * m, 0.0), square
 
