@@ -17,7 +17,7 @@ log = logging.getLogger("foretaste")
 def functional_rows(subj: Subject, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
     """{name: (N, B, p)}, the gradient of each head at each point for just these parameters."""
     theta = {k: subj.params[k] for k in names}
-    full = subj.output == "full"
+    full = subj.output in ("full", "trace")
 
     def head(theta: dict[str, Tensor], one: Inputs) -> Tensor:
         f_B = subj.heads(subj.call(take(one, None), theta))[0]

@@ -135,7 +135,13 @@ class Pass:
 
     def new_rows(self, width: int) -> Rows:
         like = next(iter(self.subj.params.values()))
-        return Rows(self.points, self.found.heads, width, like, self.half, self.found.largest)
+        return Rows(self.points, self.found.heads, width * self.found.folded, like, self.half, self.found.largest)
+
+    def write(self, rows: Rows, at: slice, start: int, rows_nBw: Tensor) -> int:
+        """Rows of a chunk from parameter ``start`` on; returns the parameter after them."""
+        stop, fold = start + rows_nBw.shape[2], self.found.folded
+        rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
+        return stop
 
     def add(self, at: slice, x: Inputs) -> Tensor | None:
         """Take a chunk of points; returns f on them, if this pass has it."""
@@ -143,17 +149,17 @@ class Pass:
         if modules := self.group.modules:
             calls, f_NC = record(self.subj, modules, x)
             self.finite &= torch.isfinite(f_NC).all()  # read once, at the end: reading waits for the device
-            ready = aligned(calls, self.found.axes, at.stop - at.start, self.found.heads)
+            ready = aligned(calls, self.found.axes, at.stop - at.start, self.found.heads * self.found.folded)
             for layer, cut in self.group.formed:
                 assert self.rows is not None
-                self.rows.write(at, slice(start, start := start + layer.width(cut)), layer.heads(cut, ready))
+                start = self.write(self.rows, at, start, layer.heads(cut, ready))
             for m in self.group.kept:
                 self.keep(m, at, ready[m])
         if self.group.functional:
             found = functional_rows(self.subj, x, list(dict.fromkeys(name for name, _ in self.group.functional)))
             for name, cut in self.group.functional:
                 assert self.rows is not None
-                self.rows.write(at, slice(start, start := start + cut.stop - cut.start), found[name][:, :, cut])
+                start = self.write(self.rows, at, start, found[name][:, :, cut])
         return f_NC
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, list[Tensor]]]) -> None:
@@ -177,7 +183,7 @@ class Pass:
             theta.add_rows(self.rows)
             self.rows = None  # frees its memory for the slabs below
         for product in self.group.products:
-            a, g = product.gather(self.kept)
+            a, g = product.gather(self.kept, self.found.folded)
             kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
             theta.add_product(kernel, partial(product.diagonal, a, g))
         for layer in self.group.stashed:
@@ -189,5 +195,5 @@ class Pass:
         rows = self.new_rows(layer.width(cut))
         for at in steps(self.points, slab_size):
             part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}
-            rows.write(at, slice(0, rows.width), layer.heads(cut, part))
+            self.write(rows, at, 0, layer.heads(cut, part))
         return rows

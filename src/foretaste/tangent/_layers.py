@@ -64,7 +64,8 @@ Calls = dict[nn.Module, list[tuple[Tensor, list[Tensor]]]]
 class Survey:
     layers: list[Layer]
     functional: list[str]
-    heads: int
+    heads: int  # B of Θ's B × B blocks
+    folded: int  # heads whose gradients stand side by side in one row: C for "trace", Σ_c ∇f_c·∇f_c, else 1
     held: dict[nn.Module, int] = field(repr=False)  # bytes of A and G, a point
     positions: dict[nn.Module, int] = field(repr=False)  # of a Linear or Embedding, over all its calls, a point
     axes: dict[nn.Module, int] = field(repr=False)  # which dimension of A and G is the points
@@ -91,7 +92,8 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
     """Run a few points. One head is enough to see what every head does."""
     k = min(2, size(x))
     few = take(x, slice(k))
-    heads = classes if subj.output == "full" else 1
+    heads, folded = (classes if subj.output == kind else 1 for kind in ("full", "trace"))
+    backward = heads * folded
     one = replace(subj, output="sum")
     layers = candidates(subj)
     modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
@@ -110,13 +112,13 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
         )  # fmt: skip
     held, positions = {}, {}
     for m, of in at_hand.items():
-        held[m] = sum(a.nbytes + heads * gs[0].nbytes for a, gs in of) // k
+        held[m] = sum(a.nbytes + backward * gs[0].nbytes for a, gs in of) // k
         last = 0 if type(m) is nn.Embedding else 1
         positions[m] = sum(a.numel() // (k * (a.shape[-1] if last else 1)) for a, _ in of)
-    a_pass = single.peak + (heads - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
+    a_pass = single.peak + (backward - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
     # Two points' passes, their gradients by autograd, stacked, and by the rules. Counting them costs more than they do.
     survey_bytes = 2 * k * single.peak + 6 * k * sum(p.nbytes for p in subj.params.values())
-    return Survey(sound, functional, heads, held, positions, axes, a_pass, survey_bytes, largest)
+    return Survey(sound, functional, heads, folded, held, positions, axes, a_pass, survey_bytes, largest)
 
 
 def candidates(subj: Subject) -> list[Layer]:

@@ -24,7 +24,7 @@ def ntk(
     """Θ(x, x2) = ∇f(x) ∇f(x2)ᵀ of a network in eval mode, (N, N2) in float64; x2 None is x, at half the work.
 
     output: which function of the outputs is differentiated. "sum" is Σ_c f_c / √C, "first" the paper's single logit,
-        an int that logit, "full" all of them: (N, N2, C, C).
+        an int that logit, "full" all of them: (N, N2, C, C), "trace" the mean of its diagonal, Σ_c Θ_cc / C, for less.
     params: None is every parameter that requires grad; else a callable(name) -> bool, or names.
     budget: bytes, or "8GB", that the engine's own tensors may take, Θ included; ``plan`` tells what it would do.
     precision: "float32", or on a CUDA device "tf32" or "half", several times faster: see ``tangent.gram``.

@@ -78,8 +78,8 @@ class Job:
 
     @property
     def row(self) -> int:
-        """Bytes of one column of rows."""
-        return self.points * self.survey.heads * self.item
+        """Bytes of one parameter's column of rows."""
+        return self.points * self.survey.heads * self.survey.folded * self.item
 
     @property
     def theta(self) -> int:
@@ -89,7 +89,7 @@ class Job:
         """Bytes of a pass for one point: activations and their gradients, padded copies, rows not yet in place."""
         s = self.survey
         most = max((s.held[m] for ly in s.layers for m in ly.modules), default=0)
-        return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * max(self.item, 4)
+        return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * s.folded * max(self.item, 4)
 
 
 def make_plan(job: Job, budget: int) -> Plan:

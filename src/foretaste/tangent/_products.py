@@ -24,13 +24,17 @@ class ProductLayer:
     weight: bool
     bias: bool
 
-    def gather(self, calls: Calls) -> tuple[Tensor, Tensor]:
-        """A (n, T, D) and G (n, B, T, O) over all calls, in float64; A (n, T) are indices for an embedding."""
+    def gather(self, calls: Calls, folded: int = 1) -> tuple[Tensor, Tensor]:
+        """A (n, T, D) and G (n, B, T, O) over all calls, in float64; A (n, T) are indices for an embedding.
+
+        Folded heads are as many more outputs: G (n, 1, T, B·O).
+        """
         table = type(self.modules[0]) is nn.Embedding
         of = [call for m in self.modules for call in calls[m]]
         a = joined([a.flatten(1) if table else positions(a.flatten(1, 2)) for a, _ in of], 1)
         heads = range(len(of[0][1]))
         g = torch.stack([joined([exact(positions(gs[b].flatten(1, 2))) for _, gs in of], 1) for b in heads], 1)
+        g = g.transpose(1, 2).flatten(2)[:, None] if folded > 1 else g
         return a if table else exact(a), g
 
     def kernel(self, a: Tensor, g: Tensor, i: slice, j: slice, tile_bytes: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from foretaste.tangent._inputs import Inputs, check, finite, size, take
 
 Output = str | int
+OUTPUTS = ("sum", "first", "full", "trace")  # or the number of a logit
 Params = Callable[[str], bool] | Sequence[str] | None
 
 
@@ -48,12 +49,14 @@ class Subject:
             return functional_call(self.net, state, args, kwargs)
 
     def heads(self, f_NC: Tensor) -> Tensor:
-        """(N, B): the outputs whose gradients make the kernel. B is 1, or C for "full"."""
+        """(N, B): the outputs whose gradients make the kernel. B is 1, or C for "full" and "trace"."""
         match self.output:
             case "sum":
                 return f_NC.sum(1, keepdim=True) / math.sqrt(f_NC.shape[1])
             case "full":
                 return f_NC
+            case "trace":
+                return f_NC / math.sqrt(f_NC.shape[1])
             case "first":
                 return f_NC[:, :1]
             case k:
@@ -96,10 +99,8 @@ def subject(net: nn.Module, *, output: Output = "sum", params: Params = None) ->
     for name, p in net.named_parameters():
         if not finite(p.detach()):
             raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
-    if not (output in ("sum", "first", "full") or (isinstance(output, int) and not isinstance(output, bool))):
-        raise ValueError(
-            f"unknown output {output!r}{nearest(output, ('sum', 'first', 'full'))}; or the number of a logit"
-        )
+    if not (output in OUTPUTS or (isinstance(output, int) and not isinstance(output, bool))):
+        raise ValueError(f"unknown output {output!r}{nearest(output, OUTPUTS)}; or the number of a logit")
     recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
     return Subject(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
