@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 
 from foretaste.network import load as load_network
 from foretaste.study import Arm, Labels, Network, Study, Train, load, run, study
-from foretaste.study._folder import Task, alone, belongs, describe, differences, slug, write
+from foretaste.study._description import belongs, describe
+from foretaste.study._folder import Task, alone, differences, slug, write
 from foretaste.study._run import _here
 
 SMALL = Study(
@@ -266,6 +267,33 @@ def test_records_are_read_by_seed_and_without_a_line_cut_off(tmp_path):
     assert [(r["seed"], r["cycle"]) for r in load(str(tmp_path))] == [(2, 0), (2, 1), (10, 0), (10, 1)]
     with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
         load(tmp_path / "none")
+
+
+def test_what_the_folder_has_records_of_stays_in_its_description(tmp_path):
+    first = study(("gain", "margin", "random"), seeds=(0, 1, 5))
+    describe(tmp_path, first, {"about": {"seeds": "0, 1, 5"}})
+    for arm, seed in (("gain", 0), ("gain", 1), ("random", 0)):
+        Task(tmp_path, arm, seed).append({"cycle": 0})
+    describe(tmp_path, study(("badge", "gain"), seeds=(0,)), {"about": {"seeds": "0", "command": "foretaste run x"}})
+    told = json.loads((tmp_path / "study.json").read_text())
+    assert [arm["name"] for arm in told["study"]["arms"]] == ["badge", "gain", "random"]
+    assert told["study"]["seeds"] == [0, 1]
+    assert told["about"] == {"seeds": "0, 1", "command": "foretaste run x"}
+
+
+def test_seeds_of_a_check_of_the_mathematics_stay_too(tmp_path):
+    describe(tmp_path, Study(experiment="theorem", seeds=(3, 4)), {})
+    Task(tmp_path, "theorem", 4).append({"cycle": 0})
+    describe(tmp_path, Study(experiment="theorem", seeds=(5,)), {})
+    assert json.loads((tmp_path / "study.json").read_text())["study"]["seeds"] == [5, 4]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_description_that_was_lost_is_written_anew(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    belongs(tmp_path, SMALL)
+    describe(tmp_path, SMALL, {})
+    assert json.loads((tmp_path / "study.json").read_text())["study"]["seeds"] == [0, 1]
 
 
 def test_lost_weights_of_a_warm_start_are_told(tmp_path):

@@ -41,7 +41,8 @@ def run(
     from foretaste.study import about, prepared, read
     from foretaste.study import estimate as costs
     from foretaste.study import smoke as smaller
-    from foretaste.study._folder import alone, belongs, describe
+    from foretaste.study._description import belongs, describe
+    from foretaste.study._folder import alone
     from foretaste.study._pictures import keep_pictures
 
     study = read(config, changes or [], plugins=plugin or [])

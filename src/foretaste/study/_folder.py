@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.network import save
-from foretaste.study._config import Study, Trial
+from foretaste.study._config import Trial
 from foretaste.study.records import Record, line
 
 PATIENCE = 60  # seconds that a worker waits for one of a killed run to notice and end
@@ -131,27 +131,9 @@ def alone(folder: Path) -> Iterator[None]:
         raise RuntimeError(f"another process is running in {folder}; wait for it, or choose another folder") from None
 
 
-def belongs(folder: Path, study: Study) -> None:
-    """Raise unless what is in the folder is of this study; it may have fewer seeds or other arms."""
-    path, own = folder / "study.json", ("seeds", "arms", "title", "notes", "plugins")
-    if path.exists():
-        both = json.loads(path.read_text(encoding="utf-8"))["study"], study.plain()
-        there, here = ({key: value for key, value in one.items() if key not in own} for one in both)
-        if differ := differences(there, here):
-            raise other(folder, differ)
-    for name in study.names:
-        for seed in study.seeds:
-            Task(folder, name, seed).records(study.trial(name))
-
-
 def other(folder: Path, differ: list[str], of: str = "") -> ValueError:
     says = f"{folder} holds a run{of} with other settings: {'; '.join(differ)}"
     return ValueError(f"{says}. Choose another folder, or take this one away")
-
-
-def describe(folder: Path, study: Study, rest: dict[str, Any]) -> None:
-    """Write study.json. A folder may get more seeds and arms in time, so it is written at every start."""
-    write(folder / "study.json", json.dumps({"study": study.plain()} | rest, indent=1, ensure_ascii=False) + "\n")
 
 
 def write(path: Path, text: str) -> None:

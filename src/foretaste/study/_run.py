@@ -19,7 +19,8 @@ import torch
 
 from foretaste.data import Images
 from foretaste.study._config import Study
-from foretaste.study._folder import Task, alone, belongs
+from foretaste.study._description import belongs
+from foretaste.study._folder import Task, alone
 from foretaste.study._plugins import plug
 from foretaste.study._prepare import prepared
 from foretaste.study._tasks import carry_out
