@@ -89,8 +89,20 @@ def test_files_that_are_not(tmp_path):
         read(tmp_path / "bad.toml")
     with pytest.raises(ValueError, match="unknown study 'fig2aa'; did you mean 'fig2a'"):
         read("fig2aa")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"none.toml does not exist.*expected a study in TOML"):
         read(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes('title = "Bär"'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.toml is not UTF-8"):
+        read(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(("code", "says"), [("def f(:", "SyntaxError"), ("raise KeyError('x')", "KeyError: 'x'")])
+def test_a_plugin_that_fails_is_named(tmp_path, code, says):
+    (tmp_path / "p.py").write_text(code)
+    with pytest.raises(ValueError, match=rf"plugin .*p\.py fails: {says}"):
+        read("demo", plugins=[str(tmp_path / "p.py")])
+    with pytest.raises(FileNotFoundError, match="expected a Python file that calls"):
+        read("demo", plugins=[str(tmp_path / "q.py")])
 
 
 def test_an_arm_has_its_own_settings_and_no_one_elses():

@@ -30,7 +30,9 @@ def plug(source: str) -> None:
         sys.modules[name] = module  # dataclasses look their module up
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[name]
+            if isinstance(error, Exception):
+                raise ValueError(f"plugin {source} fails: {type(error).__name__}: {error}") from error
             raise
     _seen.add(key)

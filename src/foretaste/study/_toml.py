@@ -74,7 +74,14 @@ def study_of(table: Mapping[str, Any], *, plugins: Iterable[str] = ()) -> Study:
 
 def _text(source: str | Path) -> str:
     if isinstance(source, Path) or source.endswith(".toml") or "/" in source:
-        return Path(source).read_text(encoding="utf-8")
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"{source} does not exist, or is no file; expected a study in TOML")
+        try:
+            return Path(source).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{source} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+            ) from None
     names = shipped()
     if source not in names:
         raise ValueError(
