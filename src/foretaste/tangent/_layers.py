@@ -11,7 +11,7 @@ from foretaste.tangent._functional import autograd_rows, functional_rows
 from foretaste.tangent._inputs import Inputs, size, take
 from foretaste.tangent._memory import PeakMemory
 from foretaste.tangent._record import Call, record
-from foretaste.tangent._rules import RULES, grain, ruled
+from foretaste.tangent._rules import HEADS, RULES, grain, ruled
 from foretaste.tangent._subject import Subject, untouched
 
 log = logging.getLogger("foretaste")
@@ -52,6 +52,12 @@ class Layer:
     def heads(self, at: slice, calls: "Calls") -> Tensor:
         """(n, B, width), of every head."""
         count = len(calls[self.modules[0]][0][1])
+        (m, local), *tied = self.sources
+        if count > 1 and not tied and type(m) in HEADS and len(calls[m]) == 1:
+            a, gs = calls[m][0]
+            together = HEADS[type(m)](m, local, a.flatten(0, 1), [g.flatten(0, 1) for g in gs], at)
+            if together is not None:
+                return together if a.shape[1] == 1 else together.unflatten(0, a.shape[:2]).sum(1)
         rows = [self.rows(at, calls, b) for b in range(count)]
         return rows[0][:, None] if count == 1 else torch.stack(rows, 1)
 

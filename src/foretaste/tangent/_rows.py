@@ -45,11 +45,17 @@ class Rows:
             to = self.data[:, at, 0]
             self.shift_NBB[at, 0, 0] += centre(rows_nBw[:, 0], mu_Bw[0], to, columns.start, self.scale)
             return
-        rows_nBw = rows_nBw - mu_Bw
+        plain = len(self.data) == 1 and self.scale == 1.0 and self.data.dtype == rows_nBw.dtype
+        if plain:  # no copy between
+            rows_nBw = torch.sub(rows_nBw, mu_Bw, out=self.data[0, at, :, columns])
+        else:
+            rows_nBw = rows_nBw - mu_Bw
         step = max(1, (SLAB_CUDA if rows_nBw.is_cuda else SLAB) // max(rows_nBw[..., 0].numel(), 1))
         for i in range(0, rows_nBw.shape[2], step):
             some = rows_nBw[:, :, i : i + step]
             self.shift_NBB[at] += exact(some) @ exact(mu_Bw[:, i : i + step]).T
+        if plain:
+            return
         if self.scale != 1.0:
             rows_nBw *= self.scale
         for q, here, of in self.pieces(columns):

@@ -111,6 +111,26 @@ def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups, pads)
 
 
+def conv_heads(m: Any, name: str, a: Tensor, gs: Sequence[Tensor], at: slice) -> Tensor | None:
+    """``conv`` for every head, (n, B, p), from one copy of A's patches; None where head by head is better.
+
+    Patches are shared by the heads, so that on a CPU one product with all of their outputs beats a product for each
+    offset. They may take the memory of three times the heads' G, or of the rows: what a plan has room for.
+    """
+    wide, tall = m.in_channels * prod(m.kernel_size), len(gs) * (at.stop - at.start)
+    size = gs[0].shape[2:]
+    if name == "bias" or a.is_cuda or m.groups > 1 or (wide > 3 * tall and prod(size) > tall):
+        return None
+    mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
+    pads = m._reversed_padding_repeated_twice
+    a = F.pad(a, pads, mode=mode) if any(pads) else a.contiguous()
+    steps = a.stride()[2:]
+    strides = [*(s * d for s, d in zip(steps, m.dilation)), *(s * d for s, d in zip(steps, m.stride))]
+    patches = a.as_strided((*a.shape[:2], *m.kernel_size, *size), (*a.stride()[:2], *strides), a.storage_offset())
+    g = torch.stack([g[:, at] for g in gs], 1).view(len(a), tall, -1)
+    return torch.bmm(g, patches.reshape(len(a), wide, -1).mT).view(len(a), len(gs), -1)
+
+
 def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """A convolution with the roles of A and G exchanged; its weight's first dimension is the input's channels."""
     if name == "bias":
@@ -203,6 +223,13 @@ RULES: dict[type, Rule] = {
     nn.LayerNorm: last_norm(layer_normal),
     nn.RMSNorm: last_norm(rms_normal),
     nn.Embedding: embedding,
+}
+
+
+HEADS: dict[type, Callable[[Any, str, Tensor, Sequence[Tensor], slice], Tensor | None]] = {
+    nn.Conv1d: conv_heads,
+    nn.Conv2d: conv_heads,
+    nn.Conv3d: conv_heads,
 }
 
 
