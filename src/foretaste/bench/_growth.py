@@ -19,6 +19,7 @@ SERIES = {
     "W": (125, 500, 2000),
     "C": (2, 10, 100),
 }
+SMALLER = 8  # on a CPU: L, U and W over this, and images of half the side
 
 
 @dataclass(frozen=True)
@@ -32,29 +33,30 @@ class Curve:
 def growth(device: torch.device, quick: bool = False, said: Callable[[str], None] = lambda name: None) -> list[Curve]:
     """On untrained WRN1s and random images: f and Θ cost the same on any weights; ``variance`` needs no labels' fit."""
     g = torch.Generator().manual_seed(0)
-    edge = 8 if quick else 28
+    cpu = device.type == "cpu"
+    edge = 8 if quick else 14 if cpu else 28
     curves = []
     for axis, values in SERIES.items():
         at, seconds = [], []
         for value in values[:2] if quick else values:
             s = BASE | {axis: value}
+            if quick or cpu:
+                s |= {k: max(1, s[k] // (40 if quick else SMALLER)) for k in ("L", "U", "W") if s[k]}
             if quick:
-                s = {k: (max(1, v // 40) if k in ("L", "U", "W") and v else min(v, 10)) for k, v in s.items()} | {
-                    "widen": 1
-                }
-            said(f"growth with {axis} = {value}")
+                s |= {"widen": 1, "C": min(s["C"], 10)}
+            said(f"growth with {axis} = {s[axis]}")
             net = WideResNet(widen=s["widen"], classes=s["C"]).to(device).eval()
             x = torch.rand(s["L"] + s["U"], 1, edge, edge, generator=g).to(device)
             y = torch.randint(0, s["C"], (s["L"],), generator=g).to(device)
             watch = s["W"] or None
 
             def ask(net=net, x=x, y=y, L=s["L"], watch=watch) -> object:  # type: ignore[no-untyped-def]
-                how = {"precision": "half", "ridge": 1.0, "watch": watch}
+                how = {"precision": "auto" if cpu else "half", "ridge": 1.0, "watch": watch}
                 return query(net, x[:L], y, x[L:], strategy="variance", select="top", batch_size=1, **how)
 
             m = turns({"query": ask}, device, rounds=1 if quick else 2)["query"]
             if not m.failed:
-                at.append(float(sum(p.numel() for p in net.parameters()) if axis == "widen" else value))
+                at.append(float(sum(p.numel() for p in net.parameters()) if axis == "widen" else s[axis]))
                 seconds.append(m.seconds)
         curves.append(Curve("P" if axis == "widen" else axis, tuple(at), tuple(seconds), power(at, seconds)))
     return curves
