@@ -30,7 +30,7 @@ def query(
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many to choose.")] = 20,
     out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
     select: Annotated[str, typer.Option(help="auto, top, greedy or fantasy.")] = "auto",
-    output: Annotated[str, typer.Option(help="Kernel of: sum, first, full, or the number of a logit.")] = "sum",
+    output: Annotated[str, typer.Option(help="Kernel of: sum, first, trace, full, or the number of a logit.")] = "sum",
     ridge: Annotated[float | None, typer.Option(min=0, help="λ; 1e-6 of the mean diagonal of Θ unless told.")] = None,
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
     precision: Annotated[str, typer.Option(help="auto, float32, or on CUDA tf32 or half.")] = "auto",

@@ -132,7 +132,7 @@ class Ask:
 
     def faults(self, at: Faults) -> None:
         if isinstance(self.output, str):
-            at.one_of("output", self.output, ("sum", "first", "full"))
+            at.one_of("output", self.output, ("sum", "first", "trace", "full"))
         at.within("ridge", self.ridge, 0, math.inf, optional=True)
         at.whole("watch", self.watch, 1, optional=True)
         at.one_of("precision", self.precision, ("auto", "float32", "tf32", "half"))
