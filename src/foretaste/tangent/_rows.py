@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foretaste.tangent._fused import centre, fusible
+from foretaste.tangent._pages import large_pages
 from foretaste.tangent._subject import exact
 
 ALIGN = 64  # columns: rows that begin at odd places multiply at a fraction of a GPU's speed
@@ -29,7 +30,8 @@ class Rows:
         self.width, self.points = width, points
         self.scale = 2.0 ** round(math.log2(PEAK / largest)) if half and largest > 0 else 1.0
         self.panel, count, rows = shape_of(points, width, like.is_cuda)
-        self.data = like.new_empty(count, rows, heads, self.panel, dtype=torch.float16 if half else like.dtype)
+        of = torch.float16 if half else like.dtype
+        self.data = large_pages(like.new_empty(count, rows, heads, self.panel, dtype=of))
         self.data[:, points:] = 0
         for q, here, _ in self.pieces(slice(width, count * self.panel)):
             self.data[q, :, :, here] = 0
