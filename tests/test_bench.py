@@ -8,7 +8,7 @@ import torch
 from foretaste.bench import run
 from foretaste.bench._kernels import per_point_gradients, workloads
 from foretaste.bench._measure import turns
-from foretaste.bench._ranking import spearman
+from foretaste.retrain._precision import spearman
 from foretaste.tangent import ntk
 
 

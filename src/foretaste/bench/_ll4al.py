@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from foretaste.bench._ranking import spearman
 from foretaste.data import digits
 from foretaste.network import MLP, fit, fit_ll4al, predict_losses, prepare
+from foretaste.retrain._precision import spearman
 
 LAYERS = ("layers.1", "layers.3")
 

@@ -13,8 +13,8 @@ from foretaste.bench._kernels import forward, per_point_gradients
 from foretaste.bench._measure import Contender, Measured, peak, synchronize, turns
 from foretaste.bench._pairs import recomputed
 from foretaste.bench._pools import Pool
-from foretaste.bench._ranking import spearman
 from foretaste.query import query
+from foretaste.retrain._precision import spearman
 from foretaste.tangent import ntk
 from foretaste.tangent._memory import human
 

@@ -10,6 +10,7 @@ from foretaste.acquire import gain, mlmoc
 from foretaste.data import digits
 from foretaste.network import MLP, WideResNet, fit, prepare
 from foretaste.retrain import linearize
+from foretaste.retrain._precision import spearman
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,6 @@ class Agreement:
     mlmoc: float  # Spearman of the scores from float32 passes to those from float64 ones
     gain: float
     shared: int  # of the twenty points that MLMOC ranks first, how many are the same
-
-
-def spearman(a: Tensor, b: Tensor) -> float:
-    ranks = torch.stack([t.argsort().argsort().double() for t in (a, b)])
-    return float(torch.corrcoef(ranks)[0, 1])
 
 
 def agreement(device: torch.device, quick: bool = False) -> list[Agreement]:

@@ -1,6 +1,5 @@
 """What ``query`` and ``fidelity`` are both told: a network, its weights or how to train it, labelled points, a pool."""
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,13 +37,12 @@ Batch = Annotated[int, typer.Option(min=1, help="Points in a step of SGD.")]
 
 def pairs(words: Iterable[str], option: str) -> dict[str, Any]:
     """key=value, the value as TOML has it, or else as the word it is; all that are wrong at once."""
+    from foretaste.study._toml import value_of
+
     words, found = list(words), dict[str, Any]()
     if bad := [word for word in words if "=" not in word or not word.partition("=")[0].strip()]:
         raise ValueError(f"{option} {', '.join(bad)}; expected key=value, such as {option} widen=4")
     for word in words:
         key, _, value = word.partition("=")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = value.strip()
+        found[key.strip()] = value_of(value)
     return found

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.cli._app import console
+from foretaste.cli._bars import counting
 
 if TYPE_CHECKING:
     from foretaste.study import Study
@@ -18,19 +18,9 @@ def watched(
     standin: bool = False,
 ) -> list[Any]:
     """Its records."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     from foretaste.study import run
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+    with counting() as progress:
         bar = progress.add_task("starting", total=study.size)
 
         def seen(record: Any) -> None:

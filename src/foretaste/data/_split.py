@@ -8,7 +8,7 @@ import numpy as np
 
 def ids_of(points: Iterable[int]) -> np.ndarray:
     """Ids as an int64 array of their own."""
-    return np.array(list(points), dtype=np.int64)
+    return np.array(points if isinstance(points, np.ndarray) else list(points), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 import torch
 
 from foretaste.data import Images
+from foretaste.network._checks import EPOCHS, STEPS
 from foretaste.study._config import Network, Study
 from foretaste.study._cost import versions
 
@@ -16,7 +17,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         if train.steps
         else f"{train.epochs} epochs"
         if train.epochs
-        else "1200 steps or 320 epochs, whichever is more,"
+        else f"{STEPS} steps or {EPOCHS} epochs, whichever is more,"
     )
     lr = "fit's own" if train.max_lr is None else f"{train.max_lr:g}"
     start = "from new weights each cycle" if train.start == "cold" else "each cycle from the weights of the last"

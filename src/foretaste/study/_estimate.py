@@ -1,6 +1,5 @@
 """What a study will cost, from a few steps and two small queries of each arm on this machine."""
 
-import math
 import time
 from dataclasses import dataclass, replace
 
@@ -8,6 +7,7 @@ import torch
 
 from foretaste.data import Images
 from foretaste.network import fit
+from foretaste.network._checks import lengths
 from foretaste.query import query
 from foretaste.study._config import Study, Trial
 from foretaste.study._model import Model, model_of
@@ -17,7 +17,6 @@ from foretaste.study.loop import check
 STEPS, MOST_STEPS = 4, 256
 CLEAR = 0.05  # seconds: a difference of less may be the clock's
 SMALL = (24, 48)  # candidates of the queries that are timed
-DEFAULT = (1200, 320)  # steps or epochs, whichever is more: what fit does unless told
 
 
 @dataclass(frozen=True)
@@ -63,27 +62,18 @@ def _estimate(study: Study, data: Images) -> Estimate:
         check(trial, data)
         model = model_of(trial, data)
         if trial.model == "network":
+            how = trial.train
             key = repr((trial.network, trial.train.loss, trial.train.batch, trial.train.augment))
             if key not in steps:
                 steps[key] = _step(trial, data)
             worst = max(worst, steps[key])
-            train += steps[key] * sum(length(trial, L) for L in sizes)
+            train += steps[key] * sum(lengths(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes)
         U = min(labels.subset or len(data.pool), len(data.pool) - labels.init)
         if trial.strategy not in ("random", "ll4al"):
             linear, square = _growth(trial, data, model)
             ask += sum(linear * (L + U) + square * (L + U) ** 2 for L in sizes[:-1])
     n = len(study.seeds)
     return Estimate(n * train, n * ask, n * len(study.arms) * len(sizes), worst)
-
-
-def length(trial: Trial, L: int) -> int:
-    """Steps of one training on L points."""
-    batch = min(trial.train.batch, L)
-    if trial.train.steps is not None:
-        return trial.train.steps
-    if trial.train.epochs is not None:
-        return math.ceil(trial.train.epochs * L / batch)
-    return max(DEFAULT[0], math.ceil(DEFAULT[1] * L / batch))
 
 
 def _step(trial: Trial, data: Images) -> float:

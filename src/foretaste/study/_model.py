@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foretaste.data import Images
 from foretaste.network import Diverged, Fit, feature_layers, fit, fit_ll4al, make, prepare, reset
-from foretaste.network._fit import MAX_LR
+from foretaste.network._fit import INTERPOLATES, MAX_LR
 from foretaste.network._ll4al import TOP_LR
 from foretaste.network._reset import seeded
 from foretaste.query import gp_predict
@@ -99,7 +99,7 @@ class Process(Model):
             float((f_LC - y_LC).square().mean()),
             float((f_LC.argmax(1) == self.data.y[L]).double().mean()),
         )
-        interpolates = residual <= 0.01 * float(y_LC.var(correction=0))
+        interpolates = residual <= INTERPOLATES * float(y_LC.var(correction=0))
         return Fit(residual, residual, accuracy, time.perf_counter() - began, 0, interpolates)
 
     def classes(self, ids: np.ndarray) -> Tensor:

@@ -90,6 +90,14 @@ def _text(source: str | Path) -> str:
     return CONFIGS.joinpath(f"{source}.toml").read_text(encoding="utf-8")
 
 
+def value_of(text: str) -> Any:
+    """What stands behind the = of a setting: as TOML has it, or else the word it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
@@ -103,10 +111,7 @@ def _change(table: dict[str, Any], change: str, at: Faults) -> None:
     if not equals or not key.strip():
         at.add(f"--set {change!r}; expected key=value, such as train.max_lr=0.1")
         return
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+    value = value_of(text)
     *way, last = key.strip().split(".")
     if way[:1] == ["arms"]:
         named = {str(arm.get("name", arm.get("strategy"))): arm for arm in table.get("arms", [])}
