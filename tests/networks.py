@@ -85,6 +85,19 @@ class TiedLinear(nn.Module):
         return self.out(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
 
+class TiedConvolutions(nn.Module):
+    """One weight in two convolutions that have to be cut along different dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Conv1d(16, 4, 3, padding=1), nn.Conv1d(32, 4, 3, groups=2), nn.Linear(4, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x)).mean(2) + torch.tanh(self.b(torch.cat([x, x.flip(2)], 1))).mean(2)
+        return self.out(h)
+
+
 class BehindTheBack(nn.Module):
     """Uses a module's weight outside the module as well: a rule alone would be wrong."""
 
@@ -198,6 +211,8 @@ NETWORKS = [
     Network("depthwise separable", lambda: seq(nn.Conv2d(4, 4, 3, groups=4, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 1), *flat(150)), (4, 5, 5)),
     Network("conv2d same, reflect", lambda: seq(nn.Conv2d(2, 3, (3, 2), padding="same", padding_mode="reflect"), nn.Tanh(), *flat(75)), (2, 5, 5)),
     Network("conv2d circular", lambda: seq(nn.Conv2d(2, 3, 3, padding=(2, 1), padding_mode="circular"), nn.Tanh(), *flat(105)), (2, 5, 5)),
+    Network("conv2d of many channels", lambda: seq(nn.Conv2d(2, 18, 3, padding=1), nn.ReLU(), nn.Conv2d(18, 5, 3, stride=2, padding=1, padding_mode="circular"), *flat(45)), (2, 6, 6)),
+    Network("conv1d of many channels, dilated", lambda: seq(nn.Conv1d(17, 20, 2, dilation=2), nn.Tanh(), nn.Conv1d(20, 4, 1), *flat(24)), (17, 8)),
     Network("conv3d", lambda: seq(nn.Conv3d(1, 3, (2, 3, 3), dilation=(1, 2, 1), padding=1), nn.Tanh(), *flat(225)), (1, 4, 5, 5)),
     Network("conv3d strided", lambda: seq(nn.Conv3d(2, 3, 2, stride=(1, 2, 2)), nn.Tanh(), *flat(36)), (2, 4, 4, 5)),
     Network("transposed", lambda: seq(nn.ConvTranspose2d(2, 3, 3, padding=1), nn.ReLU(), *flat(75)), (2, 5, 5)),
@@ -220,6 +235,7 @@ NETWORKS = [
     Network("a module called twice", Twice, (2, 4, 8)),
     Network("tied embedding", Tied, draw=ids(5, 3)),
     Network("tied linear", TiedLinear, (6,)),
+    Network("tied convolutions", TiedConvolutions, (16, 6), functional=("a.weight",)),
     Network("a weight used behind its module's back", BehindTheBack, (6,), functional=("a.weight",)),
     Network("bare parameters", Bare, (6,), functional=("w", "scale")),
     Network("weight norm", lambda: seq(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)), (6,),

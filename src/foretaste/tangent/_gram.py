@@ -133,9 +133,10 @@ class Pass:
         self.kept: Calls = {}
         self.finite = torch.ones((), dtype=torch.bool, device=subj.device)
 
-    def new_rows(self, width: int) -> Rows:
+    def new_rows(self, width: int, old: Rows | None = None) -> Rows:
         like = next(iter(self.subj.params.values()))
-        return Rows(self.points, self.found.heads, width * self.found.folded, like, self.half, self.found.largest)
+        wide = width * self.found.folded
+        return Rows(self.points, self.found.heads, wide, like, self.half, self.found.largest, old)
 
     def write(self, rows: Rows, at: slice, start: int, rows_nBw: Tensor) -> int:
         """Rows of a chunk from parameter ``start`` on; returns the parameter after them."""
@@ -188,11 +189,13 @@ class Pass:
             theta.add_product(kernel, partial(product.diagonal, a, g))
         for layer in self.group.stashed:
             channels = max(layer.grain, self.group.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
-            for cut in steps(layer.shape[0], channels):
-                theta.add_rows(self.slab(layer, cut, plan.slab_size))
+            rows: Rows | None = None
+            for cut in steps(layer.length, channels):
+                rows = self.slab(layer, cut, plan.slab_size, rows)
+                theta.add_rows(rows)
 
-    def slab(self, layer: Layer, cut: slice, slab_size: int) -> Rows:
-        rows = self.new_rows(layer.width(cut))
+    def slab(self, layer: Layer, cut: slice, slab_size: int, old: Rows | None) -> Rows:
+        rows = self.new_rows(layer.width(cut), old)
         for at in steps(self.points, slab_size):
             part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}
             self.write(rows, at, 0, layer.heads(cut, part))

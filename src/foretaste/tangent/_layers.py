@@ -11,7 +11,7 @@ from foretaste.tangent._functional import autograd_rows, functional_rows
 from foretaste.tangent._inputs import Inputs, size, take
 from foretaste.tangent._memory import PeakMemory
 from foretaste.tangent._record import Call, record
-from foretaste.tangent._rules import HEADS, RULES, grain, ruled
+from foretaste.tangent._rules import HEADS, RULES, cut, ruled
 from foretaste.tangent._subject import Subject, untouched
 
 log = logging.getLogger("foretaste")
@@ -25,7 +25,8 @@ class Layer:
     name: str
     sources: tuple[Source, ...]
     shape: torch.Size
-    grain: int
+    axis: int  # along which it is cut where it is too large at once
+    grain: int  # and how finely it may be
 
     @property
     def p(self) -> int:
@@ -35,11 +36,15 @@ class Layer:
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(m for m, _ in self.sources)
 
+    @property
+    def length(self) -> int:
+        return self.shape[self.axis]
+
     def width(self, at: slice) -> int:
-        return (at.stop - at.start) * (self.p // self.shape[0])
+        return (at.stop - at.start) * (self.p // self.length)
 
     def rows(self, at: slice, calls: "Calls", head: int) -> Tensor:
-        """(n, width) gradients of the slice ``at`` of its first dimension."""
+        """(n, width) gradients of the slice ``at`` of its axis."""
         total = None
         for m, local in self.sources:
             for a, g in calls[m]:
@@ -73,7 +78,7 @@ class Survey:
     heads: int  # B of Θ's B × B blocks
     folded: int  # heads whose gradients stand side by side in one row: C for "trace", Σ_c ∇f_c·∇f_c, else 1
     held: dict[nn.Module, int] = field(repr=False)  # bytes of A and G, a point
-    positions: dict[nn.Module, int] = field(repr=False)  # of a Linear or Embedding, over all its calls, a point
+    positions: dict[nn.Module, int] = field(repr=False)  # where its weight is used, over all its calls, a point
     axes: dict[nn.Module, int] = field(repr=False)  # which dimension of A and G is the points
     pass_bytes: int  # peak of one forward and backward, a point
     survey_bytes: int  # peak of this survey
@@ -119,12 +124,18 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
     held, positions = {}, {}
     for m, of in at_hand.items():
         held[m] = sum(a.nbytes + backward * gs[0].nbytes for a, gs in of) // k
-        last = 0 if type(m) is nn.Embedding else 1
-        positions[m] = sum(a.numel() // (k * (a.shape[-1] if last else 1)) for a, _ in of)
+        positions[m] = sum(place_count(m, a, gs[0]) for a, gs in of) // k
     a_pass = single.peak + (backward - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
     # Two points' passes, their gradients by autograd, stacked, and by the rules. Counting them costs more than they do.
     survey_bytes = 2 * k * single.peak + 6 * k * sum(p.nbytes for p in subj.params.values())
     return Survey(sound, functional, heads, folded, held, positions, axes, a_pass, survey_bytes, largest)
+
+
+def place_count(m: nn.Module, a: Tensor, g: Tensor) -> int:
+    """Positions at which a Linear, an Embedding or a convolution uses its weight, of all points."""
+    if type(m) is nn.Embedding:
+        return a.numel()
+    return g.numel() // int(getattr(m, "out_channels", g.shape[-1]))
 
 
 def candidates(subj: Subject) -> list[Layer]:
@@ -139,8 +150,9 @@ def candidates(subj: Subject) -> list[Layer]:
     for name in subj.params:
         sources = [s for s in holders[id(own[name])] if s is not None]
         if len(sources) == len(holders[id(own[name])]):
-            cut = max(grain(m, local) for m, local in sources)
-            layers.append(Layer(name, tuple(sources), own[name].shape, cut))
+            (axis, grain), *others = {cut(m, local) for m, local in sources}
+            if not others:
+                layers.append(Layer(name, tuple(sources), own[name].shape, axis, grain))
     return layers
 
 
@@ -177,7 +189,7 @@ def verified(subj: Subject, x: Inputs, layers: list[Layer], calls: Calls) -> tup
 
     known = [ly for ly in layers if ly.name in truth]
     for ly in known:
-        compare(ly.name, ly.rows(slice(0, ly.shape[0]), calls, 0))
+        compare(ly.name, ly.rows(slice(0, ly.length), calls, 0))
     named = {ly.name for ly in layers}
     rest = [name for name in truth if name not in named]
     for name, rows_nbp in functional_rows(subj, x, rest).items() if rest else ():

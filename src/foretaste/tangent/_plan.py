@@ -15,6 +15,12 @@ from foretaste.tangent._theta import Block, Theta
 CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 34}
 CHUNK_LEAST = 16
 CHUNK_MOST = 1024
+# On a CPU fresh memory is slow, so that rows much larger than the A and G they come from are formed in slabs of so
+# many bytes, in memory used over and over; but of so many columns at least, for each slab is added to all of Θ.
+SLAB_BYTES = 1 << 25
+SLAB_LEAST = 1 << 12
+SLAB_WORTH = 4  # times that rows are larger than their A and G, at least
+TILE_BYTES = 1 << 24  # of the kernels between positions that a product sums
 
 
 @dataclass
@@ -77,9 +83,19 @@ class Job:
         return sum(self.sizes.values())
 
     @property
+    def pairs(self) -> int:
+        """Of points in the blocks; a symmetric block has half."""
+        return sum(self.sizes[a] * self.sizes[b] // (2 if a == b else 1) for a, b in self.blocks)
+
+    @property
     def row(self) -> int:
         """Bytes of one parameter's column of rows."""
         return self.points * self.survey.heads * self.survey.folded * self.item
+
+    @property
+    def slab(self) -> int:
+        """Bytes of rows that are best formed at once; 0: as many as there is room for."""
+        return max(SLAB_BYTES, SLAB_LEAST * self.row // self.survey.folded) if self.device == "cpu" else 0
 
     @property
     def theta(self) -> int:
@@ -133,15 +149,15 @@ def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
     """Products may take 1/part of what Θ leaves free, a chunk's pass 1/most; None where that leads nowhere."""
     survey, row, points = job.survey, job.row, job.points
     spare = budget - job.theta
-    products, layers = split(survey)
+    products, layers = split(survey, points, job.pairs, job.device)
     # A product needs A and G once more, in float64. Where that is too much, rows are formed in slices instead.
-    doubled = {pr: 2 * points * sum(survey.held[m] for m in pr.modules) * (8 // max(job.item, 4)) for pr in products}
+    doubled = {pr: 2 * 8 * points * pr.entries for pr in products}
     large = [pr for pr in products if doubled[pr] > spare / part]
     products = [pr for pr in products if pr not in large]
     layers += [ly for ly in survey.layers if any(ly.modules == pr.modules for pr in large)]
     layers = layers[::-1]  # from the top: the first groups then need less of the backward pass
     summed = any(sum(survey.positions[m] for m in pr.modules) > 1 for pr in products)
-    tile_bytes = min(1 << 24, spare // 16) if summed else 0
+    tile_bytes = min(TILE_BYTES, spare // 16) if summed else 0
     tile = Theta.working_bytes(job.sizes, job.blocks, survey.heads, job.device)
     tile += max((doubled[pr] for pr in products), default=0) + tile_bytes
 
@@ -152,11 +168,12 @@ def lay_out(job: Job, budget: int, part: float, most: float) -> Plan | None:
     chunk = max(1, min(useful, points, int(spare / most / max(a_point, 1))))
     work = max(tile, chunk * a_point)
     room = spare - work
-    groups = fill(survey, products, layers, job.numels, room, row, points)
+    few = job.slab // row
+    groups = fill(survey, products, layers, job.numels, room, row, points, few)
     if groups is None:
         return None
     for g in groups:
-        g.slab = slab_of(g, room, row)
+        g.slab = slab_of(g, min(room, g.held + few * row) if few else room, row)
     peak = max(g.held + max(g.width, g.slab) * row for g in groups)
     nbytes = max(job.theta + work + peak, survey.survey_bytes)
     if nbytes > budget:
@@ -194,10 +211,12 @@ def fill(
     room: int,
     row: int,
     points: int,
+    few: int,
 ) -> list[Group] | None:
     """Groups of at most ``room`` bytes, or None where something does not fit.
 
-    Rows are cut where they must be; A and G are kept where that is smaller.
+    Rows are cut where they must be; A and G are kept where that is smaller, or where ``few`` columns at a time are
+    better than all of them.
     """
 
     def held(modules: Sequence[nn.Module]) -> int:
@@ -215,14 +234,15 @@ def fill(
         group.held += held(pr.modules)
     for ly in layers:
         keep = held(ly.modules)
-        if not ample and keep < ly.p * row // 2 and keep <= room - reserve:
+        small = keep < ly.p * row // 2 if not ample else few and ly.p > 2 * few and SLAB_WORTH * keep < ly.p * row
+        if small and keep <= room - reserve:
             if group.held + keep + max(reserve, group.width * row) > room:
                 groups.append(group := Group())
             group.stashed.append(ly)
             group.held += keep
             continue
         start = 0
-        while start < ly.shape[0]:
+        while start < ly.length:
             fit = (room - group.held - group.width * row) // (ly.width(slice(0, 1)) * row)
             fit = fit // ly.grain * ly.grain
             if fit <= 0:
@@ -230,7 +250,7 @@ def fill(
                     return None
                 groups.append(group := Group())
                 continue
-            at = slice(start, min(start + fit, ly.shape[0]))
+            at = slice(start, min(start + fit, ly.length))
             group.formed.append((ly, at))
             group.width += ly.width(at)
             start = at.stop

@@ -1,8 +1,9 @@
-"""Kernels of layers whose gradient need not be formed: a Linear layer, an embedding.
+"""Kernels of layers whose gradient need not be formed: a Linear layer, an embedding, a convolution of few positions.
 
-The gradient of W at point n is Σ_t G_nt A_ntᵀ, so the inner product of two of them is Σ_tt' (A_nt·A_mt')(G_nt·G_mt'):
-with one position, an entrywise product of two small Gram matrices. An embedding is a Linear layer on one-hot inputs,
-whose A·A' is whether two indices are equal. In float64, for this form cannot be centred first.
+The gradient of W at point n is Σ_t G_nt A_ntᵀ over the T positions at which W is used, so the inner product of two of
+them is Σ_tt' (A_nt·A_mt')(G_nt·G_mt'): with one position, an entrywise product of two small Gram matrices. A
+convolution is a Linear layer on the patches that its positions see; an embedding is one on one-hot inputs, whose A·A'
+is whether two indices are equal. In float64, for this form cannot be centred first.
 """
 
 from dataclasses import dataclass
@@ -11,50 +12,67 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.tangent._layers import Calls, Layer, Survey
-from foretaste.tangent._rules import positions
+from foretaste.tangent._rules import patches, positions
 from foretaste.tangent._subject import exact
 from foretaste.tangent._theta import steps
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# What an operation in float64 costs, in those that multiply rows: on an H200 ten, on cards for games more.
+EXACT = {"cpu": 2, "cuda": 32}
+ENTRY = 100  # operations that one entry of a formed row costs beside them: fresh memory, written, centred, read
 
 
 @dataclass(frozen=True)
 class ProductLayer:
-    """The weight, the bias, or both, of Linear modules that share them; or the table of embeddings."""
+    """The weight, the bias, or both, of modules that share them: Linear, Embedding, or one convolution."""
 
     modules: tuple[nn.Module, ...]
     weight: bool
     bias: bool
+    entries: int  # of A and G, a point
 
     def gather(self, calls: Calls, folded: int = 1) -> tuple[Tensor, Tensor]:
         """A (n, T, D) and G (n, B, T, O) over all calls, in float64; A (n, T) are indices for an embedding.
 
         Folded heads are as many more outputs: G (n, 1, T, B·O).
         """
-        table = type(self.modules[0]) is nn.Embedding
-        of = [call for m in self.modules for call in calls[m]]
-        a = joined([a.flatten(1) if table else positions(a.flatten(1, 2)) for a, _ in of], 1)
-        heads = range(len(of[0][1]))
-        g = torch.stack([joined([exact(positions(gs[b].flatten(1, 2))) for _, gs in of], 1) for b in heads], 1)
+        of = [(m, a, gs) for m in self.modules for a, gs in calls[m]]
+        a = joined([inputs_of(m, a, gs[0]) for m, a, gs in of], 1)
+        heads = range(len(of[0][2]))
+        g = torch.stack([joined([outputs_of(m, gs[b]) for m, _, gs in of], 1) for b in heads], 1)
         g = g.transpose(1, 2).flatten(2)[:, None] if folded > 1 else g
-        return a if table else exact(a), g
+        return a, g
 
     def kernel(self, a: Tensor, g: Tensor, i: slice, j: slice, tile_bytes: int) -> Tensor:
-        n, heads, t, _ = g[i].shape
+        """(|i|·B, |j|·B); what is held at once beside it is ``tile_bytes``."""
+        n, heads, t, o = g[i].shape
         m = g[j].shape[0]
         if t == 1:
             k_g = g[i].flatten(0, 2) @ g[j].flatten(0, 2).T
             k_a = self.inputs(a[i].flatten(0, 1), a[j].flatten(0, 1))
             k_g.view(n, heads, m, heads).mul_(k_a[:, None, :, None])
             return k_g
-        out = g.new_empty(n * heads, m * heads)
-        view = out.view(n, heads, m, heads)
-        for cut in steps(m, max(1, tile_bytes // (24 * t * t * max(n, 1)))):
+        out = g.new_empty(n, heads, m, heads)
+        if heads == 1:
+            for cut in steps(m, max(1, tile_bytes // (24 * t * t * max(n, 1)))):
+                at = slice(j.start + cut.start, j.start + cut.stop)
+                k_a = self.inputs(a[i].flatten(0, 1), a[at].flatten(0, 1))
+                k_g = g[i].flatten(0, 2) @ g[at].flatten(0, 2).T
+                out[:, 0, cut, 0] = k_g.mul_(k_a).view(n, t, -1, t).sum((1, 3))
+            return out.flatten(0, 1).flatten(1)
+        # Σ_t,o G_nbto (Σ_t' K_A,nt,mt' G_mct'o): B times fewer operations than a K_G for each pair of heads.
+        across = max(1, tile_bytes // (48 * t * heads * o))
+        for cut in steps(m, across):
             at = slice(j.start + cut.start, j.start + cut.stop)
-            k_a = self.inputs(a[i].flatten(0, 1), a[at].flatten(0, 1))
-            for b in range(heads):
-                for c in range(heads):
-                    k_g = g[i, b].flatten(0, 1) @ g[at, c].flatten(0, 1).T
-                    view[:, b, cut, c] = k_g.mul_(k_a).view(n, t, -1, t).sum((1, 3))
-        return out
+            g_mtco = g[at].transpose(1, 2).flatten(2)
+            for rows in steps(n, max(1, tile_bytes // (16 * t * t * g_mtco.shape[0]))):
+                some = slice(i.start + rows.start, i.start + rows.stop)
+                k_a = self.inputs(a[some].flatten(0, 1), a[at].flatten(0, 1)).unflatten(0, (-1, t))
+                for p, k_tmt in enumerate(k_a.unflatten(2, (-1, t)), rows.start):
+                    h_mtco = (k_tmt.transpose(0, 1) @ g_mtco).unflatten(2, (heads, o))
+                    h_mcto = h_mtco.transpose(1, 2).flatten(2)
+                    out[p, :, cut] = (g[i.start + p].flatten(1) @ h_mcto.flatten(0, 1).T).unflatten(1, (-1, heads))
+        return out.flatten(0, 1).flatten(1)
 
     def diagonal(self, a: Tensor, g: Tensor, i: slice) -> Tensor:
         """(n, B, B), each point with itself."""
@@ -73,27 +91,64 @@ class ProductLayer:
         return k.add_(1) if self.bias else k
 
 
+def inputs_of(m: nn.Module, a: Tensor, g: Tensor) -> Tensor:
+    """One call's A (n, fold, ...) at its positions, (n, T, D) in float64, or (n, T) indices."""
+    if type(m) is nn.Embedding:
+        return a.flatten(1)
+    if type(m) is nn.Linear:
+        return exact(positions(a.flatten(1, 2)))
+    seen = patches(m, a.flatten(0, 1), g.shape[3:]).mT
+    return exact(seen.unflatten(0, a.shape[:2]).flatten(1, 2))
+
+
+def outputs_of(m: nn.Module, g: Tensor) -> Tensor:
+    """One call's G of a head at the same positions, (n, T, O) in float64."""
+    return exact(g.flatten(3).mT.flatten(1, 2) if type(m) in CONVOLUTIONS else positions(g.flatten(1, 2)))
+
+
 def joined(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def split(survey: Survey) -> tuple[list[ProductLayer], list[Layer]]:
-    """Which layers are cheaper as products: T²(D + O) operations a pair of points against the D·O of formed rows."""
+def split(survey: Survey, points: int, pairs: int, device: str) -> tuple[list[ProductLayer], list[Layer]]:
+    """Which layers are cheaper as products, for Θ of so many pairs of points, and the others."""
     products: dict[tuple[nn.Module, ...], dict[str, bool]] = {}
     rest: list[Layer] = []
     for ly in survey.layers:
         kinds = {type(m) for m in ly.modules}
         t = sum(survey.positions[m] for m in ly.modules)
-        if kinds == {nn.Linear} and len({n for _, n in ly.sources}) == 1:
-            local = ly.sources[0][1]
-            pays = t == 1 if local == "bias" else t * t * sum(ly.shape) <= ly.p
-            pays = pays or ly.modules in products
+        plain = len({n for _, n in ly.sources}) == 1
+        local = ly.sources[0][1]
+        if kinds == {nn.Linear} and plain:
+            pays = t == 1 or (local == "weight" and cheaper(survey, ly, t, points, pairs, device))
         elif kinds == {nn.Embedding} and len({getattr(m, "padding_idx", None) for m in ly.modules}) == 1:
-            local, pays = "weight", t * t <= ly.shape[0]
+            pays = t * t <= ly.shape[0]
+        elif len(ly.modules) == 1 and kinds <= set(CONVOLUTIONS) and getattr(ly.modules[0], "groups", 0) == 1:
+            pays = local == "weight" and cheaper(survey, ly, t, points, pairs, device)
         else:
             pays = False
-        if pays:
+        if pays or (plain and ly.modules in products):
             products.setdefault(ly.modules, {})[local] = True
         else:
             rest.append(ly)
-    return [ProductLayer(m, p.get("weight", False), p.get("bias", False)) for m, p in products.items()], rest
+    return [
+        ProductLayer(modules, of.get("weight", False), of.get("bias", False), entries(survey, modules))
+        for modules, of in products.items()
+    ], rest
+
+
+def cheaper(survey: Survey, ly: Layer, t: int, points: int, pairs: int, device: str) -> bool:
+    """Whether A and G at T positions cost less than rows, which are formed once a point and multiplied once a pair."""
+    o, heads = ly.shape[0], survey.heads
+    d, wide = ly.p // o, o * survey.folded
+    product = t * t * d + (t * t * wide if heads == 1 else t * heads * o * (t + heads))
+    rows = heads**2 * d * wide + heads * d * wide * (ENTRY + t) * points / max(pairs, 1)
+    return EXACT.get(device, 2) * product <= rows
+
+
+def entries(survey: Survey, modules: tuple[nn.Module, ...]) -> int:
+    m = modules[0]
+    weight = m._parameters["weight"]
+    assert weight is not None
+    d, o = (1, weight.shape[1]) if type(m) is nn.Embedding else (weight[0].numel(), weight.shape[0])
+    return sum(survey.positions[m] for m in modules) * (d + survey.heads * survey.folded * o)

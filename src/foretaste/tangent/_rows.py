@@ -26,12 +26,19 @@ class Rows:
     (_theta.py), so it is the mean of the first points written, and each row is centred when it is written.
     """
 
-    def __init__(self, points: int, heads: int, width: int, like: Tensor, half: bool, largest: float) -> None:
+    def __init__(
+        self, points: int, heads: int, width: int, like: Tensor, half: bool, largest: float, old: "Rows | None" = None
+    ) -> None:
+        """``old``: rows that are no longer needed, whose memory may do."""
         self.width, self.points = width, points
         self.scale = 2.0 ** round(math.log2(PEAK / largest)) if half and largest > 0 else 1.0
         self.panel, count, rows = shape_of(points, width, like.is_cuda)
         of = torch.float16 if half else like.dtype
-        self.data = large_pages(like.new_empty(count, rows, heads, self.panel, dtype=of))
+        shape = (count, rows, heads, self.panel)
+        if old is not None and old.data.numel() >= math.prod(shape):
+            self.data: Tensor = old.data.view(-1)[: math.prod(shape)].view(shape)
+        else:
+            self.data = large_pages(like.new_empty(shape, dtype=of))
         self.data[:, points:] = 0
         for q, here, _ in self.pieces(slice(width, count * self.panel)):
             self.data[q, :, :, here] = 0

@@ -2,8 +2,8 @@
 
 In eval mode points are independent, so one forward and one backward of Σ_n f(x_n) gives A and G for all of them, and a
 layer's gradient at point n is a product of A_n and G_n alone. Every rule is ``rows(module, name, a, g, at) -> (n, p)``:
-the gradient of the slice ``at`` (of its first dimension) of parameter ``name``. The order of the p columns is
-arbitrary, but the same for all points. Whether a rule is right for a given network is not assumed: the engine
+the gradient of a slice ``at`` of parameter ``name``, along the dimension that ``cut`` tells. The order of the p columns
+is arbitrary, but the same for all points. Whether a rule is right for a given network is not assumed: the engine
 compares it with autograd on a few points first (_layers.py).
 """
 
@@ -21,6 +21,7 @@ from foretaste.tangent._fused import lay as fused_lay
 from foretaste.tangent._fused import products as fused_products
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
+MANY = 16  # channels of a convolution's input, which is then what its weight is cut along
 
 
 def correlate(
@@ -108,7 +109,13 @@ def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
         first, last = at.start // per, -(-at.stop // per)
         wide = m.in_channels // groups
         a, groups = a[:, first * wide : last * wide], last - first
-    return correlate(a, g[:, at], m.kernel_size, m.stride, m.dilation, groups, pads)
+    a, g = (a[:, at], g) if by_inputs(m) else (a, g[:, at])
+    return correlate(a, g, m.kernel_size, m.stride, m.dilation, groups, pads)
+
+
+def by_inputs(m: Any) -> bool:
+    """Whether a convolution's weight is cut along its input's channels: patches of the others are then not formed."""
+    return m.groups == 1 and m.in_channels >= MANY
 
 
 def conv_heads(m: Any, name: str, a: Tensor, gs: Sequence[Tensor], at: slice) -> Tensor | None:
@@ -117,18 +124,25 @@ def conv_heads(m: Any, name: str, a: Tensor, gs: Sequence[Tensor], at: slice) ->
     Patches are shared by the heads, so that on a CPU one product with all of their outputs beats a product for each
     offset. They may take the memory of three times the heads' G, or of the rows: what a plan has room for.
     """
-    wide, tall = m.in_channels * prod(m.kernel_size), len(gs) * (at.stop - at.start)
-    size = gs[0].shape[2:]
-    if name == "bias" or a.is_cuda or m.groups > 1 or (wide > 3 * tall and prod(size) > tall):
+    if name == "bias" or a.is_cuda or m.groups > 1:
         return None
+    g = torch.stack(list(gs) if by_inputs(m) else [g[:, at] for g in gs], 1)
+    a = a[:, at] if by_inputs(m) else a
+    wide, tall, size = a.shape[1] * prod(m.kernel_size), g.shape[1] * g.shape[2], g.shape[3:]
+    if wide > 3 * tall and prod(size) > tall:
+        return None
+    return torch.bmm(g.view(len(a), tall, -1), patches(m, a, size).mT).view(len(a), len(gs), -1)
+
+
+def patches(m: Any, a: Tensor, size: Sequence[int]) -> Tensor:
+    """(n, D, T): what each of the T output positions, laid out as ``size``, sees of A; D as in the weight (o, D)."""
     mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
     pads = m._reversed_padding_repeated_twice
     a = F.pad(a, pads, mode=mode) if any(pads) else a.contiguous()
     steps = a.stride()[2:]
     strides = [*(s * d for s, d in zip(steps, m.dilation)), *(s * d for s, d in zip(steps, m.stride))]
-    patches = a.as_strided((*a.shape[:2], *m.kernel_size, *size), (*a.stride()[:2], *strides), a.storage_offset())
-    g = torch.stack([g[:, at] for g in gs], 1).view(len(a), tall, -1)
-    return torch.bmm(g, patches.reshape(len(a), wide, -1).mT).view(len(a), len(gs), -1)
+    windows = a.as_strided((*a.shape[:2], *m.kernel_size, *size), (*a.stride()[:2], *strides), a.storage_offset())
+    return windows.reshape(len(a), a.shape[1] * prod(m.kernel_size), -1)
 
 
 def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
@@ -242,9 +256,11 @@ def ruled(m: nn.Module) -> bool:
     return type(m) in RULES
 
 
-def grain(m: nn.Module, name: str) -> int:
-    """How finely the first dimension of parameter ``name`` may be cut."""
+def cut(m: nn.Module, name: str) -> tuple[int, int]:
+    """Which dimension of parameter ``name`` is cut where it is too large, and how finely it may be."""
     groups = getattr(m, "groups", 1) if name == "weight" else 1
     p = m._parameters[name]
     assert p is not None
-    return p.shape[0] // groups if groups > 1 else 1
+    if RULES[type(m)] is conv and name == "weight" and by_inputs(m):
+        return 1, 1
+    return 0, p.shape[0] // groups if groups > 1 else 1

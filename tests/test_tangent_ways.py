@@ -1,0 +1,105 @@
+"""A layer's part of Θ as products of A and G, as rows formed in the pass, or in slabs afterwards: all the same."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import foretaste as ft
+import oracles
+from foretaste.tangent import plan, size, take
+from foretaste.tangent._plan import Plan
+from networks import NETWORKS, Network
+
+N = 6
+Setting = Callable[[pytest.MonkeyPatch], None]
+
+
+def products(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("foretaste.tangent._products.EXACT", {"cpu": 0})
+
+
+def rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("foretaste.tangent._products.EXACT", {"cpu": 1e9})
+    patch.setattr("foretaste.tangent._plan.SLAB_BYTES", 1 << 40)
+
+
+def slabs(patch: pytest.MonkeyPatch) -> None:
+    """Of a few columns, from every layer whose A and G are not much larger than its rows."""
+    patch.setattr("foretaste.tangent._products.EXACT", {"cpu": 1e9})
+    patch.setattr("foretaste.tangent._plan.SLAB_BYTES", 1)
+    patch.setattr("foretaste.tangent._plan.SLAB_LEAST", 3)
+    patch.setattr("foretaste.tangent._plan.SLAB_WORTH", 0.01)
+
+
+def taken(made: Plan) -> set[str]:
+    """How the weights of convolutions are treated."""
+    found = set()
+    for g in made.groups:
+        for name, modules in (
+            ("products", [m for p in g.products for m in p.modules]),
+            ("rows", [m for ly, _ in g.formed for m in ly.modules if ly.name.endswith("weight")]),
+            ("slabs", [m for ly in g.stashed for m in ly.modules]),
+        ):
+            if any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in modules):
+                found.add(name)
+    return found
+
+
+def oracle(net: nn.Module, x: object, output: str) -> torch.Tensor:
+    n = size(x)
+    full = oracles.ntk(net, x, x, "full").view(n, -1, n, oracles.f(net, x).shape[1])
+    if output == "full":
+        return full.permute(0, 2, 1, 3)
+    return full.diagonal(dim1=1, dim2=3).mean(2) if output == "trace" else full.sum((1, 3)) / full.shape[1]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    assert got.shape == want.shape
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("way", [products, rows, slabs], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("case", NETWORKS, ids=str)
+def test_every_way_gives_the_gram_matrix(case: Network, way: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    way(monkeypatch)
+    net, x = case.built(), case.points(N)
+    for output in ("sum", "trace", "full"):
+        want = oracle(net, x, output)
+        assert error(ft.ntk(net, x, output=output), want) <= 1e-10
+        a, b = take(x, slice(0, 2)), take(x, slice(2, N))
+        assert error(ft.ntk(net, a, b, output=output), want[:2, 2:]) <= 1e-10
+
+
+@pytest.mark.parametrize("way", [products, rows, slabs], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "name", ["conv2d strided", "conv2d of many channels", "conv1d of many channels, dilated", "conv3d", "resnet18"]
+)
+def test_the_way_is_the_one_that_was_set(name: str, way: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    way(monkeypatch)
+    case = next(c for c in NETWORKS if str(c) == name)
+    for output in ("sum", "full"):
+        found = taken(plan(case.built(), case.points(N), output=output))
+        assert way.__name__ in found
+        assert "products" not in found or way is products
+
+
+def test_a_convolution_of_few_positions_is_a_product_for_few_points_only() -> None:
+    """Its rows cost more than their products do, until there are many pairs to a point."""
+    net = nn.Sequential(nn.Conv2d(16, 64, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    assert "products" in taken(plan(net, torch.randn(20, 16, 2, 2)))
+    wide = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 16, 3)).eval()
+    few, many = torch.randn(20, 16, 4, 4), torch.randn(3000, 16, 4, 4)
+    assert taken(plan(wide, few)) == {"products"}
+    assert "products" not in taken(plan(wide, many))
+
+
+def test_products_of_many_heads_are_cut_to_their_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    products(monkeypatch)
+    case = next(c for c in NETWORKS if str(c) == "conv2d of many channels")
+    net, x = case.built(), case.points(N)
+    want = oracle(net, x, "full")
+    for tile in (1, 3000, 1 << 24):
+        monkeypatch.setattr("foretaste.tangent._plan.TILE_BYTES", tile)
+        assert error(ft.ntk(net, x, output="full"), want) <= 1e-12
