@@ -89,7 +89,7 @@ def test_a_small_run_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
     monkeypatch.setattr("foretaste.bench._queries.NAIVE", 2)
     out = tmp_path / "bench.json"
-    found = run_queries(CPU, only=["wrn1", "growth"], quick=True, out=out)
+    found = run_queries(CPU, only=["wrn1", "picks", "training", "growth"], quick=True, out=out)
     assert json.loads(out.read_text())["about"] == json.loads(json.dumps(found["about"]))
     rows = {r["name"]: r for r in found["queries"]}
     assert not found["failed"]
@@ -99,5 +99,8 @@ def test_a_small_run_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None
     assert "float32" in rows["mlmoc, auto"]["note"]
     assert any(name.startswith("Jacobians anew") for name in rows)
     assert "extrapolated from 2 candidates" in rows["naive: SGD, 15 epochs a candidate"]["note"]
+    assert {r["U"] for r in found["picks"]} == {50, 80, 100}
+    assert all(r["ms"] > 0 for r in found["picks"])
+    assert [r["fast"] for r in found["training"]] == ["off"]
     assert [c["axis"] for c in found["growth"]] == ["L", "U", "P", "W", "C"]
     assert (tmp_path / "bench.svg").read_text().startswith("<?xml")

@@ -385,7 +385,7 @@ class TestGraph:
         assert_close(nets[1].state_dict(), nets[0].state_dict(), rtol=1e-3, atol=1e-4)
         assert done[1].loss == pytest.approx(done[0].loss, rel=1e-3)
 
-    @pytest.mark.parametrize("fast", ["auto", "bf16", "float32"])
+    @pytest.mark.parametrize("fast", ["auto", "bf16", "float32", "off"])
     def test_interpolates_and_repeats_itself(self, fast, caplog):
         x, y = on_gpu()
         rng, host = torch.cuda.get_rng_state(), torch.get_rng_state()

@@ -148,6 +148,19 @@ def test_device_does_not_change_it(case: Network, dtype: torch.dtype) -> None:
     assert error(there.cpu(), here) <= (1e-6 if dtype == torch.float32 else case.device)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "half"])
+def test_a_device_says_the_same_twice(precision: str) -> None:
+    """cuDNN has gradients that differ in their last bits each time."""
+    case = next(c for c in NETWORKS if c.name == "wrn")
+    net, x = case.built(torch.float32).cuda(), case.points(300, torch.float32).cuda()
+    before = torch.backends.cudnn.deterministic
+    first, *others = (ft.ntk(net, x, precision=precision) for _ in range(4))
+    assert all(torch.equal(first, theta) for theta in others)
+    assert torch.backends.cudnn.deterministic == before
+
+
 def test_half_rows_keep_what_is_left_of_theta() -> None:
     """The arithmetic of the GPU's float16 rows, through its plain twin: centred, they keep what norms would hide."""
     case = next(c for c in NETWORKS if c.name == "wrn")

@@ -1,4 +1,4 @@
-"""``foretaste bench --device cuda``: queries of the workloads of a GPU beside their rivals, each in one run."""
+"""``foretaste bench --device cuda``: queries beside their rivals, picks, trainings, growth; all in one run."""
 
 import json
 import platform
@@ -14,12 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 import foretaste
+from foretaste.bench import _picks, _training
 from foretaste.bench._growth import draw, growth
 from foretaste.bench._measure import synchronize
-from foretaste.bench._pools import WORKS, pool_of
+from foretaste.bench._pools import WORKS, pool_of, real
 from foretaste.bench._queries import QueryRow, cells, cost
 
-NAMES = (*(w.name for w in WORKS), "growth")
+NAMES = (*(w.name for w in WORKS), "picks", "training", "growth")
+IMAGES = 6000  # of MNIST, to train on and to test
 
 
 def device_of(name: str) -> torch.device:
@@ -48,7 +50,7 @@ def run_queries(
         "ceiling": {k: round(v, 1) for k, v in ceilings(device, quick).items()},  # TFLOP/s
     }
     console.print(f"{about['device']}; ceilings in TFLOP/s: {about['ceiling']}")
-    found: dict[str, Any] = {"about": about, "queries": [], "growth": [], "failed": {}}
+    found: dict[str, Any] = {"about": about, "queries": [], "picks": [], "training": [], "growth": [], "failed": {}}
     for work in (w.small() if quick else w for w in WORKS if not only or w.name in only):
         try:
             with console.status(work.title) as status:
@@ -68,6 +70,22 @@ def run_queries(
         written(found, out)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    if not only or "picks" in only:
+        with console.status("picks"):
+            picked = _picks.standard(str(device), quick)
+        console.print(_picks.as_markdown(picked), soft_wrap=True)
+        found["picks"] = [{k: v for k, v in asdict(r).items() if k != "picked"} for r in picked]
+        written(found, out)
+    if not only or "training" in only:
+        with console.status("training") as status:
+            try:
+                x, y = real("mnist", IMAGES, device)
+            except (FileNotFoundError, ValueError):
+                x, y = _training.images(None, device)
+            trainings = _training.standard(x, y, quick, status.update)
+        console.print(_training.markdown(trainings), soft_wrap=True)
+        found["training"] = [asdict(r) for r in trainings]
+        written(found, out)
     if not only or "growth" in only:
         with console.status("growth") as status:
             curves = growth(device, quick, status.update)

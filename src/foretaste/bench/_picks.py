@@ -108,9 +108,14 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def standard(device: str, quick: bool = False) -> list[Row]:
+    """A few picks from pools of two sizes, and a large batch."""
+    few, (batch_size, many) = (1000, 4000), (1000, 6000) if device != "cpu" else (300, 2000)
+    if quick:
+        few, batch_size, many = (50, 100), 20, 80
+    found = picks(sizes=few, device=device)
+    return found + picks(("gain", "variance"), (many,), ("greedy",), batch_size=batch_size, rounds=1, device=device)
+
+
 if __name__ == "__main__":
-    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    found = picks(device=device)
-    large = (1000, 6000) if device != "cpu" else (300, 2000)
-    found += picks(("gain", "variance"), large[1:], ("greedy",), batch_size=large[0], rounds=1, device=device)
-    print(as_markdown(found))
+    print(as_markdown(standard(sys.argv[1] if len(sys.argv) > 1 else "cpu")))

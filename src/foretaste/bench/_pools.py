@@ -69,7 +69,7 @@ WORKS = (
     ),
     Work(
         "resnet18-10000", "ResNet18, L = 10,000", "cifar100", lambda: resnet18(classes=100), 10000, 6000, classes=100,
-        settings={"steps": 600, "batch_size": 256}, precisions=("half",),
+        settings={"steps": 600, "batch_size": 256}, precisions=("half",), budgets=("16GB",),
     ),
 )  # fmt: skip
 

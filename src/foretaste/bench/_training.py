@@ -7,7 +7,7 @@ the whole of ``fit``, capture and measurement included.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,15 +113,21 @@ def markdown(rows: list[TrainingRow]) -> str:
     return "\n".join(out)
 
 
+def standard(
+    x: Tensor, y: Tensor, quick: bool = False, said: Callable[[str], None] = lambda name: None
+) -> list[TrainingRow]:
+    """All of WORKLOADS; quick: a few steps of the first."""
+    rows: list[TrainingRow] = []
+    for w in [replace(WORKLOADS[0], labelled=20, steps=4, seeds=2)] if quick else WORKLOADS:
+        said(w.name)
+        rows += compare(w, x, y, ("off", "auto") if x.is_cuda else ("off",))
+    return rows
+
+
 def main(arguments: list[str]) -> None:
     device = torch.device(arguments[0] if arguments else "cpu")
     x, y = images(arguments[1] if len(arguments) > 1 else None, device)
-    ways = ("off", "auto") if device.type == "cuda" else ("off",)
-    rows: list[TrainingRow] = []
-    for w in WORKLOADS:
-        rows += compare(w, x, y, ways)
-        print(w.name, file=sys.stderr)
-    print(markdown(rows))
+    print(markdown(standard(x, y, said=lambda name: print(name, file=sys.stderr))))
 
 
 if __name__ == "__main__":

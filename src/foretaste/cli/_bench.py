@@ -18,7 +18,8 @@ def bench(
         typer.Option(help="cuda: whole queries on a GPU beside their rivals; FORETASTE_DATA has the images."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="With --device: wrn1, resnet18, wrn2, resnet18-10000 or growth; repeat it.")
+        list[str] | None,
+        typer.Option(help="With --device: wrn1, resnet18, wrn2, resnet18-10000, picks, training or growth; repeat it."),
     ] = None,
 ) -> None:
     """Measure ft.ntk beside torch.func and one forward pass on this machine; or queries, with --device."""

@@ -10,8 +10,6 @@ import copy
 import logging
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +20,7 @@ from foretaste.network._graph import TAKEN, CannotCaptureError, own_generator, r
 from foretaste.network._layout import Flat, channels_last, flatten
 from foretaste.network._tape import Step, Tape, fed, stepper, tape
 from foretaste.network._targets import Targets
-from foretaste.network._train import REPORTS, Progress, Recipe, diverged, train, train_mode
+from foretaste.network._train import REPORTS, Progress, Recipe, deterministic, diverged, train, train_mode
 
 log = logging.getLogger("foretaste")
 
@@ -151,15 +149,3 @@ def run(t: Tape, step: Step, n: int, how: Recipe, progress: Progress | None, don
         if progress is not None:
             progress(done, how.steps)
     return float(t.losses_S[-math.ceil(n / how.batch_size) :].mean())
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """The same weights from the same seed: costs 1 to 3 % of a step."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic
-    cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        cudnn.deterministic = before

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foretaste.tangent import Inputs, Subject, gram, size, subject, take
 from foretaste.tangent._inputs import parts
+from foretaste.tangent._subject import without_cudnn
 
 log = logging.getLogger("foretaste")
 
@@ -87,7 +88,8 @@ def measure(
         sets["L"], y_LC = take(x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
     subj = replace(subj, output="sum") if subj.output == "full" else subj  # rounding is the same, C² times less of it
     twin = subject(deepcopy(subj.net).double(), output=subj.output, params=list(subj.params))
-    want = ranked(twin, C, {k: doubled(x) for k, x in sets.items()}, y_LC, ridge, "float32", budget)
+    with without_cudnn():
+        want = ranked(twin, C, {k: doubled(x) for k, x in sets.items()}, y_LC, ridge, "float32", budget)
     if want is None:
         raise ValueError("the sample's kernel has no factor in float64 either")
     found: dict[str, float] = {}

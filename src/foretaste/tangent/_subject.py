@@ -45,7 +45,7 @@ class Subject:
 
     def _run(self, x: Inputs, state: dict[str, Tensor]) -> Tensor:
         args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
-        with torch_recurrence() if self.recurrent else nullcontext():
+        with without_cudnn() if self.recurrent else nullcontext():  # its recurrences have no gradient in eval mode
             return functional_call(self.net, state, args, kwargs)
 
     def heads(self, f_NC: Tensor) -> Tensor:
@@ -150,8 +150,8 @@ def untouched(device: torch.device, precision: str = "float32") -> Iterator[None
 
 
 @contextmanager
-def torch_recurrence() -> Iterator[None]:
-    """Torch's own recurrences: cuDNN's have no gradient in eval mode and no batching rule."""
+def without_cudnn() -> Iterator[None]:
+    """Torch's own kernels: its recurrences can be batched, its float64 convolutions are twice as fast."""
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
@@ -165,15 +165,17 @@ PRECISIONS = ("float32", "tf32", "half")  # of the engine; linearize and query h
 
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
-    """Matrix products and convolutions of float32 tensors in true float32, or in TF32."""
+    """Matrix products and convolutions of float32 tensors in true float32, or in TF32; the same every time."""
     cudnn: Any = torch.backends.cudnn
     places = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-    before = [p.fp32_precision for p in places]
+    before, repeatable = [p.fp32_precision for p in places], cudnn.deterministic
     try:
+        cudnn.deterministic = True
         for p in places:
             p.fp32_precision = "ieee" if precision == "float32" else "tf32"
         yield
     finally:
+        cudnn.deterministic = repeatable
         for p, was in zip(places, before):
             p.fp32_precision = was
 
