@@ -62,7 +62,7 @@ def cost(
     if rivals:
         everything = torch.cat([pool.x_L, x_U])
         contenders["torch.func by 64, Θ alone"] = lambda: per_point_gradients(net, everything, 64)
-    found = turns(contenders, x_U.device, rounds=rounds, patience=6.0, said=said)
+    found = turns(contenders, x_U.device, rounds=rounds, patience=3.0, said=said)
     unit = found[ENTROPY].seconds
     truth = None
     if reference:

@@ -29,7 +29,7 @@ class Workload:
     batch_size: int = 32
     steps: int = 1200
     max_lr: float = 0.5
-    seeds: int = 5
+    seeds: int = 3
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class TrainingRow:
 WORKLOADS = [
     Workload("WRN1, widen 4, L = 100, batch 32", lambda: WideResNet(1, widen=4), 100),
     Workload("WRN1, widen 4, L = 280, batch 32", lambda: WideResNet(1, widen=4), 280),
-    Workload("WRN1, widen 4, L = 280, 320 epochs", lambda: WideResNet(1, widen=4), 280, steps=2800, seeds=3),
-    Workload("WRN1, widen 10, L = 100, batch 32", lambda: WideResNet(1, widen=10), 100, seeds=3),
-    Workload("ResNet18, L = 500, batch 128", lambda: resnet18(1), 500, 128, 400, 0.1, 3),
+    Workload("WRN1, widen 4, L = 280, 320 epochs", lambda: WideResNet(1, widen=4), 280, steps=2800, seeds=2),
+    Workload("WRN1, widen 10, L = 100, batch 32", lambda: WideResNet(1, widen=10), 100),
+    Workload("ResNet18, L = 500, batch 128", lambda: resnet18(1), 500, 128, 400, 0.1),
 ]
 
 
