@@ -16,9 +16,10 @@ from foretaste.tangent._functional import functional_rows
 from foretaste.tangent._inputs import Inputs, check, size, take
 from foretaste.tangent._layers import Calls, Layer, Survey, aligned, survey
 from foretaste.tangent._memory import resolve
+from foretaste.tangent._pages import keep_memory
 from foretaste.tangent._plan import Group, Job, Plan, make_plan
 from foretaste.tangent._record import record
-from foretaste.tangent._rows import Rows
+from foretaste.tangent._rows import EVEN, Rows
 from foretaste.tangent._subject import PRECISIONS, Output, Params, Subject, exact, nearest, probe, subject, untouched
 from foretaste.tangent._theta import Block, Theta, steps
 
@@ -63,6 +64,7 @@ def gram(
     points = sum(size(x) for x in sets.values())
     total, done = len(plan.groups) * points, 0
     seen: list[Tensor] = []
+    keep_memory()
     with untouched(subj.device, precision):
         for k, group in enumerate(plan.groups):
             run = Pass(subj, found, group, points, half=precision == "half")
@@ -163,19 +165,14 @@ class Pass:
                 start = self.write(self.rows, at, start, found[name][:, :, cut])
         return f_NC
 
-    def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, list[Tensor]]]) -> None:
+    def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
         if m not in self.kept:
-            self.kept[m] = [
-                (a.new_empty(self.points, *a.shape[1:]), [g.new_empty(self.points, *g.shape[1:]) for g in gs])
-                for a, gs in calls
-            ]
+            self.kept[m] = [tuple(t.new_empty(self.points, *t.shape[1:]) for t in call) for call in calls]  # type: ignore[misc]
         if len(calls) != len(self.kept[m]):
             times = f"{len(self.kept[m])} times for some points and {len(calls)} for others"
             raise ValueError(f"a {type(m).__name__} is called {times}; Θ needs the same of every point")
-        for (to_a, to_gs), (a, gs) in zip(self.kept[m], calls):
-            to_a[at] = a
-            for to_g, g in zip(to_gs, gs):
-                to_g[at] = g
+        for (to_a, to_g), (a, g) in zip(self.kept[m], calls):
+            to_a[at], to_g[at] = a, g
 
     def contract(self, theta: Theta, plan: Plan) -> None:
         if not self.finite:
@@ -188,7 +185,9 @@ class Pass:
             kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
             theta.add_product(kernel, partial(product.diagonal, a, g))
         for layer in self.group.stashed:
-            channels = max(layer.grain, self.group.slab // layer.width(slice(0, 1)) // layer.grain * layer.grain)
+            channels = self.group.slab // layer.width(slice(0, 1))
+            channels = max(layer.grain, channels // layer.grain * layer.grain)
+            channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
             rows: Rows | None = None
             for cut in steps(layer.length, channels):
                 rows = self.slab(layer, cut, plan.slab_size, rows)
@@ -197,6 +196,6 @@ class Pass:
     def slab(self, layer: Layer, cut: slice, slab_size: int, old: Rows | None) -> Rows:
         rows = self.new_rows(layer.width(cut), old)
         for at in steps(self.points, slab_size):
-            part = {m: [(a[at], [g[at] for g in gs]) for a, gs in self.kept[m]] for m in layer.modules}
+            part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
             self.write(rows, at, 0, layer.heads(cut, part))
         return rows

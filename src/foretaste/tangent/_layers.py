@@ -48,7 +48,7 @@ class Layer:
         total = None
         for m, local in self.sources:
             for a, g in calls[m]:
-                r = RULES[type(m)](m, local, a.flatten(0, 1), g[head].flatten(0, 1), at)
+                r = RULES[type(m)](m, local, a.flatten(0, 1), g[:, head].flatten(0, 1), at)
                 r = r.view(a.shape[0], a.shape[1], -1).sum(1) if a.shape[1] > 1 else r
                 total = r if total is None else total + r
         assert total is not None
@@ -56,19 +56,19 @@ class Layer:
 
     def heads(self, at: slice, calls: "Calls") -> Tensor:
         """(n, B, width), of every head."""
-        count = len(calls[self.modules[0]][0][1])
+        count = calls[self.modules[0]][0][1].shape[1]
         (m, local), *tied = self.sources
         if count > 1 and not tied and type(m) in HEADS and len(calls[m]) == 1:
-            a, gs = calls[m][0]
-            together = HEADS[type(m)](m, local, a.flatten(0, 1), [g.flatten(0, 1) for g in gs], at)
+            a, g = calls[m][0]
+            together = HEADS[type(m)](m, local, a.flatten(0, 1), g.transpose(1, 2).flatten(0, 1), at)
             if together is not None:
                 return together if a.shape[1] == 1 else together.unflatten(0, a.shape[:2]).sum(1)
         rows = [self.rows(at, calls, b) for b in range(count)]
         return rows[0][:, None] if count == 1 else torch.stack(rows, 1)
 
 
-# For each module, for each of its calls: A (n, fold, ...) and one G (n, fold, ...) for each head.
-Calls = dict[nn.Module, list[tuple[Tensor, list[Tensor]]]]
+# For each module, for each of its calls: A (n, fold, ...) and the G of all heads, (n, B, fold, ...).
+Calls = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,22 @@ class Survey:
 
 
 def aligned(calls: dict[nn.Module, list[Call]], axes: dict[nn.Module, int], n: int, heads: int) -> Calls:
-    """A and G with the points first, and what the network folded into them (frames, windows) second."""
+    """A and G with the points first, then heads, then what the network folded into them (frames, windows).
+
+    The gradients in ``calls`` are freed.
+    """
 
     def points_first(t: Tensor, axis: int) -> Tensor:
         t = t.movedim(axis, 0) if axis else t
         return t.unflatten(0, (n, t.shape[0] // n))
 
+    def every_head(c: Call, axis: int) -> Tensor:
+        g = [points_first(c.g(b), axis) for b in range(heads)]
+        c.grads.clear()
+        return g[0][:, None] if heads == 1 else torch.stack(g, 1)
+
     return {
-        m: [(points_first(c.a, axes[m]), [points_first(c.g(b), axes[m]) for b in range(heads)]) for c in of]
-        for m, of in calls.items()
-        if m in axes
+        m: [(points_first(c.a, axes[m]), every_head(c, axes[m])) for c in of] for m, of in calls.items() if m in axes
     }
 
 
@@ -123,9 +129,9 @@ def survey(subj: Subject, x: Inputs, classes: int) -> Survey:
         )  # fmt: skip
     held, positions = {}, {}
     for m, of in at_hand.items():
-        held[m] = sum(a.nbytes + backward * gs[0].nbytes for a, gs in of) // k
-        positions[m] = sum(place_count(m, a, gs[0]) for a, gs in of) // k
-    a_pass = single.peak + (backward - 1) * sum(g.nbytes for of in at_hand.values() for _, gs in of for g in gs) // k
+        held[m] = sum(a.nbytes + backward * g.nbytes for a, g in of) // k
+        positions[m] = sum(place_count(m, a, g) for a, g in of) // k
+    a_pass = single.peak + (backward - 1) * sum(g.nbytes for of in at_hand.values() for _, g in of) // k
     # Two points' passes, their gradients by autograd, stacked, and by the rules. Counting them costs more than they do.
     survey_bytes = 2 * k * single.peak + 6 * k * sum(p.nbytes for p in subj.params.values())
     return Survey(sound, functional, heads, folded, held, positions, axes, a_pass, survey_bytes, largest)

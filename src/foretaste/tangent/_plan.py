@@ -17,7 +17,7 @@ CHUNK_LEAST = 16
 CHUNK_MOST = 1024
 # On a CPU fresh memory is slow, so that rows much larger than the A and G they come from are formed in slabs of so
 # many bytes, in memory used over and over; but of so many columns at least, for each slab is added to all of Θ.
-SLAB_BYTES = 1 << 25
+SLAB_BYTES = 3 << 24
 SLAB_LEAST = 1 << 12
 SLAB_WORTH = 4  # times that rows are larger than their A and G, at least
 TILE_BYTES = 1 << 24  # of the kernels between positions that a product sums

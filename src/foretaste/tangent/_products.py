@@ -36,12 +36,10 @@ class ProductLayer:
 
         Folded heads are as many more outputs: G (n, 1, T, B·O).
         """
-        of = [(m, a, gs) for m in self.modules for a, gs in calls[m]]
-        a = joined([inputs_of(m, a, gs[0]) for m, a, gs in of], 1)
-        heads = range(len(of[0][2]))
-        g = torch.stack([joined([outputs_of(m, gs[b]) for m, _, gs in of], 1) for b in heads], 1)
-        g = g.transpose(1, 2).flatten(2)[:, None] if folded > 1 else g
-        return a, g
+        of = [(m, a, g) for m in self.modules for a, g in calls[m]]
+        a = joined([inputs_of(m, a, g) for m, a, g in of], 1)
+        g = joined([outputs_of(m, g) for m, _, g in of], 2)
+        return a, g.transpose(1, 2).flatten(2)[:, None] if folded > 1 else g
 
     def kernel(self, a: Tensor, g: Tensor, i: slice, j: slice, tile_bytes: int) -> Tensor:
         """(|i|·B, |j|·B); what is held at once beside it is ``tile_bytes``."""
@@ -97,13 +95,15 @@ def inputs_of(m: nn.Module, a: Tensor, g: Tensor) -> Tensor:
         return a.flatten(1)
     if type(m) is nn.Linear:
         return exact(positions(a.flatten(1, 2)))
-    seen = patches(m, a.flatten(0, 1), g.shape[3:]).mT
+    seen = patches(m, a.flatten(0, 1), g.shape[4:]).mT
     return exact(seen.unflatten(0, a.shape[:2]).flatten(1, 2))
 
 
 def outputs_of(m: nn.Module, g: Tensor) -> Tensor:
-    """One call's G of a head at the same positions, (n, T, O) in float64."""
-    return exact(g.flatten(3).mT.flatten(1, 2) if type(m) in CONVOLUTIONS else positions(g.flatten(1, 2)))
+    """One call's G (n, B, fold, ...) at the same positions, (n, B, T, O) in float64."""
+    if type(m) in CONVOLUTIONS:
+        return exact(g.flatten(4).mT.flatten(2, 3))
+    return exact(g.reshape(*g.shape[:2], -1, g.shape[-1]))
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -119,20 +119,19 @@ def by_inputs(m: Any) -> bool:
     return m.groups == 1 and m.in_channels >= MANY
 
 
-def conv_heads(m: Any, name: str, a: Tensor, gs: Sequence[Tensor], at: slice) -> Tensor | None:
-    """``conv`` for every head, (n, B, p), from one copy of A's patches; None where head by head is better.
+def conv_heads(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor | None:
+    """``conv`` for every head of G (n, B, ...), (n, B, p), from one copy of A's patches; None: head by head is better.
 
     Patches are shared by the heads, so that on a CPU one product with all of their outputs beats a product for each
     offset. They may take the memory of three times the heads' G, or of the rows: what a plan has room for.
     """
     if name == "bias" or a.is_cuda or m.groups > 1:
         return None
-    g = torch.stack(list(gs) if by_inputs(m) else [g[:, at] for g in gs], 1)
-    a = a[:, at] if by_inputs(m) else a
+    a, g = (a[:, at], g) if by_inputs(m) else (a, g[:, :, at])
     wide, tall, size = a.shape[1] * prod(m.kernel_size), g.shape[1] * g.shape[2], g.shape[3:]
     if wide > 3 * tall and prod(size) > tall:
         return None
-    return torch.bmm(g.view(len(a), tall, -1), patches(m, a, size).mT).view(len(a), len(gs), -1)
+    return torch.bmm(g.reshape(len(a), tall, -1), patches(m, a, size).mT).view(len(a), g.shape[1], -1)
 
 
 def patches(m: Any, a: Tensor, size: Sequence[int]) -> Tensor:
@@ -241,7 +240,7 @@ RULES: dict[type, Rule] = {
 }
 
 
-HEADS: dict[type, Callable[[Any, str, Tensor, Sequence[Tensor], slice], Tensor | None]] = {
+HEADS: dict[type, Callable[[Any, str, Tensor, Tensor, slice], Tensor | None]] = {
     nn.Conv1d: conv_heads,
     nn.Conv2d: conv_heads,
     nn.Conv3d: conv_heads,
