@@ -22,7 +22,7 @@ def test_a_pair_of_blocks_is_a_block_of_the_kernel(by: str, monkeypatch: pytest.
     if by == "JAX":
         pytest.importorskip("jax")
     else:
-        monkeypatch.setattr("foretaste.bench._pairs.importable", lambda: None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     torch.manual_seed(0)
     net = WideResNet(widen=1).eval()
     for m in net.modules():

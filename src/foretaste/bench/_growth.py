@@ -1,7 +1,9 @@
 """How the time of a query grows with L, U, P, W and C: measured one at a time, fitted as a power, drawn."""
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +56,25 @@ def growth(device: torch.device, quick: bool = False, said: Callable[[str], None
                 how = {"precision": "auto" if cpu else "half", "ridge": 1.0, "watch": watch}
                 return query(net, x[:L], y, x[L:], strategy="variance", select="top", batch_size=1, **how)
 
-            m = turns({"query": ask}, device, rounds=1 if quick else 2)["query"]
+            with quiet():
+                m = turns({"query": ask}, device, rounds=1 if quick else 2)["query"]
             if not m.failed:
                 at.append(float(sum(p.numel() for p in net.parameters()) if axis == "widen" else s[axis]))
                 seconds.append(m.seconds)
         curves.append(Curve("P" if axis == "widen" else axis, tuple(at), tuple(seconds), power(at, seconds)))
     return curves
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Errors only: that an untrained network has not learned its labels need not be said."""
+    log = logging.getLogger("foretaste")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def power(at: list[float], seconds: list[float]) -> float:

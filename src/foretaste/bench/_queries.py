@@ -95,7 +95,7 @@ def pairs_row(pool: Pool, block: int, unit: float) -> QueryRow:
     name = f"Jacobians anew for each pair of blocks of {block}, Θ alone"
     try:
         got = recomputed(pool.net, x, block)
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as e:
+    except Exception as e:  # another library's, in another process
         return QueryRow(pool.name, name, NOTHING, NOTHING, 0, NOTHING, f"failed: {str(e).splitlines()[0][:80]}")
     want = ntk(pool.net, x[:8], x[got.block : got.block + 8]).cpu()
     error = float((got.kernel[:8, :8].double().cpu() - want).norm() / want.norm())

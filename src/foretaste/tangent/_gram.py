@@ -57,6 +57,29 @@ def gram(
         sets = checked(subj, sets)
     if precision == "half" and subj.dtype == torch.float64:
         raise ValueError("precision='half' is for float32 networks; this one is float64, whose digits it would waste")
+    try:
+        return computed(subj, sets, blocks, diagonals, budget, precision, progress, f, classes)
+    except torch.OutOfMemoryError:
+        if budget is not None or subj.device.type != "cuda":
+            raise
+    # What torch had free lay in pieces: give them back, and plan anew with what there is then.
+    log.info("out of memory: once more, with what torch had cached given back to the device")
+    torch.cuda.empty_cache()
+    return computed(subj, sets, blocks, diagonals, budget, precision, progress, f, classes)
+
+
+def computed(
+    subj: Subject,
+    sets: Mapping[str, Inputs],
+    blocks: Sequence[Block],
+    diagonals: Sequence[str],
+    budget: int | float | str | None,
+    precision: str,
+    progress: Progress | None,
+    f: dict[str, Tensor] | None,
+    classes: int | None,
+) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
+    """``gram`` of a network and sets that were checked."""
     found, plan = prepare(subj, sets, blocks, diagonals, budget, 2 if precision == "half" else None, classes)
     log.debug("Θ: %s", plan)
     like = next(iter(subj.params.values()))
