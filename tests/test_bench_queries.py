@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 def test_a_pair_of_blocks_is_a_block_of_the_kernel(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if by == "JAX":
         pytest.importorskip("jax")
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # on a GPU its products are in TF32 unless told
     else:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     torch.manual_seed(0)

@@ -12,8 +12,8 @@ from foretaste.tangent._products import ProductLayer, split
 from foretaste.tangent._theta import Block, Theta
 
 # Bytes of a chunk's pass beyond which more points at a time gain nothing, and how few points are ever wasteful.
-CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 34}
-CHUNK_LEAST = 16
+CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 34}
+CHUNK_LEAST = 8
 CHUNK_MOST = 1024
 # On a CPU fresh memory is slow, so that rows much larger than the A and G they come from are formed in slabs of so
 # many bytes, in memory used over and over; but of so many columns at least, for each slab is added to all of Θ.

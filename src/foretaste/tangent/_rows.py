@@ -11,7 +11,7 @@ from foretaste.tangent._pages import large_pages
 from foretaste.tangent._subject import exact
 
 ALIGN = 64  # columns: rows that begin at odd places multiply at a fraction of a GPU's speed
-EVEN = 8  # points: so do products with a number of columns that is no multiple of it
+EVEN = 8  # points or channels: so do products with a number of columns that is no multiple of it
 PANEL = 1 << 16  # columns that lie together on a GPU, and are summed in float32
 PEAK = 256.0  # what the largest gradient entry is scaled to in float16, whose largest number is 65504
 SLAB = 1 << 17  # entries converted to float64 at once

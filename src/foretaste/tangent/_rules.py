@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from foretaste.tangent._fused import fusible
 from foretaste.tangent._fused import lay as fused_lay
 from foretaste.tangent._fused import products as fused_products
+from foretaste.tangent._rows import EVEN
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
 MANY = 16  # channels of a convolution's input, which is then what its weight is cut along
-EVEN = 8  # and so many at a time on a GPU, whose products are slow with odd numbers of columns
 
 
 def correlate(
