@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from functools import cache
 
-import torch
 from torch import Tensor
 
 PAGE = 2 << 20  # of a large page
@@ -35,4 +34,9 @@ def keep_memory() -> None:
     It maps large blocks anew each time until it has seen one as large freed: so one is, untouched. By chance that
     happens in some processes and not in others, whose passes then take half as long again.
     """
-    torch.empty(MOST, dtype=torch.uint8)
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        libc.free(libc.malloc(ctypes.c_size_t(MOST)))
