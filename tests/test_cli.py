@@ -20,6 +20,11 @@ def plain(text):
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
+def test_python_minus_m():
+    got = subprocess.run([sys.executable, "-m", "foretaste", "--version"], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == f"foretaste {foretaste.__version__}"
+
+
 def test_version():
     got = invoke("--version")
     assert (got.exit_code, got.stdout.strip()) == (0, f"foretaste {foretaste.__version__}")
