@@ -11,7 +11,7 @@ from foretaste.tangent._layers import survey
 from foretaste.tangent._plan import CHUNK_MOST, Group, Job, larger
 from foretaste.tangent._rows import Rows
 from foretaste.tangent._subject import probe
-from foretaste.tangent._theta import Theta, strip
+from foretaste.tangent._theta import Theta, own_products, strip
 from networks import NETWORKS
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -133,3 +133,16 @@ def test_fused_planes_and_norms_are_the_plain_ones(size: tuple[int, int], monkey
     plain = _rules.batch_norm(norm, "weight", a, b, slice(0, 11))
     assert torch.allclose(whole, plain, rtol=1e-4, atol=1e-4)
     assert torch.allclose(rows, plain[:, 2:9], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("of", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_a_row_with_itself_is_the_same_both_ways(of: torch.dtype) -> None:
+    rows = torch.randn(5, 1, 700, generator=torch.Generator().manual_seed(0)).to(of)
+    to = torch.float64 if of == torch.float64 else torch.float32
+    want = rows.double().square().sum(2, keepdim=True)
+    for cuda in (True, False):
+        got = own_products(rows, to, cuda)
+        assert got.dtype == to
+        assert torch.allclose(got.double(), want, rtol=1e-5 if to == torch.float32 else 1e-12)
+    wide = torch.randn(5, 3, 70, dtype=torch.float64)
+    assert torch.allclose(own_products(wide, torch.float64, True), wide @ wide.mT)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from foretaste.tangent._rows import EVEN, SLAB, SLAB_CUDA, Rows
@@ -57,8 +58,8 @@ class Theta:
                     tile = rows.times(q, i, j).to(theta.device)
                     theta[self.local(a, i), self.local(b, j)].add_(tile, alpha=rows.scale**-2)
             for a, diagonal in self.diagonals.items():
-                r = panel[self.spans[a]].to(rows.mu_Bw.dtype)
-                diagonal += (r @ r.mT).to(diagonal.device) * rows.scale**-2
+                own = own_products(panel[self.spans[a]], rows.mu_Bw.dtype, self.cuda)
+                diagonal += own.to(diagonal.device) * rows.scale**-2
 
     def add_product(self, product: Product, own: Diagonal) -> None:
         for (a, b), theta in self.blocks.items():
@@ -97,6 +98,14 @@ class Theta:
             d = self.shift_NBB[self.spans[a]]
             diagonal += d + d.mT + self.common_BB
         return self.blocks, self.diagonals
+
+
+def own_products(rows_NBw: Tensor, dtype: torch.dtype, cuda: bool) -> Tensor:
+    """(N, B, B), each point's rows with themselves. A GPU has no good product of one row with one column."""
+    if cuda and rows_NBw.shape[1] == 1:
+        return torch.linalg.vector_norm(rows_NBw, dim=2, keepdim=True, dtype=dtype).square()
+    r = rows_NBw.to(dtype)
+    return r @ r.mT
 
 
 def strip(n: int, cuda: bool, symmetric: bool) -> int:
