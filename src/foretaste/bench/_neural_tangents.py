@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -110,6 +111,17 @@ def compare(
     return rows, about
 
 
+def standard(
+    python: str, threads: int, quick: bool = False, said: Callable[[str], None] = lambda name: None
+) -> list[Row]:
+    """All cases; quick: few points of the first."""
+    rows: list[Row] = []
+    for one in islice(cases(10), 1) if quick else cases():
+        said(f"neural-tangents: {one.name}")
+        rows += compare(python, one, threads=threads, rounds=1 if quick else 9)[0]
+    return rows
+
+
 def double(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.double()
 
@@ -175,8 +187,5 @@ def as_markdown(rows: Sequence[Row]) -> str:
 if __name__ == "__main__":
     found: list[Row] = []
     for threads in map(int, sys.argv[2:] or ("2", "1")):
-        for one in cases():
-            got, about = compare(sys.argv[1], one, threads=threads)
-            found += got
-            print(as_markdown(got), {k: v for k, v in about.items() if k != "compiled"}, flush=True)
+        found += standard(sys.argv[1], threads, said=lambda name: print(name, file=sys.stderr))
     print(as_markdown(found))

@@ -11,13 +11,23 @@ from rich.console import Console
 from rich.table import Table
 
 import foretaste
+from foretaste.bench import _neural_tangents
 from foretaste.bench._kernels import Row, compare, workloads
 from foretaste.bench._ranking import Agreement, agreement
 from foretaste.tangent._memory import human
 
 
-def run(*, quick: bool = False, out: Path | str | None = None, threads: int | None = None) -> dict[str, list]:
-    """Measure on this machine, print the tables, and write them to ``out`` (JSON) if given."""
+def run(
+    *,
+    quick: bool = False,
+    out: Path | str | None = None,
+    threads: int | None = None,
+    neural_tangents: Path | str | None = None,
+) -> dict[str, list]:
+    """Measure on this machine, print the tables, and write them to ``out`` (JSON) if given.
+
+    neural_tangents: the python of an environment that has it; its kernels are then timed beside ours.
+    """
     if threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,6 +50,11 @@ def run(*, quick: bool = False, out: Path | str | None = None, threads: int | No
     console.print(kernels_table(rows, str(about["device"])))
     console.print(ranking_table(ranks))
     found = {"about": [about], "kernels": [asdict(r) for r in rows], "ranking": [asdict(a) for a in ranks]}
+    if neural_tangents:
+        with console.status("neural-tangents") as status:
+            beside = _neural_tangents.standard(str(neural_tangents), torch.get_num_threads(), quick, status.update)
+        console.print(_neural_tangents.as_markdown(beside), soft_wrap=True)
+        found["neural-tangents"] = [asdict(r) for r in beside]
     if out:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(json.dumps(found, indent=1))

@@ -21,6 +21,10 @@ def bench(
         list[str] | None,
         typer.Option(help="With --device: wrn1, resnet18, wrn2, resnet18-10000, picks, training or growth; repeat it."),
     ] = None,
+    neural_tangents: Annotated[
+        Path | None,
+        typer.Option(help="Python of an environment that has neural-tangents: its kernels beside ours."),
+    ] = None,
 ) -> None:
     """Measure ft.ntk beside torch.func and one forward pass on this machine; or queries, with --device."""
     import foretaste.bench
@@ -29,6 +33,6 @@ def bench(
     if device is None and only:
         raise ValueError("--only chooses among the queries of --device cuda; give both")
     if device is None:
-        bench.run(quick=quick, out=out, threads=threads)
+        bench.run(quick=quick, out=out, threads=threads, neural_tangents=neural_tangents)
     else:
         bench.run_queries(bench.device_of(device), only=only or (), quick=quick, out=out)
