@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -73,9 +74,10 @@ def test_bench_passes_its_options_on(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(foretaste, "bench", sys.modules["foretaste.bench"], raising=False)
     assert invoke("bench").exit_code == 0
-    assert given == {"quick": False, "out": None, "threads": None}
-    assert invoke("bench", "--quick", "--threads", "2", "--out", str(tmp_path)).exit_code == 0
-    assert given == {"quick": True, "out": tmp_path, "threads": 2}
+    assert given == {"quick": False, "out": None, "threads": None, "neural_tangents": None}
+    words = ("--quick", "--threads", "2", "--out", str(tmp_path), "--neural-tangents", "python")
+    assert invoke("bench", *words).exit_code == 0
+    assert given == {"quick": True, "out": tmp_path, "threads": 2, "neural_tangents": Path("python")}
 
 
 def test_an_unforeseen_error_names_its_kind(monkeypatch):
