@@ -1,9 +1,7 @@
 """How the time of a query grows with L, U, P, W and C: measured one at a time, fitted as a power, drawn."""
 
-import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 from foretaste.bench._measure import turns
 from foretaste.network import WideResNet
 from foretaste.query import query
+from foretaste.study._tasks import quiet
 
 BASE = {"L": 200, "U": 2000, "widen": 4, "C": 10, "W": 0}  # W = 0: the pool is watched
 SERIES = {
@@ -56,25 +55,13 @@ def growth(device: torch.device, quick: bool = False, said: Callable[[str], None
                 how = {"precision": "auto" if cpu else "half", "ridge": 1.0, "watch": watch}
                 return query(net, x[:L], y, x[L:], strategy="variance", select="top", batch_size=1, **how)
 
-            with quiet():
+            with quiet():  # that an untrained network has not learned its labels need not be said
                 m = turns({"query": ask}, device, rounds=1 if quick else 2)["query"]
             if not m.failed:
                 at.append(float(sum(p.numel() for p in net.parameters()) if axis == "widen" else s[axis]))
                 seconds.append(m.seconds)
         curves.append(Curve("P" if axis == "widen" else axis, tuple(at), tuple(seconds), power(at, seconds)))
     return curves
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Errors only: that an untrained network has not learned its labels need not be said."""
-    log = logging.getLogger("foretaste")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def power(at: list[float], seconds: list[float]) -> float:

@@ -51,26 +51,29 @@ class ProductLayer:
             k_g.view(n, heads, m, heads).mul_(k_a[:, None, :, None])
             return k_g
         out = g.new_empty(n, heads, m, heads)
-        if heads == 1:
-            for cut in steps(m, max(1, tile_bytes // (24 * t * t * max(n, 1)))):
-                at = slice(j.start + cut.start, j.start + cut.stop)
-                k_a = self.inputs(a[i].flatten(0, 1), a[at].flatten(0, 1))
-                k_g = g[i].flatten(0, 2) @ g[at].flatten(0, 2).T
-                out[:, 0, cut, 0] = k_g.mul_(k_a).view(n, t, -1, t).sum((1, 3))
-            return out.flatten(0, 1).flatten(1)
-        # Σ_t,o G_nbto (Σ_t' K_A,nt,mt' G_mct'o): B times fewer operations than a K_G for each pair of heads.
-        across = max(1, tile_bytes // (48 * t * heads * o))
-        for cut in steps(m, across):
+        # Bytes for each point of j: K_A, K_G and their sum; or, of many heads, G and twice what comes of it.
+        each = 24 * t * t * max(n, 1) if heads == 1 else 48 * t * heads * o
+        for cut in steps(m, max(1, tile_bytes // each)):
             at = slice(j.start + cut.start, j.start + cut.stop)
-            g_mtco = g[at].transpose(1, 2).flatten(2)
-            for rows in steps(n, max(1, tile_bytes // (16 * t * t * g_mtco.shape[0]))):
-                some = slice(i.start + rows.start, i.start + rows.stop)
-                k_a = self.inputs(a[some].flatten(0, 1), a[at].flatten(0, 1)).unflatten(0, (-1, t))
-                for p, k_tmt in enumerate(k_a.unflatten(2, (-1, t)), rows.start):
-                    h_mtco = (k_tmt.transpose(0, 1) @ g_mtco).unflatten(2, (heads, o))
-                    h_mcto = h_mtco.transpose(1, 2).flatten(2)
-                    out[p, :, cut] = (g[i.start + p].flatten(1) @ h_mcto.flatten(0, 1).T).unflatten(1, (-1, heads))
+            if heads > 1:
+                self.of_heads(a, g, i, at, tile_bytes, out[:, :, cut])
+                continue
+            k_a = self.inputs(a[i].flatten(0, 1), a[at].flatten(0, 1))
+            k_g = g[i].flatten(0, 2) @ g[at].flatten(0, 2).T
+            out[:, 0, cut, 0] = k_g.mul_(k_a).view(n, t, -1, t).sum((1, 3))
         return out.flatten(0, 1).flatten(1)
+
+    def of_heads(self, a: Tensor, g: Tensor, i: slice, j: slice, tile_bytes: int, out_nbmc: Tensor) -> None:
+        """Σ_to G_nbto (Σ_t' K_A,nt,mt' G_mct'o): B times fewer operations than a K_G for each pair of heads."""
+        n, heads, t, o = g[i].shape
+        g_mtco = g[j].transpose(1, 2).flatten(2)
+        for rows in steps(n, max(1, tile_bytes // (16 * t * t * len(g_mtco)))):
+            some = slice(i.start + rows.start, i.start + rows.stop)
+            k_ntmt = self.inputs(a[some].flatten(0, 1), a[j].flatten(0, 1)).view(-1, t, len(g_mtco), t)
+            for k_tmt, g_bto, out_bmc in zip(k_ntmt, g[some], out_nbmc[rows]):
+                h_mtco = (k_tmt.transpose(0, 1) @ g_mtco).unflatten(2, (heads, o))
+                h_mcto = h_mtco.transpose(1, 2).flatten(2)
+                out_bmc[:] = (g_bto.flatten(1) @ h_mcto.flatten(0, 1).T).unflatten(1, (-1, heads))
 
     def diagonal(self, a: Tensor, g: Tensor, i: slice) -> Tensor:
         """(n, B, B), each point with itself."""
