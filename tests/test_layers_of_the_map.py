@@ -8,14 +8,14 @@ import pytest
 import foretaste
 
 ROOT = Path(foretaste.__file__).parent
-LOWER = {"data", "network", "tangent"}
-MAY = {name: {name} for name in LOWER}
-MAY["retrain"] = {"retrain", "tangent"}
-MAY["acquire"] = {"acquire", "retrain", "tangent"}
+LOWER = {"data", "network", "tangent"}  # errors and losses are below all folders
+MAY = {name: {name, "errors", "losses"} for name in LOWER}
+MAY["retrain"] = {"retrain", *MAY["tangent"]}
+MAY["acquire"] = {"acquire", *MAY["retrain"]}
 MAY["query"] = {"query", "network", *MAY["acquire"]}
 MAY["study"] = {"study", "data", *MAY["query"]}
-MAY["report"] = {"report", "study"}
-FREE = {"bench", "label", "connect", "cli", "testing", "__init__", "__main__"}
+MAY["report"] = {"report", "study", "errors"}
+FREE = {"bench", "label", "connect", "cli", "testing", "__init__", "__main__", "errors", "losses"}
 
 
 def ours(path: Path) -> set[str]:

@@ -1,0 +1,48 @@
+"""Phrases that errors and reports share."""
+
+import doctest
+
+import pytest
+
+from foretaste import errors
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(errors).failed == 0
+
+
+def test_an_unknown_name_names_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match=r"unknown method 'dens'; did you mean 'dense'\? Known: dense, direct"):
+        errors.check_known("method", "dens", ["direct", "dense"])
+    assert errors.did_you_mean("q", [], "Registered") == "; Registered: none"
+    assert errors.did_you_mean("zzz", [f"n{i}" for i in range(50)]).endswith("n39 and 10 more")
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.0, True, "3", None])
+def test_counts_are_whole_and_positive(n: object) -> None:
+    with pytest.raises(ValueError, match=r"width is .*; expected a whole number of at least 1"):
+        errors.check_counts(depth=2, width=n)
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(0, "0 B"), (999, "999 B"), (999_999, "1 MB"), (1_440_000, "1.44 MB"), (86.2e9, "86.2 GB"), (5e15, "5e+03 TB")],
+)
+def test_bytes(n: float, text: str) -> None:
+    assert errors.format_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "under 1 ms"), (0.0123, "0.012 s"), (1.25, "1.2 s"), (9.96, "10 s"), (89, "89 s"), (110, "1.8 min"),
+        (5400, "1.5 h"), (86_400 * 3, "3.0 days"),
+    ],
+)  # fmt: skip
+def test_durations_are_never_in_powers_of_ten(seconds: float, text: str) -> None:
+    assert errors.format_seconds(seconds) == text
+
+
+def test_words() -> None:
+    assert errors.join_words(["a"]) == "a"
+    assert errors.join_words(["a", "b", "c"]) == "a, b and c"
