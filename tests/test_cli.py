@@ -1,5 +1,6 @@
 """The command line, through typer's runner and as a process."""
 
+import doctest
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import foretaste
 from foretaste.cli import app
+from foretaste.cli.app import name_options
 
 
 def invoke(*words, **rest):
@@ -110,19 +112,69 @@ def test_demo_quick_end_to_end(tmp_path):
     assert "foretaste demo --seeds 1 --quick" in page
 
 
-def test_help_needs_nothing_heavy():
-    """The package's own imports aside, the command line loads neither torch nor matplotlib nor scikit-learn."""
-    code = """
+# The package without its own imports.
+BARE = """
 import importlib.util, sys, types
 package = types.ModuleType("foretaste")
 package.__path__ = importlib.util.find_spec("foretaste").submodule_search_locations
 sys.modules["foretaste"] = package
+"""
+HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "safetensors", "datasets"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["query", "--help"], ["fidelity", "--help"], ["run", "-h"]]
+)
+def test_help_needs_nothing_heavy(words):
+    """Help and version load no library but those of the command line itself: that is why they are quick."""
+    code = f"""{BARE}
 from foretaste.cli import app
 try:
-    app(["demo", "--help"])
+    app({words})
 finally:
-    print("heavy:", {"torch", "matplotlib", "sklearn", "numpy"} & set(sys.modules))
+    print("heavy:", sorted({HEAVY} & set(sys.modules)))
 """
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--quick" in plain(got.stdout)
-    assert got.stdout.rstrip().endswith("heavy: set()")
+    assert got.stdout.rstrip().endswith("heavy: []")
+
+
+def test_no_module_of_the_command_line_is_heavy():
+    code = f"""{BARE}
+import importlib, pkgutil, sys
+import foretaste.cli
+for module in pkgutil.iter_modules(foretaste.cli.__path__, "foretaste.cli."):
+    if module.name != "foretaste.cli.points":
+        importlib.import_module(module.name)
+ours = sorted(name for name in sys.modules if name.startswith("foretaste.") and ".cli" not in name)
+print(sorted({HEAVY} & set(sys.modules)), ours)
+"""
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == "[] ['foretaste.errors']"
+
+
+def test_importing_foretaste_loads_no_command_line():
+    code = "import sys, foretaste; print(sorted({'typer', 'rich', 'matplotlib'} & set(sys.modules)))"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("give size= (pixels a side) to bring them to one", "give --size (pixels a side) to bring them to one"),
+        ("or give skip_broken=True to go without", "or give --skip-broken to go without"),
+        ('use loss="ce".', "use --loss ce."),
+        ("budget='86.2 GB' would do; or batch_size=3", "--budget '86.2 GB' would do; or -n 3"),
+        ("batch_size is 61, x_U has 60 points", "-n is 61, the pool has 60 points"),
+        ("train.size=3 of my_size=4", "train.size=3 of my_size=4"),
+        ("/data/x_U.npz and x_U.npz", "/data/x_U.npz and x_U.npz"),
+        ("the size is wrong", "the size is wrong"),
+    ],
+)  # fmt: skip
+def test_errors_name_options_of_the_command_line(text, says):
+    flags = {"size": "--size", "skip_broken": "--skip-broken", "loss": "--loss", "budget": "--budget"}
+    assert name_options(text, flags) == says
+
+
+def test_doctests():
+    assert doctest.testmod(sys.modules["foretaste.cli.app"]).failed == 0

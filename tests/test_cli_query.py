@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import foretaste as ft
 from foretaste.cli import app
-from foretaste.cli._inputs import read
-from foretaste.cli._options import pairs
+from foretaste.cli.points import read
+from foretaste.cli.problem import parse_settings
 from foretaste.data import digits
 from foretaste.network import MLP, build, fit, save, saved
 
@@ -100,7 +100,7 @@ def test_without_weights_it_trains_says_so_and_keeps_them_on_request(files):
         "query", "--network", "mlp", "--set", "hidden=[16]", *words, "--out", files / "a.csv", "--save", "--loss", "ce"
     )
     assert got.exit_code == 0, got.output
-    assert "No weights were given: training mlp on the 30 labelled points." in got.stdout
+    assert "No weights were given: training mlp (hidden=[16]) on the 30 labelled points." in got.stdout
     about = saved(files / "a.safetensors")
     assert (about.network, about.loss, about.shape) == ("mlp", "ce", (1, 8, 8))
     assert about.options["hidden"] == [16]
@@ -171,11 +171,11 @@ def test_tables_of_features_and_regression(tmp_path):
 
 
 def test_pairs():
-    assert pairs(["widen=4", "hidden=[3, 2]", "activation=erf", 's="a=b"'], "--set") == {
+    assert parse_settings(["widen=4", "hidden=[3, 2]", "activation=erf", 's="a=b"'], "--set") == {
         "widen": 4, "hidden": [3, 2], "activation": "erf", "s": "a=b",
     }  # fmt: skip
     with pytest.raises(ValueError, match="--set widen, =3; expected key=value"):
-        pairs(["widen", "=3", "a=1"], "--set")
+        parse_settings(["widen", "=3", "a=1"], "--set")
 
 
 def spoil(where, **changes):
@@ -193,7 +193,7 @@ def spoil(where, **changes):
         ("U", {"x": None}, r"has ids; expected x, and y and ids"),
         ("L", {"y": None}, r"L\.npz has no labels"),
         ("L", {"y": np.zeros(29, int)}, r"y is int64 \(29,\); expected one for each of 30 points"),
-        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat'; 'dog'"),
+        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat', 'dog'; Its"),
         ("L", {"y": np.arange(30)}, "are no class of the network: '10'"),
         ("L", {"y": -np.arange(30)}, "are no class of the network"),
     ],
@@ -212,7 +212,6 @@ def test_files_that_do_not_fit(files, net, name, changes, says):
         (["--network", "mlp", "--strategy", "gian"], "unknown strategy 'gian'; did you mean 'gain'"),
         (["--network", "mlp", "--options", "scal=3"], "unknown option 'scal' of strategy 'gain'"),
         (["--network", "wnr1"], "unknown network 'wnr1'; did you mean 'wrn1'"),
-        (["--network", "mlp", "-n", "61"], "-n 61 and the pool has 60 points"),
         (["--network", "mlp", "--device", "gpu"], "--device gpu; expected cpu, cuda"),
         (["--network", "mlp", "--device", "cuda:99"], "CUDA devices; use cpu or auto"),
         (["--network", "mlp", "--loss", "l1"], "unknown loss 'l1'"),
@@ -221,7 +220,6 @@ def test_files_that_do_not_fit(files, net, name, changes, says):
         (["--network", "mlp", "--strategy", "badge", "--select", "top"], "'badge' picks by itself"),
         (["--network", "mlp", "--output", "10"], "--output 10 and the network has 10 outputs; expected 0 to 9"),
         (["--network", "mlp", "--strategy", "change"], "'change'"),
-        ([], "neither --network nor --weights"),
         (["--network", "mlp", "--normalise", "0.5"], "--normalise '0.5'; expected"),
         (["--network", "mlp", "--normalise", "0.5/0"], "--normalise '0.5/0'; expected"),
         (["--weights", "none.safetensors"], "none.safetensors does not exist"),
@@ -331,3 +329,72 @@ def test_a_pool_that_has_no_file(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no pictures"):
         read(tmp_path / "empty")
+
+
+def save_digits(path, data, rows, **more):
+    x, y, *_ = data
+    np.savez(path, x=x[rows], y=y[rows], **more)
+
+
+@pytest.mark.parametrize("strategy", ["random", "badge", "margin", "gain"])
+@pytest.mark.parametrize("named", [False, True], ids=["by values", "by id"])
+def test_a_labelled_point_is_never_chosen_again(tmp_path, data, strategy, named):
+    """The pool holds the labelled points too, as the same pictures, or under the same ids with other noise."""
+    x, _, L, U = data
+    both = np.concatenate([L, U[:15]])
+    noise = np.zeros_like(x[both])
+    noise[:, 0, 0] = 1 if named else 0
+    save_digits(tmp_path / "L.npz", data, L, **({"ids": L.astype(str)} if named else {}))
+    np.savez(tmp_path / "U.npz", x=x[both] + noise, ids=both.astype(str))
+    words = ["--labelled", tmp_path / "L.npz", "--pool", tmp_path / "U.npz", "--network", "mlp", "--steps", 20]
+    got = invoke("query", *words, "--strategy", strategy, "-n", 15, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert {row["id"] for row in table(tmp_path / "r.csv")} == set(U[:15].astype(str))
+    assert "30 points are labelled already" in got.stdout
+
+
+def test_positions_are_no_ids(tmp_path, data):
+    """Files without ids call their points 0, 1, 2, ...: equal positions are not equal points."""
+    _, _, L, U = data
+    save_digits(tmp_path / "L.npz", data, L)
+    save_digits(tmp_path / "U.npz", data, U)
+    words = ["--labelled", tmp_path / "L.npz", "--pool", tmp_path / "U.npz", "--network", "mlp", "--steps", 20]
+    got = invoke("query", *words, "--strategy", "random", "-n", 2, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert len(table(tmp_path / "r.csv")) == 60
+
+
+@pytest.mark.parametrize("strategy", ["random", "gain", "badge", "margin"])
+def test_more_than_the_pool_has_takes_what_is_left(files, strategy):
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--network", "mlp", "--steps", 20]
+    got = invoke("query", *words, "--strategy", strategy, "-n", 61, "--watch", 1000, "--out", files / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "-n 61: the pool has 60 points left, and all of them are chosen" in got.stdout
+    assert "--watch 1000: the pool has 60 points left" in got.stdout
+    assert [row["picked"] for row in table(files / "r.csv")] == ["1"] * 60
+
+
+def test_an_empty_pool_ends_a_loop_without_an_error(files):
+    """Every point is labelled: an empty ranking, so that a script does not read the one of the round before."""
+    (files / "r.csv").write_text("rank,picked,id\n1,1,old\n")
+    words = ["--labelled", files / "L.npz", "--pool", files / "L.npz", "--network", "mlp"]
+    got = invoke("query", *words, "-n", 3, "--out", files / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "Nothing is left to choose" in got.stdout
+    assert "training" not in got.stdout
+    assert table(files / "r.csv") == []
+    assert (files / "r.csv").read_text().startswith("rank,picked,id,score")
+
+
+def test_durations_are_plain(files):
+    """110 s were 1.1e+02 s."""
+    from types import SimpleNamespace
+
+    from foretaste.cli.query import summarise_query
+
+    problem = SimpleNamespace(x_L=[0] * 3, x_U=[0] * 9, classes=("a", "b"), name="mlp", options={}, fitted=None)
+    info = {"strategy": "gain", "select": "greedy", "residual_L": 1e-6}
+    seconds = {"kernel": 110.0, "score": 0.2, "select": 0.001, "total": 8000.0}
+    q = type("Q", (), {"info": info, "seconds": seconds, "__len__": lambda self: 2})()
+    text = summarise_query(problem, q, files / "r.csv")
+    assert "Choosing took 2.2 h (kernel 1.8 min, score 0.2 s)." in text

@@ -358,7 +358,7 @@ def test_the_command_on_files_and_wrong_usage(tmp_path, small):
     for more, says in (
         (["--ridge", "a"], "--ridge a; expected numbers"),
         (["--output", "smu"], "did you mean 'sum'"),
-        (["--candidates", "99"], "candidates=99 of a pool of 18"),
+        (["--candidates", "99"], "--candidates 99 of a pool of 18"),
         (["--demo"], "--demo brings its own data"),
     ):
         got = CliRunner().invoke(app, [*words, "--weights", str(tmp_path / "n.safetensors"), *more])

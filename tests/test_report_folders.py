@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import foretaste.cli._report
+import foretaste.cli.report
 from foretaste import report
-from foretaste.cli._app import app
+from foretaste.cli.app import app
 from foretaste.report import _compare, _folder
 from foretaste.report._checks import slope
 from report_cases import HOSTILE, TOPS, read_page, record, records, write_run
@@ -231,7 +231,7 @@ def test_block_page(tmp_path):
 
 
 def invoke(*words):
-    assert foretaste.cli._report.report
+    assert foretaste.cli.report.report_command
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretaste.cli import app
-from foretaste.cli._run import command
+from foretaste.cli.run import command_line
 from foretaste.study import load, read, shipped
 
 runner = CliRunner()
@@ -115,7 +115,7 @@ def test_smoke_of_a_few_points_of_ones_own(tmp_path, kind):
 
 
 def test_the_command_that_is_told_has_all_that_changes_records():
-    assert command("a b.toml", ["seeds=[0, 1]"], ["mine.py"], True) == (
+    assert command_line("a b.toml", ["seeds=[0, 1]"], ["mine.py"], True) == (
         "foretaste run 'a b.toml' --set 'seeds=[0, 1]' --plugin mine.py --smoke"
     )
 

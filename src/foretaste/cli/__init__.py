@@ -1,14 +1,17 @@
-"""The command line, a file a command. Heavy imports stand inside the commands, so that help is quick."""
+"""The command line, one file for each command.
 
-import foretaste.cli._bench
-import foretaste.cli._data
-import foretaste.cli._demo
-import foretaste.cli._fidelity
-import foretaste.cli._query
-import foretaste.cli._report
-import foretaste.cli._run  # noqa: F401
-from foretaste.cli._app import app as app
+Heavy imports (torch, matplotlib, most of foretaste) stand inside the commands, so that ``foretaste --help`` is quick.
+"""
+
+import foretaste.cli.bench
+import foretaste.cli.data
+import foretaste.cli.fidelity
+import foretaste.cli.query
+import foretaste.cli.report
+import foretaste.cli.run  # noqa: F401
+from foretaste.cli.app import app as app
 
 
 def main() -> None:
+    """Run the command line."""
     app()

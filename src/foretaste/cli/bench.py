@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from foretaste.cli._app import app
+from foretaste.cli.app import app
 
 
-@app.command()
-def bench(
+@app.command("bench")
+def bench_command(
     out: Annotated[Path | None, typer.Option(help="Where the measurements are written.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores unless told.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a look, not a result.")] = False,
     device: Annotated[
         str | None,

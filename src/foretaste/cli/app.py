@@ -1,0 +1,149 @@
+"""What every command shares: the application, the console, error messages and progress bars."""
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+console = Console()
+
+# Arguments of the library that have another name on the command line, or none.
+PYTHON_NAMES = {"batch_size": "-n", "x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
+
+
+class ForetasteGroup(TyperGroup):
+    """Commands whose errors are one line and exit code 2. With --debug an error is Python's traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("interrupted")
+            raise typer.Exit(130) from None
+        except Exception as error:
+            from_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
+            if from_typer or ctx.params.get("debug"):
+                raise
+            line = name_options(error_line(error), self._flags(ctx))
+            Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+            raise typer.Exit(2) from None
+
+    def _flags(self, ctx: Any) -> dict[str, str]:
+        """Python name → flag, for the options of the command that was called."""
+        command = self.commands.get(ctx.invoked_subcommand)
+        params = [p for c in (command, *getattr(command, "commands", {}).values()) for p in getattr(c, "params", [])]
+        return {p.name.rstrip("_"): p.opts[0] for p in params if p.opts[0].startswith("-")}
+
+
+def error_line(error: Exception) -> str:
+    """An exception as one line. The type is named only where the message was not written for users."""
+    kind = "" if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: "
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and "the disk is full" not in str(error):
+        kind = "the disk is full; free some space and run the same command again: "
+    return " ".join(f"error: {kind}{error}".split())
+
+
+def name_options(text: str, flags: dict[str, str]) -> str:
+    """The same message, with options of the command line in place of Python arguments.
+
+    >>> name_options("give size= (pixels a side), or skip_broken=True", {"size": "--size", "skip_broken": "--skip-broken"})
+    'give --size (pixels a side), or --skip-broken'
+    """  # noqa: E501
+    flags = PYTHON_NAMES | flags
+    every = "|".join(map(re.escape, sorted(flags, key=len, reverse=True)))
+    # After a dot the name is a key of a study (train.steps=), after a slash a part of a path.
+    text = re.sub(
+        rf"(?<![\w./'-])({every})=(\"[^\"]*\"|'[^']*'|[^\s=;,()]*[^\s=;,():.])?",
+        lambda found: flags[found[1]] + _flag_value(found[2]),
+        text,
+    )
+    # Without "=" a name counts only if it cannot be an English word.
+    python_only = "|".join(map(re.escape, (name for name in flags if "_" in name)))
+    return re.sub(rf"(?<![\w./'-])({python_only})(?![\w/-]|\.\w)", lambda found: flags[found[1]], text)
+
+
+def _flag_value(value: str | None) -> str:
+    if value in (None, "", "True"):
+        return ""
+    return f" {value}" if " " in str(value) else f" {str(value).strip(chr(34) + chr(39))}"
+
+
+app = typer.Typer(
+    cls=ForetasteGroup,
+    help="Look-ahead active learning: what a network would become if a point were labelled.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"foretaste {version('foretaste')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main_options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    # Threads that spin while they wait make small linear algebra many times slower on shared cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def say(*lines: str) -> None:
+    """Print plain lines: no markup, no colours, no wrapping."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def check_output_folder(out: Path | None) -> None:
+    """Raise if the folder that --out names is a file."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; expected a folder, or the name of a new one")
+
+
+def usable_cores() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def counting_bar(transient: bool = False) -> "Progress":
+    """A bar with a description, a count, the time so far and the time left."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=transient)
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that calls ``progress(done, total)``. It disappears when the work ends."""
+    if not console.is_terminal:  # in a log file a bar would be many empty lines
+        yield lambda done, total: None
+        return
+    with counting_bar(transient=True) as bars:
+        task = bars.add_task(description, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

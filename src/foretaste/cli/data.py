@@ -1,0 +1,85 @@
+"""``foretaste data list`` and ``foretaste data get``: data sets known by name."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretaste.cli.app import app, console, say
+from foretaste.errors import format_bytes
+
+data_app = typer.Typer(help="Data sets: which are known, which are on disk, and how to get them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DataFolder = Annotated[
+    Path | None, typer.Option(help="Where data sets are kept. Default: $FORETASTE_DATA, or ~/.cache/foretaste.")
+]
+
+
+@data_app.command("list")
+def list_data(folder: DataFolder = None) -> None:
+    """List the data sets known by name, their licences, and where they are."""
+    from rich.table import Table
+
+    from foretaste.data import home
+    from foretaste.data._catalogue import CATALOGUE
+    from foretaste.data._get import found
+
+    root = (folder or home()).expanduser()
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "images", "classes", "size", "licence", "found"):
+        table.add_column(column, justify="right" if column == "classes" else "left", overflow="fold")
+    table.add_row("digits", "1.2k + 600", "10", "8×8×1", "CC BY 4.0", "in scikit-learn")
+    for name, source in CATALOGUE.items():
+        place = found(name, root)
+        where = f"no ({format_bytes(source.size)})" if place is None else [*place.relative_to(root).parts, "."][0]
+        table.add_row(name, source.images, str(source.classes), source.shape, source.licence, where)
+    say(f"Looked in {root}. Images are pool + test; the size of a download is in brackets.")
+    console.print(table)
+
+
+@data_app.command("get")
+def get_data(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more names of `foretaste data list`.")],
+    folder: DataFolder = None,
+    force: Annotated[bool, typer.Option("--force", help="Download again what is there already.")] = False,
+) -> None:
+    """Download data sets from their publishers. An interrupted download resumes when started again."""
+    from foretaste.data._get import check_name
+
+    for name in names:
+        check_name(name)  # all of them, before the first byte
+    for name in dict.fromkeys(names):
+        _download_with_bars(name, folder, force)
+
+
+def _download_with_bars(name: str, folder: Path | None, force: bool) -> None:
+    """Download one data set, one bar for each file; then print its licence and paper."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from foretaste.data import get
+    from foretaste.data._catalogue import CATALOGUE
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console) as bars:
+
+        def show(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done)
+
+        place = get(name, folder, progress=show, force=force)
+    source = CATALOGUE[name]
+    say(
+        f"{name}: {place} ({'fetched' if tasks else 'there already'})",
+        f"  licence: {source.licence}; paper: {source.cite}",
+    )

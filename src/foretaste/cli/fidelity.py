@@ -1,0 +1,143 @@
+"""``foretaste fidelity``: whether look-ahead can be trusted on a network."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretaste.cli import problem as given
+from foretaste.cli.app import app, check_output_folder, console, progress_bar, say
+from foretaste.errors import format_seconds
+
+if TYPE_CHECKING:
+    from foretaste.cli.points import Points
+    from foretaste.cli.problem import Problem
+
+DEMO_STEPS = 600
+
+
+@app.command("fidelity")
+def fidelity_command(
+    labelled: given.LabelledFile = None,
+    pool: given.PoolFile = None,
+    network: given.NetworkName = None,
+    set_: given.NetworkSet = None,
+    weights: given.WeightsFile = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Use scikit-learn's digits and an MLP; under a minute.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the page and the records.")] = Path("fidelity"),
+    candidates: Annotated[int, typer.Option(min=1, help="Points of the pool to retrain on.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Retrainings of each by another seed, for SGD's noise.")] = 2,
+    retrain_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each retraining. Default: as --steps.")
+    ] = None,
+    watch: Annotated[int, typer.Option(min=1, help="Points of the pool on which changes are measured.")] = 200,
+    output: Annotated[
+        str, typer.Option(help="Kernel outputs to try (sum, first, full), separated by commas.")
+    ] = "sum,first,full",
+    ridge: Annotated[
+        str, typer.Option(help="Ridges to try, relative to the kernel's mean diagonal, separated by commas.")
+    ] = "1e-8,1e-6,1e-4,1e-2",
+    budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
+    classes: given.ClassNames = None,
+    loss: given.LossName = None,
+    normalise: given.NormaliseHow = None,
+    size: given.PictureSize = None,
+    channels: given.PictureChannels = None,
+    skip_broken: given.SkipBroken = False,
+    steps: given.TrainSteps = None,
+    max_lr: given.LargestRate = None,
+    batch: given.TrainBatch = 32,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of every training.")] = 0.0,
+    device: given.DeviceName = "auto",
+    seed: given.RandomSeed = 0,
+) -> None:
+    """Compare look-ahead with real retraining on a few candidates, and say whether to trust it. No files: a demo."""
+    check_output_folder(out)
+    demo = demo or not (labelled or pool or network or weights)
+    if demo and (labelled or pool or weights):
+        raise ValueError("--demo brings its own data; leave --labelled, --pool and --weights out")
+    if not demo and (labelled is None or pool is None):
+        missing = " and ".join(name for name, path in (("--labelled", labelled), ("--pool", pool)) if path is None)
+        raise ValueError(f"{missing} not given; expected files of labelled points and of a pool, or --demo")
+    try:
+        ridges = [float(word) for word in ridge.split(",")]
+    except ValueError:
+        raise ValueError(f"--ridge {ridge}; expected numbers separated by commas, such as 1e-6,1e-4") from None
+    steps = DEMO_STEPS if demo and steps is None else steps
+    network_options = given.parse_settings(set_ or [], "--set")
+    from foretaste.study._fidelity import check_fidelity
+
+    if demo:
+        known, left = demo_points()
+    else:
+        known, left = given.read_inputs(labelled, pool, size=size, channels=channels, skip_broken=skip_broken)
+    p = given.make_problem(
+        known, left, network=network or ("mlp" if demo else None), options=network_options, weights=weights,
+        classes=classes, loss=loss, normalise=normalise, device=device, seed=seed,
+    )  # fmt: skip
+    say(*(f"note: {note}" for note in p.notes))
+    outputs = [word.strip() for word in output.split(",")]
+    check_fidelity(len(p.x_U), p.loss, candidates, repeats, watch, outputs, ridges)  # before anything is trained
+    train: dict[str, Any] = {"max_lr": max_lr, "batch_size": batch, "weight_decay": weight_decay}
+    if weights is None:
+        say(f"No weights were given: training {given.describe_network(p)} on the {len(p.x_L)} labelled points.")
+        with progress_bar("training") as progress:
+            p = given.train_problem(p, progress, steps=steps, seed=seed, **train)
+    train["steps"] = retrain_steps or steps
+    records = compare_with_retraining(
+        p, train=train, candidates=candidates, repeats=repeats, watch=watch,
+        outputs=outputs, ridges=ridges, budget=budget, seed=seed,
+    )  # fmt: skip
+    records[0]["network"] = p.name
+    records[0]["data"] = f"{p.labelled.where} and {p.pool.where}" if not demo else "scikit-learn's digits"
+    report_fidelity(records, out, p.classes)
+
+
+def report_fidelity(records: list[dict[str, Any]], out: Path, classes: tuple[str, ...]) -> None:
+    """Write the records and the page; print the table and the verdict."""
+    from foretaste.report._fidelity import fidelity_page, table
+    from foretaste.report._verdict import verdict
+    from foretaste.study import save
+
+    out.mkdir(parents=True, exist_ok=True)
+    save(records, out / "records.jsonl")
+    page = fidelity_page(records, out / "index.html", classes=classes)
+    console.print(table(records))
+    found = verdict(records)
+    warnings = [f"WARNING: {line}" for line in found.warnings]
+    say("", f"{found.headline}.", *found.lines, *warnings, f"The page: {page.resolve()}")
+
+
+def compare_with_retraining(problem: "Problem", **settings: Any) -> list[dict[str, Any]]:
+    """``foretaste.study.fidelity`` behind a bar. After the first retraining it says how long all will take."""
+    from foretaste.study import fidelity
+
+    p, began = problem, time.perf_counter()
+    with progress_bar("retraining") as progress:
+
+        def show(done: int, total: int) -> None:
+            if done == 1:
+                one = time.perf_counter() - began
+                say(f"{total} retrainings of about {format_seconds(one)} each: {format_seconds(one * total)} in all.")
+            progress(done, total)
+
+        return fidelity(
+            p.net, p.x_L, p.y_L, p.x_U, y_U=p.y_U, ids=p.pool.ids, loss=p.loss, normalise=p.normalise, progress=show,
+            **settings,
+        )  # fmt: skip
+
+
+def demo_points() -> "tuple[Points, Points]":
+    """40 labelled digits and a pool of 400, with the true labels."""
+    from foretaste.cli.points import Points
+    from foretaste.data import digits
+
+    data = digits()
+    x = data.x.float() / 255 / data.normalise[1][0] if data.normalise else data.x.float() / 255
+    labels = [data.classes[int(c)] for c in data.y]
+    known, left = (
+        Points("digits", x[ids], [str(i) for i in ids], [labels[i] for i in ids], own_ids=True)
+        for ids in (data.pool[:40], data.pool[40:440])
+    )
+    return known, left

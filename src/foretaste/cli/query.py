@@ -1,0 +1,215 @@
+"""``foretaste query``: which points of a pool to label next, as a ranked CSV."""
+
+import csv
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretaste.cli import problem as given
+from foretaste.cli.app import app, console, progress_bar, say
+from foretaste.errors import format_seconds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foretaste.cli.problem import Problem
+    from foretaste.query import Query
+
+RANKED_COLUMNS = ("rank", "picked", "id", "score", "predicted", "probability", "margin")
+SHOWN_ROWS = 10
+
+
+@app.command("query")
+def query_command(
+    labelled: given.LabelledFile = None,
+    pool: given.PoolFile = None,
+    network: given.NetworkName = None,
+    set_: given.NetworkSet = None,
+    weights: given.WeightsFile = None,
+    strategy: Annotated[str, typer.Option(help="gain, mlmoc, margin, badge, ... (docs/strategies.md).")] = "gain",
+    n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many points to choose.")] = 20,
+    out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
+    select: Annotated[str, typer.Option(help="auto, top, greedy or fantasy.")] = "auto",
+    output: Annotated[
+        str, typer.Option(help="Outputs that the kernel is of: sum, first, trace, full, or the number of a logit.")
+    ] = "sum",
+    ridge: Annotated[
+        float | None, typer.Option(min=0, help="λ. Default: 1e-6 of the mean diagonal of the kernel.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
+    precision: Annotated[str, typer.Option(help="auto, float32, or on CUDA tf32 or half.")] = "auto",
+    watch: Annotated[
+        int | None, typer.Option(min=1, help="Score by this many random points of the pool, not by all: less memory.")
+    ] = None,
+    options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
+    classes: given.ClassNames = None,
+    loss: given.LossName = None,
+    regression: Annotated[
+        bool, typer.Option("--regression", help="Labels are numbers; use --strategy variance.")
+    ] = False,
+    normalise: given.NormaliseHow = None,
+    size: given.PictureSize = None,
+    channels: given.PictureChannels = None,
+    skip_broken: given.SkipBroken = False,
+    steps: given.TrainSteps = None,
+    max_lr: given.LargestRate = None,
+    batch: given.TrainBatch = 32,
+    save: Annotated[bool, typer.Option("--save", help="Save the weights trained here, beside the CSV.")] = False,
+    device: given.DeviceName = "auto",
+    seed: given.RandomSeed = 0,
+) -> None:
+    """Rank a pool for labelling: labelled points and a pool in, a CSV of ids, scores and predictions out."""
+    _check_paths(out, labelled, pool, weights)
+    if save and weights is not None:
+        raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
+    network_options = given.parse_settings(set_ or [], "--set")
+    strategy_options = given.parse_settings(options or [], "--options")
+    import foretaste as ft
+
+    ft.acquire.find(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
+    labelled_points, left = given.read_inputs(labelled, pool, size=size, channels=channels, skip_broken=skip_broken)
+    if not len(left.x):
+        write_ranked([], out)
+        say(*left.notes, f"Nothing is left to choose: every point of {left.where} has a label. Ranking, empty: {out}")
+        return
+    p = given.make_problem(
+        labelled_points, left, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
+        normalise=normalise, regression=regression, device=device, seed=seed,
+    )  # fmt: skip
+    U = len(p.x_U)
+    ask: dict[str, Any] = {
+        "strategy": strategy, "select": select, "batch_size": min(n, U), "options": strategy_options, "budget": budget,
+        "ridge": ridge, "output": int(output) if output.isdecimal() else output, "precision": precision,
+        "watch": None if watch is None or watch >= U else watch,
+    }  # fmt: skip
+    check_query_settings(p, **ask)
+    notes = [*p.notes]
+    if n > U:
+        notes.append(f"-n {n}: the pool has {U} points left, and all of them are chosen")
+    if watch is not None and watch > U:
+        notes.append(f"--watch {watch}: the pool has {U} points left, and all of them are watched")
+    say(*(f"note: {note}" for note in notes))
+    if weights is None:
+        say(f"No weights were given: training {given.describe_network(p)} on the {len(p.x_L)} labelled points.")
+        with progress_bar("training") as progress:
+            p = given.train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
+        if save:
+            say(f"Weights: {given.save_network(p, out.with_suffix('.safetensors'))}")
+    with progress_bar("choosing") as progress:
+        q = ft.query(
+            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.pool.ids, seed=seed, loss=p.loss, progress=progress,
+            **ask,
+        )  # fmt: skip
+    from foretaste.tangent import outputs, subject
+
+    f_UC = outputs(subject(p.net, params=lambda name: True), p.feed(p.x_U))
+    rows = ranked_rows(p, q, f_UC)
+    write_ranked(rows, out)
+    say(summarise_query(p, q, out))
+    show_ranked(rows[: min(n, SHOWN_ROWS)])
+
+
+def _check_paths(out: Path, labelled: Path | None, pool: Path | None, weights: Path | None) -> None:
+    if labelled is None or pool is None:
+        missing = " and ".join(name for name, path in (("--labelled", labelled), ("--pool", pool)) if path is None)
+        raise ValueError(f"{missing} not given; expected files of labelled points and of the pool to choose from")
+    if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (labelled, pool, weights) if p and p.exists())):
+        raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
+
+
+def check_query_settings(
+    problem: "Problem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
+) -> None:
+    """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
+    import torch
+
+    from foretaste.query import Request
+    from foretaste.query._checks import check_request
+
+    if select == "sequential":
+        raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
+    outputs, output = len(problem.classes) or 1, how["output"]
+    if isinstance(output, int) and output >= outputs:
+        raise ValueError(f"--output {output} and the network has {outputs} outputs; expected 0 to {outputs - 1}")
+    request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
+    found, _, _ = check_request(request, strategy, select, None, problem.pool.ids, options, None)
+    if {"classes", "regression"} & {*found.needs}:
+        found.check(outputs)
+
+
+def ranked_rows(problem: "Problem", q: "Query", f_UC: "Tensor") -> list[dict[str, Any]]:
+    """One row for each point of the pool: the chosen in the order of choice, then the others by score."""
+    from foretaste.acquire import probabilities
+
+    p, chosen = problem, q.indices.tolist()
+    rest = sorted(set(range(len(f_UC))) - set(chosen))
+    if q.scores is not None:
+        score_U = q.scores.tolist()
+        rest.sort(key=lambda j: -score_U[j])
+    if p.classes:
+        top_U2 = probabilities(f_UC, p.loss).topk(2).values.tolist()
+        best_U = f_UC.argmax(1).tolist()
+    rows = []
+    for rank, j in enumerate([*chosen, *rest], 1):
+        row = {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.pool.ids[j]}
+        row["score"] = "" if q.scores is None else f"{score_U[j]:.9g}"
+        if p.classes:
+            row["predicted"] = p.classes[best_U[j]]
+            row |= {"probability": f"{top_U2[j][0]:.6g}", "margin": f"{top_U2[j][0] - top_U2[j][1]:.6g}"}
+        else:
+            row |= {"predicted": f"{float(f_UC[j, 0]):.9g}", "probability": "", "margin": ""}
+        rows.append(row)
+    return rows
+
+
+def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
+    """Write the CSV, all of it or nothing."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, RANKED_COLUMNS)
+            table.writeheader()
+            table.writerows(rows)
+        os.replace(part, out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def summarise_query(problem: "Problem", q: "Query", out: Path) -> str:
+    """A paragraph: what was chosen, whether to trust it, and where the time went."""
+    p, L, C = problem, len(problem.x_L), len(problem.classes)
+    made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else "with the weights given"
+    text = [
+        f"{len(q)} of {len(p.x_U)} points chosen by {q.info['strategy']} ({q.info['select']}); "
+        f"network: {p.name}, {made}."
+    ]
+    residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
+    if residual is not None:
+        learned = p.fitted.interpolates if p.fitted else not C or residual <= 0.01 * (1 - 1 / C) / C
+        text.append(f"Mean squared residual of the {L} labelled points: {residual:.1e}.")
+        if not learned:
+            text.append(
+                "WARNING: the network has not learned its labels, which look-ahead assumes. Train longer (--steps), "
+                "or run `foretaste fidelity` before you trust the scores."
+            )
+    stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
+    spent = f" ({', '.join(stages)})" if stages else ""
+    return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}. Ranking: {out}"])
+
+
+def show_ranked(rows: list[dict[str, Any]]) -> None:
+    """Print the first rows as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [name for name in RANKED_COLUMNS if name != "picked"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("id", "predicted") else "right")
+    for row in rows:
+        numbers = {name: f"{float(row[name]):.4g}" for name in ("score", "probability", "margin") if row[name]}
+        table.add_row(*(Text(numbers.get(name, str(row[name]))) for name in shown))
+    console.print(table)

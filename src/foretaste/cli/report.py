@@ -1,0 +1,32 @@
+"""``foretaste report``: the page, figures and tables of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretaste.cli.app import app, check_output_folder, console, say
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several are compared.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report. Default: DIR/report, or comparison for several runs.")
+    ] = None,
+) -> None:
+    """Make the page, figures and tables of a run, finished or not, or compare several runs."""
+    check_output_folder(out)
+    from foretaste import report as make
+
+    if len(runs) == 1:
+        page = make.folder(runs[0], out)
+        there = make.read(runs[0])
+        found = [there.summary()] if there.experiment == "loop" else []
+    else:
+        page = make.compare(runs, out or Path("comparison"))
+        found = [group.summary for group in make.groups(runs)]
+    for summary in found:
+        console.print(make.table(summary))
+        say(*summary.missing, f"\n{make.headline(summary)}. {make.details(summary)}\n")
+    say(f"The page: {page.resolve()}")

@@ -1,0 +1,181 @@
+"""``foretaste run``: a study from a configuration file; ``foretaste demo``: a small one on handwritten digits."""
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretaste.cli.app import app, check_output_folder, console, counting_bar, say, usable_cores
+from foretaste.errors import format_seconds
+
+if TYPE_CHECKING:
+    from foretaste.study import Study
+
+
+def _list_studies(wanted: bool) -> None:
+    if wanted:
+        from foretaste.study import read, shipped
+
+        say(*(f"{name:<12} {read(name).title}" for name in shipped()))
+        raise typer.Exit
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[
+        str, typer.Argument(help="A .toml file, or the name of a study in the package (--list names them).")
+    ],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, such as train.max_lr=0.1 or seeds=[0,1].")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Shrink the study to about a minute. Its numbers mean nothing.")
+    ] = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes at once. Default: one per core, or one per GPU.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
+    plugin: Annotated[list[str] | None, typer.Option(help="A Python file that registers your own strategies.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Print what the study would cost, and stop.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", callback=_list_studies, is_eager=True, help="List the studies in the package.")
+    ] = False,
+) -> None:
+    """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
+    from foretaste import report
+    from foretaste.study import about, prepared, read
+    from foretaste.study import estimate as estimate_cost
+    from foretaste.study import smoke as shrink
+    from foretaste.study._description import belongs, describe
+    from foretaste.study._folder import alone
+    from foretaste.study._pictures import keep_pictures
+
+    study = read(config, changes or [], plugins=plugin or [])
+    study = shrink(study) if smoke else study
+    folder = out or Path("runs") / (Path(config).stem + ("-smoke" if smoke else ""))
+    check_output_folder(folder)
+    devices = study_devices(device)
+    if folder.exists() and not estimate:
+        with alone(folder):  # before data is read and costs are measured
+            belongs(folder, study)
+    tasks = len(study.names) * len(study.seeds)
+    n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
+    data = prepared(study.data, devices[0], standin=smoke)
+    say(*(f"note: {note}" for note in data.notes))
+    if not smoke and study.experiment == "loop":
+        with console.status("measuring a few steps and queries of each arm to estimate the cost"):
+            cost = estimate_cost(study, data)
+        say(cost.words(n))
+    if estimate:
+        raise typer.Exit
+    command = command_line(config, changes, plugin, smoke)
+    words = about(study, data, command=command, processes=n, device=devices[0])
+    with alone(folder):
+        belongs(folder, study)
+        describe(folder, study, study_description(data, words, smoke))
+    records = run_with_bar(study, n, folder=folder, devices=devices, standin=smoke)
+    keep_pictures(folder, data, records)
+    page = report.folder(folder)
+    if study.experiment == "loop":
+        console.print(report.table(records))
+    say(f"\nThe page: {page.resolve()}")
+
+
+def study_description(data: Any, words: dict[str, str], smoke: bool) -> dict[str, Any]:
+    """What study.json holds besides the configuration."""
+    standin = [note for note in data.notes if "not a result" in note]
+    shrunk = ["Shrunk by --smoke: a look at the machinery, not a result"] if smoke else []
+    return {
+        "classes": list(data.classes),
+        "about": words,
+        "data": data.name,
+        "data_notes": [note for note in data.notes if note not in standin],
+        "standin": ". ".join([*standin, *shrunk]) or None,
+    }
+
+
+def command_line(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:
+    """The command that makes the same records again."""
+    given = [("--set", one) for one in changes or []] + [("--plugin", one) for one in plugins or []]
+    return shlex.join(["foretaste", "run", config, *sum(given, ()), *(["--smoke"] if smoke else [])])
+
+
+def study_devices(name: str) -> tuple[str, ...]:
+    """The devices that the processes of a study share."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch sees no CUDA device here; use --device cpu")
+    count = torch.cuda.device_count()
+    if name == "cuda":
+        return tuple(f"cuda:{k}" for k in range(count))
+    if name.startswith("cuda:") and not (name[5:].isdigit() and int(name[5:]) < count):
+        raise ValueError(f"--device {name}: expected cuda:0 to cuda:{count - 1}")
+    if name != "cpu" and not name.startswith("cuda:"):
+        raise ValueError(f"--device {name}; expected cpu, cuda, cuda:1, or auto")
+    return (name,)
+
+
+def run_with_bar(
+    study: "Study",
+    processes: int,
+    *,
+    folder: Path | None = None,
+    devices: tuple[str, ...] = ("cpu",),
+    standin: bool = False,
+) -> list[Any]:
+    """The records of a study, behind a progress bar."""
+    from foretaste.study import run
+
+    with counting_bar() as bars:
+        task = bars.add_task("starting", total=study.size)
+
+        def show(record: Any) -> None:
+            text = record["arm"]
+            if "accuracy" in record:
+                text += f", {record['labelled']} labels: {record['accuracy']:.1%}"
+            bars.update(task, advance=1, description=f"{text:<36}")
+
+        return run(study, folder, processes=processes, devices=devices, standin=standin, seen=show)
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Folder of the page, the figure and the records.")] = Path("demo"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: 5, or 2 with --quick.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two cycles only: a look, not a result.")] = False,
+) -> None:
+    """Compare strategies on scikit-learn's handwritten digits: train, query, repeat. Under 90 s on two cores."""
+    check_output_folder(out)
+    from foretaste import report
+    from foretaste.study import about, prepared, read, save
+
+    n = seeds or (2 if quick else 5)
+    study = read("demo", [f"seeds={list(range(n))}", *(["labels.cycles=2"] if quick else [])])
+    out.mkdir(parents=True, exist_ok=True)
+    began, processes = time.perf_counter(), min(usable_cores(), n * len(study.arms))
+    records = run_with_bar(study, processes)
+    seconds = time.perf_counter() - began
+
+    data = prepared(study.data, "cpu")
+    save(records, out / "records.jsonl")
+    figure = report.curves(records)
+    for ending in ("svg", "png"):
+        figure.savefig(out / f"curves.{ending}", dpi=160)
+    command = f"foretaste demo --seeds {n}" + (" --quick" if quick else "")
+    page = report.page(
+        records,
+        out / "index.html",
+        pictures={i: data.picture(i) for record in records for i in record["queried"]},
+        classes=data.classes,
+        about=about(study, data, command=command, processes=processes) | {"time": format_seconds(seconds)},
+        title=study.title,
+    )
+    summary = report.summarize(records)
+    console.print(report.table(records))
+    say(f"\n{report.headline(summary)}. {report.details(summary)}", f"\nThe page: {page.resolve()}")
