@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from foretaste.data import Images, fewer, imbalanced, noisy
-from foretaste.data._share import sample, shares
+from foretaste.data.dataset import class_shares, sample_classes
 
 
 def data(counts=(40, 40, 40, 40), test=20, seed=0):
@@ -117,7 +117,7 @@ def test_shares_are_the_largest_remainders():
         counts = generator.integers(0, 30, 6)
         counts[0] += 1
         n = int(generator.integers(0, counts.sum() + 1))
-        take = shares(counts, n)
+        take = class_shares(counts, n)
         quota = n * counts / counts.sum()
         assert take.sum() == n
         assert (take <= counts).all()
@@ -127,7 +127,7 @@ def test_shares_are_the_largest_remainders():
 def test_sample_takes_so_many_of_each_class():
     y = np.random.default_rng(0).integers(0, 5, 200)
     take = np.array([3, 0, 1, 10, 100])
-    chosen = sample(y, take, np.random.default_rng(1))
+    chosen = sample_classes(y, take, np.random.default_rng(1))
     np.testing.assert_array_equal(np.bincount(y[chosen], minlength=5), np.minimum(take, np.bincount(y)))
 
 

@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from foretaste.data import _download, get, load
-from foretaste.data._archive import unpack
-from foretaste.data._catalogue import CATALOGUE, File, Source
-from foretaste.data._download import Patience, download
-from foretaste.data._get import found
+from data_files import cifar10_files, cifar100_files, idx_bytes, idx_files, svhn_files
+from foretaste.data import CATALOGUE, archive, fetch, find_named, get, load
+from foretaste.data.archive import unpack_archive
+from foretaste.data.catalogue import RemoteFile, Source
+from foretaste.data.fetch import Patience, download_file
 
 QUICK = Patience(timeout=0.3, tries=3, wait=0.01)
 BODY = np.random.default_rng(0).bytes(700_000)
@@ -95,11 +95,11 @@ def server(monkeypatch) -> Iterator[Behaviour]:
     served.server_close()
 
 
-def wanted(server: Behaviour, name: str = "x.bin", body: bytes = BODY, mirrors: int = 1) -> File:
+def wanted(server: Behaviour, name: str = "x.bin", body: bytes = BODY, mirrors: int = 1) -> RemoteFile:
     for k in range(mirrors):
         server.files[f"/{k}/{name}"] = body
     urls = tuple(f"{server.url}/{k}/{name}" for k in range(mirrors))
-    return File(name, urls, len(body), hashlib.md5(body, usedforsecurity=False).hexdigest())
+    return RemoteFile(name, urls, len(body), hashlib.md5(body, usedforsecurity=False).hexdigest())
 
 
 def assert_came(path: Path, body: bytes = BODY) -> None:
@@ -109,7 +109,7 @@ def assert_came(path: Path, body: bytes = BODY) -> None:
 
 def test_a_file_comes_whole_with_progress(server, tmp_path):
     seen = []
-    path = download(wanted(server), tmp_path, progress=lambda *now: seen.append(now), patience=QUICK)
+    path = download_file(wanted(server), tmp_path, progress=lambda *now: seen.append(now), patience=QUICK)
     assert_came(path)
     assert seen[-1] == ("x.bin", len(BODY), len(BODY))
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
@@ -118,7 +118,7 @@ def test_a_file_comes_whole_with_progress(server, tmp_path):
 
 def test_a_connection_cut_again_and_again_is_resumed_each_time(server, tmp_path):
     server.cut_after = [100_000] * 5  # more often than there are tries: each brought something
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     starts = [int(r[6:-1]) for _, r, _ in server.asked[1:]]
     assert starts == [100_000 * k for k in range(1, 6)]
     assert {same for _, _, same in server.asked[1:]} == {'"v1"'}
@@ -127,18 +127,18 @@ def test_a_connection_cut_again_and_again_is_resumed_each_time(server, tmp_path)
 def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, tmp_path):
     server.cut_after = [200_000, 0, 0, 0, 0]
     with pytest.raises(ConnectionError, match=r"x.bin could not be fetched .*broke off 500,000 bytes before the end"):
-        download(wanted(server), tmp_path, patience=QUICK)
+        download_file(wanted(server), tmp_path, patience=QUICK)
     assert (tmp_path / "x.bin.part").stat().st_size == 200_000
     assert not (tmp_path / "x.bin").exists()
     server.cut_after, server.asked = [], []
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     assert server.asked == [("/0/x.bin", "bytes=200000-", '"v1"')]
 
 
 def test_a_server_that_ignores_range_is_read_from_the_start(server, tmp_path):
     server.ranges = False
     server.cut_after = [300_000]
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     assert [r for _, r, _ in server.asked] == [None, "bytes=300000-"]
 
 
@@ -146,9 +146,9 @@ def test_a_file_that_changed_meanwhile_is_read_from_the_start(server, tmp_path):
     old = wanted(server, body=BODY[::-1])
     server.cut_after = [300_000, 0, 0, 0]
     with pytest.raises(ConnectionError):
-        download(old, tmp_path, patience=QUICK)
+        download_file(old, tmp_path, patience=QUICK)
     server.cut_after, server.tag = [], '"v2"'
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
 
 
 def test_halves_of_two_files_without_a_tag_are_found_by_the_checksum(server, tmp_path):
@@ -156,16 +156,16 @@ def test_halves_of_two_files_without_a_tag_are_found_by_the_checksum(server, tmp
     old = wanted(server, body=BODY[::-1])
     server.cut_after = [300_000, 0, 0, 0]
     with pytest.raises(ConnectionError):
-        download(old, tmp_path, patience=QUICK)
+        download_file(old, tmp_path, patience=QUICK)
     server.cut_after, server.asked = [], []
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     assert [r for _, r, _ in server.asked] == ["bytes=300000-", None]
 
 
 def test_a_wrong_checksum_is_never_named_as_the_file(server, tmp_path):
     file = replace(wanted(server), md5="0" * 32)
     with pytest.raises(ConnectionError, match=f"its MD5 is {wanted(server).md5}, expected 000"):
-        download(file, tmp_path, patience=QUICK)
+        download_file(file, tmp_path, patience=QUICK)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,7 +174,7 @@ def test_the_next_mirror_is_tried_after_404_a_wrong_file_or_a_wrong_length(serve
     del server.files["/0/x.bin"]
     server.files["/1/x.bin"] = BODY[:-1] + b"?"
     server.files["/2/x.bin"] = b"<html>moved</html>"
-    assert_came(download(file, tmp_path, patience=QUICK))
+    assert_came(download_file(file, tmp_path, patience=QUICK))
     assert [path for path, _, _ in server.asked] == [f"/{k}/x.bin" for k in range(4)]
 
 
@@ -182,45 +182,45 @@ def test_all_mirrors_failing_are_all_named(server, tmp_path):
     file = wanted(server, mirrors=2)
     server.files.clear()
     with pytest.raises(ConnectionError, match=r"/0/x.bin: the server says 404 .*/1/x.bin: .*404.*by hand"):
-        download(file, tmp_path, patience=QUICK)
+        download_file(file, tmp_path, patience=QUICK)
 
 
 def test_busy_servers_are_tried_again(server, tmp_path):
     server.fail = [503, 429]
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     server.fail = [500] * 9
     with pytest.raises(ConnectionError, match="the server says 500"):
-        download(wanted(server, "y.bin"), tmp_path, patience=QUICK)
+        download_file(wanted(server, "y.bin"), tmp_path, patience=QUICK)
 
 
 def test_a_stalled_server_is_left_and_asked_again(server, tmp_path):
     server.stall = 1
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     assert [r for _, r, _ in server.asked] == [None, "bytes=1000-"]
 
 
 def test_more_bytes_than_expected_are_not_taken(server, tmp_path):
     file = replace(wanted(server), size=1000)
     with pytest.raises(ConnectionError, match="has 700,000 bytes, expected 1,000"):
-        download(file, tmp_path, patience=QUICK)
+        download_file(file, tmp_path, patience=QUICK)
     server.says_length = False
     with pytest.raises(ConnectionError, match="sends more than the expected 1,000 bytes"):
-        download(file, tmp_path, patience=QUICK)
-    assert_came(download(wanted(server, "y.bin"), tmp_path / "y", patience=QUICK))
+        download_file(file, tmp_path, patience=QUICK)
+    assert_came(download_file(wanted(server, "y.bin"), tmp_path / "y", patience=QUICK))
 
 
 def test_a_part_longer_than_the_file_now_is_begun_anew(server, tmp_path):
     file = wanted(server)
     (tmp_path / "x.bin.part").write_bytes(b"?" * (len(BODY) + 5))
-    assert_came(download(file, tmp_path, patience=QUICK))
+    assert_came(download_file(file, tmp_path, patience=QUICK))
 
 
 def test_no_network_says_so_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     began = time.perf_counter()
-    file = File("x.bin", ("http://nowhere.invalid/x.bin",), 10, "0" * 32)
+    file = RemoteFile("x.bin", ("http://nowhere.invalid/x.bin",), 10, "0" * 32)
     with pytest.raises(ConnectionError, match=r"cannot be reached .*is there a network\?"):
-        download(file, tmp_path, patience=Patience(wait=5))
+        download_file(file, tmp_path, patience=Patience(wait=5))
     assert time.perf_counter() - began < 4
 
 
@@ -228,33 +228,33 @@ def test_a_file_address_works(tmp_path):
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "x.bin").write_bytes(BODY)
     digest = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
-    file = File("x.bin", ((tmp_path / "from" / "x.bin").as_uri(),), len(BODY), digest)
-    assert_came(download(file, tmp_path / "to", patience=QUICK))
+    file = RemoteFile("x.bin", ((tmp_path / "from" / "x.bin").as_uri(),), len(BODY), digest)
+    assert_came(download_file(file, tmp_path / "to", patience=QUICK))
     gone = replace(file, urls=((tmp_path / "gone").as_uri(),))
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        download(gone, tmp_path / "other", patience=Patience(wait=100))
+        download_file(gone, tmp_path / "other", patience=Patience(wait=100))
 
 
 def test_a_full_disk_keeps_the_part_and_says_so(server, tmp_path, monkeypatch):
-    real = _download._pour
+    real = fetch._copy_answer
 
     def full(answer, out, have, file, progress) -> None:
         out.write(answer.read(1000))
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_download, "_pour", full)
+    monkeypatch.setattr(fetch, "_copy_answer", full)
     with pytest.raises(OSError, match=r"no space left on the disk of .*x.bin needs 700 kB"):
-        download(wanted(server), tmp_path, patience=QUICK)
+        download_file(wanted(server), tmp_path, patience=QUICK)
     assert len(server.asked) == 1
-    monkeypatch.setattr(_download, "_pour", real)
-    assert_came(download(wanted(server), tmp_path, patience=QUICK))
+    monkeypatch.setattr(fetch, "_copy_answer", real)
+    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
     assert server.asked[1][1] == "bytes=1000-"
 
 
 def test_two_processes_do_not_write_the_same_part(server, tmp_path):
     pytest.importorskip("fcntl")
-    with _download._alone(tmp_path / "x.bin.part"), pytest.raises(RuntimeError, match="another process is fetching"):
-        download(wanted(server), tmp_path, patience=QUICK)
+    with fetch._lock_part(tmp_path / "x.bin.part"), pytest.raises(RuntimeError, match="another process is fetching"):
+        download_file(wanted(server), tmp_path, patience=QUICK)
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -311,7 +311,7 @@ def test_get_knows_its_names_and_the_room_there_is(tmp_path, monkeypatch):
         get("minst", tmp_path)
     huge = replace(CATALOGUE["svhn"], files=(replace(CATALOGUE["svhn"].files[0], size=10**18),))
     monkeypatch.setitem(CATALOGUE, "svhn", huge)
-    with pytest.raises(OSError, match=r"svhn needs 1e\+09 GB and the disk .* make room first"):
+    with pytest.raises(OSError, match=r"svhn needs 1e\+06 TB and the disk .* make room first"):
         get("svhn", tmp_path)
 
 
@@ -364,13 +364,13 @@ def test_unpack_gives_what_was_packed(tmp_path, how):
     members = {"a.txt": b"one", "sub/b.bin": BODY}
     body = zip_of(members) if how == "zip" else tar_of(members, "" if how == "tar" else how)
     (tmp_path / "x").write_bytes(body)
-    out = unpack(tmp_path / "x", tmp_path / "out")
+    out = unpack_archive(tmp_path / "x", tmp_path / "out")
     assert {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()} == members
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "x"]
     if os.name == "posix":
         assert stat.S_IMODE(out.stat().st_mode) == 0o755
     with pytest.raises(FileExistsError, match="is there already"):
-        unpack(tmp_path / "x", tmp_path / "out")
+        unpack_archive(tmp_path / "x", tmp_path / "out")
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -430,25 +430,23 @@ HOSTILE = {
 def test_unpack_refuses_and_leaves_nothing(tmp_path, case):
     make, says = HOSTILE[case]
     (tmp_path / "in").mkdir()
-    archive = tmp_path / "in" / "x"
-    archive.write_bytes(make())
+    packed = tmp_path / "in" / "x"
+    packed.write_bytes(make())
     with pytest.raises(ValueError, match=says):
-        unpack(archive, tmp_path / "in" / "out", most=1_000_000, members=20)
+        unpack_archive(packed, tmp_path / "in" / "out", most=1_000_000, members=20)
     assert [p.name for p in (tmp_path / "in").iterdir()] == ["x"]
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
     assert not Path("/tmp/evil").exists()
 
 
 def test_a_ratio_that_only_bombs_have(tmp_path, monkeypatch):
-    from foretaste.data import _archive
-
-    monkeypatch.setattr(_archive, "FREE", 10**6)
-    monkeypatch.setattr(_archive, "RATIO", 100)
+    monkeypatch.setattr(archive, "NEVER_A_BOMB", 10**6)
+    monkeypatch.setattr(archive, "BOMB_RATIO", 100)
     (tmp_path / "x").write_bytes(tar_of({"a": bytes(3_000_000)}))
     with pytest.raises(ValueError, match="as a bomb does"):
-        unpack(tmp_path / "x", tmp_path / "out")
+        unpack_archive(tmp_path / "x", tmp_path / "out")
     (tmp_path / "y").write_bytes(tar_of({"a": BODY}))
-    assert (unpack(tmp_path / "y", tmp_path / "out") / "a").read_bytes() == BODY
+    assert (unpack_archive(tmp_path / "y", tmp_path / "out") / "a").read_bytes() == BODY
 
 
 def test_the_catalogue_is_whole():
@@ -472,11 +470,38 @@ def test_found_looks_where_load_does(tmp_path, name):
         assert str(place) in re.split(
             r",? |: ", str(error.value).replace("/,", ",").replace("/;", ";").replace(";", " ")
         )
-        assert found(name, tmp_path) is None
+        assert find_named(name, tmp_path) is None
         place.mkdir(parents=True, exist_ok=True)
-        (place / CATALOGUE[name].first[0]).write_bytes(b"x")
-        assert found(name, tmp_path) == place
-        (place / CATALOGUE[name].first[0]).unlink()
+        first = next(iter(CATALOGUE[name].wanted.values()))[0]
+        (place / first).write_bytes(b"x")
+        found = find_named(name, tmp_path)
+        assert (found.place, bool(found.missing)) == (place, True)
+        (place / first).unlink()
+
+
+def test_files_in_the_folder_itself_are_found_by_list_and_load(tmp_path):
+    """MNIST and Fashion-MNIST share file names: the first labels tell which one is there."""
+    idx_files(tmp_path, packed=False)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.array([5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 0, 0])))
+    assert len(load("mnist", tmp_path).pool) == 12
+    found = find_named("mnist", tmp_path)
+    assert (found.place, found.missing) == (tmp_path, ())
+    assert find_named("fashion-mnist", tmp_path) is None
+    code, text = invoke("list", "--folder", str(tmp_path))
+    assert code == 0
+    rows = {line.split()[0]: line.rstrip() for line in text.splitlines() if line.strip()}
+    assert rows["mnist"].endswith(" .")
+    assert "no (" in rows["fashion-mnist"]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_list_and_load_agree_on_every_layout(tmp_path, name):
+    write = {"svhn": svhn_files, "cifar10": cifar10_files, "cifar100": cifar100_files}.get(name, idx_files)
+    for k, layout in enumerate(CATALOGUE[name].layouts):
+        write(tmp_path / str(k) / layout)
+        found = find_named(name, tmp_path / str(k))
+        assert (found.place, found.missing) == (tmp_path / str(k) / layout, ())
+        assert len(load(name, tmp_path / str(k)).pool)
 
 
 def invoke(*words: str) -> tuple[int, str]:

@@ -30,8 +30,8 @@ from data_files import (
     svhn_files,
 )
 from foretaste.data import NAMES, cifar10, cifar100, fashion_mnist, load, measured, mnist, npz, svhn
-from foretaste.data._idx import read_idx
-from foretaste.data._unpickle import unpickle
+from foretaste.data.cifar import unpickle
+from foretaste.data.named import read_idx
 
 # idx
 
@@ -116,7 +116,7 @@ def test_a_header_that_lies_takes_no_memory(tmp_path):
     path.write_bytes(gzip.compress(head + bytes(1000)))
     with pytest.raises(ValueError, match="10000000000 bytes and so small a file"):
         read_idx(path, 3)
-    with pytest.raises(ValueError, match=r"above the limit of 1 GB; raise most="):
+    with pytest.raises(ValueError, match=r"above the limit of 1 GB; raise the limit"):
         read_idx(path, 3, most=10**9)
 
 
@@ -216,7 +216,7 @@ CRAFTED = {
     "structured": pickle.dumps({b"data": np.zeros(3, "u1,u2")}, protocol=2),
     "a memo index of four billion": b"\x80\x02}r\xff\xff\xff\xff.",
     "state for a function": b"cnumpy\nndarray\n}b.",
-    "attributes for a function": b"cnumpy\ndtype\n(N}S'does'\nNstb.",
+    "attributes for a function": b"cnumpy\ndtype\n(N}S'function'\nNstb.",
     "a codec of one's choice": b"c_codecs\nencode\n(V00\nS'hex'\ntR.",
     "the same bytes again and again": b"(" + b"c_codecs\nencode\np0\n(V" + b"x" * 500 + b"\np1\nS'latin1'\np2\ntR"
     + b"g0\n(g1\ng2\ntR" * 100 + b"t.",
@@ -381,7 +381,7 @@ def test_load_knows_every_name(tmp_path, monkeypatch):
 
 def test_measured_is_of_the_pool_alone(tmp_path, monkeypatch):
     held = svhn_files(tmp_path)
-    monkeypatch.setattr("foretaste.data._normalise.CHUNK", 7000)  # three images at once
+    monkeypatch.setattr("foretaste.data.dataset.MEASURED_AT_ONCE", 7000)  # three images at once
     mean, std = load("svhn", tmp_path, normalise="measured").normalise
     x = held["train"][0] / 255
     np.testing.assert_allclose(mean, x.mean((0, 2, 3)), rtol=1e-12)
@@ -429,9 +429,14 @@ def test_load_names_the_files_it_looked_for(tmp_path, monkeypatch):
         ("some/where", {}, FileNotFoundError, "some/where is not there"),
         ("gone.npz", {}, FileNotFoundError, "gone.npz is not there"),
         ("digits", {"normalise": "standard"}, ValueError, "'standard'; expected one of auto, none, measured"),
-        ("digits", {"size": 32, "channels": 1}, ValueError, "size=32, channels=1: only for folders of images"),
+        (
+            "digits",
+            {"size": 32, "channels": 1},
+            ValueError,
+            r"size \(32\), channels \(1\): only for folders of pictures",
+        ),
         ("file.zip", {}, ValueError, "file.zip is no data set.*Unpack"),
-        ("a.npz", {"size": 3}, ValueError, "size=3: only for folders"),
+        ("a.npz", {"size": 3}, ValueError, r"size \(3\): only for folders"),
         ("a.npz", {"test": 1.5}, ValueError, "test.*1.5"),
         ("a.npz", {"test": 0.01}, ValueError, "6 points leave none for a test share of 0.01"),
     ],

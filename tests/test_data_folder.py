@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 
 from foretaste.data import folder
-from foretaste.data._decode import decode
-from foretaste.data._listing import natural
-from foretaste.data._pixels import open_picture, pixels
-from foretaste.data._stratify import stratified
+from foretaste.data.dataset import stratified
+from foretaste.data.labels import natural_key
+from foretaste.data.pictures import decode_pictures, open_picture, picture_pixels
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (6, 6), mode: str = "RGB", **save) -> np.ndarray:
@@ -75,18 +74,18 @@ def test_grey_pictures_have_one_channel_unless_told_or_mixed(tmp_path):
     picture(tmp_path / "g" / "a" / "colour.png", mode="RGB")
     assert folder(tmp_path / "g").x.shape[1] == 3
     assert folder(tmp_path / "g", channels=1).x.shape[1] == 1
-    with pytest.raises(ValueError, match="channels=4; expected 1"):
+    with pytest.raises(ValueError, match="channels is 4; expected 1"):
         folder(tmp_path / "g", channels=4)
 
 
 def test_sizes_that_differ_are_named_and_size_brings_them_to_one(tmp_path):
     classes_of(tmp_path, {"a": 4, "b": 3})
     picture(tmp_path / "b" / "wide.png", size=(20, 10))
-    with pytest.raises(ValueError, match=r"2 sizes.*6×6 \(7\), 20×10 \(1\); give size="):
+    with pytest.raises(ValueError, match=r"2 sizes.*6×6 \(7\), 20×10 \(1\); give a size in pixels"):
         folder(tmp_path)
     assert tuple(folder(tmp_path, size=8).x.shape) == (8, 3, 8, 8)
     assert tuple(folder(tmp_path, size=(4, 6)).x.shape) == (8, 3, 4, 6)
-    with pytest.raises(ValueError, match="size=0"):
+    with pytest.raises(ValueError, match="size is 0"):
         folder(tmp_path, size=0)
 
 
@@ -99,7 +98,7 @@ def test_pictures_alike_but_not_square_keep_their_shape(tmp_path):
 def test_resizing_is_shorter_side_to_size_then_the_middle(size):
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
-    ours, remark = pixels(image.copy(), (10, 10), 3)
+    ours, remark = picture_pixels(image.copy(), (10, 10), 3)
     w, h = (round(10 * s / min(size)) for s in size)
     small = image.resize((w, h), Image.Resampling.BILINEAR)
     left, top = (w - 10) // 2, (h - 10) // 2
@@ -116,9 +115,9 @@ def test_a_large_jpeg_decoded_small_is_close_to_the_whole_resized(tmp_path):
     smooth = (127 + 120 * np.sin(at[0] + np.array([0, 1, 2])[:, None, None]) * np.cos(at[1])).astype(np.uint8)
     Image.fromarray(smooth.transpose(1, 2, 0).copy()).save(tmp_path / "a.jpg", quality=95)
     with open_picture(tmp_path / "a.jpg") as image:
-        drafted, _ = pixels(image, (16, 16), 3)
+        drafted, _ = picture_pixels(image, (16, 16), 3)
     with open_picture(tmp_path / "a.jpg") as image:
-        whole, _ = pixels(image.convert("RGB"), (16, 16), 3)
+        whole, _ = picture_pixels(image.convert("RGB"), (16, 16), 3)
     assert np.abs(drafted.astype(int) - whole.astype(int)).max() <= 4
 
 
@@ -338,9 +337,9 @@ def test_postscript_in_disguise_is_not_run(tmp_path):
 def test_memory_is_refused_before_it_is_taken(tmp_path):
     classes_of(tmp_path, {"a": 3, "b": 3})
     assert len(folder(tmp_path, most=6 * 3 * 36).x) == 6
-    with pytest.raises(ValueError, match=r"6 pictures of 3×6×6 bytes.*above most="):
+    with pytest.raises(ValueError, match=r"6 pictures of 3×6×6 bytes.*above the limit of"):
         folder(tmp_path, most=6 * 3 * 36 - 1)
-    with pytest.raises(ValueError, match=r"1\.08e\+03 GB, above most=16 GB"):
+    with pytest.raises(ValueError, match=r"1\.08e\+03 GB, above the limit of 16 GB"):
         folder(tmp_path, size=245_000)
 
 
@@ -387,6 +386,36 @@ def test_a_table_with_a_split_and_pictures_in_a_folder_of_their_own(tmp_path):
     assert data.files[0] == "images/0.png"
     assert (data.pool.tolist(), data.test.tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7])
     assert "1 pictures of the folder do not stand in t.csv and were left out" in data.notes
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_absolute_paths_inside_the_folder_are_read(tmp_path, linked):
+    for k in range(6):
+        picture(tmp_path / "d" / "images" / f"{k}.png", seed=k)
+    root = tmp_path / "d"
+    if linked:
+        root = tmp_path / "link"
+        root.symlink_to(tmp_path / "d")
+    lines = [[str(tmp_path / "d" / "images" / f"{k}.png"), "ab"[k % 2]] for k in range(5)]
+    rows(tmp_path / "d" / "l.csv", [["file", "label"], *lines, ["images/5.png", "b"]])
+    assert folder(root).files == tuple(f"images/{k}.png" for k in range(6))
+
+
+def test_an_absolute_path_and_a_relative_one_to_the_same_file_stand_twice(tmp_path):
+    for k in range(4):
+        picture(tmp_path / f"{k}.png", seed=k)
+    lines = [[f"{k}.png", "ab"[k % 2]] for k in range(4)]
+    rows(tmp_path / "l.csv", [["file", "label"], *lines, [str(tmp_path / "0.png"), "a"]])
+    with pytest.raises(ValueError, match=r"1 file \(0.png\) stands more than once"):
+        folder(tmp_path)
+
+
+def test_ratings_in_a_table_of_files_are_no_classes(tmp_path):
+    for k in range(4):
+        picture(tmp_path / f"{k}.png", seed=k)
+    rows(tmp_path / "l.csv", [["file", "label"], *[[f"{k}.png", str(k / 2)] for k in range(4)]])
+    with pytest.raises(ValueError, match=r"l.csv: 2 of 4 labels are numbers that are not whole.*use regression"):
+        folder(tmp_path)
 
 
 BAD_ROWS = {
@@ -464,7 +493,7 @@ def test_a_table_without_files_is_not_taken_for_the_folder_it_lies_in(tmp_path):
 
 def test_natural_order():
     names = ["b", "a10", "a2", "A1", "a", "10", "9", "a2b", "a02"]
-    assert sorted(names, key=natural) == ["9", "10", "a", "A1", "a02", "a2", "a2b", "a10", "b"]
+    assert sorted(names, key=natural_key) == ["9", "10", "a", "A1", "a02", "a2", "a2b", "a10", "b"]
 
 
 def test_stratified_is_a_share_of_each_class_and_leaves_one_to_learn_from():
@@ -483,7 +512,7 @@ def test_stratified_is_a_share_of_each_class_and_leaves_one_to_learn_from():
 def test_the_number_of_threads_changes_nothing(tmp_path):
     truth = classes_of(tmp_path, {"a": 50, "b": 50})
     files = list(truth)
-    one, many = (decode(lambda i: open_picture(tmp_path / files[i]), files, workers=w) for w in (1, 7))
+    one, many = (decode_pictures(lambda i: open_picture(tmp_path / files[i]), files, workers=w) for w in (1, 7))
     assert torch.equal(one.x, many.x)
     for i, file in enumerate(files):
         np.testing.assert_array_equal(one.x[i].numpy().transpose(1, 2, 0), truth[file])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data_files import assert_holds, pictures, spoil
-from foretaste.data import npz
+from foretaste.data import load, npz
 
 
 def test_npz_with_its_own_split(tmp_path):
@@ -63,6 +63,50 @@ def test_npz_of_features_and_named_labels(tmp_path):
     assert (c.classes, c.y.tolist()) == (("a", "b", "c"), [2, 0] * 10)
 
 
+@pytest.mark.parametrize(
+    ("shape", "laid"),
+    [
+        ((40, 28, 28), lambda x: x[:, None]),
+        ((40, 28, 28, 1), lambda x: x.transpose(0, 3, 1, 2)),
+        ((40, 28, 20, 3), lambda x: x.transpose(0, 3, 1, 2)),
+        ((40, 3, 28, 28), lambda x: x),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("top", [1, 255])
+def test_floats_of_three_or_four_axes_are_pictures(tmp_path, shape, laid, dtype, top):
+    """Bytes written as floats come back as the same bytes; other floats in that range are kept, in [0, 1]."""
+    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    np.savez(tmp_path / "bytes.npz", x=x.astype(dtype) / dtype(255 / top), y=np.arange(40) % 4)
+    data = npz(tmp_path / "bytes.npz")
+    assert data.x.dtype == torch.uint8
+    np.testing.assert_array_equal(data.x.numpy(), laid(x))
+    assert f"floats in [0, {top}]: kept as bytes" in data.notes[0]
+    half = (x.astype(dtype) + dtype(0.4)) / dtype(256 / top)
+    np.savez(tmp_path / "floats.npz", x=half, y=np.arange(40) % 4)
+    data = npz(tmp_path / "floats.npz")
+    assert data.x.dtype == torch.float32
+    np.testing.assert_allclose(data.x.numpy(), laid(half) / top, rtol=1e-6)
+    assert f"floats in [0, {top}]: kept as floats in [0, 1]" in data.notes[0]
+    mean, _ = load(tmp_path / "floats.npz").normalise
+    assert len(mean) == data.x.shape[1] in (1, 3)
+
+
+def test_float_pictures_of_train_and_test_share_one_range(tmp_path):
+    x = pictures(9, 1, 6)[:, 0].astype(float)
+    x[6:] = x[6:] > 127  # all of test is 0 or 1, of 255
+    y = np.arange(9) % 3
+    np.savez(tmp_path / "a.npz", x_train=x[:6], y_train=y[:6], x_test=x[6:], y_test=y[6:])
+    assert_holds(npz(tmp_path / "a.npz"), x[:, None], y, 6)
+
+
+def test_whole_floats_are_classes(tmp_path):
+    np.savez(tmp_path / "a.npz", x=PIC, y=LAB + 9.0)
+    data = npz(tmp_path / "a.npz")
+    assert data.classes == ("9", "10")
+    assert data.y.tolist() == LAB.tolist()
+
+
 def floats(bad=None, dtype=np.float64):
     x = np.ones((6, 2), dtype)
     x[3, 1] = bad
@@ -74,7 +118,10 @@ NPZ = [
     ({"images": PIC}, "has images and lacks labels; expected train_images"),
     ({"train_images": PIC, "train_labels": LAB, "test_images": PIC}, "lacks test_labels"),
     ({"x": PIC, "y": LAB[:5]}, "5 labels in y for 6 points"),
-    ({"x": PIC, "y": LAB.astype(float)}, "y is float64"),
+    ({"x": PIC, "y": LAB + 0.5}, "y: 6 of 6 labels are numbers that are not whole, such as 0.5.*use regression"),
+    ({"x": PIC, "y": np.array([0, 1, np.nan] * 2)}, r"2 of 6 labels in y are missing \(NaN\)"),
+    ({"x": PIC - 0.5 - PIC, "y": LAB}, r"float \(6, 5, 5\) with values from -0.5 to -0.5; .*lie in \[0, 1\] or"),
+    ({"x": PIC * 300.0, "y": LAB}, r"values from .* Save them before they are normalised, or reshape features to"),
     ({"x": PIC, "y": np.zeros(6, int)}, "all labels are '0'"),
     ({"x": PIC.astype(np.int64), "y": LAB}, r"x is int64 \(6, 5, 5\); expected pictures as uint8"),
     ({"x": PIC.reshape(6, -1), "y": LAB}, r"x is uint8 \(6, 25\)"),
@@ -125,7 +172,7 @@ def test_npz_bombs_are_refused_before_they_are_inflated(tmp_path, monkeypatch):
     inflated = []
     read = zipfile.ZipExtFile.read
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda self, n=-1: inflated.append(n) or read(self, n))
-    with pytest.raises(ValueError, match=r"big.npz inflates to 31 MB, above the limit of 20 MB; raise most="):
+    with pytest.raises(ValueError, match=r"big.npz inflates to 31 MB, above the limit of 20 MB; raise the limit"):
         npz(path, most=limit)
     assert 0 < sum(inflated) < 1000
     assert min(inflated) >= 0

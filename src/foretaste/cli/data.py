@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from foretaste.cli.app import app, console, say
-from foretaste.errors import format_bytes
+from foretaste.errors import check_known, format_bytes
 
 data_app = typer.Typer(help="Data sets: which are known, which are on disk, and how to get them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -21,9 +21,7 @@ def list_data(folder: DataFolder = None) -> None:
     """List the data sets known by name, their licences, and where they are."""
     from rich.table import Table
 
-    from foretaste.data import home
-    from foretaste.data._catalogue import CATALOGUE
-    from foretaste.data._get import found
+    from foretaste.data import CATALOGUE, find_named, home
 
     root = (folder or home()).expanduser()
     table = Table(box=None, pad_edge=False)
@@ -31,8 +29,9 @@ def list_data(folder: DataFolder = None) -> None:
         table.add_column(column, justify="right" if column == "classes" else "left", overflow="fold")
     table.add_row("digits", "1.2k + 600", "10", "8×8×1", "CC BY 4.0", "in scikit-learn")
     for name, source in CATALOGUE.items():
-        place = found(name, root)
-        where = f"no ({format_bytes(source.size)})" if place is None else [*place.relative_to(root).parts, "."][0]
+        found = find_named(name, root)
+        where = f"no ({format_bytes(source.size)})" if found is None else [*found.place.relative_to(root).parts, "."][0]
+        where += " (not complete)" if found is not None and found.missing else ""
         table.add_row(name, source.images, str(source.classes), source.shape, source.licence, where)
     say(f"Looked in {root}. Images are pool + test; the size of a download is in brackets.")
     console.print(table)
@@ -45,10 +44,10 @@ def get_data(
     force: Annotated[bool, typer.Option("--force", help="Download again what is there already.")] = False,
 ) -> None:
     """Download data sets from their publishers. An interrupted download resumes when started again."""
-    from foretaste.data._get import check_name
+    from foretaste.data import CATALOGUE
 
     for name in names:
-        check_name(name)  # all of them, before the first byte
+        check_known("data set", name, CATALOGUE)  # all of them, before the first byte
     for name in dict.fromkeys(names):
         _download_with_bars(name, folder, force)
 
@@ -65,8 +64,7 @@ def _download_with_bars(name: str, folder: Path | None, force: bool) -> None:
         TransferSpeedColumn,
     )
 
-    from foretaste.data import get
-    from foretaste.data._catalogue import CATALOGUE
+    from foretaste.data import CATALOGUE, get
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     tasks: dict[str, TaskID] = {}

@@ -340,12 +340,12 @@ def _check_class_count(C: int, names: Sequence[str], labelled: "Points") -> None
 
 def class_names(labelled: "Points", outputs: int | None) -> tuple[str, ...]:
     """The classes of the labels: integers are class ids from 0, words stand in natural order."""
-    from foretaste.data._listing import natural
+    from foretaste.data import natural_key
 
     labels = labelled.labels or []
     if _all_digits(labels):
         return tuple(map(str, range(max(outputs or 0, 1 + max(map(int, labels))))))
-    return tuple(sorted(set(labels), key=natural))
+    return tuple(sorted(set(labels), key=natural_key))
 
 
 def _all_digits(labels: Sequence[str]) -> bool:
@@ -356,11 +356,11 @@ def class_ids(points: "Points", classes: Sequence[str]) -> "Tensor":
     """(N,) positions of the labels among the classes. Raises with all unknown labels."""
     import torch
 
-    from foretaste.data._listing import natural
+    from foretaste.data import natural_key
 
     labels = points.labels or []
     at = {name: c for c, name in enumerate(classes)}
-    unknown = sorted({label for label in labels if label not in at}, key=natural)
+    unknown = sorted({label for label in labels if label not in at}, key=natural_key)
     if unknown and _all_digits(labels) and max(map(int, labels)) < len(classes):
         return torch.tensor([int(label) for label in labels])  # ids of classes that have names
     if unknown:

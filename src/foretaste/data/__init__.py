@@ -1,25 +1,37 @@
-"""Images in, index sets out: L, U and test (§2 of the paper)."""
+"""Data in, index sets out: L, U and test (§2 of the paper).
 
-from foretaste.data._alter import fewer as fewer
-from foretaste.data._alter import imbalanced as imbalanced
-from foretaste.data._alter import noisy as noisy
-from foretaste.data._cifar import cifar10 as cifar10
-from foretaste.data._cifar import cifar100 as cifar100
-from foretaste.data._digits import digits as digits
-from foretaste.data._features import features as features
-from foretaste.data._find import home as home
-from foretaste.data._folder import folder as folder
-from foretaste.data._get import get as get
-from foretaste.data._huggingface import hugging_face as hugging_face
-from foretaste.data._idx import fashion_mnist as fashion_mnist
-from foretaste.data._idx import mnist as mnist
-from foretaste.data._images import Images as Images
-from foretaste.data._load import NAMES as NAMES
-from foretaste.data._load import load as load
-from foretaste.data._normalise import measured as measured
-from foretaste.data._npz import npz as npz
-from foretaste.data._smaller import smaller as smaller
-from foretaste.data._split import Split as Split
-from foretaste.data._split import draw as draw
-from foretaste.data._svhn import svhn as svhn
-from foretaste.data._torch import from_torch as from_torch
+``load`` reads a labelled data set by name or path into ``Images``; ``read_points`` reads a user's own points, some of
+them without a label, into ``Points``.
+"""
+
+from foretaste.data.catalogue import CATALOGUE as CATALOGUE
+from foretaste.data.catalogue import home as home
+from foretaste.data.cifar import cifar10 as cifar10
+from foretaste.data.cifar import cifar100 as cifar100
+from foretaste.data.dataset import Images as Images
+from foretaste.data.dataset import Split as Split
+from foretaste.data.dataset import draw as draw
+from foretaste.data.dataset import fewer as fewer
+from foretaste.data.dataset import imbalanced as imbalanced
+from foretaste.data.dataset import measured as measured
+from foretaste.data.dataset import noisy as noisy
+from foretaste.data.dataset import smaller as smaller
+from foretaste.data.fetch import get as get
+from foretaste.data.folders import folder as folder
+from foretaste.data.huggingface import hugging_face as hugging_face
+from foretaste.data.labels import class_labels as class_labels
+from foretaste.data.labels import count_names as count_names
+from foretaste.data.labels import join_faults as join_faults
+from foretaste.data.labels import natural_key as natural_key
+from foretaste.data.load import NAMES as NAMES
+from foretaste.data.load import load as load
+from foretaste.data.named import digits as digits
+from foretaste.data.named import fashion_mnist as fashion_mnist
+from foretaste.data.named import find_named as find_named
+from foretaste.data.named import mnist as mnist
+from foretaste.data.named import svhn as svhn
+from foretaste.data.npz import npz as npz
+from foretaste.data.points import Points as Points
+from foretaste.data.points import read_points as read_points
+from foretaste.data.tables import features as features
+from foretaste.data.torch_datasets import from_torch as from_torch

@@ -1,4 +1,4 @@
-"""Unpack a tar or zip of strangers: inside its folder, within a size, and all of it or nothing."""
+"""Unpack a tar or zip from an unknown source: inside its folder, within a size, and complete or not at all."""
 
 import bz2
 import gzip
@@ -14,23 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import IO, cast
 
-from foretaste.data._find import size_of
+from foretaste.errors import format_bytes
 
-MOST = 16 * 10**9  # bytes that come out
-MEMBERS = 1_000_000
-RATIO = 1000  # deflate's own limit is 1032: only zeros come near
-FREE = 10**8  # bytes below which no ratio is suspicious
-BLOCK = 1 << 20
+LARGEST_ARCHIVE = 16 * 10**9  # bytes after unpacking
+MOST_MEMBERS = 1_000_000
+BOMB_RATIO = 1000  # deflate reaches 1032 at most, and only on zeros
+NEVER_A_BOMB = 10**8  # bytes; below this no ratio is suspicious
+UNPACK_BLOCK = 1 << 20
 
-Member = tuple[str, bool, IO[bytes] | None]  # name, whether a folder, its bytes
+ArchiveMember = tuple[str, bool, IO[bytes] | None]  # name, whether it is a folder, its bytes
 
 
-def unpack(archive: Path, folder: Path, *, most: int = MOST, members: int = MEMBERS) -> Path:
-    """Unpack into ``folder``, which must not be there yet (or be empty); it appears when all of it is there.
+def unpack_archive(archive: Path, folder: Path, *, most: int = LARGEST_ARCHIVE, members: int = MOST_MEMBERS) -> Path:
+    """Unpack a tar or zip from an unknown source into ``folder``, which must be absent or empty.
 
-    An archive that holds one folder of that name is taken to be it. Names that climb out, links, devices, more than
-    ``most`` bytes of what really comes out, more than ``members`` names, or damage: nothing is left, and the error says
-    why.
+    The folder appears only when it is complete. An archive that holds one folder of the same name becomes that folder.
+    Nothing is left, and an error says why, if a name leads out of the folder, or there are links or devices, more than
+    ``most`` bytes or ``members`` names, or damage.
     """
     archive, folder = Path(archive), Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -38,24 +38,24 @@ def unpack(archive: Path, folder: Path, *, most: int = MOST, members: int = MEMB
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write_all(archive, beside, most, members)
+        _write_members(archive, beside, most, members)
         held = list(beside.iterdir())
         whole = held[0] if [p.name for p in held] == [folder.name] and held[0].is_dir() else beside
-        whole.chmod(0o755)  # mkdtemp's own is for its owner alone
+        whole.chmod(0o755)  # mkdtemp makes it private
         os.replace(whole, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
-def _write_all(archive: Path, into: Path, most: int, members: int) -> None:
+def _write_members(archive: Path, into: Path, most: int, members: int) -> None:
     packed, out, seen = archive.stat().st_size, 0, set[str]()
-    allowed = max(FREE, RATIO * packed)
-    with _members(archive) as entries:
+    allowed = max(NEVER_A_BOMB, BOMB_RATIO * packed)
+    with _open_members(archive) as entries:
         for count, (name, is_folder, body) in enumerate(entries, 1):
             if count > members:
                 raise ValueError(f"{archive}: more than {members} members; expected fewer, so nothing was unpacked")
-            path = into / _inside(archive, name)
+            path = into / _relative_path(archive, name)
             if is_folder:
                 path.mkdir(parents=True, exist_ok=True)
                 continue
@@ -65,13 +65,13 @@ def _write_all(archive: Path, into: Path, most: int, members: int) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             assert body is not None
             with body, path.open("xb") as file:
-                while block := body.read(BLOCK):
+                while block := body.read(UNPACK_BLOCK):
                     out += len(block)
                     if out > most:
-                        raise ValueError(f"{archive}: more than {size_of(most)} come out of it; nothing was unpacked")
+                        raise ValueError(f"{archive}: more than {format_bytes(most)} come out; nothing was unpacked")
                     if out > allowed:
                         raise ValueError(
-                            f"{archive}: {size_of(packed)} that unpack to more than {size_of(allowed)}, as a bomb "
+                            f"{archive}: {format_bytes(packed)} unpack to more than {format_bytes(allowed)}, as a bomb "
                             "does; nothing was unpacked"
                         )
                     file.write(block)
@@ -79,9 +79,9 @@ def _write_all(archive: Path, into: Path, most: int, members: int) -> None:
         raise ValueError(f"{archive} holds no files")
 
 
-def _inside(archive: Path, name: str) -> Path:
-    """``name`` as a path that stays below where it is put, on any system."""
-    path = PureWindowsPath(name)  # takes both slashes, drives and shares
+def _relative_path(archive: Path, name: str) -> Path:
+    """A member's name as a path below the folder, on any system."""
+    path = PureWindowsPath(name)  # knows both slashes, drives and shares
     parts = [part for part in path.parts if part != "."]
     if path.anchor or ".." in parts or "\0" in name or any(":" in part for part in parts):
         raise ValueError(f"{archive}: {name!r} leads out of the folder; nothing was unpacked")
@@ -89,24 +89,24 @@ def _inside(archive: Path, name: str) -> Path:
 
 
 @contextmanager
-def _members(archive: Path) -> Iterator[Iterator[Member]]:
-    """The members of a tar or zip; damage anywhere while they are read is told as such."""
+def _open_members(archive: Path) -> Iterator[Iterator[ArchiveMember]]:
+    """The members of a tar or zip. Damage found while they are read raises a ValueError."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as packed:
-                yield _of_zip(archive, packed)
+                yield _zip_members(archive, packed)
         else:
-            # Inflated here, for tarfile checks no checksum; a stream, so that nothing is read ahead to count members.
-            with _inflated(archive) as raw:
+            # We decompress, since tarfile checks no checksum; as a stream, so that nothing is read ahead.
+            with _decompressed(archive) as raw:
                 with tarfile.open(fileobj=raw, mode="r|") as packed_tar:
-                    yield _of_tar(archive, packed_tar)
-                while raw.read(BLOCK):  # to the end, where the checksum stands
+                    yield _tar_members(archive, packed_tar)
+                while raw.read(UNPACK_BLOCK):  # to the end, where the checksum stands
                     pass
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{archive} is damaged or no tar or zip: {error}") from None
     except (OSError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's, not the archive's
+            raise  # the disk's fault, not the archive's
         raise ValueError(f"{archive} is damaged or locked: {error}") from None
     except Exception as error:
         if type(error).__module__ in ("zlib", "_lzma", "lzma"):
@@ -114,7 +114,7 @@ def _members(archive: Path) -> Iterator[Iterator[Member]]:
         raise
 
 
-def _inflated(archive: Path) -> IO[bytes]:
+def _decompressed(archive: Path) -> IO[bytes]:
     with archive.open("rb") as file:
         start = file.read(6)
     if start.startswith(b"\x1f\x8b"):
@@ -126,7 +126,7 @@ def _inflated(archive: Path) -> IO[bytes]:
     return archive.open("rb")
 
 
-def _of_zip(archive: Path, packed: zipfile.ZipFile) -> Iterator[Member]:
+def _zip_members(archive: Path, packed: zipfile.ZipFile) -> Iterator[ArchiveMember]:
     for info in packed.infolist():
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -134,7 +134,7 @@ def _of_zip(archive: Path, packed: zipfile.ZipFile) -> Iterator[Member]:
         yield info.filename, info.is_dir(), None if info.is_dir() else packed.open(info)
 
 
-def _of_tar(archive: Path, packed: tarfile.TarFile) -> Iterator[Member]:
+def _tar_members(archive: Path, packed: tarfile.TarFile) -> Iterator[ArchiveMember]:
     for info in packed:
         if not (info.isfile() or info.isdir()):
             raise ValueError(f"{archive}: {info.name!r} is a link or device; nothing was unpacked")

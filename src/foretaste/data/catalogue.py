@@ -1,0 +1,229 @@
+"""The data sets known by name: their files and publishers, and where they lie on disk."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LARGEST_DATASET = 16 * 10**9  # bytes of one data set in memory; more is refused before it is read
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file to download. An archive is unpacked to the folder ``becomes`` and then deleted."""
+
+    name: str
+    urls: tuple[str, ...]  # tried in this order
+    size: int  # bytes
+    md5: str  # the publisher's; it detects damage, and a page that says "moved"
+    becomes: str | None = None
+    unpacked: int = 0  # bytes, at most
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: what it holds, where its publisher keeps it, and where its files may lie on disk."""
+
+    images: str  # in words: pool and test
+    classes: int
+    shape: str
+    licence: str
+    cite: str
+    files: tuple[RemoteFile, ...]
+    layouts: tuple[str, ...] = ("",)  # where to look, in this order; "" is the folder of data sets itself
+    wanted: Mapping[str, Sequence[str]] = field(default_factory=dict)  # role: the names its file may have
+
+    @property
+    def size(self) -> int:
+        """Bytes to download."""
+        return sum(file.size for file in self.files)
+
+
+def _idx_downloads(bases: tuple[str, ...], sums: dict[str, tuple[int, str]]) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(name, tuple(base + name for base in bases), *size_md5) for name, size_md5 in sums.items())
+
+
+def _idx_layouts(folders: Sequence[str], inside: str) -> tuple[str, ...]:
+    """torchvision's layouts and plain files, in folders of the set's name, then in the folder of data sets itself."""
+    places = [f"{folder}{deep}" for folder in [f"{name}/" for name in folders] + [""] for deep in ("raw", inside, "")]
+    return tuple(dict.fromkeys(place.rstrip("/") for place in places))
+
+
+IDX_WANTED = {
+    f"{part} {kind}": [f"{part}-{kind}{dot}idx{dims}-ubyte{gz}" for gz in ("", ".gz") for dot in ("-", ".")]
+    for part in ("train", "t10k")
+    for kind, dims in (("images", 3), ("labels", 1))
+}
+CIFAR10_BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
+
+MNIST_URLS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+FASHION_URLS = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+)
+TORONTO_URL = "https://www.cs.toronto.edu/~kriz/"
+STANFORD_URL = "http://ufldl.stanford.edu/housenumbers/"
+
+CATALOGUE: dict[str, Source] = {
+    "mnist": Source(
+        images="60k + 10k",
+        classes=10,
+        shape="28×28×1",
+        licence="CC BY-SA 3.0",
+        cite="LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998",
+        files=_idx_downloads(
+            MNIST_URLS,
+            {
+                "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+                "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+                "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+                "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+            },
+        ),
+        layouts=_idx_layouts(("mnist", "MNIST"), "MNIST/raw"),
+        wanted=IDX_WANTED,
+    ),
+    "fashion-mnist": Source(
+        images="60k + 10k",
+        classes=10,
+        shape="28×28×1",
+        licence="MIT",
+        cite="Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking, 2017 (Zalando SE)",
+        files=_idx_downloads(
+            FASHION_URLS,
+            {
+                "train-images-idx3-ubyte.gz": (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+                "train-labels-idx1-ubyte.gz": (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+                "t10k-images-idx3-ubyte.gz": (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+                "t10k-labels-idx1-ubyte.gz": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+            },
+        ),
+        layouts=_idx_layouts(("fashion-mnist", "fashion_mnist", "FashionMNIST"), "FashionMNIST/raw"),
+        wanted=IDX_WANTED,
+    ),
+    "svhn": Source(
+        images="73k + 26k",
+        classes=10,
+        shape="32×32×3",
+        licence="non-commercial",
+        cite="Netzer, Wang, Coates, Bissacco, Wu and Ng, Reading digits in natural images, 2011",
+        files=(
+            RemoteFile(
+                "train_32x32.mat",
+                (f"{STANFORD_URL}train_32x32.mat",),
+                182_040_794,
+                "e26dedcc434d2e4c54c9b2d4a06d8373",
+            ),
+            RemoteFile(
+                "test_32x32.mat", (f"{STANFORD_URL}test_32x32.mat",), 64_275_384, "eb5a983be6a315427106f1b164d9cef3"
+            ),
+        ),
+        layouts=("svhn", "SVHN", ""),
+        wanted={part: [f"{part}_32x32.mat"] for part in ("train", "test")},
+    ),
+    "cifar10": Source(
+        images="50k + 10k",
+        classes=10,
+        shape="32×32×3",
+        licence="cite the paper",
+        cite="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
+        files=(
+            RemoteFile(
+                "cifar-10-python.tar.gz",
+                (f"{TORONTO_URL}cifar-10-python.tar.gz",),
+                170_498_071,
+                "c58f30108f718f92721af3b95e74349a",
+                becomes="cifar-10-batches-py",
+                unpacked=250_000_000,
+            ),
+        ),
+        layouts=("cifar10/cifar-10-batches-py", "cifar10", "cifar-10-batches-py", ""),
+        wanted={name: [name] for name in (*CIFAR10_BATCHES, "test_batch")},
+    ),
+    "cifar100": Source(
+        images="50k + 10k",
+        classes=100,
+        shape="32×32×3",
+        licence="cite the paper",
+        cite="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
+        files=(
+            RemoteFile(
+                "cifar-100-python.tar.gz",
+                (f"{TORONTO_URL}cifar-100-python.tar.gz",),
+                169_001_437,
+                "eb9058c3a382ffc7106e4002c42a8d85",
+                becomes="cifar-100-python",
+                unpacked=250_000_000,
+            ),
+        ),
+        layouts=("cifar100/cifar-100-python", "cifar100", "cifar-100-python", ""),
+        wanted={"train": ["train"], "test": ["test"]},
+    ),
+}
+
+
+def home() -> Path:
+    """The folder of data sets: $FORETASTE_DATA where it is set, else ~/.cache/foretaste.
+
+    Returns:
+        The folder, which may not exist yet.
+
+    Example:
+        >>> from foretaste.data import home
+        >>> home().is_absolute() or "FORETASTE_DATA is a relative path"
+        True
+    """
+    given = os.environ.get("FORETASTE_DATA")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "foretaste"
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a named set in one place; ``missing`` names those that are not there."""
+
+    place: Path
+    files: dict[str, Path]  # by role
+    missing: tuple[str, ...]
+
+
+def search_named(name: str, folder: str | os.PathLike[str] | None = None) -> FoundFiles | None:
+    """Where the files of a named set lie: the first place with all of them, else the fullest; None without any.
+
+    The only place that decides this: ``load`` reads from there, and ``foretaste data list`` shows it.
+    """
+    root = Path(folder if folder is not None else home()).expanduser()
+    source, best = CATALOGUE[name], None
+    for layout in source.layouts:
+        place = root / layout
+        files = {role: path for role, names in source.wanted.items() if (path := _first_file(place, names))}
+        missing = tuple(names[0] for role, names in source.wanted.items() if role not in files)
+        if files and (best is None or len(missing) < len(best.missing)):
+            best = FoundFiles(place, files, missing)
+    return best
+
+
+def named_files(name: str, folder: str | os.PathLike[str] | None = None) -> dict[str, Path]:
+    """All files of a named set by role, or an error that says which are missing and how to fetch them."""
+    root = Path(folder if folder is not None else home()).expanduser()
+    found, source = search_named(name, root), CATALOGUE[name]
+    get = f"`foretaste data get {name}` fetches them"
+    if found is not None and not found.missing:
+        return found.files
+    if found is not None:
+        there = ", ".join(path.name for path in found.files.values())
+        raise FileNotFoundError(
+            f"{name} is not whole in {found.place}: missing {', '.join(found.missing)}; there are {there}; {get}"
+        )
+    files = ", ".join(names[0] for names in source.wanted.values())
+    if not root.is_dir():
+        raise FileNotFoundError(f"{name} is not there: {root} is not a folder; looked for {files}; {get}")
+    looked = ", ".join(str(root / layout) for layout in source.layouts)
+    raise FileNotFoundError(f"{name} is not in {root}: looked for {files} in {looked}; {get}")
+
+
+def _first_file(place: Path, names: Sequence[str]) -> Path | None:
+    return next((place / name for name in names if (place / name).is_file()), None)

@@ -1,0 +1,98 @@
+"""Labels as class names: their order, which numbers are classes, and how messages list names."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+NAMES_SHOWN = 10  # in one message
+DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")  # 1.0, .5, 2e3; not 7 or 007
+
+
+def natural_key(name: str) -> tuple[object, ...]:
+    """A sort key that puts 2 before 10. Case decides only between names that are equal otherwise.
+
+    >>> sorted(["a10", "a2", "A1"], key=natural_key)
+    ['A1', 'a2', 'a10']
+    """
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return (*((0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p), (-1, 0, ""), name)
+
+
+def count_names(names: Iterable[str], one: str, many: str, most: int = NAMES_SHOWN) -> str:
+    """How many names there are, and the first of them in place of ``{}``.
+
+    >>> count_names(["b", "a"], "link {} leads", "links {} lead")
+    '2 links (a, b) lead'
+    """
+    ordered = sorted(names, key=natural_key)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    text, shown = one if len(ordered) == 1 else many, f"({', '.join(ordered[:most])}{more})"
+    return f"{len(ordered)} {text.replace('{}', shown)}"
+
+
+def join_faults(faults: Sequence[str]) -> str:
+    """The first faults of a file, and how many more there are."""
+    more = f"; and {len(faults) - NAMES_SHOWN} more" if len(faults) > NAMES_SHOWN else ""
+    return "; ".join(faults[:NAMES_SHOWN]) + more
+
+
+def class_labels(labels: Sequence[str | None], where: object) -> list[str | None]:
+    """Labels as class names; None (no label) stays None.
+
+    Whole numbers written as decimals are classes: 1.0 is class 1. If all labels are numbers and some are not whole,
+    they are measurements and not classes.
+
+    Args:
+        labels: labels as written in a file.
+        where: the file, named in the error.
+
+    Returns:
+        As many labels, with 1.0 written as 1.
+
+    Raises:
+        ValueError: the labels are numbers that are not whole. The error names regression.
+
+    Example:
+        >>> from foretaste.data import class_labels
+        >>> class_labels(["1.0", "2", None, "cat"], "t.csv")
+        ['1', '2', None, 'cat']
+        >>> class_labels(["0.5", "2"], "t.csv")
+        Traceback (most recent call last):
+        ...
+        ValueError: t.csv: 1 of 2 labels are numbers that are not whole, such as 0.5; classes are names or whole \
+numbers. To predict numbers use regression (--regression on the command line)
+    """
+    known = [label for label in labels if label is not None]
+    broken = [label for label in known if DECIMAL.fullmatch(label) and not float(label).is_integer()]
+    if broken and all(map(_is_number_word, known)):
+        raise ValueError(
+            f"{where}: {len(broken)} of {len(known)} labels are numbers that are not whole, such as {broken[0]}; "
+            "classes are names or whole numbers. To predict numbers use regression (--regression on the command line)"
+        )
+    return [str(int(float(label))) if label and _is_whole_decimal(label) else label for label in labels]
+
+
+def _is_number_word(label: str) -> bool:
+    return bool(DECIMAL.fullmatch(label)) or label.lstrip("+-").isdecimal() or label.lower() in ("nan", "inf", "-inf")
+
+
+def _is_whole_decimal(label: str) -> bool:
+    return bool(DECIMAL.fullmatch(label)) and float(label).is_integer()
+
+
+def array_labels(y: np.ndarray) -> list[str | None]:
+    """Labels of an array as words: NaN and empty strings are missing labels."""
+    words = [one.decode() if isinstance(one, bytes) else str(one) for one in y.tolist()]
+    if y.dtype.kind == "f":
+        return [None if missing else word for word, missing in zip(words, np.isnan(y).tolist())]
+    return [word or None for word in words]
+
+
+def index_labels(labels: Sequence[str], where: object, what: str = "labels") -> tuple[np.ndarray, tuple[str, ...]]:
+    """(N,) int64 class ids, and the classes in natural order; one class alone is an error."""
+    classes = tuple(sorted(set(labels), key=natural_key))
+    if len(classes) < 2:
+        raise ValueError(f"{where}: all {what} are {classes[0]!r}; expected two classes or more")
+    at = {name: c for c, name in enumerate(classes)}
+    return np.array([at[label] for label in labels], dtype=np.int64), classes

@@ -1,0 +1,107 @@
+"""Load a data set by its name, or by the path of your own."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from foretaste.data.catalogue import LARGEST_DATASET, home
+from foretaste.data.cifar import cifar10, cifar100
+from foretaste.data.dataset import Images, check_normalise_choice, with_normalisation
+from foretaste.data.folders import folder as picture_folder
+from foretaste.data.huggingface import hugging_face, is_saved_dataset
+from foretaste.data.named import digits, fashion_mnist, mnist, svhn
+from foretaste.data.npz import npz
+from foretaste.data.pictures import PictureSize
+from foretaste.data.tables import features, file_columns, is_csv
+from foretaste.errors import did_you_mean
+
+NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
+    "digits": lambda folder, most: digits(),
+    "mnist": lambda folder, most: mnist(folder, most=most),
+    "fashion-mnist": lambda folder, most: fashion_mnist(folder, most=most),
+    "svhn": lambda folder, most: svhn(folder, most=most),
+    "cifar10": lambda folder, most: cifar10(folder, most=most),
+    "cifar100": lambda folder, most: cifar100(folder, most=most),
+    "cifar100-coarse": lambda folder, most: cifar100(folder, "coarse", most=most),
+}
+NAMES = tuple(NAMED_READERS)
+
+
+def load(
+    name: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    normalise: str = "auto",
+    test: float = 0.2,
+    size: PictureSize = None,
+    channels: int | None = None,
+    skip_broken: bool = False,
+    most: int = LARGEST_DATASET,
+) -> Images:
+    """Load a data set by name, or from a file or folder of your own.
+
+    Args:
+        name: one of ``NAMES``, or a path: an .npz, a folder of class folders or with a CSV, a CSV of features, or a
+            Hugging Face dataset saved to disk.
+        folder: the folder of data sets; None is $FORETASTE_DATA, else ~/.cache/foretaste.
+        normalise: "auto" takes the published mean and deviation of a named set, and measures others on the pool;
+            "measured" measures always; "none" does not normalise.
+        test: share of each class to measure on, if the data has no split of its own.
+        size: pixels a side, or (height, width), for files of pictures.
+        channels: 1 or 3, for files of pictures.
+        skip_broken: leave out pictures that cannot be read; ``notes`` names them.
+        most: bytes in memory; more is refused before it is read.
+
+    Returns:
+        The data set.
+
+    Raises:
+        FileNotFoundError: files of the set are missing; the error says where it looked.
+        ValueError: an unknown name (the error names the nearest), or data that cannot be read.
+
+    Example:
+        >>> from foretaste.data import load
+        >>> data = load("digits")
+        >>> len(data.pool), len(data.test)
+        (1197, 600)
+    """
+    check_normalise_choice(normalise)
+    where = home() if folder is None else Path(folder).expanduser()
+    of_pictures = {"size": size, "channels": channels, "skip_broken": skip_broken or None}
+    if isinstance(name, str) and name in NAMED_READERS:
+        _check_only_pictures(of_pictures, f"{name} has its own")
+        return with_normalisation(NAMED_READERS[name](where, most), normalise, known=True)
+    path = _locate_path(name, where)
+    if path.suffix.lower() == ".npz":
+        _check_only_pictures(of_pictures, "an .npz is read as it is")
+        return with_normalisation(npz(path, test=test, most=most), normalise, known=False)
+    if is_csv(path) and path.is_file() and file_columns(path) is None:
+        _check_only_pictures(of_pictures, "this CSV names no files")
+        return with_normalisation(features(path, test=test), normalise, known=False)
+    if is_saved_dataset(path):
+        data = hugging_face(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
+    elif path.is_dir() or is_csv(path):
+        data = picture_folder(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
+    else:
+        raise ValueError(
+            f"{path} is no data set that can be read; expected an .npz, a CSV, a folder of class folders or with a "
+            "CSV, or a Hugging Face dataset saved to disk. Unpack archives first"
+        )
+    return with_normalisation(data, normalise, known=data.normalise is not None)
+
+
+def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:
+    """The path as given, else below the folder of data sets."""
+    path = Path(name).expanduser()
+    for candidate in (path, where / path):
+        if candidate.exists():
+            return candidate
+    if not isinstance(name, str) or len(path.parts) > 1 or path.suffix:
+        raise FileNotFoundError(f"{path} is not there, nor {where / path}")
+    guess = did_you_mean(name.lower().replace("_", "-"), NAMES)
+    raise ValueError(f"unknown data set {name!r}{guess}. Or a path: an .npz, a folder of class folders")
+
+
+def _check_only_pictures(given: Mapping[str, object], why: str) -> None:
+    if wrong := [f"{key} ({value!r})" for key, value in given.items() if value is not None]:
+        raise ValueError(f"{', '.join(wrong)}: only for folders of pictures and Hugging Face datasets; {why}")

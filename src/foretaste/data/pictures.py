@@ -1,0 +1,266 @@
+"""Pictures as bytes of one shape: each turned upright, cut from the middle, grey or colour; many read by threads."""
+
+import io
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.labels import NAMES_SHOWN
+
+PictureSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
+
+DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+GREY_MODES = ("1", "L", "LA", "La", *DEEP_MODES)
+ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+# No others: Pillow's reader of EPS starts Ghostscript.
+PICTURE_FORMATS = ("JPEG", "MPO", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
+PICTURE_ENDINGS = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"}
+PICTURE_ENDINGS |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"}
+TURNED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations in which width and height change places
+EXIF_ORIENTATION = 0x0112
+PICTURES_A_TASK = 32  # one future for each picture would outweigh the work
+
+HOW_TO_RESIZE = "give a size in pixels, such as size=64 (--size 64 on the command line), to bring them to one"
+HOW_TO_SKIP = "leave them out with skip_broken=True (--skip-broken on the command line)"
+
+PictureProgress = Callable[[int, int], None]  # done, of how many
+OpenPicture = Callable[[int], Image.Image]
+
+
+@cache
+def _supported_formats() -> list[str]:
+    Image.init()
+    return [name for name in PICTURE_FORMATS if name in Image.OPEN]
+
+
+def open_picture(source: str | PathLike[str] | bytes) -> Image.Image:
+    """Open a picture from a file or from bytes, without reading its pixels; the first frame if there are several."""
+    image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_supported_formats())
+    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or np.inf):
+        image.close()
+        raise Image.DecompressionBombError
+    return image
+
+
+def height_and_width(size: PictureSize) -> tuple[int, int] | None:
+    """``size`` as (height, width); None stays None."""
+    if size is None:
+        return None
+    h, w = size if isinstance(size, tuple) else (size, size)
+    if h < 1 or w < 1:
+        raise ValueError(f"size is {size}; expected pixels a side, or (height, width), from 1")
+    return int(h), int(w)
+
+
+def oriented_size(image: Image.Image) -> tuple[int, int]:
+    """(height, width) after the picture is turned upright."""
+    w, h = image.size
+    if image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys():
+        return h, w  # getexif would read all pixels first, to look for EXIF behind them
+    return (w, h) if image.getexif().get(EXIF_ORIENTATION) in TURNED_ORIENTATIONS else (h, w)
+
+
+def picture_pixels(
+    image: Image.Image, shape: tuple[int, int], channels: int, *, resize: bool = True
+) -> tuple[np.ndarray, str | None]:
+    """(channels, height, width) bytes, and a remark if the conversion lost something.
+
+    With ``resize`` the picture is scaled until it just covers ``shape``, and the middle is cut out. Without it, another
+    size is an error.
+    """
+    h, w = shape
+    if resize:
+        image.draft(None, (2 * max(h, w), 2 * max(h, w)))  # a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size
+    image = ImageOps.exif_transpose(image)
+    image, remark = _eight_bits(image, "L" if channels == 1 else "RGB")
+    if image.size != (w, h):
+        if not resize:
+            raise ValueError(f"{image.width}×{image.height} pixels where the others have {w}×{h}; {HOW_TO_RESIZE}")
+        image = image.resize((w, h), Image.Resampling.BILINEAR, box=_middle_box(image.size, w, h))
+    array = np.asarray(image)
+    return (array[None] if channels == 1 else array.transpose(2, 0, 1)), remark
+
+
+def _middle_box(size: tuple[int, int], w: int, h: int) -> tuple[float, float, float, float]:
+    """The largest box in the middle of ``size`` with the proportions of (w, h)."""
+    scale = min(size[0] / w, size[1] / h)
+    left, top = (size[0] - w * scale) / 2, (size[1] - h * scale) / 2
+    return left, top, min(left + w * scale, size[0]), min(top + h * scale, size[1])  # rounding may step outside
+
+
+def _eight_bits(image: Image.Image, mode: str) -> tuple[Image.Image, str | None]:
+    """Eight bits a channel and no transparency, and a remark on what was lost."""
+    if image.mode in DEEP_MODES:
+        deep = np.asarray(image).astype(np.int64)
+        if deep.min() < 0 or deep.max() > 65535:
+            raise ValueError("more than 16 bits a pixel")
+        return Image.fromarray(((deep + 128) // 257).astype(np.uint8)).convert(mode), "have 16 bits a pixel: cut to 8"
+    if image.mode == "F":
+        raise ValueError("floating-point pixels, of unknown range")
+    if image.mode in ALPHA_MODES or "transparency" in image.info:
+        over = image.convert("RGBA")
+        white = Image.new("RGBA", over.size, "white")
+        return Image.alpha_composite(white, over).convert(mode), "have an alpha channel: laid over white"
+    return image.convert(mode), None
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedPictures:
+    """``x[k]`` is picture ``kept[k]`` of those requested."""
+
+    x: Tensor  # (len(kept), channels, H, W) uint8
+    kept: np.ndarray
+    notes: tuple[str, ...] = ()
+
+
+def decode_pictures(
+    opened: OpenPicture,
+    names: Sequence[str],
+    *,
+    size: PictureSize = None,
+    channels: int | None = None,
+    most: int = LARGEST_DATASET,
+    skip_broken: bool = False,
+    progress: PictureProgress | None = None,
+    workers: int | None = None,
+) -> DecodedPictures:
+    """Every picture ``opened(i)`` as bytes, channels first; errors call it ``names[i]``.
+
+    An error counts and names the pictures that cannot be read; with ``skip_broken`` they are left out and a note says
+    so. The memory is checked before a pixel is read.
+    """
+    if channels not in (None, 1, 3):
+        raise ValueError(
+            f"channels is {channels}; expected 1 (grey), 3 (colour), or none to take what the pictures have"
+        )
+    ids, broken = list(range(len(names))), dict[int, str]()
+    shape = height_and_width(size)
+    if shape is None or channels is None:
+        seen: dict[int, tuple[int, int, bool]] = {}
+
+        def look(i: int) -> None:
+            with opened(i) as image:
+                seen[i] = (*oriented_size(image), image.mode in GREY_MODES)
+
+        def whole(i: int) -> None:
+            with opened(i) as image:
+                image.load()
+
+        broken |= _run_on_each(look, ids, workers)[0]
+        ids = [i for i in ids if i not in broken]
+        if broken and not skip_broken:
+            broken |= _run_on_each(whole, ids, workers)[0]  # the error also names those that break later
+        _raise_broken(broken, names, skip_broken)
+        shape = shape or _common_size(seen, names)
+        channels = channels or (1 if all(grey for *_, grey in seen.values()) else 3)
+    check_picture_memory(len(ids), (channels, *shape), most)
+
+    x = np.empty((len(names), channels, *shape), dtype=np.uint8)
+
+    def read(i: int) -> str | None:
+        with opened(i) as image:
+            x[i], remark = picture_pixels(image, shape, channels, resize=size is not None)
+        return remark
+
+    later, remarks = _run_on_each(read, ids, workers, progress)
+    broken |= later
+    _raise_broken(broken, names, skip_broken)
+    kept = [i for i in ids if i not in broken]
+    for new, old in enumerate(kept):  # in place: a second copy may not fit
+        if new != old:
+            x[new] = x[old]
+    notes = [f"{n} of {len(names)} pictures {remark}" for remark, n in sorted(remarks.items())]
+    if broken:
+        notes.append(f"{describe_broken(broken, names, 'pictures', 100)}: left out")
+    return DecodedPictures(torch.from_numpy(x[: len(kept)]), np.array(kept, dtype=np.int64), tuple(notes))
+
+
+def check_picture_memory(n: int, shape: tuple[int, ...], most: int) -> None:
+    """Raise if ``n`` pictures do not fit in ``most`` bytes."""
+    need = n * int(np.prod(shape, dtype=np.int64))
+    if need > most:
+        raise ValueError(
+            f"{n} pictures of {'×'.join(map(str, shape))} bytes are {need / 1e9:.3g} GB, "
+            f"above the limit of {most / 1e9:.3g} GB; choose a smaller size, or raise the limit (most=)"
+        )
+
+
+def _common_size(seen: dict[int, tuple[int, int, bool]], names: Sequence[str]) -> tuple[int, int]:
+    """The size that all pictures share, or an error that lists the sizes."""
+    count = Counter((h, w) for h, w, _ in seen.values())
+    if not count:
+        raise ValueError(f"none of {len(names)} pictures could be read")
+    if len(count) == 1:
+        return next(iter(count))
+    met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in count.most_common(5))
+    more = f" and {len(count) - 5} more" if len(count) > 5 else ""
+    raise ValueError(f"pictures of {len(count)} sizes, width × height: {met}{more}; {HOW_TO_RESIZE}")
+
+
+def _run_on_each(
+    task: Callable[[int], str | None], ids: list[int], workers: int | None, progress: PictureProgress | None = None
+) -> tuple[dict[int, str], Counter[str]]:
+    """Run ``task`` on every id in threads: the reason of each failure, and how often each remark came."""
+    broken: dict[int, str] = {}
+    remarks: Counter[str] = Counter()
+
+    def chunk(start: int) -> tuple[dict[int, str], list[str], int]:
+        failed, made = dict[int, str](), list[str]()
+        for i in ids[start : start + PICTURES_A_TASK]:
+            try:
+                if remark := task(i):
+                    made.append(remark)
+            except MemoryError:
+                raise
+            except Exception as error:  # a decoder may raise anything on rubbish
+                failed[i] = short_reason(error)
+        return failed, made, min(start + PICTURES_A_TASK, len(ids))
+
+    # Pillow only warns of a bomb, and warns of odd EXIF without need.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        pool = ThreadPoolExecutor(workers or min(16, os.cpu_count() or 1))
+        try:
+            for failed, made, done in pool.map(chunk, range(0, len(ids), PICTURES_A_TASK)):
+                broken |= failed
+                remarks.update(made)
+                if progress is not None:
+                    progress(done, len(ids))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return broken, remarks
+
+
+def short_reason(error: Exception) -> str:
+    """The reason of a failure in a few words."""
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+        return f"more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, Pillow's limit"
+    if isinstance(error, UnidentifiedImageError):
+        return "not a picture"
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def describe_broken(broken: dict[int, str], names: Sequence[str], what: str, most: int = NAMES_SHOWN) -> str:
+    """How many ``what`` cannot be read, and the first of them with reasons."""
+    shown = ", ".join(f"{names[i]} ({broken[i]})" for i in sorted(broken)[:most])
+    more = f" and {len(broken) - most} more" if len(broken) > most else ""
+    return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}{more}"
+
+
+def _raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool) -> None:
+    if broken and not skip_broken:
+        raise ValueError(f"{describe_broken(broken, names, 'pictures')}; mend or remove them, or {HOW_TO_SKIP}")
+    if len(broken) == len(names):
+        raise ValueError(f"{describe_broken(broken, names, 'pictures')}; nothing is left")

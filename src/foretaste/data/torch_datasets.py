@@ -1,0 +1,296 @@
+"""Any map-style torch dataset of (picture or numbers, class), read once into one tensor."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.dataset import Images
+from foretaste.data.folders import images_of_pictures
+from foretaste.data.pictures import (
+    GREY_MODES,
+    HOW_TO_RESIZE,
+    HOW_TO_SKIP,
+    DecodedPictures,
+    PictureProgress,
+    PictureSize,
+    check_picture_memory,
+    describe_broken,
+    height_and_width,
+    oriented_size,
+    picture_pixels,
+    short_reason,
+)
+
+TEST_SHARE = 0.2
+PROBED_ITEMS = 16  # each read three times: a flip at p = 1/2 goes unnoticed with a chance of 4⁻¹⁶
+
+
+def from_torch(
+    dataset: Any,
+    test: Any = TEST_SHARE,
+    *,
+    classes: Sequence[str] | None = None,
+    name: str | None = None,
+    size: PictureSize = None,
+    channels: int | None = None,
+    skip_broken: bool = False,
+    most: int = LARGEST_DATASET,
+    progress: PictureProgress | None = None,
+) -> Images:
+    """Read a torch dataset of (picture or numbers, class) into memory.
+
+    Bytes, and floats that are bytes / 255 (``ToTensor``), become bytes. Other floats stay float32. A dataset that
+    augments at random is refused: training augments by itself, and the pool must not change.
+
+    Args:
+        dataset: map-style, with items (PIL image, tensor or array; integer). It is the pool.
+        test: another dataset to measure on, or the share of each class to measure on; None is 0.2.
+        classes: class names; None takes the dataset's own ``classes``, else numbers.
+        name: of the data set; None is the dataset's type.
+        size: pixels a side, or (height, width), as in ``folder``.
+        channels: 1 or 3, as in ``folder``.
+        skip_broken: leave out items that raise; ``notes`` names them.
+        most: bytes in memory; more is refused.
+        progress: called as ``progress(done, of how many)``.
+
+    Returns:
+        The data set; items of ``test`` follow those of ``dataset``.
+
+    Raises:
+        TypeError: ``dataset`` is not map-style.
+        ValueError: items differ in kind or size, cannot be read, or change from one reading to the next.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.data import from_torch
+        >>> points = torch.utils.data.TensorDataset(torch.rand(20, 5), torch.arange(20) % 2)
+        >>> from_torch(points, name="points").x.shape
+        torch.Size([20, 5])
+    """
+    test = TEST_SHARE if test is None else test
+    share = test if isinstance(test, float | int) else 0.0
+    if test is dataset:
+        raise ValueError(
+            "test is the dataset itself, so nothing would be learned from what is not measured; give another"
+        )
+    parts = [dataset] if isinstance(test, float | int) else [dataset, test]
+    name = name or type(dataset).__name__
+    probed = [item for part, what in zip(parts, ("the dataset", "test")) for item in _probe_items(part, what)]
+    rows = [(part, i) for part in parts for i in range(len(part))]
+    names = [f"item {i}" if part is dataset else f"test item {i}" for part, i in rows]
+    if all(_as_picture(item) is not None for item in probed):
+        into: _BytePictures | _FloatArrays = _BytePictures(len(rows), size, channels, most)
+    elif size is not None or channels is not None:
+        raise ValueError(
+            f"size is {size} and channels {channels}, but {name} gives floats that are no bytes / 255; leave both out"
+        )
+    else:
+        into = _FloatArrays(len(rows), most)
+    y, broken = np.full(len(rows), -1, dtype=np.int64), dict[int, str]()
+    for k, (part, i) in enumerate(rows):
+        try:
+            item, label = _item_and_label(part[i])
+            into.put(k, item)
+        except (MemoryError, RefusedDatasetError):
+            raise
+        except Exception as error:  # a user's dataset may raise anything on a damaged file
+            broken[k] = short_reason(error)
+        else:
+            y[k] = _check_class_id(label, names[k])
+        if progress is not None and (k % 100 == 99 or k + 1 == len(rows)):
+            progress(k + 1, len(rows))
+    if broken and (not skip_broken or len(broken) == len(rows)):
+        raise ValueError(f"{describe_broken(broken, names, 'items')}; mend them, or {HOW_TO_SKIP}")
+    kept = np.array([k for k in range(len(rows)) if k not in broken], dtype=np.int64)
+    x = into.done() if not broken else into.done()[kept]
+    words = _dataset_classes(dataset, classes, int(y.max()))
+    sides = [None if len(parts) == 1 else ("pool" if rows[k][0] is dataset else "test") for k in kept]
+    notes = (f"{describe_broken(broken, names, 'items')}: left out",) if broken else ()
+    data = images_of_pictures(
+        name, DecodedPictures(torch.from_numpy(x), kept, notes), [words[c] for c in y[kept]], sides, share, words
+    )
+    if x.dtype == np.uint8 or x.ndim < 3:
+        return data
+    return replace(data, notes=(*data.notes, "pixels are floats as the dataset gives them, not bytes"))
+
+
+class RefusedDatasetError(ValueError):
+    """The dataset as a whole is wrong, not one damaged item."""
+
+
+def _as_picture(item: Any) -> Image.Image | None:
+    """The item as a Pillow image, if it is a picture of bytes, or of floats that were bytes."""
+    if isinstance(item, Image.Image):
+        return item
+    if isinstance(item, torch.Tensor):
+        array = item.detach().cpu().numpy()  # channels first, as in torch
+    elif isinstance(item, np.ndarray):
+        array = item.transpose(2, 0, 1) if item.ndim == 3 and item.shape[2] in (1, 3) else item
+    else:
+        return None
+    array = array[0] if array.ndim == 3 and array.shape[0] == 1 else array
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[0] != 3):
+        return None
+    if array.dtype.kind == "f":
+        whole = np.rint(array * 255)
+        if not (np.abs(array * 255 - whole) < 1e-3).all() or whole.min() < 0 or whole.max() > 255:
+            return None
+        array = whole.astype(np.uint8)
+    if array.dtype != np.uint8:
+        return None
+    return Image.fromarray(np.ascontiguousarray(array if array.ndim == 2 else array.transpose(1, 2, 0)))
+
+
+def _probe_items(dataset: Any, what: str) -> list[Any]:
+    """A few items, after a check that each reading gives the same."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TypeError(f"{what} is a {type(dataset).__name__}; expected a map-style dataset, with len() and [i]")
+    n = len(dataset)
+    if n == 0:
+        raise ValueError(f"{what} has no items")
+    before = _generator_states()
+    items = []
+    try:
+        for i in np.unique(np.linspace(0, n - 1, PROBED_ITEMS).astype(int)).tolist():
+            try:
+                reads = [_item_and_label(dataset[i]) for _ in range(3)]
+            except RefusedDatasetError:
+                raise
+            except Exception:  # damaged: counted when all are read
+                continue
+            first = [_as_array(part) for part in reads[0]]
+            same = all(np.array_equal(a, _as_array(b)) for again in reads[1:] for a, b in zip(first, again))
+            if not same or not _same_states(before, _generator_states()):
+                raise ValueError(
+                    f"{what} {'draws random numbers' if same else 'gives another picture'} each time item {i} is read; "
+                    "give the dataset without its augmentation: training augments by itself, the pool must not be "
+                    "augmented"
+                )
+            items.append(reads[0][0])
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002  transforms draw from the global one
+        torch.set_rng_state(before[2])
+    return items
+
+
+def _generator_states() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def _same_states(a: tuple[Any, Any, torch.Tensor], b: tuple[Any, Any, torch.Tensor]) -> bool:
+    numpys = all(np.array_equal(x, y) for x, y in zip(a[1], b[1]))
+    return a[0] == b[0] and numpys and torch.equal(a[2], b[2])
+
+
+def _as_array(part: Any) -> np.ndarray:
+    return np.asarray(part.detach().cpu() if isinstance(part, torch.Tensor) else part)
+
+
+def _item_and_label(item: Any) -> tuple[Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        have = f"with the keys {', '.join(map(str, item))}" if isinstance(item, dict) else _describe_item(item)
+        raise RefusedDatasetError(
+            f"an item of the dataset is a {type(item).__name__} {have}; expected (picture, class)"
+        )
+    return item[0], item[1]
+
+
+def _describe_item(item: Any) -> str:
+    shape = f" of shape {tuple(item.shape)}" if hasattr(item, "shape") else ""
+    return f"{type(item).__name__}{shape} {getattr(item, 'dtype', '')}".strip()
+
+
+def _check_class_id(label: Any, name: str) -> int:
+    value = _as_array(label)
+    if value.size != 1 or value.dtype.kind not in "iu" or int(value.reshape(())) < 0:
+        raise RefusedDatasetError(f"the label of {name} is {label!r}; expected one integer from 0, its class")
+    return int(value.reshape(()))
+
+
+class _BytePictures:
+    """Collects pictures of one size: as given, else that of the first. Grey until one in colour comes."""
+
+    def __init__(self, n: int, size: PictureSize, channels: int | None, most: int) -> None:
+        if channels not in (None, 1, 3):
+            raise ValueError(f"channels is {channels}; expected 1 (grey), 3 (colour), or none")
+        self.n, self.most, self.channels, self.shape = n, most, channels, height_and_width(size)
+        self.resize, self.sizes = size is not None, Counter[tuple[int, int]]()
+        self.x: np.ndarray | None = None
+
+    def put(self, k: int, item: Any) -> None:
+        image = _as_picture(item)
+        if image is None:
+            raise ValueError(f"not a picture of bytes as the others: {_describe_item(item)}")
+        h, w = oriented_size(image)
+        self.sizes[h, w] += 1
+        self.shape = self.shape or (h, w)
+        if not self.resize and (h, w) != self.shape:
+            return  # the error at the end lists all sizes
+        c = self.channels or (1 if image.mode in GREY_MODES else 3)
+        if self.x is None:
+            _check_room(self.n, (c, *self.shape), self.most)
+            self.x = np.zeros((self.n, c, *self.shape), dtype=np.uint8)
+        elif c > self.x.shape[1]:
+            _check_room(self.n, (c, *self.shape), self.most)
+            self.x = self.x.repeat(3, axis=1)
+        self.x[k], _ = picture_pixels(image, self.shape, self.x.shape[1], resize=self.resize)
+
+    def done(self) -> np.ndarray:
+        if not self.resize and len(self.sizes) > 1:
+            met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in self.sizes.most_common(5))
+            raise ValueError(f"pictures of {len(self.sizes)} sizes, width × height: {met}; {HOW_TO_RESIZE}")
+        assert self.x is not None
+        return self.x
+
+
+class _FloatArrays:
+    """Collects numbers of one shape, unchanged."""
+
+    def __init__(self, n: int, most: int) -> None:
+        self.n, self.most = n, most
+        self.x: np.ndarray | None = None
+
+    def put(self, k: int, item: Any) -> None:
+        if getattr(item, "dtype", None) in (torch.uint8, np.uint8) and item.ndim > 1:
+            raise RefusedDatasetError(f"an item is a {_describe_item(item)}; expected pictures of 1 or 3 channels")
+        values = np.asarray(item.detach().cpu() if isinstance(item, torch.Tensor) else item, dtype=np.float32)
+        if self.x is None:
+            _check_room(self.n, (4, *values.shape), self.most)
+            self.x = np.zeros((self.n, *values.shape), dtype=np.float32)
+        if values.shape != self.x.shape[1:]:
+            raise ValueError(f"shape {values.shape} where the others have {self.x.shape[1:]}")
+        if not np.isfinite(values).all():
+            raise ValueError("not all of its numbers are finite")
+        self.x[k] = values
+
+    def done(self) -> np.ndarray:
+        assert self.x is not None
+        return self.x
+
+
+def _check_room(n: int, shape: tuple[int, ...], most: int) -> None:
+    try:
+        check_picture_memory(n, shape, most)
+    except ValueError as error:
+        raise RefusedDatasetError(str(error)) from None
+
+
+def _dataset_classes(dataset: Any, given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
+    """Class names as given; else the dataset's own, also through a Subset; else numbers."""
+    inner = dataset
+    while given is None and inner is not None:
+        given, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
+    words = tuple(map(str, given)) if given is not None else tuple(map(str, range(largest + 1)))
+    if largest >= len(words):
+        raise ValueError(f"a label is {largest} and there are {len(words)} classes ({', '.join(words[:5])}, ...)")
+    if len(set(words)) < len(words):
+        raise ValueError(f"two classes have the same name: {', '.join(words[:20])}")
+    return words

@@ -1,0 +1,288 @@
+"""Points of a user's own files: what has a label trains, what has none is the pool."""
+
+import csv
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from foretaste.data import Points, read_points
+
+
+def picture(path, seed=0, side=6):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def write(path, lines):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    return path
+
+
+def parts(points: Points):
+    """Labels by id, and the ids of the pool."""
+    assert len(points.labelled) + len(points.unlabelled) == len(points)
+    return dict(zip(points.labelled.ids, points.labelled.labels)), points.unlabelled.ids
+
+
+def test_a_table_of_features_with_gaps(tmp_path):
+    lines = [["id", "label", "a", "b"], ["p", "x", 1, 2], ["q", "", 3, 4], ["r", "y", 5, 6], ["s", " ", 7, 8]]
+    points = read_points(write(tmp_path / "t.csv", lines))
+    assert parts(points) == ({"p": "x", "r": "y"}, ["q", "s"])
+    assert points.labelled.x.tolist() == [[1, 2], [5, 6]]
+    assert points.unlabelled.x.tolist() == [[3, 4], [7, 8]]
+    assert points.features == points.unlabelled.features == ("a", "b")
+    assert points.own_ids
+    assert points.known_labels == ["x", "y"]
+
+
+def test_a_table_without_labels_is_all_pool(tmp_path):
+    points = read_points(write(tmp_path / "t.csv", [["a", "b"], [1, 2], [3, 4]]))
+    assert parts(points) == ({}, ["0", "1"])
+    assert not points.own_ids
+
+
+@pytest.mark.parametrize(
+    ("y", "labels"),
+    [
+        (np.array([1.0, np.nan, 0.0]), ["1", None, "0"]),
+        (np.array(["cat", "", "dog"]), ["cat", None, "dog"]),
+        (np.array([b"cat", b"", b"dog"]), ["cat", None, "dog"]),
+        (np.array([1, -1, 0]), ["1", "-1", "0"]),
+        (np.array([[1], [2], [0]]), ["1", "2", "0"]),
+        (None, [None, None, None]),
+    ],
+)
+def test_an_npz_with_gaps(tmp_path, y, labels):
+    np.savez(tmp_path / "a.npz", x=np.arange(6.0).reshape(3, 2), **({} if y is None else {"y": y}))
+    points = read_points(tmp_path / "a.npz")
+    assert points.labels == labels
+    assert points.unlabelled.x.tolist() == [[2 * k, 2 * k + 1] for k in range(3) if labels[k] is None]
+
+
+def test_classes_of_an_npz_name_its_labels(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1.0, np.nan, 0.0]), classes=np.array(["no", "yes"]))
+    points = read_points(tmp_path / "a.npz")
+    assert (points.labels, points.classes) == (["yes", None, "no"], ("no", "yes"))
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1, 2, 0]), classes=np.array(["no", "yes"]))
+    with pytest.raises(ValueError, match="1 labels are not among its 2 classes, counted from 0"):
+        read_points(tmp_path / "a.npz")
+
+
+def test_float_pictures_in_an_npz_are_pictures(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=x / 255)
+    points = read_points(tmp_path / "a.npz")
+    assert torch.equal(points.x, torch.from_numpy(x)[:, None])
+    np.savez(tmp_path / "a.npz", x=x[:, None, :, :1] / 255)
+    assert read_points(tmp_path / "a.npz", layout="NHWC").x.shape == (5, 1, 1, 28)
+
+
+NUMBERS = {
+    "t.csv": lambda path: write(path, [["y", "a"], *[[k / 4, k] for k in range(20)]]),
+    "a.npz": lambda path: np.savez(path, x=np.arange(20.0)[:, None], y=np.arange(20) / 4),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_not_whole_are_for_regression(tmp_path, name):
+    NUMBERS[name](tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name}: 15 of 20 labels are numbers that are not whole.*use regression"):
+        read_points(tmp_path / name)
+    points = read_points(tmp_path / name, regression=True)
+    assert [float(label) for label in points.labels] == [k / 4 for k in range(20)]
+
+
+def test_class_folders_beside_unsorted_photos(tmp_path):
+    truth = {}
+    for k, file in enumerate(
+        ["cat/0.png", "cat/deep/1.png", "dog/0.png", "7.png", "unsorted/8.png", "Unlabelled/9.png"]
+    ):
+        truth[file] = picture(tmp_path / file, seed=k)
+    (tmp_path / "notes.txt").write_text("x")
+    points = read_points(tmp_path)
+    known, pool = parts(points)
+    assert known == {"cat/0.png": "cat", "cat/deep/1.png": "cat", "dog/0.png": "dog"}
+    assert set(pool) == {"7.png", "unsorted/8.png", "Unlabelled/9.png"}
+    for part in (points.labelled, points.unlabelled):
+        for x, file in zip(part.x, part.ids):
+            np.testing.assert_array_equal(x.numpy().transpose(1, 2, 0), truth[file])
+    assert points.notes == ("1 files are not pictures and were left out: 1 .txt",)
+
+
+def test_a_folder_without_class_folders_is_all_pool(tmp_path):
+    for k in range(3):
+        picture(tmp_path / f"{k}.png", seed=k)
+    assert parts(read_points(tmp_path)) == ({}, ["0.png", "1.png", "2.png"])
+
+
+def test_a_table_of_files_with_gaps_and_pictures_it_does_not_name(tmp_path):
+    for k in range(5):
+        picture(tmp_path / f"{k}.png", seed=k)
+    table = write(tmp_path / "l.csv", [["file", "label"], ["3.png", "a"], ["1.png", ""], [tmp_path / "0.png", "b"]])
+    assert parts(read_points(table)) == ({"3.png": "a", "0.png": "b"}, ["1.png"])
+    points = read_points(tmp_path)
+    assert parts(points) == ({"3.png": "a", "0.png": "b"}, ["1.png", "2.png", "4.png"])
+    assert "2 pictures of the folder do not stand in l.csv: they have no label" in points.notes
+    assert parts(read_points(write(tmp_path / "l.csv", [["file"], ["3.png"], ["1.png"]]))) == ({}, ["3.png", "1.png"])
+
+
+def test_validation_rows_are_nobodys_even_in_the_folder(tmp_path):
+    for k in range(6):
+        picture(tmp_path / f"{k}.png", seed=k)
+    sides = ["train", "train", "test", "val", "train"]
+    write(
+        tmp_path / "l.csv", [["file", "label", "split"], *[[f"{k}.png", "ab"[k % 2], s] for k, s in enumerate(sides)]]
+    )
+    known, pool = parts(read_points(tmp_path))
+    assert set(known) == {"0.png", "1.png", "2.png", "4.png"}
+    assert pool == ["5.png"]
+
+
+def test_sizes_that_differ_name_the_option_of_the_command_line(tmp_path):
+    picture(tmp_path / "0.png")
+    picture(tmp_path / "1.png", side=9)
+    with pytest.raises(ValueError, match=r"2 sizes.*give a size in pixels, such as size=64 \(--size 64 on the command"):
+        read_points(tmp_path)
+    assert read_points(tmp_path, size=4, channels=1).x.shape == (2, 1, 4, 4)
+    (tmp_path / "2.png").write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match=r"skip_broken=True \(--skip-broken on the command line\)"):
+        read_points(tmp_path, size=4)
+    points = read_points(tmp_path, size=4, skip_broken=True)
+    assert points.ids == ["0.png", "1.png"]
+    assert any("2.png" in note for note in points.notes)
+
+
+# Hugging Face
+
+
+@pytest.fixture
+def hf():
+    made = pytest.importorskip("datasets")
+    made.disable_progress_bars()
+    return made
+
+
+def cells(n):
+    out = []
+    for k in range(n):
+        raw = io.BytesIO()
+        Image.fromarray(np.full((6, 6, 3), k, np.uint8)).save(raw, "png")
+        out.append({"bytes": raw.getvalue(), "path": None})
+    return out
+
+
+def saved(hf, path, data, **kinds):
+    hf.Dataset.from_dict(data, features=hf.Features(kinds)).save_to_disk(str(path))
+    return path
+
+
+def test_a_saved_dataset_of_pictures_with_gaps(hf, tmp_path):
+    kinds = {"image": hf.Image(), "label": hf.ClassLabel(names=["cat", "dog", "emu"])}
+    data = {"image": cells(5), "label": [1, None, 0, -1, 1]}
+    points = read_points(saved(hf, tmp_path / "d", data, **kinds))
+    assert parts(points) == ({"0": "dog", "2": "cat", "4": "dog"}, ["1", "3"])
+    assert points.classes == ("cat", "dog", "emu")
+    assert points.x.shape == (5, 3, 6, 6)
+    assert points.unlabelled.x[:, 0, 0, 0].tolist() == [1, 3]
+    kinds = {"image": hf.Image(), "id": hf.Value("string")}
+    data = {"image": cells(3), "id": ["a", "b", "c"]}
+    assert parts(read_points(saved(hf, tmp_path / "pool", data, **kinds))) == ({}, ["a", "b", "c"])
+
+
+def test_broken_pictures_of_a_saved_dataset_go_with_their_labels(hf, tmp_path):
+    data = {"image": cells(4), "label": ["a", "b", "", "b"]}
+    data["image"][1] = {"bytes": b"rubbish", "path": None}
+    path = saved(hf, tmp_path / "d", data, image=hf.Image(), label=hf.Value("string"))
+    with pytest.raises(ValueError, match=r"row\[1\] \(not a picture\)"):
+        read_points(path)
+    assert parts(read_points(path, skip_broken=True)) == ({"0": "a", "3": "b"}, ["2"])
+
+
+def test_a_saved_dataset_of_numbers(hf, tmp_path):
+    floats = hf.Sequence(hf.Value("float32"))
+    kinds = {"text": hf.Value("string"), "embedding": floats, "length": hf.Value("int64"), "label": hf.Value("string")}
+    data = {
+        "text": ["u", "v", "w"],
+        "embedding": [[0, 1], [2, 3], [4, 5]],
+        "length": [7, 8, 9],
+        "label": ["a", None, "b"],
+    }
+    points = read_points(saved(hf, tmp_path / "d", data, **kinds))
+    assert parts(points) == ({"0": "a", "2": "b"}, ["1"])
+    assert points.x.tolist() == [[0, 1, 7], [2, 3, 8], [4, 5, 9]]
+    assert points.features == ("embedding[0]", "embedding[1]", "length")
+    assert "1 column (text) has no numbers: left out" in points.notes
+    with pytest.raises(ValueError, match="rows of 'embedding' differ in length"):
+        read_points(saved(hf, tmp_path / "e", data | {"embedding": [[0], [2, 3], [4, 5]]}, **kinds))
+    with pytest.raises(ValueError, match="1 rows of 'embedding' have no finite number"):
+        read_points(saved(hf, tmp_path / "f", data | {"embedding": [[0, np.nan], [2, 3], [4, 5]]}, **kinds))
+    with pytest.raises(ValueError, match="has no pictures and no numbers; its columns are text"):
+        read_points(saved(hf, tmp_path / "g", {"text": ["a"]}, text=hf.Value("string")))
+
+
+def test_float_labels_of_a_saved_dataset(hf, tmp_path):
+    kinds = {"x": hf.Value("float32"), "label": hf.Value("float32")}
+    whole = saved(hf, tmp_path / "d", {"x": [1, 2, 3], "label": [1.0, np.nan, 2.0]}, **kinds)
+    assert read_points(whole).labels == ["1", None, "2"]
+    broken = saved(hf, tmp_path / "e", {"x": [1, 2, 3], "label": [1.5, 1.0, 2.0]}, **kinds)
+    with pytest.raises(ValueError, match="use regression"):
+        read_points(broken)
+    assert read_points(broken, regression=True).labels == ["1.5", "1.0", "2.0"]
+
+
+def test_splits_of_a_saved_dataset(hf, tmp_path):
+    one = hf.Dataset.from_dict({"x": [1.0, 2.0], "label": ["a", "b"]})
+    hf.DatasetDict({"train": one, "test": one.select([0])}).save_to_disk(str(tmp_path / "d"))
+    points = read_points(tmp_path / "d")
+    assert len(points) == 2
+    assert "split train is read; left out: test" in points.notes
+    assert len(read_points(tmp_path / "d" / "test")) == 1
+    hf.DatasetDict({"left": one, "right": one}).save_to_disk(str(tmp_path / "e"))
+    with pytest.raises(
+        ValueError, match=r"splits left, right, none called train; give the folder of one, such as .*left"
+    ):
+        read_points(tmp_path / "e")
+
+
+def test_a_saved_dataset_without_the_package(hf, tmp_path, monkeypatch):
+    path = saved(hf, tmp_path / "d", {"x": [1.0]}, x=hf.Value("float32"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="needs the package datasets"):
+        read_points(path)
+
+
+# What is no file of points.
+
+
+def test_ids_that_repeat_and_files_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match=r"1 id \(x\) stands more than once"):
+        read_points(write(tmp_path / "t.csv", [["id", "a"], ["x", 1], ["x", 2]]))
+    with pytest.raises(FileNotFoundError, match=r"does not exist; expected an \.npz, a CSV, or a folder"):
+        read_points(tmp_path / "none.npz")
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(ValueError, match=r"unknown ending '\.txt'"):
+        read_points(tmp_path / "x.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no pictures"):
+        read_points(tmp_path / "empty")
+    np.savez(tmp_path / "a.npz", images_of_cats=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="has images_of_cats; expected x, and y and ids where there are any"):
+        read_points(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([True, False, True]), ids=np.arange(2))
+    with pytest.raises(ValueError, match=r"ids is int64 \(2,\); expected one for each of 3.*y is of truth values"):
+        read_points(tmp_path / "a.npz")
+
+
+def test_taking_all_points_copies_nothing():
+    points = Points("t", torch.zeros(3, 2), list("abc"), ["x", "y", "x"])
+    assert points.labelled is points
+    assert len(points.unlabelled) == 0
+    assert points.unlabelled.x.shape == (0, 2)
+    assert points.take([2, 0]).ids == ["c", "a"]
