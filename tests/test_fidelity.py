@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from foretaste.report._fidelity import fidelity_page, table
 from foretaste.report._verdict import best, verdict
 from foretaste.retrain import linearize
 from foretaste.study import fidelity, load, save
-from foretaste.study._agreement import ceiling, correlation, ranks, relative_error, slope, spearman
+from foretaste.study.fidelity import ceiling, correlation, rank_correlation, relative_error, slope
 
 TRAIN = {"steps": 60, "batch_size": 8, "max_lr": 0.2}
 
@@ -171,13 +172,13 @@ def test_wrong_settings_are_told_at_once(small):
     assert "did you mean 'sum'" in str(error.value)
     with pytest.raises(ValueError, match="candidates=9 of a pool of 4"):
         fidelity(net, x[:12], y[:12], x[12:16], candidates=9)
-    with pytest.raises(ValueError, match="wants class ids"):
+    with pytest.raises(ValueError, match="needs class ids"):
         fidelity(net, x[:12], y[:12].float(), x[12:16], candidates=2)
 
 
 def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):
     net, x, y, normalise = small
-    monkeypatch.setattr("foretaste.study._predictions.FULL", 50_000.0)
+    monkeypatch.setattr(sys.modules["foretaste.study.fidelity"], "LARGEST_FULL_KERNEL", 50_000.0)
     got = fidelity(
         net,
         x[:12],
@@ -193,7 +194,7 @@ def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):
     assert [r["output"] for r in got if r["kind"] == "setting"] == ["sum", "first"]
     (skipped,) = (r for r in got if r["kind"] == "skipped")
     assert skipped["output"] == "full"
-    assert "GB" in skipped["why"]
+    assert "are used" in skipped["why"]
 
 
 def test_agreement_by_other_means():
@@ -202,9 +203,11 @@ def test_agreement_by_other_means():
     assert correlation(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert correlation(a, -a) == pytest.approx(-1)
     assert correlation(a, torch.ones(30)) is None
-    assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
-    assert ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
-    assert spearman(a[:2], b[:2]) is None
+    assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    tied = torch.tensor([3.0, 1.0, 3.0, 2.0])
+    assert rank_correlation(tied, torch.arange(4.0)) == pytest.approx(-1 / 22.5**0.5)
+    assert rank_correlation(a, torch.ones(30)) is None
+    assert rank_correlation(a[:2], b[:2]) is None
     assert relative_error(torch.zeros(3), torch.ones(3)) == 1
     assert relative_error(torch.ones(3), torch.zeros(3)) is None
     assert slope(b, 3 * b) == pytest.approx(3)

@@ -14,7 +14,7 @@ from foretaste.report._draw import short, spread
 from foretaste.report._palette import inks
 from foretaste.report._times import spent
 from foretaste.report._words import seconds, size
-from foretaste.study.records import load, save
+from foretaste.study import load, save
 from report_cases import HOSTILE, TOPS, read_page, record, records
 
 

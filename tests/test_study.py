@@ -1,5 +1,6 @@
 """The loop of Alg. 1: paired, seeded, and blind to the test points."""
 
+import doctest
 import itertools
 import json
 import os
@@ -19,8 +20,8 @@ from foretaste.data import Images, draw
 from foretaste.network import MLP
 from foretaste.query import gp_predict
 from foretaste.retrain import linearize
-from foretaste.study import Arm, Ask, Labels, Network, Train, _calibrate, _model, cycles, loop, run, study
-from foretaste.study._run import ENVIRONMENT
+from foretaste.study import Arm, Ask, Labels, Network, Train, cycles, loop, model, run, study
+from foretaste.study.run import ENVIRONMENT
 
 SMALL = study(
     ("gain", "gain sequential", "mlmoc", "margin", "random"),
@@ -104,10 +105,10 @@ def test_no_point_is_asked_twice_and_the_test_set_never_leaks(strategy, monkeypa
         seen["linearize"] += [ids(x_L) + ids(x_U)]
         return linearize(net, x_L, y_L, x_U, **rest)
 
-    loop_fit, loop_query = _model.fit, loop.query
-    monkeypatch.setattr(_model, "fit", fit)
+    loop_fit, loop_query = model.fit, loop.query
+    monkeypatch.setattr(model, "fit", fit)
     monkeypatch.setattr(loop, "query", query)
-    monkeypatch.setattr(_calibrate, "linearize", linear)
+    monkeypatch.setattr(loop, "linearize", linear)
     records = records_of(strategy, 0, data)
     first = draw(data.pool, data.test, SMALL.labels.init, 0).L.tolist()
     asked = [i for r in records for i in r["queried"]]
@@ -130,14 +131,14 @@ def test_strategies_are_paired_by_seed():
 def test_initial_weights_depend_on_seed_and_cycle_alone(monkeypatch):
     """With no step of training, what is left is the initialisation."""
     drawn = {}
-    real = _model.fit
+    real = model.fit
 
     def fit(net, x, y, **rest):
         out = real(net, x, y, **rest | {"steps": 1, "max_lr": 1e-30})
         drawn[key][len(x)] = torch.cat([p.detach().flatten() for p in net.parameters()])
         return out
 
-    monkeypatch.setattr(_model, "fit", fit)
+    monkeypatch.setattr(model, "fit", fit)
     for key in (("margin", 0), ("random", 0), ("random", 1)):
         drawn[key] = {}
         records_of(*key)
@@ -185,10 +186,17 @@ def test_scale_by_the_full_kernel():
     for j, i in enumerate(u):
         e_C = (data.y[i] == torch.arange(3)).double() - state.pool_mean[j]
         honest.append(float(e_C @ torch.linalg.inv(state.u[j]) @ e_C) / 3)
-    got = _calibrate.surprise(net, data.x[L], data.y[L], data.x[u], data.y[u], {"output": "full", "loss": "l2"})
+    got = loop.new_label_scale(net, data.x[L], data.y[L], data.x[u], data.y[u], {"output": "full", "loss": "l2"})
     assert got == pytest.approx(np.mean(honest))
     records = records_of("gain", 0, data, of=replace(SMALL, query=Ask(output="full")))
     assert records[1]["ratio"] != records[0]["ratio"] > 0
+
+
+@pytest.mark.parametrize("name", ["config", "toml", "records", "run", "folder", "estimate", "fidelity"])
+def test_examples_in_docstrings(name):
+    failed, tried = doctest.testmod(sys.modules[f"foretaste.study.{name}"])
+    assert tried > 0
+    assert failed == 0
 
 
 def test_a_pool_too_small_is_refused():
@@ -243,6 +251,59 @@ def test_warm_start_goes_on_from_the_last_weights(monkeypatch):
     assert torch.equal(drawn["warm"][0], drawn["warm"][2])
     assert not torch.equal(drawn["cold"][0], drawn["cold"][2])
     assert torch.equal(drawn["warm"][0], drawn["cold"][0])
+
+
+PRETRAINED = """
+import torch
+from torch import nn
+
+
+def pretrained(inputs, classes):
+    net = nn.Sequential(nn.Linear(inputs, 4), nn.ReLU(), nn.Linear(4, classes))
+    with torch.no_grad():
+        net[0].weight.fill_(0.25)  # as if from a file; the head is new
+    return net
+"""
+
+
+@pytest.mark.parametrize("strategy", ["random", "ll4al"])
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_weights_of_ones_own_network_are_those_its_function_builds(start, strategy, tmp_path, monkeypatch):
+    """Pretrained weights stay; weights that the function draws depend on seed and cycle alone, as for our networks."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pretrained_of_mine.py").write_text(PRETRAINED)
+    of = replace(
+        SMALL,
+        arms=(
+            Arm("random", "random"),
+            Arm("other", strategy, options={"layers": ["1"]} if strategy == "ll4al" else {}),
+        ),
+        network=Network("pretrained_of_mine:pretrained"),
+        train=Train(steps=1, batch=8, max_lr=1e-30, start=start),
+    )
+
+    def weights(arm, seed):
+        found = []
+        for _, net in cycles(of.trial(arm), points(), seed):
+            found.append((net[0].weight.detach().clone(), net[2].weight.detach().clone()))
+        return found
+
+    first, twin, other = weights("random", 0), weights("other", 0), weights("random", 1)
+    for body, _ in first + twin + other:
+        assert torch.equal(body, torch.full_like(body, 0.25))
+    for (_, a), (_, b), (_, c) in zip(first, twin, other):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+    assert torch.equal(first[0][1], first[2][1]) == (start == "warm")
+
+
+def test_a_training_that_diverges_leaves_ones_own_network_as_built(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pretrained_and_diverged.py").write_text(PRETRAINED)
+    of = replace(SMALL, network=Network("pretrained_and_diverged:pretrained"), train=Train(steps=40, max_lr=1e20))
+    for record, net in cycles(of.trial("random"), points(), 0):
+        assert record["diverged"]
+        assert torch.equal(net[0].weight, torch.full_like(net[0].weight, 0.25))
 
 
 @pytest.mark.parametrize("strategy", ["ll4al", "badge", "naive", "emoc", "eer", "gp"])

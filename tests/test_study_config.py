@@ -1,11 +1,28 @@
 """Configurations: from TOML, with changes, and all that is wrong with one told at once."""
 
+import json
 import re
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from foretaste.study import Arm, Labels, Network, Study, Train, read, shipped, smoke, study, study_of
+from foretaste.retrain._settings import METHODS
+from foretaste.study import (
+    Arm,
+    Ask,
+    Labels,
+    Network,
+    SettingsError,
+    Study,
+    Train,
+    read,
+    shipped,
+    smoke,
+    study,
+    study_of,
+)
 
 FIGURES = ["fig1a", "fig1b", "fig2a", "fig2b", "fig2c", "fig3a", "fig3b"]
 FIGURES += ["mnist-wrn1", "svhn-wrn2", "svhn-resnet18", "cifar10-resnet18", "ll4al", "l2-ce", "theorem", "block"]
@@ -35,11 +52,11 @@ def test_strategies_are_arms():
         ({"arms": [{"strategy": "gain", "train": {"max_lr": -1}}]}, "arm 'gain': train: max_lr=-1"),
         ({"arms": [{"strategy": "ll4al", "options": {"reduktion": "sum"}}]}, "did you mean 'reduction'"),
         ({"strategies": ["gain"], "seeds": [1, 1]}, "none twice"),
-        ({"strategies": ["gain"], "seeds": 3}, "seeds=3; expected a list, each a whole number"),
+        ({"strategies": ["gain"], "seeds": 3}, "seeds=3; expected a list"),
         ({"strategies": ["gain"], "trian": {}}, "unknown key 'trian'; did you mean 'train'"),
         ({"strategies": ["gain"], "train": {"steps": 5, "epochs": 5}}, "steps=5 and epochs=5 contradict"),
         ({"strategies": ["gain"], "train": {"steps": "many"}}, "steps='many'; expected a whole number"),
-        ({"strategies": ["gain"], "train": 3}, "train: is 3; expected a table"),
+        ({"strategies": ["gain"], "train": 3}, "train=3; expected a table"),
         ({"strategies": ["gain"], "train": {"loss": "l1"}}, "unknown loss 'l1'"),
         ({"strategies": ["gain"], "labels": {"per_cycle": 9, "subset": 5}}, "subset=5 is less than per_cycle=9"),
         ({"strategies": ["gain"], "labels": {"init": True}}, "init=True"),
@@ -47,13 +64,43 @@ def test_strategies_are_arms():
         ({"strategies": ["gain"], "network": {"name": "wrn1", "widen": 0}}, "widen is 0"),
         ({"strategies": ["gain"], "network": {"name": "mlp", "classes": 3}}, "unknown option 'classes' of mlp"),
         ({"strategies": ["gain"], "network": {"name": "wrm1"}}, "did you mean 'wrn"),
-        ({"strategies": ["gain"], "data": {"noise": 1.5}}, r"noise=1.5; expected a number at least 0, at most 1"),
+        ({"strategies": ["gain"], "data": {"noise": 1.5}}, "data: noise=1.5; expected at most 1"),
         ({"strategies": ["gain"], "experiment": "block"}, "compares no strategies"),
+        ({"strategies": ["gain"], "query": {"method": "watched"}}, "query: unknown method 'watched'"),
+        ({"strategies": ["gain"], "query": {"precision": "flaot32"}}, "did you mean 'float32'"),
+        ({"strategies": ["gain"], "query": {"output": "smu"}}, "unknown output 'smu'; did you mean 'sum'"),
+        ({"strategies": ["gain"], "query": {"output": 1.5}}, "output=1.5; expected a text or a whole number"),
+        ({"strategies": ["gain"], "train": {"max_lr": "high"}}, "train: max_lr='high'; expected a number$"),
+        ({"strategies": ["gain"], "seeds": [0, "1"]}, r"seeds\[1\]='1'; expected a whole number"),
+        ({"arms": [{"strategy": "gain", "options": 3}, 5]}, r"arm 'gain': options=3; .*arms\[1\]=5; expected a table"),
+        ({"strategies": ["gain"], "network": 3, "data": {"skip_broken": 1}}, "skip_broken=1; expected true or false"),
+        ({"arms": [{"strategy": "gain", "query": {"method": "columns"}}]}, "arm 'gain': query: unknown method"),
     ],
 )
 def test_what_is_wrong_is_said(table, says):
     with pytest.raises(ValueError, match=says):
         study_of(table)
+
+
+def test_tables_made_in_python_are_validated_at_once():
+    """The values are those that the engine knows: a method that fails later is refused now."""
+    with pytest.raises(SettingsError, match="unknown method 'watched'"):
+        Ask(method="watched")
+    assert {Ask(method=method).method for method in METHODS} == {*METHODS}
+    with pytest.raises(SettingsError, match=r"2 things are wrong: init=0; expected at least 1; unknown key 'subste'"):
+        Labels(0, subste=3)
+    with pytest.raises(SettingsError, match="batch='8'; expected a whole number"):
+        replace(Train(), batch="8")
+    with pytest.raises(FrozenInstanceError):
+        Train().steps = 3
+    assert json.dumps(Train(max_lr=1).max_lr) == "1"  # as it was written
+
+
+def test_pydantic_is_loaded_by_studies_only():
+    code = (
+        "import sys, foretaste; assert 'pydantic' not in sys.modules; import foretaste.study; 'pydantic' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_all_that_is_wrong_is_said_at_once():
@@ -148,7 +195,7 @@ def test_sizes_are_the_papers(name, init, per_cycle, subset, network, seeds):
 
 def test_every_choice_in_a_configuration_says_whose_it_is():
     """A line that sets a number of the training or the labels carries a comment, or its table does."""
-    from foretaste.study._toml import CONFIGS
+    from foretaste.study.toml import CONFIGS
 
     for name in FIGURES:
         table = ""
@@ -171,3 +218,9 @@ def test_smoke_keeps_the_arms_and_shrinks_the_rest():
     small = study(("random",), seeds=(1,), labels=Labels(init=3, per_cycle=2, cycles=1), train=Train(steps=2))
     assert smoke(small).labels == replace(small.labels, subset=16)
     assert smoke(small).train.steps == 2
+
+
+def test_smoke_leaves_the_options_of_ones_own_network():
+    """They may have to fit weights that its function loads."""
+    of = study(("random",), network=Network("mine:net", {"width": 512, "hidden": 32}))
+    assert smoke(of).network == of.network

@@ -1,11 +1,12 @@
 """What a study will cost, on a clock of our own."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from foretaste.study import Data, Labels, Train, _estimate, estimate, prepared, study
-from foretaste.study._estimate import span
+from foretaste.errors import format_seconds
+from foretaste.study import Data, Estimate, Labels, Train, estimate, prepared, study
 
 ONCE, STEP = 0.3, 0.0005  # seconds that a training takes anyway, and a step
 LINEAR, SQUARE = 2e-4, 3e-6  # of a query with n = L + U points
@@ -22,9 +23,10 @@ def clock(monkeypatch):
         n = len(x_L) + len(x_U)
         now.seconds += LINEAR * n + SQUARE * n**2
 
-    monkeypatch.setattr(_estimate, "fit", fit)
-    monkeypatch.setattr(_estimate, "query", query)
-    monkeypatch.setattr(_estimate, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    module = sys.modules["foretaste.study.estimate"]  # foretaste.study.estimate is the function
+    monkeypatch.setattr(module, "fit", fit)
+    monkeypatch.setattr(module, "query", query)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_steps_and_queries_taken_to_full_size(train, steps):
     assert got.train == pytest.approx(2 * 2 * STEP * sum(steps))  # two arms, two seeds
     asked = sum(LINEAR * n + SQUARE * n**2 for n in (220, 230))
     assert got.query == pytest.approx(2 * asked)  # random costs nothing
-    assert got.words(2).startswith(f"about {span(got.seconds / 2)} on 2 processes: 12 trainings")
+    assert got.words(2).startswith(f"about {format_seconds(got.seconds / 2)} on 2 processes: 12 trainings")
 
 
 @pytest.mark.parametrize("init", [2, 11])
@@ -56,8 +58,9 @@ def test_a_pool_smaller_than_the_queries_that_are_timed(init):
     assert got.query == pytest.approx(LINEAR * 12 + SQUARE * 12**2)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "says"), [(0.123, "0.12 s"), (99, "99 s"), (120, "2.0 min"), (7200, "2.0 h"), (259_200, "3.0 days")]
-)
-def test_spans(seconds, says):
-    assert span(seconds) == says
+@pytest.mark.parametrize(("seconds", "says"), [(110, "about 1.8 min on 1 process"), (7, "about 7 s on 1 process")])
+def test_an_estimate_in_words(seconds, says):
+    words = Estimate(train=seconds, query=0.0, trainings=1, step=0.001).words(1)
+    assert words.startswith(says)
+    assert "e+" not in words
+    assert "queries under 1 ms each" in words

@@ -12,17 +12,32 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
 
+from foretaste import report
 from foretaste.network import load as load_network
-from foretaste.study import Arm, Labels, Network, Study, Train, load, run, study
-from foretaste.study._description import belongs, describe
-from foretaste.study._folder import Task, alone, differences, slug, write
-from foretaste.study._run import _here
+from foretaste.study import (
+    Arm,
+    Labels,
+    Network,
+    Study,
+    Train,
+    check_folder,
+    load,
+    lock_folder,
+    prepared,
+    run,
+    study,
+    study_of,
+)
+from foretaste.study.folder import Task, differences, slug, write_study, write_whole
+from foretaste.study.run import _run_here
 
 SMALL = Study(
     arms=(Arm("gain", "gain"), Arm("random, warm", "random", train={"start": "warm"})),
@@ -86,7 +101,7 @@ def test_weights_of_ones_own_network_know_its_options(tmp_path, monkeypatch):
 
 def test_a_finished_run_is_not_run_again(whole, monkeypatch):
     before = timeless(whole)
-    monkeypatch.setattr("foretaste.study._model.fit", None)
+    monkeypatch.setattr("foretaste.study.model.fit", None)
     assert len(run(SMALL, whole)) == 16
     assert timeless(whole) == before
 
@@ -109,7 +124,7 @@ def test_a_torn_last_line_is_written_anew(whole, tmp_path, cycle, torn):
     if cycle > 0:  # the weights of the cycle before are still there when a record is being written
         stop = Task(tmp_path / "twin", "random, warm", 1)
         stop_after(of, tmp_path / "twin", cycle)
-        stop._weights(cycle - 1).rename(task._weights(cycle - 1))
+        stop._weights_path(cycle - 1).rename(task._weights_path(cycle - 1))
     run(of, tmp_path)
     key = str(task.path.relative_to(tmp_path))
     assert timeless(tmp_path)[key] == timeless(whole)[key]
@@ -117,7 +132,7 @@ def test_a_torn_last_line_is_written_anew(whole, tmp_path, cycle, torn):
 
 def stop_after(of, folder, records):
     tasks = [Task(folder, name, seed) for seed in of.seeds for name in of.names]
-    going = _here(of, tasks, "cpu", False)
+    going = _run_here(of, tasks, prepared(of.data, "cpu"))
     for _ in range(records):
         next(going)
     going.close()
@@ -183,14 +198,14 @@ def test_a_folder_of_another_configuration_is_refused(whole):
 
 
 def test_a_folder_whose_study_says_otherwise_is_refused(tmp_path):
-    describe(tmp_path, SMALL, {})
-    belongs(tmp_path, replace(SMALL, seeds=(5,), arms=SMALL.arms[:1], title="Another"))
+    write_study(tmp_path, SMALL, {})
+    check_folder(tmp_path, replace(SMALL, seeds=(5,), arms=SMALL.arms[:1], title="Another"))
     with pytest.raises(ValueError, match=r"labels.init is 20 there and 30 here; labels.cycles is 3 there and 1 here"):
-        belongs(tmp_path, replace(SMALL, labels=replace(SMALL.labels, init=30, cycles=1)))
+        check_folder(tmp_path, replace(SMALL, labels=replace(SMALL.labels, init=30, cycles=1)))
 
 
 def test_two_processes_on_one_folder(tmp_path):
-    with alone(tmp_path), pytest.raises(RuntimeError, match="another process is running in"):
+    with lock_folder(tmp_path), pytest.raises(RuntimeError, match="another process is running in"):
         run(SMALL, tmp_path)
     path = Task(tmp_path, "gain", 0).path
     path.parent.mkdir(parents=True)
@@ -255,7 +270,7 @@ def test_weights_on_a_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr("foretaste.network._saved.save_file", full)
     with pytest.raises(OSError, match=r"the disk is full.*0-0\.safetensors could not be written"):
-        Task(tmp_path, "gain", 0).keep(0, torch.nn.Linear(2, 2))
+        Task(tmp_path, "gain", 0).save_weights(0, torch.nn.Linear(2, 2))
 
 
 def test_records_are_read_by_seed_and_without_a_line_cut_off(tmp_path):
@@ -271,10 +286,10 @@ def test_records_are_read_by_seed_and_without_a_line_cut_off(tmp_path):
 
 def test_what_the_folder_has_records_of_stays_in_its_description(tmp_path):
     first = study(("gain", "margin", "random"), seeds=(0, 1, 5))
-    describe(tmp_path, first, {"about": {"seeds": "0, 1, 5"}})
+    write_study(tmp_path, first, {"about": {"seeds": "0, 1, 5"}})
     for arm, seed in (("gain", 0), ("gain", 1), ("random", 0)):
         Task(tmp_path, arm, seed).append({"cycle": 0})
-    describe(tmp_path, study(("badge", "gain"), seeds=(0,)), {"about": {"seeds": "0", "command": "foretaste run x"}})
+    write_study(tmp_path, study(("badge", "gain"), seeds=(0,)), {"about": {"seeds": "0", "command": "foretaste run x"}})
     told = json.loads((tmp_path / "study.json").read_text())
     assert [arm["name"] for arm in told["study"]["arms"]] == ["badge", "gain", "random"]
     assert told["study"]["seeds"] == [0, 1]
@@ -282,17 +297,17 @@ def test_what_the_folder_has_records_of_stays_in_its_description(tmp_path):
 
 
 def test_seeds_of_a_check_of_the_mathematics_stay_too(tmp_path):
-    describe(tmp_path, Study(experiment="theorem", seeds=(3, 4)), {})
+    write_study(tmp_path, Study(experiment="theorem", seeds=(3, 4)), {})
     Task(tmp_path, "theorem", 4).append({"cycle": 0})
-    describe(tmp_path, Study(experiment="theorem", seeds=(5,)), {})
+    write_study(tmp_path, Study(experiment="theorem", seeds=(5,)), {})
     assert json.loads((tmp_path / "study.json").read_text())["study"]["seeds"] == [5, 4]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
 def test_a_description_that_was_lost_is_written_anew(tmp_path, text):
     (tmp_path / "study.json").write_text(text)
-    belongs(tmp_path, SMALL)
-    describe(tmp_path, SMALL, {})
+    check_folder(tmp_path, SMALL)
+    write_study(tmp_path, SMALL, {})
     assert json.loads((tmp_path / "study.json").read_text())["study"]["seeds"] == [0, 1]
 
 
@@ -301,19 +316,19 @@ def test_lost_weights_of_a_warm_start_are_told(tmp_path):
     stop_after(of, tmp_path, 2)
     for path in (tmp_path / "weights").rglob("*.safetensors"):
         path.unlink()
-    with pytest.raises(FileNotFoundError, match="warm start goes on from it"):
+    with pytest.raises(FileNotFoundError, match="a warm start needs it"):
         run(of, tmp_path)
 
 
 def test_write_is_all_or_nothing(tmp_path, monkeypatch):
-    write(tmp_path / "a.json", "old")
+    write_whole(tmp_path / "a.json", "old")
 
     def fail(self, *args, **kwargs):
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr("pathlib.Path.write_text", fail)
     with pytest.raises(OSError, match="the disk is full"):
-        write(tmp_path / "a.json", "new")
+        write_whole(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
@@ -377,3 +392,76 @@ def test_a_study_in_python_needs_no_folder():
     records = run(study(("random",), seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5)))
     assert [r["cycle"] for r in records] == [0, 1]
     assert torch.get_num_threads() >= 1
+
+
+BEFORE = Path(__file__).parent / "fixtures" / "run-0.1"  # a run of version 0.1, before pydantic
+
+
+def test_a_run_of_the_version_before_resumes_and_is_reported(tmp_path, monkeypatch):
+    shutil.copytree(BEFORE, tmp_path / "run")
+    stored = json.loads((BEFORE / "study.json").read_text())["study"]
+    of = study_of({key: value for key, value in stored.items() if key not in ("arms", "network")} | {
+        "strategies": [arm["name"] for arm in stored["arms"]],
+        "network": {"name": stored["network"]["name"], **stored["network"]["options"]},
+    })  # fmt: skip
+    assert json.dumps(of.plain()) == json.dumps(stored)
+    before = timeless(tmp_path / "run")
+    monkeypatch.setattr("foretaste.study.model.fit", None)  # nothing is trained again
+    assert len(run(of, tmp_path / "run")) == 4
+    assert timeless(tmp_path / "run") == before
+    told = json.loads((tmp_path / "run" / "study.json").read_text())
+    assert told["about"]["command"] == "foretaste run old.toml"
+    assert "Made before" in report.folder(tmp_path / "run").read_text(encoding="utf-8")
+
+
+def test_a_run_from_python_can_be_reported(tmp_path):
+    of = study(("margin", "random"), seeds=(0, 1), title="From Python", labels=Labels(20, 5, 1), train=Train(steps=5))
+    run(of, str(tmp_path))
+    told = json.loads((tmp_path / "study.json").read_text())
+    assert told["study"] == of.plain()
+    assert told["classes"] == list("0123456789")
+    assert "in Python" in told["about"]["command"]
+    assert told["standin"] is None
+    page = report.folder(tmp_path).read_text(encoding="utf-8")
+    assert "From Python" in page
+    assert "data:image" in page
+    run(replace(of, seeds=(1, 2)), tmp_path, description={"about": {"command": "another"}})
+    told = json.loads((tmp_path / "study.json").read_text())
+    assert told["study"]["seeds"] == [1, 2, 0]
+    assert told["about"] == {"command": "another", "seeds": "1, 2, 0"}
+
+
+def test_pictures_of_an_unfinished_run_are_on_its_page(tmp_path):
+    """They are on disk while it runs, and complete when it is interrupted."""
+    of = replace(SMALL, seeds=(0,), arms=SMALL.arms[:1], labels=Labels(init=20, per_cycle=5, cycles=4))
+    there, queried = [], []
+
+    def seen(record):
+        there.append((tmp_path / "pictures.npz").exists())
+        queried.extend(record["queried"])
+        if record["cycle"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(of, tmp_path, seen=seen)
+    assert all(there)
+    with np.load(tmp_path / "pictures.npz") as kept:
+        assert kept["ids"].tolist() == queried
+    assert "data:image" in report.folder(tmp_path).read_text(encoding="utf-8")
+
+
+def test_pictures_are_not_written_at_every_record(tmp_path, monkeypatch):
+    times, folder_module = [0.0], sys.modules["foretaste.study.folder"]
+    monkeypatch.setattr(folder_module, "time", SimpleNamespace(monotonic=lambda: times[0]))
+    written = []
+    monkeypatch.setattr(folder_module, "save_pictures", lambda folder, data, records: written.append(len(records)))
+    pictures = folder_module.PictureFile(tmp_path, None)
+    for seconds, queried in ((0, [1]), (1, [2]), (5, [3]), (11, [4]), (30, [])):
+        times[0] = seconds
+        pictures.add({"queried": queried})
+    pictures.write()
+    assert written == [1, 4]
+    pictures.add({"queried": [5]})
+    pictures.add({"queried": [6]})
+    pictures.write()
+    assert written == [1, 4, 6, 7]

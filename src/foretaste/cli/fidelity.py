@@ -66,7 +66,7 @@ def fidelity_command(
         raise ValueError(f"--ridge {ridge}; expected numbers separated by commas, such as 1e-6,1e-4") from None
     steps = DEMO_STEPS if demo and steps is None else steps
     network_options = given.parse_settings(set_ or [], "--set")
-    from foretaste.study._fidelity import check_fidelity
+    from foretaste.study import check_fidelity
 
     if demo:
         known, left = demo_points()

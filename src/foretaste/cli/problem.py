@@ -195,14 +195,14 @@ def save_network(problem: Problem, path: Path) -> Path:
 
 def parse_settings(words: Iterable[str], option: str) -> dict[str, Any]:
     """key=value pairs; a value is read as TOML, or else taken as text. Raises with all that are wrong."""
-    from foretaste.study._toml import value_of
+    from foretaste.study import parse_value
 
     words, found = list(words), dict[str, Any]()
     if bad := [word for word in words if "=" not in word or not word.partition("=")[0].strip()]:
         raise ValueError(f"{option} {', '.join(bad)}; expected key=value, such as {option} widen=4")
     for word in words:
         key, _, value = word.partition("=")
-        found[key.strip()] = value_of(value)
+        found[key.strip()] = parse_value(value)
     return found
 
 

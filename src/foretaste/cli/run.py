@@ -46,12 +46,9 @@ def run_command(
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
     from foretaste import report
-    from foretaste.study import about, prepared, read
+    from foretaste.study import check_folder, describe, lock_folder, prepared, read
     from foretaste.study import estimate as estimate_cost
     from foretaste.study import smoke as shrink
-    from foretaste.study._description import belongs, describe
-    from foretaste.study._folder import alone
-    from foretaste.study._pictures import keep_pictures
 
     study = read(config, changes or [], plugins=plugin or [])
     study = shrink(study) if smoke else study
@@ -59,8 +56,8 @@ def run_command(
     check_output_folder(folder)
     devices = study_devices(device)
     if folder.exists() and not estimate:
-        with alone(folder):  # before data is read and costs are measured
-            belongs(folder, study)
+        with lock_folder(folder):  # before data is read and costs are measured
+            check_folder(folder, study)
     tasks = len(study.names) * len(study.seeds)
     n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
     data = prepared(study.data, devices[0], standin=smoke)
@@ -72,29 +69,13 @@ def run_command(
     if estimate:
         raise typer.Exit
     command = command_line(config, changes, plugin, smoke)
-    words = about(study, data, command=command, processes=n, device=devices[0])
-    with alone(folder):
-        belongs(folder, study)
-        describe(folder, study, study_description(data, words, smoke))
-    records = run_with_bar(study, n, folder=folder, devices=devices, standin=smoke)
-    keep_pictures(folder, data, records)
+    warning = "Shrunk by --smoke: a look at the machinery, not a result" if smoke else None
+    description = describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
+    records = run_with_bar(study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description)
     page = report.folder(folder)
     if study.experiment == "loop":
         console.print(report.table(records))
     say(f"\nThe page: {page.resolve()}")
-
-
-def study_description(data: Any, words: dict[str, str], smoke: bool) -> dict[str, Any]:
-    """What study.json holds besides the configuration."""
-    standin = [note for note in data.notes if "not a result" in note]
-    shrunk = ["Shrunk by --smoke: a look at the machinery, not a result"] if smoke else []
-    return {
-        "classes": list(data.classes),
-        "about": words,
-        "data": data.name,
-        "data_notes": [note for note in data.notes if note not in standin],
-        "standin": ". ".join([*standin, *shrunk]) or None,
-    }
 
 
 def command_line(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:
@@ -121,15 +102,8 @@ def study_devices(name: str) -> tuple[str, ...]:
     return (name,)
 
 
-def run_with_bar(
-    study: "Study",
-    processes: int,
-    *,
-    folder: Path | None = None,
-    devices: tuple[str, ...] = ("cpu",),
-    standin: bool = False,
-) -> list[Any]:
-    """The records of a study, behind a progress bar."""
+def run_with_bar(study: "Study", processes: int, **arguments: Any) -> list[Any]:
+    """The records of a study, behind a progress bar. ``arguments`` are those of ``foretaste.study.run``."""
     from foretaste.study import run
 
     with counting_bar() as bars:
@@ -141,7 +115,7 @@ def run_with_bar(
                 text += f", {record['labelled']} labels: {record['accuracy']:.1%}"
             bars.update(task, advance=1, description=f"{text:<36}")
 
-        return run(study, folder, processes=processes, devices=devices, standin=standin, seen=show)
+        return run(study, processes=processes, seen=show, **arguments)
 
 
 @app.command("demo")

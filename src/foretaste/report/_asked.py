@@ -8,7 +8,7 @@ import numpy as np
 from foretaste.report._inline import thumbnail
 from foretaste.report._palette import inks
 from foretaste.report._summary import Summary
-from foretaste.study.records import Record
+from foretaste.study import Record
 
 Pictures = Mapping[int, np.ndarray]
 QUERIES = 2

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from foretaste.report._draw import QUIET, Chart, bare, figure, short, spread
 from foretaste.report._palette import inks
 from foretaste.report._summary import Estimate, Summary, summarize
-from foretaste.study.records import Record
+from foretaste.study import Record
 
 CROWD = 8  # curves; more are drawn more quietly
 BELOW = 240  # points of room for numbers below a chart

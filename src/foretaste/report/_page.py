@@ -10,7 +10,7 @@ from foretaste.report._headline import headline
 from foretaste.report._inline import style
 from foretaste.report._sections import numbers, words
 from foretaste.report._summary import Summary, summarize
-from foretaste.study.records import Record
+from foretaste.study import Record
 
 
 def page(

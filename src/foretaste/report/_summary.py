@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from foretaste.report._common import Plan, common
-from foretaste.study.records import Record
+from foretaste.study import Record
 
 RANDOM = "random"
 

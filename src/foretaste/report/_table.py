@@ -11,7 +11,7 @@ from foretaste.report._headline import caveat
 from foretaste.report._summary import Summary, summarize
 from foretaste.report._times import spent
 from foretaste.report._words import number, seconds
-from foretaste.study.records import Record
+from foretaste.study import Record
 
 WIDE = 80  # characters
 

@@ -1,25 +1,32 @@
-"""The loop of active learning (Alg. 1), its configuration and its records."""
+"""The loop of active learning (Algorithm 1): its configuration, runs and records; look-ahead against retraining."""
 
-from foretaste.study._about import about as about
-from foretaste.study._config import Arm as Arm
-from foretaste.study._config import Ask as Ask
-from foretaste.study._config import Data as Data
-from foretaste.study._config import Labels as Labels
-from foretaste.study._config import Network as Network
-from foretaste.study._config import Study as Study
-from foretaste.study._config import Train as Train
-from foretaste.study._config import Trial as Trial
-from foretaste.study._config import study as study
-from foretaste.study._estimate import Estimate as Estimate
-from foretaste.study._estimate import estimate as estimate
-from foretaste.study._fidelity import fidelity as fidelity
-from foretaste.study._prepare import prepared as prepared
-from foretaste.study._run import run as run
-from foretaste.study._smoke import smoke as smoke
-from foretaste.study._toml import read as read
-from foretaste.study._toml import shipped as shipped
-from foretaste.study._toml import study_of as study_of
+from foretaste.study.config import Arm as Arm
+from foretaste.study.config import Ask as Ask
+from foretaste.study.config import Data as Data
+from foretaste.study.config import Labels as Labels
+from foretaste.study.config import Network as Network
+from foretaste.study.config import Study as Study
+from foretaste.study.config import Train as Train
+from foretaste.study.config import Trial as Trial
+from foretaste.study.config import study as study
+from foretaste.study.estimate import Estimate as Estimate
+from foretaste.study.estimate import estimate as estimate
+from foretaste.study.estimate import smoke as smoke
+from foretaste.study.fidelity import check_fidelity as check_fidelity
+from foretaste.study.fidelity import fidelity as fidelity
+from foretaste.study.folder import about as about
+from foretaste.study.folder import check_folder as check_folder
+from foretaste.study.folder import describe as describe
+from foretaste.study.folder import lock_folder as lock_folder
 from foretaste.study.loop import cycles as cycles
 from foretaste.study.records import Record as Record
-from foretaste.study.records import load as load
-from foretaste.study.records import save as save
+from foretaste.study.records import load_records as load  # noqa: F401
+from foretaste.study.records import save_records as save  # noqa: F401
+from foretaste.study.run import log_errors_only as log_errors_only
+from foretaste.study.run import prepared as prepared
+from foretaste.study.run import run as run
+from foretaste.study.settings import SettingsError as SettingsError
+from foretaste.study.toml import parse_value as parse_value
+from foretaste.study.toml import read_study as read  # noqa: F401
+from foretaste.study.toml import shipped as shipped
+from foretaste.study.toml import study_of as study_of

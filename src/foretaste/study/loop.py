@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from foretaste.data import Images, Split, draw
 from foretaste.query import query
-from foretaste.study._calibrate import FIRST, leave_one_out, surprise
-from foretaste.study._config import Trial
-from foretaste.study._cost import peak_memory, reset_peak, versions
-from foretaste.study._model import Model, model_of
-from foretaste.study._seeds import number
-from foretaste.study.records import Record
+from foretaste.retrain import linearize
+from foretaste.study.config import Trial
+from foretaste.study.model import Model, derive_seed, model_of
+from foretaste.study.records import Record, peak_memory, reset_peak_memory, versions
+
+FIRST_RATIO = 10.0  # of s² to its leave-one-out value, before the first batch is labelled; state.scale takes the same
 
 
 def cycles(
@@ -27,21 +28,22 @@ def cycles(
     done: Sequence[Record] = (),
     weights: Mapping[str, Tensor] | None = None,
 ) -> Iterator[tuple[Record, nn.Module]]:
-    """One arm with one seed: a record a cycle, and the network it tells of.
+    """Run one arm with one seed; yields each cycle's record and its network.
 
-    The first labels and the order in which the pool is offered depend on the seed alone, initial weights and batches on
-    seed and cycle alone: arms are compared in pairs. ``done`` and ``weights`` go on where a run was broken off.
+    The first labels, and the order in which the pool is offered, depend on the seed alone. Initial weights and batches
+    depend on seed and cycle alone. So arms can be compared in pairs. ``done`` holds the records of an interrupted run,
+    and ``weights`` its last network; the run resumes after them.
     """
-    check(trial, data)
-    split, ratio = draw(data.pool, data.test, trial.labels.init, seed), FIRST
+    check_trial(trial, data)
+    split, ratio = draw(data.pool, data.test, trial.labels.init, seed), FIRST_RATIO
     for record in done:
         split, ratio = split.label(record["queried"]), record["ratio"]
     model = model_of(trial, data, weights)
     for cycle in range(len(done), trial.labels.cycles + 1):
-        reset_peak(data.x.device)
+        reset_peak_memory(data.x.device)
         record = learn(trial, data, split, model, seed, cycle) | {"against": against}
         if cycle < trial.labels.cycles:
-            offered = split.offer(trial.labels.subset, number(seed, cycle, "offer"))
+            offered = split.offer(trial.labels.subset, derive_seed(seed, cycle, "offer"))
             ask(trial, data, offered, model, record, ratio)
             ratio = record["ratio"]
         record["cost"]["peak_memory"] = peak_memory(data.x.device)
@@ -50,7 +52,7 @@ def cycles(
 
 
 def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cycle: int) -> Record:
-    """f on L, and how it does on the test points."""
+    """Train f on L and measure it on the test points."""
     trained = model.train(split.L, seed, cycle)
     began = time.perf_counter()
     right_N = model.classes(split.test) == data.y[split.test]
@@ -72,7 +74,7 @@ def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cyc
         "predicted": [],
         "labels": [],
         "scale": None,
-        "ratio": FIRST,
+        "ratio": FIRST_RATIO,
         "ridge": None,
         "cost": {
             "train": trained.seconds,
@@ -87,15 +89,15 @@ def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cyc
 
 
 def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, ratio: float) -> None:
-    """Query a batch of U and learn its labels; they are written into ``record``.
+    """Query a batch of U and look its labels up; both are written into ``record``.
 
-    For `gain` also the ratio of s² to its leave-one-out value for the next cycle, as these labels show it.
+    A strategy with a scale s² has it calibrated here. The new labels then give the ratio for the next cycle.
     """
     x_L, y_L, x_U = model.inputs(split.L), data.y[split.L], model.inputs(split.U)
     began = time.perf_counter()
     options: dict[str, Any] = dict(model.options)
     calibrated = trial.strategy == "gain" and trial.train.loss == "l2" and "scale" not in options
-    loo = leave_one_out(model.net, x_L, y_L, model.settings) if calibrated else 1.0
+    loo = leave_one_out_scale(model.net, x_L, y_L, model.settings) if calibrated else 1.0
     if calibrated:
         options["scale"] = ratio * loo
     q = query(
@@ -108,7 +110,7 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
         batch_size=trial.labels.per_cycle,
         oracle=(lambda i: int(data.y[i])) if trial.select == "sequential" else None,
         ids=split.U.tolist(),
-        seed=number(record["seed"], record["cycle"], "query"),
+        seed=derive_seed(record["seed"], record["cycle"], "query"),
         options=options,
         **model.settings,
     )
@@ -120,11 +122,11 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
     record["ratio"] = ratio
     if calibrated:
         record["scale"] = options["scale"]
-        record["ratio"] = surprise(model.net, x_L, y_L, model.inputs(ids), data.y[ids], model.settings) / loo
+        record["ratio"] = new_label_scale(model.net, x_L, y_L, model.inputs(ids), data.y[ids], model.settings) / loo
 
 
-def check(trial: Trial, data: Images) -> None:
-    """Raise if the data cannot serve the settings."""
+def check_trial(trial: Trial, data: Images) -> None:
+    """Raise if these data do not allow these settings."""
     labels, pool = trial.labels, len(data.pool)
     if labels.total > pool:
         raise ValueError(f"{labels.total} labels in all and a pool of {pool}; ask for fewer a cycle, or fewer cycles")
@@ -135,3 +137,30 @@ def check(trial: Trial, data: Images) -> None:
         )
     if len(data.test) == 0:
         raise ValueError(f"{data.name} has no test points to measure on; set data.test, the share to keep for that")
+
+
+# The scale s² of a posterior's variance (docs/mathematics.md, The scale).
+#
+# Leave-one-out residuals of L put s² 4 to 100 times too low, because the kernel has learned those labels. The residuals
+# of new labels before they are learned are honest:  s² = mean_j ‖y_j − mean_j‖² / (C u_j).  Their ratio to the
+# leave-one-out value is carried to the next cycle, where the leave-one-out value is another.
+
+
+def leave_one_out_scale(net: nn.Module, x_L: Tensor, y_L: Tensor, settings: Mapping[str, Any]) -> float:
+    """s² by leaving out one labelled point at a time. The pool does not matter, so one point stands for it."""
+    return linearize(net, x_L, y_L, x_L[:1], **_watching_the_pool(settings)).scale / FIRST_RATIO
+
+
+def new_label_scale(
+    net: nn.Module, x_L: Tensor, y_L: Tensor, x_u: Tensor, y_u: Tensor, settings: Mapping[str, Any]
+) -> float:
+    """s² by the labels ``y_u`` of new points, compared with what the network trained on L predicts."""
+    state = linearize(net, x_L, y_L, x_u, **_watching_the_pool(settings))
+    e_uC = state.targets(y_u) - state.pool_mean
+    if state.B == 1:
+        return float(torch.mean(e_uC.square().sum(1) / (state.C * state.u)))
+    return float(torch.mean(e_uC * torch.linalg.solve(state.u, e_uC)))  # u_j is C × C: mean eᵀ u⁻¹ e / C
+
+
+def _watching_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "watch"}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -16,18 +17,28 @@ from foretaste.network._fit import INTERPOLATES, MAX_LR
 from foretaste.network._ll4al import TOP_LR
 from foretaste.network._reset import seeded
 from foretaste.query import gp_predict
-from foretaste.study._config import Network, Trial
-from foretaste.study._seeds import number
+from foretaste.study.config import Network, Trial
 
-CHUNK = 512
+PREDICTED_AT_ONCE = 512
+
+
+def derive_seed(seed: int, cycle: int, use: str) -> int:
+    """A seed for one use in one cycle. The hash keeps two uses from sharing random numbers."""
+    return int(np.random.SeedSequence([seed, cycle, crc32(use.encode())]).generate_state(1)[0])
+
+
+def build_network(spec: Network, data: Images) -> nn.Module:
+    """A new network for these data, on their device."""
+    net = make(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
+    return net.to(data.x.device)
 
 
 class Model:
-    """The network, and what a study asks of it."""
+    """The network of a trial: trained on L, and asked for classes and inputs."""
 
     def __init__(self, trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> None:
         self.trial, self.data = trial, data
-        self.net = network(trial.network, data).to(data.x.device)
+        self.net = build_network(trial.network, data)
         if weights is not None:
             self.net.load_state_dict(weights)
         self.net.eval()
@@ -35,25 +46,26 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What ``ft.query`` is told besides the strategy."""
+        """The arguments of ``ft.query`` besides the strategy."""
         return asdict(self.trial.query) | {"loss": self.trial.train.loss}
 
     @property
     def max_lr(self) -> float | None:
-        """The study's, or what training takes unless told."""
+        """The learning rate in use: the study's, or else the default of the training."""
         own = (TOP_LR if self.trial.strategy == "ll4al" else MAX_LR)[self.trial.train.loss]
         return own if self.trial.train.max_lr is None else self.trial.train.max_lr
 
     def inputs(self, ids: np.ndarray) -> Tensor:
-        """What the network is fed for these points: the pool's transform, never an augmented one."""
+        """The inputs of these points. They are never augmented."""
         return prepare(self.data.x[ids], torch.float32, self.data.normalise)
 
     def train(self, L: np.ndarray, seed: int, cycle: int) -> Fit:
-        """SGD on L; every network starts cold in the first cycle."""
+        """SGD on L. The first cycle always starts cold."""
         how = asdict(self.trial.train)
         how["batch_size"] = how.pop("batch")
-        how["start"] = "cold" if cycle == 0 else how["start"]
-        how |= {"seed": number(seed, cycle, "train"), "normalise": self.data.normalise}
+        how |= {"seed": derive_seed(seed, cycle, "train"), "normalise": self.data.normalise}
+        if cycle == 0 or how["start"] == "cold":
+            how["start"] = self._cold_start(how["seed"])
         x_L, y_L = self.data.x[L], self.data.y[L]
         try:
             if self.trial.strategy != "ll4al":
@@ -63,12 +75,24 @@ class Model:
             self.options = {"module": module}
             return trained
         except Diverged:
-            return self._initial(L, how["seed"])
+            return self._untrained(L, how["seed"])
 
-    def _initial(self, L: np.ndarray, seed: int) -> Fit:
-        """What a training that blew up leaves: the network at new weights, which has learned nothing."""
+    def _cold_start(self, seed: int) -> str:
+        """How ``fit`` starts: our networks draw new weights there. Others are built anew here, by the user's function.
+
+        Weights that the function loads stay as they are; weights that it draws depend on the seed.
+        """
+        if self.trial.network.built_in:
+            return "cold"
         with seeded(seed, self.data.x.device):
-            reset(self.net)
+            self.net = build_network(self.trial.network, self.data)
+        return "warm"
+
+    def _untrained(self, L: np.ndarray, seed: int) -> Fit:
+        """After a training that diverged: the network at its initial weights, which has learned nothing."""
+        if self._cold_start(seed) == "cold":
+            with seeded(seed, self.data.x.device):
+                reset(self.net)
         self.net.eval()
         if self.trial.strategy == "ll4al":  # a module is needed to choose by, however little it knows
             self.options = {"layers": self.trial.options.get("layers") or feature_layers(self.net), "steps": 1}
@@ -80,13 +104,13 @@ class Model:
 
     @torch.no_grad()
     def classes(self, ids: np.ndarray) -> Tensor:
-        """(n,) the class of each point."""
-        parts = np.array_split(ids, max(1, math.ceil(len(ids) / CHUNK)))
+        """(n,) the class that f predicts for each point."""
+        parts = np.array_split(ids, max(1, math.ceil(len(ids) / PREDICTED_AT_ONCE)))
         return torch.cat([self.net(self.inputs(part)).argmax(1) for part in parts])
 
 
-class Process(Model):
-    """A Gaussian process with the infinite-width kernel of the network (Fig. 1b): nothing is trained."""
+class GaussianProcess(Model):
+    """A Gaussian process with the infinite-width kernel of the network (Fig. 1b). Nothing is trained."""
 
     L: np.ndarray
     max_lr = None
@@ -95,10 +119,8 @@ class Process(Model):
         began, self.L = time.perf_counter(), L
         f_LC = self._predict(L)
         y_LC = torch.nn.functional.one_hot(self.data.y[L], f_LC.shape[1]).to(f_LC)
-        residual, accuracy = (
-            float((f_LC - y_LC).square().mean()),
-            float((f_LC.argmax(1) == self.data.y[L]).double().mean()),
-        )
+        residual = float((f_LC - y_LC).square().mean())
+        accuracy = float((f_LC.argmax(1) == self.data.y[L]).double().mean())
         interpolates = residual <= INTERPOLATES * float(y_LC.var(correction=0))
         return Fit(residual, residual, accuracy, time.perf_counter() - began, 0, interpolates)
 
@@ -114,9 +136,5 @@ class Process(Model):
 
 
 def model_of(trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> Model:
-    return (Process if trial.model == "gp" else Model)(trial, data, weights)
-
-
-def network(spec: Network, data: Images) -> nn.Module:
-    """A new network for these data; its weights are of no account, for training starts cold."""
-    return make(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
+    """What predicts in this trial: its network, or a Gaussian process."""
+    return (GaussianProcess if trial.model == "gp" else Model)(trial, data, weights)

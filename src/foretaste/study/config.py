@@ -1,0 +1,370 @@
+"""The configuration of a study: what it compares, and on which data (docs/studies.md lists all keys).
+
+Each class is a table of the TOML file.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+import foretaste.query  # noqa: F401  registers the strategies that choose a batch by themselves
+from foretaste.acquire import SELECTS, find
+from foretaste.errors import check_known, did_you_mean
+from foretaste.network import NETWORKS
+from foretaste.retrain._settings import METHODS, PRECISIONS
+from foretaste.study.settings import (
+    Count,
+    Number,
+    Options,
+    SettingsError,
+    Share,
+    Text,
+    Whole,
+    YesNo,
+    one_of,
+    settings_table,
+)
+from foretaste.tangent._subject import OUTPUTS
+
+EXPERIMENTS = ("loop", "theorem", "block")
+MODELS = ("network", "gp")
+BASELINE = "random"  # the arm that differences are taken to, unless an arm names another
+NO_ARMS = 'there are no arms; give strategies = ["gain", "random"], or [[arms]] tables'
+GIVEN_BY_DATA = ("inputs", "channels", "classes")  # options of a network that a study sets itself
+LL4AL = ("layers", "reduction", "weight", "margin", "stop", "hidden")  # settings of its training
+
+
+@settings_table
+class Data:
+    """Which data, how they are read, and how the pool is changed.
+
+    name: a data set's name, or the path of a .npz file, a folder of images or a saved Hugging Face dataset.
+    """
+
+    name: Text = "digits"
+    folder: Text | None = None  # where data sets lie; None is $FORETASTE_DATA, or ~/.cache/foretaste
+    normalise: Annotated[Text, one_of("normalise", ("auto", "none", "measured"))] = "auto"  # auto: the data set's own
+    size: Count | None = None  # pixels a side, for a folder of images of several sizes
+    channels: Count | None = None
+    pixels: Count | None = None  # average images down to this many pixels a side, for a quick trial
+    test: Share = 0.2  # share of the points kept for the test set, where the source has none
+    skip_broken: YesNo = False  # leave out images that cannot be read, with a note
+    pool_points: Count | None = None  # keep this many points of the pool
+    test_points: Count | None = None  # and of the test set
+    imbalance: Annotated[Number, Field(gt=0, le=1)] = 1.0  # size of the rarest class over that of the most common
+    noise: Share = 0.0  # share of the pool's labels that are wrong
+
+
+@settings_table
+class Labels:
+    """``init`` random labels, then ``per_cycle`` more in each of ``cycles`` cycles.
+
+    subset: how many unlabelled points a cycle offers, drawn anew each time; None offers the whole pool.
+    """
+
+    init: Count = 20
+    per_cycle: Count = 10
+    cycles: Annotated[Whole, Field(ge=0)] = 7
+    subset: Count | None = None
+
+    @field_validator("subset")
+    @classmethod
+    def _offers_a_batch(cls, subset: int | None, info: ValidationInfo) -> int | None:
+        per_cycle = info.data.get("per_cycle", 0)
+        if subset is not None and subset < per_cycle:
+            raise ValueError(f"subset={subset} is less than per_cycle={per_cycle}; offer at least as many as are asked")
+        return subset
+
+    @property
+    def total(self) -> int:
+        return self.init + self.per_cycle * self.cycles
+
+
+@settings_table
+class Network:
+    """A network by name, with its options.
+
+    name: "mlp", "wrn1", "wrn2", "wrn3", "resnet18", or "package.module:function", a function of yours that builds one.
+    options: the other keys of the table. Inputs, channels and classes come from the data.
+    """
+
+    name: Text = "mlp"
+    options: Options = field(default_factory=dict)
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is one of foretaste's own networks, not one that a function of the user's builds."""
+        return ":" not in self.name
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if ":" not in name:
+            check_known("name", name, NETWORKS)
+        return name
+
+    @field_validator("options")
+    @classmethod
+    def _accepted(cls, options: Options, info: ValidationInfo) -> Options:
+        name = info.data.get("name")
+        if name not in NETWORKS:
+            return options
+        spec, fixed = NETWORKS[name]
+        allowed = [f.name for f in fields(spec) if f.name not in {*fixed, *GIVEN_BY_DATA}]  # type: ignore[arg-type]
+        if unknown := [key for key in options if key not in allowed]:
+            raise SettingsError(
+                [f"unknown option {key!r} of {name}{did_you_mean(key, allowed, 'It takes')}" for key in unknown]
+            )
+        try:
+            spec(**fixed, **options, **({"inputs": 1} if name == "mlp" else {}))
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return options
+
+
+@settings_table
+class Train:
+    """SGD with a one-cycle schedule, by ``foretaste.network.fit``.
+
+    start: "cold" trains every cycle from initial weights, "warm" from the weights of the cycle before, as the paper
+    does. The initial weights of a network of yours are those its function builds, pretrained ones included.
+    """
+
+    loss: Annotated[Text, one_of("loss", ("l2", "ce"))] = "l2"
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch: Count = 32
+    max_lr: Annotated[Number, Field(gt=0)] | None = None
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.0
+    augment: Annotated[Text, one_of("augment", ("flip", "crop", "crop+flip"))] | None = None
+    start: Annotated[Text, one_of("start", ("cold", "warm"))] = "cold"
+    statistics: Annotated[Text, one_of("statistics", ("labelled", "running"))] = "labelled"
+
+    @field_validator("epochs")
+    @classmethod
+    def _one_length(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        steps = info.data.get("steps")
+        if steps is not None and epochs is not None:
+            raise ValueError(f"steps={steps} and epochs={epochs} contradict each other; give one")
+        return epochs
+
+
+@settings_table
+class Ask:
+    """The arguments of ``ft.query`` besides the strategy."""
+
+    output: Annotated[Text | Whole, one_of("output", OUTPUTS)] = "sum"
+    ridge: Annotated[Number, Field(ge=0)] | None = None
+    watch: Count | None = None
+    method: Annotated[Text, one_of("method", METHODS)] = "auto"
+    budget: Whole | Text | None = None
+    precision: Annotated[Text, one_of("precision", PRECISIONS)] = "auto"
+
+
+@settings_table
+class Arm:
+    """One line of the figure: a strategy, and the settings that differ for it.
+
+    against: the arm that differences are taken to; None is the arm named "random". model: "network", or "gp", a
+    Gaussian process with the network's infinite-width kernel that predicts in its place. network, train, query: the
+    keys of those tables that differ for this arm.
+    """
+
+    name: Text
+    strategy: Text
+    select: Annotated[Text, one_of("select", ("auto", *SELECTS))] = "auto"
+    options: Options = field(default_factory=dict)
+    against: Text | None = None
+    model: Annotated[Text, one_of("model", MODELS)] = "network"
+    network: Options = field(default_factory=dict)
+    train: Options = field(default_factory=dict)
+    query: Options = field(default_factory=dict)
+
+    @field_validator("strategy")
+    @classmethod
+    def _registered(cls, strategy: str) -> str:
+        find(strategy)
+        return strategy
+
+    @field_validator("select")
+    @classmethod
+    def _applies(cls, select: str, info: ValidationInfo) -> str:
+        name = info.data.get("strategy")
+        if name is not None and select not in ("auto", "top") and find(name).picks:
+            raise ValueError(f"strategy {name!r} picks a batch by itself; select={select!r} is not for it")
+        return select
+
+    @field_validator("options")
+    @classmethod
+    def _accepted(cls, options: Options, info: ValidationInfo) -> Options:
+        name = info.data.get("strategy")
+        if name == "ll4al":
+            for key in options:
+                check_known("option of ll4al", key, LL4AL)
+        elif name is not None:
+            try:
+                find(name).settings(options)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+        return options
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm as it runs: the study's settings, replaced by the arm's own. Every record carries it whole."""
+
+    arm: str
+    strategy: str
+    select: str
+    options: Mapping[str, Any]
+    model: str
+    data: Data
+    labels: Labels
+    network: Network
+    train: Train
+    query: Ask
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON stores it."""
+        return _jsonable(asdict(self))
+
+
+@settings_table
+class Study:
+    """Every arm with every seed.
+
+    experiment: "loop" is Algorithm 1; "theorem" and "block" check Theorem 3.1 and Eq. 12 with the same settings.
+    """
+
+    also_known: ClassVar = ("strategies",)  # a key of TOML files, in the place of arms
+
+    arms: tuple[Arm, ...] = ()
+    seeds: tuple[Whole, ...] = (0, 1, 2)
+    title: Text = ""
+    notes: Text = ""  # which settings are the paper's and which had to be chosen; the page shows it
+    experiment: Annotated[Text, one_of("experiment", EXPERIMENTS)] = "loop"
+    widths: tuple[Count, ...] = (64, 256, 1024)  # of experiment "theorem"
+    plugins: tuple[Text, ...] = ()  # Python files or modules that register strategies
+    data: Data = field(default_factory=Data)
+    labels: Labels = field(default_factory=Labels)
+    network: Network = field(default_factory=Network)
+    train: Train = field(default_factory=Train)
+    query: Ask = field(default_factory=Ask)
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if not seeds or len(set(seeds)) != len(seeds):
+            raise ValueError(f"seeds={list(seeds)}; expected whole numbers, at least one and none twice")
+        return seeds
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Study":
+        """What involves several tables: names of arms, and the settings that an arm replaces."""
+        names, faults = [arm.name for arm in self.arms], []
+        if self.experiment == "loop" and not names:
+            faults.append(NO_ARMS)
+        if self.experiment != "loop" and names:
+            faults.append(f"experiment={self.experiment!r} compares no strategies; leave the arms out")
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            faults.append(f"two arms are called {name!r}; give each its own name")
+        for arm in self.arms:
+            if arm.against is not None and arm.against not in names:
+                faults.append(f"arm {arm.name!r}: unknown against {arm.against!r}{did_you_mean(arm.against, names)}")
+            for part, override in (("network", self._network), ("train", self._train), ("query", self._query)):
+                try:
+                    override(arm)
+                except SettingsError as error:
+                    faults += [f"arm {arm.name!r}: {part}: {fault}" for fault in error.faults]
+        if faults:
+            raise SettingsError(faults)
+        return self
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name; a check of the mathematics has one that is never queried."""
+        if self.experiment != "loop":
+            return Arm(name=self.experiment, strategy=BASELINE)
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its arms; a check of the mathematics has one, its own name."""
+        return tuple(arm.name for arm in self.arms) if self.experiment == "loop" else (self.experiment,)
+
+    @property
+    def each(self) -> int:
+        """How many records one arm has with one seed."""
+        return {"loop": self.labels.cycles + 1, "theorem": 1 + len(self.widths), "block": 1}[self.experiment]
+
+    @property
+    def size(self) -> int:
+        """How many records the whole study has."""
+        return len(self.names) * len(self.seeds) * self.each
+
+    def trial(self, name: str) -> Trial:
+        """The settings with which the arm of that name runs."""
+        arm = self.arm(name)
+        return Trial(
+            arm.name, arm.strategy, arm.select, arm.options, arm.model, self.data, self.labels, self._network(arm),
+            self._train(arm), self._query(arm),
+        )  # fmt: skip
+
+    def _network(self, arm: Arm) -> Network:
+        """Another network has none of the study's options."""
+        own = {key: value for key, value in arm.network.items() if key != "name"}
+        name = arm.network.get("name", self.network.name)
+        return Network(name, {**(self.network.options if name == self.network.name else {}), **own})
+
+    def _train(self, arm: Arm) -> Train:
+        """An arm's steps replace the study's epochs, and the other way round."""
+        length = {"steps": None, "epochs": None} if {"steps", "epochs"} & {*arm.train} else {}
+        return replace(self.train, **length | dict(arm.train))
+
+    def _query(self, arm: Arm) -> Ask:
+        return replace(self.query, **arm.query)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON stores it."""
+        return _jsonable(asdict(self))
+
+
+def study(strategies: Iterable[str], **settings: Any) -> Study:
+    """A study of strategies by name, each an arm.
+
+    Args:
+        strategies: names such as "gain", or "gain sequential": a strategy, and after a space how points are selected.
+        settings: the other fields of ``Study``: seeds, data, labels, network, train, query, title, ...
+
+    Returns:
+        The study, validated. ``foretaste.study.run`` runs it.
+
+    Raises:
+        SettingsError: with all that is wrong.
+
+    Example:
+        >>> from foretaste.study import Labels, study
+        >>> of = study(["gain sequential", "random"], seeds=(0, 1), labels=Labels(init=20, per_cycle=5, cycles=3))
+        >>> of.names, of.size
+        (('gain sequential', 'random'), 16)
+    """
+    return Study(arms=tuple(arm_of(name) for name in strategies), **settings)
+
+
+def arm_of(spec: str) -> Arm:
+    """The arm named "gain sequential": its strategy, and how points are selected."""
+    strategy, select = split_spec(spec)
+    return Arm(spec, strategy, select)
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """ "gain sequential" → its strategy, and how points are selected."""
+    strategy, *select = spec.split() or [spec]
+    return strategy, " ".join(select) or "auto"
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _jsonable(v) for key, v in value.items()}
+    return [_jsonable(v) for v in value] if isinstance(value, list | tuple) else value

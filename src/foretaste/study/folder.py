@@ -1,0 +1,370 @@
+"""The folder of a run: its lock, study.json, records, checkpoints and pictures. An interrupted run resumes from it.
+
+study.json               the configuration, the data and how the records were made
+records/ARM/SEED.jsonl   one line a cycle, on disk before the next cycle begins
+weights/ARM/SEED-CYCLE.safetensors
+pictures.npz             the points that were queried
+"""
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from foretaste.data import Images
+from foretaste.network import save
+from foretaste.network._checks import EPOCHS, STEPS
+from foretaste.study.config import Network, Study, Trial
+from foretaste.study.records import Record, record_line, versions
+
+LOCK_PATIENCE = 60  # seconds that a worker waits for the worker of a killed run to end
+MOST_PICTURES = 2000
+PICTURES_EVERY = 10  # seconds between two updates of pictures.npz
+MAY_DIFFER = ("seeds", "arms", "title", "notes", "plugins")  # between two runs in one folder
+
+
+# Locks
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a run's folder. Raises if another process holds it."""
+    (folder / "locks").mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "locks" / "run", timeout=0):
+            yield
+    except Timeout:
+        raise RuntimeError(f"another process is running in {folder}; wait for it, or choose another folder") from None
+
+
+# Records and checkpoints
+
+
+@dataclass(frozen=True)
+class Task:
+    """One arm with one seed, and the folder that its records and weights are kept in."""
+
+    folder: Path
+    arm: str
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "records" / slug(self.arm) / f"{self.seed}.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time works on a task."""
+        lock = self.folder / "locks" / f"{slug(self.arm)}-{self.seed}"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(lock, timeout=LOCK_PATIENCE):
+                yield
+        except Timeout:
+            raise RuntimeError(
+                f"arm {self.arm!r}, seed {self.seed} of {self.folder} is run by another process"
+            ) from None
+
+    def records(self, trial: Trial) -> list[Record]:
+        """The records on disk. Removes a last line that is incomplete; raises if they are of other settings."""
+        if not self.path.exists():
+            return []
+        text = self.path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:  # the process was killed, or the disk was full, while the line was written
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        found = []
+        for k, one in enumerate(whole.splitlines()):
+            try:
+                record = json.loads(one)
+            except ValueError:
+                raise ValueError(f"{self.path}, line {k + 1}, is no record; remove the file to run it anew") from None
+            if record.get("cycle") != k:
+                raise ValueError(f"{self.path}, line {k + 1}, is of cycle {record.get('cycle')}, expected {k}")
+            found.append(record)
+        if found and (differ := differences(found[-1]["config"], trial.plain())):
+            raise other_settings(self.folder, differ, f" of arm {self.arm!r}")
+        return found
+
+    def append(self, record: Record | dict[str, Any]) -> None:
+        """Write one record. It is on disk when this returns; after an error the file is as it was."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        left = memoryview(record_line(record).encode())
+        with self.path.open("ab", buffering=0) as file:  # a buffer would be flushed once more on closing
+            before = file.tell()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except OSError as error:
+                os.truncate(self.path, before)
+                raise explain_full_disk(error, self.path) from None
+
+    def save_weights(self, cycle: int, net: nn.Module, **description: Any) -> None:
+        """Checkpoint the network after a cycle, in a file that ``foretaste query --weights`` reads.
+
+        The checkpoint of the cycle before stays until the next record is written.
+        """
+        target = self._weights_path(cycle)
+        try:
+            save(net, target, **description)
+            with target.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise explain_full_disk(error, target) from None
+
+    def remove_weights(self, before: int) -> None:
+        """Remove the checkpoints of earlier cycles."""
+        for old in self._weights_path(0).parent.glob(f"{self.seed}-*.safetensors"):
+            if int(old.stem.split("-")[-1]) < before:
+                old.unlink()
+
+    def weights(self, cycle: int) -> dict[str, Tensor]:
+        """The checkpoint of a cycle."""
+        path = self._weights_path(cycle)
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is gone, and a warm start needs it; remove {self.path} to run it anew")
+        return load_file(path)
+
+    def _weights_path(self, cycle: int) -> Path:
+        return self.folder / "weights" / slug(self.arm) / f"{self.seed}-{cycle}.safetensors"
+
+
+def slug(name: str) -> str:
+    """A file name for an arm: readable, and different for different arms."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "arm"
+    return plain if plain == name else f"{plain}-{sha256(name.encode()).hexdigest()[:6]}"
+
+
+# study.json
+
+
+def check_folder(folder: Path, study: Study) -> None:
+    """Raise unless the folder is new or holds a run of this study. Its arms and seeds may be others."""
+    if before := stored_study(folder):
+        both = before, study.plain()
+        there, here = ({key: value for key, value in one.items() if key not in MAY_DIFFER} for one in both)
+        if differ := differences(there, here):
+            raise other_settings(folder, differ)
+    for name in study.names:
+        for seed in study.seeds:
+            Task(folder, name, seed).records(study.trial(name))
+
+
+def stored_study(folder: Path) -> dict[str, Any] | None:
+    """The configuration in study.json. None if it is missing or damaged: records hold their settings too."""
+    return _stored_json(folder).get("study")
+
+
+def stored_description(folder: Path) -> dict[str, Any]:
+    """What study.json holds besides the configuration."""
+    return {key: value for key, value in _stored_json(folder).items() if key != "study"}
+
+
+def _stored_json(folder: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) and "study" in stored else {}
+
+
+def write_study(folder: Path, study: Study, description: Mapping[str, Any]) -> None:
+    """Write study.json. Arms and seeds of earlier runs stay in it if the folder has records of them."""
+    now, rest = study.plain(), dict(description)
+    if before := stored_study(folder):
+        names = [*study.names]
+        kept = [arm for arm in before["arms"] if arm["name"] not in names and _has_records(folder, arm["name"])]
+        now["arms"] += kept
+        names += [arm["name"] for arm in kept]
+        now["seeds"] += [
+            s for s in before["seeds"] if s not in now["seeds"] and any(_has_records(folder, n, s) for n in names)
+        ]
+        if "about" in rest:
+            rest["about"] = rest["about"] | {"seeds": ", ".join(map(str, now["seeds"]))}
+    write_whole(folder / "study.json", json.dumps({"study": now} | rest, indent=1, ensure_ascii=False) + "\n")
+
+
+def _has_records(folder: Path, arm: str, seed: int | str = "*") -> bool:
+    return any((folder / "records" / slug(arm)).glob(f"{seed}.jsonl"))
+
+
+def describe(
+    study: Study,
+    data: Images,
+    *,
+    command: str = "foretaste.study.run, in Python",
+    processes: int = 1,
+    device: str = "cpu",
+    warning: str | None = None,
+) -> dict[str, Any]:
+    """What study.json holds besides the configuration: the data, and how the records were made.
+
+    warning: why the numbers are no result; the page shows it first. Notes of stand-in data are added to it.
+    """
+    standin = [note for note in data.notes if "not a result" in note]
+    return {
+        "classes": list(data.classes),
+        "about": about(study, data, command=command, processes=processes, device=device),
+        "data": data.name,
+        "data_notes": [note for note in data.notes if note not in standin],
+        "standin": ". ".join([*standin, *([warning] if warning else [])]) or None,
+    }
+
+
+def about(study: Study, data: Images, *, command: str, processes: int, device: str = "cpu") -> dict[str, str]:
+    """How records are made, in words: what someone needs to make them again.
+
+    Args:
+        study: the configuration.
+        data: the data, as ``prepared`` returns them.
+        command: the command that was run.
+        processes: how many processes ran it.
+        device: the device that they ran on.
+
+    Returns:
+        Command, data, network, training, labels, pairing, seeds, versions and machine, each a text.
+
+    Example:
+        >>> from foretaste.study import about, prepared, study
+        >>> of = study(["margin"], seeds=(0, 1))
+        >>> about(of, prepared(of.data, "cpu"), command="foretaste run x", processes=1)["labels"]
+        '20 at random, then 10 a cycle of the whole pool, 7 cycles'
+    """
+    labels, train = study.labels, study.train
+    loss = {"l2": "squared loss", "ce": "cross-entropy"}[train.loss]
+    length = (
+        f"{train.steps} steps"
+        if train.steps
+        else f"{train.epochs} epochs"
+        if train.epochs
+        else f"{STEPS} steps or {EPOCHS} epochs, whichever is more,"
+    )
+    lr = "fit's own" if train.max_lr is None else f"{train.max_lr:g}"
+    start = "from new weights each cycle" if train.start == "cold" else "each cycle from the weights of the last"
+    offered = "the whole pool" if labels.subset is None else f"{labels.subset} points drawn anew"
+    augment = f", images augmented by {train.augment}" if train.augment else ""
+    words = {
+        "command": command,
+        "data": f"{data.name}: {len(data.pool)} points to query from, {len(data.test)} to measure on, "
+        f"{len(data.classes)} classes; no point of the test set is ever trained on or queried",
+        "network": _network_words(study.network),
+        "training": f"SGD on the {loss}, {length} of at most {train.batch} points, one-cycle up to a learning rate of "
+        f"{lr}{augment}; {start}",
+        "labels": f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {labels.cycles} cycles",
+        "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
+        "seeds": ", ".join(map(str, study.seeds)),
+    }
+    if any(arm.strategy == "gain" for arm in study.arms) and train.loss == "l2":
+        words["scale of gain"] = (
+            "s² from the residuals of each batch's labels before they were learned; before the first, ten times "
+            "leave-one-out"
+        )
+    where = versions(torch.device(device))
+    words["versions"] = ", ".join(f"{name} {version}" for name, version in where.items() if name != "device")
+    words["machine"] = f"{where['device']}, {processes} {'process' if processes == 1 else 'processes'} of one thread"
+    return words
+
+
+def _network_words(network: Network) -> str:
+    options = ", ".join(f"{key} {value}" for key, value in network.options.items())
+    return f"{network.name}, {options}" if options else network.name
+
+
+def differences(there: Any, here: Any, at: str = "") -> list[str]:
+    """Where two configurations differ, in words."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = dict.fromkeys([*there, *here])
+        return [d for k in keys for d in differences(there.get(k), here.get(k), f"{at}.{k}" if at else k)]
+    return [] if there == here else [f"{at} is {there!r} there and {here!r} here"]
+
+
+def other_settings(folder: Path, differ: list[str], of: str = "") -> ValueError:
+    settings = f"{folder} holds a run{of} with other settings: {'; '.join(differ)}"
+    return ValueError(f"{settings}. Choose another folder, or remove this one")
+
+
+# Pictures
+
+
+@dataclass
+class PictureFile:
+    """pictures.npz of a run: the points queried so far, so that the page shows them without the data.
+
+    It is written while the run goes on, so that the page of an unfinished run has pictures too.
+    """
+
+    folder: Path
+    data: Images
+    records: list[Any] = field(default_factory=list)
+    written: float = float("-inf")  # when, by time.monotonic
+    stale: bool = False
+
+    def add(self, record: Any) -> None:
+        """Add the points of a record. Writes the file if the last time was some seconds ago."""
+        self.records.append(record)
+        self.stale = self.stale or bool(record.get("queried"))
+        if self.stale and time.monotonic() - self.written >= PICTURES_EVERY:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file, if points were added since the last time."""
+        if self.stale:
+            save_pictures(self.folder, self.data, self.records)
+            self.written, self.stale = time.monotonic(), False
+
+
+def save_pictures(folder: Path, data: Images, records: Iterable[Any]) -> None:
+    """Write pictures.npz: ids and uint8 pixels of the points queried. Early seeds and cycles come first if too many."""
+    if data.x.dtype != torch.uint8 or data.x.dim() != 4:
+        return
+    ordered = sorted(records, key=lambda r: (r["seed"], r["cycle"]))
+    queried = dict.fromkeys(i for r in ordered for i in r.get("queried", ()))
+    ids = np.array(list(queried)[:MOST_PICTURES], dtype=np.int64)
+    if not len(ids):
+        return
+    x = data.x[ids].cpu()
+    pixels = x[:, 0] if x.shape[1] != 3 else x.permute(0, 2, 3, 1)
+    part = folder / "pictures.part.npz"
+    try:
+        np.savez_compressed(part, ids=ids, pixels=pixels.numpy())
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise explain_full_disk(error, folder / "pictures.npz") from None
+    part.replace(folder / "pictures.npz")
+
+
+# Writing
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise explain_full_disk(error, path) from None
+    part.replace(path)
+
+
+def explain_full_disk(error: OSError, path: Path) -> OSError:
+    """The error, with what to do if the disk is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    advice = "free some space and run the same command again: it resumes"
+    return OSError(error.errno, f"the disk is full, {path} could not be written; {advice}")

@@ -1,0 +1,358 @@
+"""All arms and seeds of a study, in one process or several, into a folder from which an interrupted run resumes."""
+
+import ctypes
+import logging
+import multiprocessing as mp
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from foretaste.data import Images, digits, fewer, imbalanced, load, noisy, smaller
+from foretaste.study.checks import CHECKS
+from foretaste.study.config import Data, Study
+from foretaste.study.folder import (
+    PictureFile,
+    Task,
+    check_folder,
+    describe,
+    lock_folder,
+    stored_description,
+    write_study,
+)
+from foretaste.study.loop import cycles
+from foretaste.study.model import derive_seed
+from foretaste.study.records import Record
+from foretaste.study.toml import import_plugin
+
+# One thread a process, and no thread that spins while it waits: small matrices on shared cores are many times slower.
+# cuBLAS promises the same bits twice only with a workspace of its own.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+
+# (channels, pixels a side, classes) of the data sets that digits can stand in for.
+STAND_IN_SHAPES = {
+    "mnist": (1, 28, 10),
+    "fashion-mnist": (1, 28, 10),
+    "svhn": (3, 32, 10),
+    "cifar10": (3, 32, 10),
+    "cifar100": (3, 32, 100),
+    "cifar100-coarse": (3, 32, 20),
+}
+
+
+def run(
+    study: Study,
+    folder: str | Path | None = None,
+    *,
+    processes: int = 1,
+    devices: Sequence[str] = ("cpu",),
+    standin: bool = False,
+    data: Images | None = None,
+    description: Mapping[str, Any] | None = None,
+    seen: Callable[[Record], None] | None = None,
+) -> list[Any]:
+    """Run every arm of a study with every seed.
+
+    Args:
+        study: what to run; ``study``, ``read`` and ``study_of`` make one.
+        folder: where study.json, records, weights and pictures are kept; ``foretaste.report.folder`` makes the page
+            from it. An interrupted run resumes and gives identical records. None keeps nothing.
+        processes: how many to use. More than one starts new Python processes (spawn), so a script needs
+            ``if __name__ == "__main__":``.
+        devices: such as ("cuda:0", "cuda:1"); the processes take turns on them.
+        standin: use scikit-learn's digits, in the right shape, if the data set is not found. Never for a result.
+        data: the study's data as ``prepared`` returns them, if they are in memory already.
+        description: what study.json holds besides the configuration, as ``describe`` returns it. None keeps what the
+            folder has, or describes the study and the data.
+        seen: called with each record as it comes, those that are on disk already among them.
+
+    Returns:
+        The records, in the order of arms, seeds and cycles.
+
+    Raises:
+        ValueError: if the folder holds a run with other settings.
+        RuntimeError: if another process runs in the folder, or a worker fails.
+
+    Example:
+        >>> from foretaste.study import Labels, Train, run, study
+        >>> of = study(["random"], seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5))
+        >>> [record["labelled"] for record in run(of)]
+        [20, 25]
+    """
+    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as where, lock_folder(Path(where)):
+        root = Path(where)
+        check_folder(root, study)
+        tasks = [Task(root, name, seed) for seed in study.seeds for name in study.names]
+        processes = min(processes, len(tasks))
+        here = processes <= 1
+        if data is None and (here or folder is not None):
+            data = prepared(study.data, devices[0] if here else "cpu", standin)
+        pictures = None
+        if folder is not None and data is not None:
+            description = description or stored_description(root)
+            made = description or describe(study, data, processes=max(1, processes), device=devices[0])
+            write_study(root, study, made)
+            pictures = PictureFile(root, data)
+        if here and data is not None:
+            stream = _run_here(study, tasks, data)
+        else:
+            stream = _run_in_processes(study, tasks, processes, devices, standin)
+        records = []
+        try:
+            for record in stream:
+                records.append(record)
+                if pictures is not None:
+                    pictures.add(record)
+                if seen is not None:
+                    seen(record)
+        finally:
+            if pictures is not None:
+                pictures.write()
+    order = {name: k for k, name in enumerate(study.names)}
+    return sorted(records, key=lambda r: (order[r["arm"]], study.seeds.index(r["seed"]), r["cycle"]))
+
+
+# One arm with one seed
+
+
+def run_task(study: Study, data: Images, task: Task) -> Iterator[Any]:
+    """The records of one arm and seed: those on disk, then the missing ones.
+
+    A record and its weights are on disk before the record is yielded. Weights are written first, and those of the cycle
+    before are removed last. So the weights of the last record exist whenever the process is killed.
+    """
+    trial, against = study.trial(task.arm), study.arm(task.arm).against
+    with task.locked(), log_errors_only():
+        done = task.records(trial)
+        yield from done
+        if len(done) == study.each:
+            return
+        warm = trial.train.start == "warm" and done and trial.model == "network"
+        weights = task.weights(len(done) - 1) if warm else None
+        own = altered(data, study.data, task.seed)
+        if study.experiment != "loop":
+            for checked in CHECKS[study.experiment](study, trial, own, task.seed, skip=len(done)):
+                task.append(checked)
+                yield checked
+            return
+        description = {
+            "network": trial.network.name,
+            "options": None if trial.network.built_in else trial.network.options,  # built-in ones know their own
+            "classes": data.classes,
+            "normalise": data.normalise,
+            "loss": trial.train.loss,
+            "shape": data.x[0].shape,
+        }
+        for record, net in cycles(trial, own, task.seed, against=against, done=done, weights=weights):
+            task.save_weights(record["cycle"], net, **description)
+            task.append(record)
+            task.remove_weights(before=record["cycle"])
+            yield record
+
+
+@contextmanager
+def log_errors_only() -> Iterator[None]:
+    """Silence foretaste's warnings. A record says whether its network has learned its labels."""
+    log = logging.getLogger("foretaste")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread, as in the workers: the number of processes must not change a bit of a record."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# The data
+
+
+def prepared(how: Data, device: str, standin: bool = False) -> Images:
+    """The data of a study, on a device.
+
+    Args:
+        how: the study's ``data`` table.
+        device: such as "cpu" or "cuda:0".
+        standin: use digits in the shape of the data set if it is not found, and at most as many points as there are.
+
+    Returns:
+        The data, made fewer and smaller as the table says. Notes tell what was done.
+
+    Raises:
+        FileNotFoundError: if the data are not found.
+
+    Example:
+        >>> from foretaste.study import Data, prepared
+        >>> len(prepared(Data(pool_points=100), "cpu").pool)
+        100
+    """
+    with one_thread():
+        try:
+            data = load(
+                how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,
+                skip_broken=how.skip_broken,
+            )  # fmt: skip
+        except FileNotFoundError:
+            if not standin or how.name not in STAND_IN_SHAPES:
+                raise
+            data = stand_in(how.name)
+        pool, test = how.pool_points, how.test_points
+        if standin:
+            pool, test = (None if n is None else min(n, len(ids)) for n, ids in ((pool, data.pool), (test, data.test)))
+        if pool is not None or test:
+            data = fewer(data, pool=pool, test=test or None)
+        return (data if how.pixels is None else smaller(data, how.pixels)).to(device)
+
+
+def stand_in(name: str) -> Images:
+    """scikit-learn's digits in the shape of another data set, to try a study without the data. Never for a result."""
+    channels, side, classes = STAND_IN_SHAPES[name]
+    data = digits()
+    x = F.interpolate(data.x.float(), (side, side), mode="bilinear").round().to(torch.uint8)
+    note = f"{name} was not found: these are scikit-learn's digits in its shape. A look at the machinery, not a result"
+    return replace(
+        data,
+        name=f"digits for {name}",
+        x=x.expand(-1, channels, -1, -1).contiguous(),
+        classes=tuple(map(str, range(classes))),
+        normalise=(data.normalise[0] * channels, data.normalise[1] * channels) if data.normalise else None,
+        notes=(*data.notes, note),
+    )
+
+
+def altered(data: Images, how: Data, seed: int) -> Images:
+    """The pool of one seed: with rare classes and wrong labels, if the study asks for them."""
+    if how.imbalance < 1:
+        data = imbalanced(data, how.imbalance, derive_seed(seed, 0, "imbalance"))
+    return noisy(data, how.noise, derive_seed(seed, 0, "noise")) if how.noise else data
+
+
+# Processes
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """The error of a worker: one line, and its traceback."""
+
+    message: str
+    trace: str
+
+
+def _run_here(study: Study, tasks: Sequence[Task], data: Images) -> Iterator[Record]:
+    with one_thread():
+        for task in tasks:
+            yield from run_task(study, data, task)
+
+
+def _run_in_processes(
+    study: Study, tasks: Sequence[Task], processes: int, devices: Sequence[str], standin: bool
+) -> Iterator[Record]:
+    context = mp.get_context("spawn")
+    todo, done = context.Queue(), context.Queue()
+    for task in [*tasks, *[None] * processes]:
+        todo.put(task)
+    workers = [
+        context.Process(target=_work, args=(study, devices[k % len(devices)], standin, todo, done), daemon=True)
+        for k in range(processes)
+    ]
+    left = len(tasks) * study.each
+    try:
+        with _environment_of_workers():
+            for worker in workers:
+                worker.start()
+        while left:
+            try:
+                answer = done.get(timeout=1)
+            except Empty:
+                if dead := [w for w in workers if w.exitcode]:
+                    raise RuntimeError(
+                        f"a worker ended by itself with code {dead[0].exitcode}: out of memory, "
+                        'or a script that lacks `if __name__ == "__main__":`'
+                    ) from None
+                continue
+            if isinstance(answer, WorkerFailure):
+                error = RuntimeError(answer.message)
+                error.add_note(answer.trace)
+                raise error
+            left -= 1
+            yield answer
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+                worker.join()
+        for queue in (todo, done):
+            queue.cancel_join_thread()
+            queue.close()
+
+
+def _work(study: Study, device: str, standin: bool, todo: Any, done: Any) -> None:
+    """A worker: runs tasks from one queue, and puts records, or its failure, into the other."""
+    _die_with_parent()
+    torch.set_num_threads(1)
+    parent = mp.parent_process()
+    task: Task | None = None
+    try:
+        for plugin in study.plugins:
+            import_plugin(plugin)
+        data = prepared(study.data, device, standin)
+        while (task := todo.get()) is not None:
+            for record in run_task(study, data, task):
+                done.put(record)
+                if parent is not None and not parent.is_alive():
+                    return
+    except Exception as error:
+        at = "" if task is None else f"arm {task.arm!r}, seed {task.seed}: "
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        done.put(WorkerFailure(f"{at}{kind}{error}", traceback.format_exc()))
+
+
+def _die_with_parent() -> None:
+    """On Linux a worker ends when the process that started it is killed; elsewhere it notices after a record."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def _environment_of_workers() -> Iterator[None]:
+    """Processes started within have one thread each, and ignore Ctrl-C: the parent ends them."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
