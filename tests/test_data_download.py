@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from data_files import cifar10_files, cifar100_files, idx_bytes, idx_files, svhn_files
 from foretaste.data import CATALOGUE, archive, fetch, find_named, get, load
 from foretaste.data.archive import unpack_archive
-from foretaste.data.catalogue import RemoteFile, Source
+from foretaste.data.catalogue import DataSource, RemoteFile
 from foretaste.data.fetch import Patience, download_file
 
 QUICK = Patience(timeout=0.3, tries=3, wait=0.01)
@@ -338,7 +338,7 @@ def zip_of(members: dict[str, bytes]) -> bytes:
 def test_get_unpacks_an_archive_and_drops_it(server, tmp_path, monkeypatch):
     body = tar_of({"toys-py/a": b"one", "toys-py/sub/b": b"two"})
     file = replace(wanted(server, "toys.tar.gz", body), becomes="toys-py", unpacked=1000)
-    monkeypatch.setitem(CATALOGUE, "toys", Source("2", 2, "", "", "", (file,)))
+    monkeypatch.setitem(CATALOGUE, "toys", DataSource("2", 2, "", "", "", (file,)))
     place = get("toys", tmp_path, patience=QUICK)
     assert (place / "toys-py" / "sub" / "b").read_bytes() == b"two"
     assert [p.name for p in place.iterdir()] == ["toys-py"]
@@ -352,7 +352,7 @@ def test_get_unpacks_an_archive_and_drops_it(server, tmp_path, monkeypatch):
 def test_get_takes_an_archive_put_there_by_hand(server, tmp_path, monkeypatch):
     body = tar_of({"toys-py/a": b"one"})
     file = replace(wanted(server, "toys.tar.gz", body), becomes="toys-py", unpacked=1000)
-    monkeypatch.setitem(CATALOGUE, "toys", Source("2", 2, "", "", "", (file,)))
+    monkeypatch.setitem(CATALOGUE, "toys", DataSource("2", 2, "", "", "", (file,)))
     (tmp_path / "toys").mkdir()
     (tmp_path / "toys" / "toys.tar.gz").write_bytes(body)
     assert (get("toys", tmp_path) / "toys-py" / "a").read_bytes() == b"one"

@@ -505,7 +505,7 @@ def test_stratified_is_a_share_of_each_class_and_leaves_one_to_learn_from():
     np.testing.assert_array_equal(stratified(y[:110], 0.25)[1], test)
     assert len(stratified(y, 0.0)[1]) == 0
     for share in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=f"test={share}"):
+        with pytest.raises(ValueError, match=f"test is {share}"):
             stratified(y, share)
 
 

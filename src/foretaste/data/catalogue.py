@@ -21,7 +21,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A data set: what it holds, where its publisher keeps it, and where its files may lie on disk."""
 
     images: str  # in words: pool and test
@@ -68,8 +68,8 @@ FASHION_URLS = (
 TORONTO_URL = "https://www.cs.toronto.edu/~kriz/"
 STANFORD_URL = "http://ufldl.stanford.edu/housenumbers/"
 
-CATALOGUE: dict[str, Source] = {
-    "mnist": Source(
+CATALOGUE: dict[str, DataSource] = {
+    "mnist": DataSource(
         images="60k + 10k",
         classes=10,
         shape="28×28×1",
@@ -87,7 +87,7 @@ CATALOGUE: dict[str, Source] = {
         layouts=_idx_layouts(("mnist", "MNIST"), "MNIST/raw"),
         wanted=IDX_WANTED,
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": DataSource(
         images="60k + 10k",
         classes=10,
         shape="28×28×1",
@@ -105,7 +105,7 @@ CATALOGUE: dict[str, Source] = {
         layouts=_idx_layouts(("fashion-mnist", "fashion_mnist", "FashionMNIST"), "FashionMNIST/raw"),
         wanted=IDX_WANTED,
     ),
-    "svhn": Source(
+    "svhn": DataSource(
         images="73k + 26k",
         classes=10,
         shape="32×32×3",
@@ -125,7 +125,7 @@ CATALOGUE: dict[str, Source] = {
         layouts=("svhn", "SVHN", ""),
         wanted={part: [f"{part}_32x32.mat"] for part in ("train", "test")},
     ),
-    "cifar10": Source(
+    "cifar10": DataSource(
         images="50k + 10k",
         classes=10,
         shape="32×32×3",
@@ -144,7 +144,7 @@ CATALOGUE: dict[str, Source] = {
         layouts=("cifar10/cifar-10-batches-py", "cifar10", "cifar-10-batches-py", ""),
         wanted={name: [name] for name in (*CIFAR10_BATCHES, "test_batch")},
     ),
-    "cifar100": Source(
+    "cifar100": DataSource(
         images="50k + 10k",
         classes=100,
         shape="32×32×3",

@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from foretaste.data.catalogue import CIFAR10_BATCHES, LARGEST_DATASET, named_files
-from foretaste.data.dataset import Images, Normalise
+from foretaste.data.dataset import Images, MeanAndStd
 from foretaste.data.named import SetPart, assemble_parts, check_class_ids
 from foretaste.errors import format_bytes
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR10_NORMALISE: Normalise = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-CIFAR100_NORMALISE: Normalise = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+CIFAR10_NORMALISE: MeanAndStd = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100_NORMALISE: MeanAndStd = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 CIFAR100_LABELS = {"fine": 100, "coarse": 20}
 PICKLED_DTYPES = {kind + size for kind in "uif" for size in "1248"} - {"f1"}
 
@@ -125,7 +125,7 @@ def unpickle(path: Path, what: str, most: int = LARGEST_DATASET) -> Any:
     if size > most:
         raise ValueError(
             f"{path}: {format_bytes(size)}, above the limit of {format_bytes(most)}; "
-            "raise the limit (most=) if that is right"
+            "raise the limit (most= in Python) if that is right"
         )
     try:
         return _with_arrays(ArraysOnly(path.read_bytes()).load())

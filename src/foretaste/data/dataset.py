@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Normalise = tuple[tuple[float, ...], tuple[float, ...]]
+MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
 
 NORMALISE_CHOICES = ("auto", "none", "measured")
 MEASURED_AT_ONCE = 1 << 22  # numbers in float64
@@ -35,7 +35,7 @@ class Images:
     pool: np.ndarray  # (pool,) int64 ids into x
     test: np.ndarray  # (test,) int64 ids into x, none of them in the pool
     classes: tuple[str, ...]
-    normalise: Normalise | None = None  # mean and std of each channel, for pixels in [0, 1]
+    normalise: MeanAndStd | None = None  # mean and std of each channel, for pixels in [0, 1]
     files: tuple[str, ...] | None = None  # the file of each point, if each has its own
     notes: tuple[str, ...] = ()  # what a reader of results must know: files left out, labels changed
 
@@ -141,7 +141,7 @@ def stratified(y: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
     does not move the points of the others.
     """
     if not 0 <= share < 1:
-        raise ValueError(f"test={share}; expected a share of the points from 0 to below 1")
+        raise ValueError(f"test is {share}; expected a share of the points from 0 to below 1")
     chosen = np.zeros(len(y), dtype=bool)
     for c in np.unique(y):
         members = np.flatnonzero(y == c)
@@ -172,7 +172,7 @@ def with_normalisation(data: Images, how: str, known: bool) -> Images:
     return data if how == "auto" and known else replace(data, normalise=measured(data))
 
 
-def measured(data: Images) -> Normalise:
+def measured(data: Images) -> MeanAndStd:
     """Mean and standard deviation of each channel, over the pool: of pixels in [0, 1], or of features as they are.
 
     Test points do not count. Computed in float64 and two passes, chunk by chunk. A channel that never varies gets
@@ -226,7 +226,7 @@ def imbalanced(data: Images, ratio: float, seed: int = 0) -> Images:
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio is {ratio}; expected the rarest class's share of the commonest, above 0 and up to 1")
-    generator, y_pool = np.random.default_rng([seed, 0]), labels_of(data, data.pool)
+    generator, y_pool = np.random.default_rng([seed, 0]), labels_at(data, data.pool)
     counts_C = np.bincount(y_pool, minlength=len(data.classes))
     order = generator.permutation(np.flatnonzero(counts_C))  # the first stays common
     if len(order) < 2:
@@ -268,7 +268,7 @@ def noisy(data: Images, share: float, seed: int = 0) -> Images:
     if classes < 2:
         raise ValueError("a label of another class needs two classes or more; there is one")
     ids = generator.choice(data.pool, size=round(share * len(data.pool)), replace=False)
-    wrong = (labels_of(data, ids) + generator.integers(1, classes, size=len(ids))) % classes
+    wrong = (labels_at(data, ids) + generator.integers(1, classes, size=len(ids))) % classes
     y_N = data.y.clone()
     y_N[torch.from_numpy(ids).to(y_N.device)] = torch.from_numpy(wrong).to(y_N.device)
     note = f"labels changed: {len(ids)} of the pool's {len(data.pool)} have another class (share {share}, seed {seed})"
@@ -301,7 +301,7 @@ def fewer(data: Images, pool: int | None = None, test: int | None = None, seed: 
             continue
         if not 1 <= n <= len(ids):
             raise ValueError(f"{name} is {n}; expected 1 to {len(ids)}, which is what there is")
-        y_n = labels_of(data, ids)
+        y_n = labels_at(data, ids)
         kept[name] = ids[sample_classes(y_n, class_shares(np.bincount(y_n), n), generator)]
         notes.append(f"{name} cut to {n} of {len(ids)} points, classes in proportion (seed {seed})")
     return replace(
@@ -337,7 +337,7 @@ def smaller(data: Images, pixels: int) -> Images:
     return replace(data, x=x, notes=(*data.notes, f"pictures averaged from {was} down to {'×'.join(map(str, size))}"))
 
 
-def labels_of(data: Images, ids: np.ndarray) -> np.ndarray:
+def labels_at(data: Images, ids: np.ndarray) -> np.ndarray:
     """Class ids of those points, as an array."""
     return data.y.cpu().numpy()[ids]
 

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -169,7 +169,8 @@ def _lock_part(part: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # Windows deletes it on release
+                    path.unlink()
     except Timeout:
         raise RuntimeError(f"another process is fetching {part.stem} into {part.parent}; wait for it") from None
 

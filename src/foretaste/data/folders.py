@@ -17,8 +17,8 @@ from foretaste.data.pictures import (
     HOW_TO_SKIP,
     PICTURE_ENDINGS,
     DecodedPictures,
+    ImageSize,
     PictureProgress,
-    PictureSize,
     decode_pictures,
     open_picture,
 )
@@ -39,7 +39,7 @@ class FolderListing:
 def folder(
     path: str | PathLike[str],
     *,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     test: float = 0.2,
     skip_broken: bool = False,
@@ -121,7 +121,7 @@ def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | N
 def decode_files(
     root: Path,
     files: Sequence[str],
-    size: PictureSize,
+    size: ImageSize,
     channels: int | None,
     skip_broken: bool,
     progress: PictureProgress | None,

@@ -16,9 +16,9 @@ from foretaste.data.dataset import Images
 from foretaste.data.folders import images_of_pictures
 from foretaste.data.labels import class_labels, count_names
 from foretaste.data.pictures import (
+    ImageSize,
     OpenPicture,
     PictureProgress,
-    PictureSize,
     decode_pictures,
     open_picture,
 )
@@ -53,7 +53,7 @@ def hugging_face(
     label: str | None = None,
     pool: str | None = None,
     test: float | str = 0.2,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,
@@ -119,7 +119,7 @@ def hugging_face(
 def read_saved_points(
     path: Path,
     *,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,
@@ -194,7 +194,7 @@ def _choose_splits(path: Path, pool: str | None, test: float | str) -> dict[str,
     learn = pool or next((name for name in loaded if side_of[name] == "pool"), None)
     if learn is None:
         if len(loaded) > 1:
-            raise ValueError(f"{path} has the splits {have}, none called train; give pool= (and test=)")
+            raise ValueError(f"{path} has the splits {have}, none called train; rename one, or give pool= (and test=)")
         learn = have
     if isinstance(test, str):
         measure: str | None = test
@@ -254,7 +254,9 @@ def _choose_column(what: str, given: str | None, features: Any, found: Sequence[
         return given
     if len(found) != 1:
         count = f"{len(found)} columns may be the {what}" if found else f"no column is the {what}"
-        raise ValueError(f"{count}; give {what}= one of the columns: {have}")
+        raise ValueError(
+            f"{count}; give {what}= one of the columns: {have} (hugging_face in Python), or keep one such column"
+        )
     return found[0]
 
 

@@ -11,7 +11,7 @@ from foretaste.data.folders import folder as picture_folder
 from foretaste.data.huggingface import hugging_face, is_saved_dataset
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
-from foretaste.data.pictures import PictureSize
+from foretaste.data.pictures import ImageSize
 from foretaste.data.tables import features, file_columns, is_csv
 from foretaste.errors import did_you_mean
 
@@ -33,7 +33,7 @@ def load(
     *,
     normalise: str = "auto",
     test: float = 0.2,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,

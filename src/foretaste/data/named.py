@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET, FoundFiles, named_files, search_named
-from foretaste.data.dataset import Images, Normalise, ids_of
+from foretaste.data.dataset import Images, MeanAndStd, ids_of
 from foretaste.errors import format_bytes
 
 DIGITS_TEST = 600
 DIGITS_STEP = 15  # scikit-learn stores 0 to 16: times 15 they fill a byte
 DIGIT_NAMES = tuple("0123456789")
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-FASHION_NORMALISE: Normalise = ((0.2860,), (0.3530,))
-SVHN_NORMALISE: Normalise = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+FASHION_NORMALISE: MeanAndStd = ((0.2860,), (0.3530,))
+SVHN_NORMALISE: MeanAndStd = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
 # MNIST and Fashion-MNIST have the same file names. Their first labels show which one it is.
 FIRST_LABELS = {"mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}
 IDX_KINDS = {1: "labels", 3: "images"}
@@ -151,7 +151,7 @@ def assemble_parts(
     train: Sequence[SetPart],
     test: SetPart,
     classes: Sequence[str],
-    normalise: Normalise | None = None,
+    normalise: MeanAndStd | None = None,
     notes: tuple[str, ...] = (),
 ) -> Images:
     """One data set: the training images are the pool, with ids from 0 in file order; the test images follow."""
@@ -189,7 +189,7 @@ def note_unseen_classes(pool_y: np.ndarray, test_y: np.ndarray, classes: Sequenc
 
 
 def _idx_set(
-    name: str, folder: str | os.PathLike[str], classes: tuple[str, ...], normalise: Normalise | None, most: int
+    name: str, folder: str | os.PathLike[str], classes: tuple[str, ...], normalise: MeanAndStd | None, most: int
 ) -> Images:
     at = named_files(name, folder)
     parts = []
@@ -251,7 +251,9 @@ def _read_idx_body(
     declared = math.prod(shape)
     says = f"{path}: its header declares {' × '.join(map(str, shape))} = {declared} bytes"
     if declared > most:
-        raise ValueError(f"{says}, above the limit of {format_bytes(most)}; raise the limit (most=) if that is right")
+        raise ValueError(
+            f"{says}, above the limit of {format_bytes(most)}; raise the limit (most= in Python) if that is right"
+        )
     if declared > room:  # before memory is allocated
         raise ValueError(f"{says} and so small a file cannot hold them: truncated; fetch it again")
     if declared == 0:
@@ -306,7 +308,7 @@ def _check_mat_headers(path: Path, kinds: dict[str, tuple[tuple[int, ...], str]]
     if declared > most:
         raise ValueError(
             f"{path} declares {format_bytes(declared)}, above the limit of {format_bytes(most)}; "
-            "raise the limit (most=) if that is right"
+            "raise the limit (most= in Python) if that is right"
         )
 
 

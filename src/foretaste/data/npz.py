@@ -252,7 +252,7 @@ def read_arrays(file: Path, names: Sequence[str], most: int = LARGEST_DATASET) -
     if (total := sum(header.bytes for header in found)) > most:
         raise ValueError(
             f"{file} inflates to {format_bytes(total)}, above the limit of {format_bytes(most)}; "
-            "raise the limit (most=) if that is right"
+            "raise the limit (most= in Python) if that is right"
         )
     return _with_zip(file, lambda zipped: [_read_numbers(zipped, header) for header in found])
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.labels import NAMES_SHOWN
 
-PictureSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
+ImageSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
 
 DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 GREY_MODES = ("1", "L", "LA", "La", *DEEP_MODES)
@@ -53,7 +53,7 @@ def open_picture(source: str | PathLike[str] | bytes) -> Image.Image:
     return image
 
 
-def height_and_width(size: PictureSize) -> tuple[int, int] | None:
+def height_and_width(size: ImageSize) -> tuple[int, int] | None:
     """``size`` as (height, width); None stays None."""
     if size is None:
         return None
@@ -128,7 +128,7 @@ def decode_pictures(
     opened: OpenPicture,
     names: Sequence[str],
     *,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     most: int = LARGEST_DATASET,
     skip_broken: bool = False,
@@ -192,7 +192,7 @@ def check_picture_memory(n: int, shape: tuple[int, ...], most: int) -> None:
     if need > most:
         raise ValueError(
             f"{n} pictures of {'×'.join(map(str, shape))} bytes are {need / 1e9:.3g} GB, "
-            f"above the limit of {most / 1e9:.3g} GB; choose a smaller size, or raise the limit (most=)"
+            f"above the limit of {most / 1e9:.3g} GB; choose a smaller size, or raise the limit (most= in Python)"
         )
 
 

@@ -24,7 +24,7 @@ from foretaste.data.folders import decode_files, find_label_table, list_folder, 
 from foretaste.data.huggingface import is_saved_dataset, read_saved_points
 from foretaste.data.labels import array_labels, class_labels, count_names
 from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
-from foretaste.data.pictures import PictureProgress, PictureSize
+from foretaste.data.pictures import ImageSize, PictureProgress
 from foretaste.data.tables import file_columns, is_csv, read_feature_table, read_file_table
 
 POINT_ARRAYS, POINT_LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
@@ -82,7 +82,7 @@ def read_points(
     path: str | os.PathLike[str],
     *,
     regression: bool = False,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     skip_broken: bool = False,
     layout: Layout | None = None,
@@ -144,7 +144,7 @@ def read_points(
 
 @dataclass(frozen=True)
 class _PictureOptions:
-    size: PictureSize
+    size: ImageSize
     channels: int | None
     skip_broken: bool
     most: int

@@ -18,8 +18,8 @@ from foretaste.data.pictures import (
     HOW_TO_RESIZE,
     HOW_TO_SKIP,
     DecodedPictures,
+    ImageSize,
     PictureProgress,
-    PictureSize,
     check_picture_memory,
     describe_broken,
     height_and_width,
@@ -38,7 +38,7 @@ def from_torch(
     *,
     classes: Sequence[str] | None = None,
     name: str | None = None,
-    size: PictureSize = None,
+    size: ImageSize = None,
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,
@@ -78,7 +78,7 @@ def from_torch(
     share = test if isinstance(test, float | int) else 0.0
     if test is dataset:
         raise ValueError(
-            "test is the dataset itself, so nothing would be learned from what is not measured; give another"
+            "test is the dataset itself; measuring needs points that are not learned from: give another one, or a share"
         )
     parts = [dataset] if isinstance(test, float | int) else [dataset, test]
     name = name or type(dataset).__name__
@@ -218,7 +218,7 @@ def _check_class_id(label: Any, name: str) -> int:
 class _BytePictures:
     """Collects pictures of one size: as given, else that of the first. Grey until one in colour comes."""
 
-    def __init__(self, n: int, size: PictureSize, channels: int | None, most: int) -> None:
+    def __init__(self, n: int, size: ImageSize, channels: int | None, most: int) -> None:
         if channels not in (None, 1, 3):
             raise ValueError(f"channels is {channels}; expected 1 (grey), 3 (colour), or none")
         self.n, self.most, self.channels, self.shape = n, most, channels, height_and_width(size)
