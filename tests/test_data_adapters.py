@@ -86,7 +86,7 @@ def test_splits_are_pool_and_test(hf, tmp_path, measured):
         hugging_face(path, pool="train", test="train")
 
 
-def test_columns_are_found_or_asked_for(hf, tmp_path):
+def test_columns_are_found_or_must_be_named(hf, tmp_path):
     made, _ = table(hf, 9, 0)
     two = made.add_column("coarse", [0] * 9).cast_column("coarse", hf.ClassLabel(names=["x", "y"]))
     path = saved(two, tmp_path / "two")

@@ -1,4 +1,4 @@
-"""Folders of pictures and tables of labels: what is read, what is said, what is refused."""
+"""Folders of pictures and tables of labels: what is read, noted and refused."""
 
 import csv
 import os

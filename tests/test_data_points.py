@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from foretaste.data import Points, read_points
 
@@ -133,7 +134,7 @@ def test_a_table_of_files_with_gaps_and_pictures_it_does_not_name(tmp_path):
     assert parts(read_points(write(tmp_path / "l.csv", [["file"], ["3.png"], ["1.png"]]))) == ({}, ["3.png", "1.png"])
 
 
-def test_validation_rows_are_nobodys_even_in_the_folder(tmp_path):
+def test_validation_rows_are_left_out_even_of_the_folder(tmp_path):
     for k in range(6):
         picture(tmp_path / f"{k}.png", seed=k)
     sides = ["train", "train", "test", "val", "train"]
@@ -225,6 +226,32 @@ def test_a_saved_dataset_of_numbers(hf, tmp_path):
         read_points(saved(hf, tmp_path / "f", data | {"embedding": [[0, np.nan], [2, 3], [4, 5]]}, **kinds))
     with pytest.raises(ValueError, match="has no pictures and no numbers; its columns are text"):
         read_points(saved(hf, tmp_path / "g", {"text": ["a"]}, text=hf.Value("string")))
+
+
+def test_numbers_of_a_saved_dataset_in_rows_selected_and_of_every_kind(hf, tmp_path):
+    kinds = {"a": hf.Value("int8"), "b": hf.Value("bool"), "c": hf.Sequence(hf.Value("float64"), length=2)}
+    data = {"a": [1, 2, 3], "b": [True, False, True], "c": [[0.5, 1], [2, 3], [4, 5]]}
+    made = hf.Dataset.from_dict(data, features=hf.Features(kinds))
+    made.select([2, 0]).save_to_disk(str(tmp_path / "d"))
+    assert read_points(tmp_path / "d").x.tolist() == [[3, 1, 4, 5], [1, 1, 0.5, 1]]
+    for name, values in (("a", [1, None, 3]), ("b", [None, True, True]), ("c", [[0, 1], None, [4, 5]])):
+        path = saved(hf, tmp_path / name, data | {name: values}, **kinds)
+        with pytest.raises(ValueError, match=f"rows of '{name}' (have no finite number|differ in length or have none)"):
+            read_points(path)
+
+
+def test_query_takes_a_saved_dataset(hf, tmp_path):
+    from foretaste.cli import app
+
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    data = {"x": x.tolist(), "label": [None if k % 2 else "ab"[k // 2 % 2] for k in range(40)]}
+    made = hf.Dataset.from_dict(data)
+    made.filter(lambda row: row["label"] is not None).save_to_disk(str(tmp_path / "L"))
+    made.filter(lambda row: row["label"] is None).remove_columns("label").save_to_disk(str(tmp_path / "U"))
+    words = ["--labelled", tmp_path / "L", "--pool", tmp_path / "U", "--network", "mlp", "--steps", 300, "-n", 3]
+    got = CliRunner().invoke(app, ["query", *map(str, words), "--out", str(tmp_path / "r.csv")])
+    assert got.exit_code == 0, got.output
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 21
 
 
 def test_float_labels_of_a_saved_dataset(hf, tmp_path):

@@ -315,18 +315,26 @@ def _number_columns(path: Path, part: Any, skip: set[str | None]) -> tuple[Tenso
         )
     blocks, names = [], list[str]()
     for name in found:
-        try:
-            x_nd = np.asarray(_cells(part, name), dtype=np.float32).reshape(len(part), -1)
-        except (ValueError, TypeError):
-            raise ValueError(
-                f"{path}: rows of {name!r} differ in length or have none; expected as many numbers each"
-            ) from None
-        if bad := int((~np.isfinite(x_nd)).any(1).sum()):
-            raise ValueError(f"{path}: {bad} rows of {name!r} have no finite number; mend them, or leave them out")
+        x_nd = _number_column(path, part, name)
         blocks.append(x_nd)
         names += [name] if x_nd.shape[1] == 1 else [f"{name}[{d}]" for d in range(x_nd.shape[1])]
     note = (f"{count_names(others, 'column {} has', 'columns {} have')} no numbers: left out",) if others else ()
     return torch.from_numpy(np.concatenate(blocks, axis=1)), tuple(names), note
+
+
+def _number_column(path: Path, part: Any, name: str) -> np.ndarray:
+    """(N, d) float32: a column of numbers, or of lists of d numbers. Stays in Arrow, for lists may be long and many."""
+    import pyarrow.compute as pc
+
+    column = part.select_columns([name]).with_format("arrow")[:].column(0)
+    if _kind_of(part.features[name]) != "Value":
+        if len(pc.list_value_length(column).unique()) != 1:  # a missing list has no length
+            raise ValueError(f"{path}: rows of {name!r} differ in length or have none; expected as many numbers each")
+        column = pc.list_flatten(column)
+    x_nd = pc.cast(column, "float32", safe=False).to_numpy().reshape(len(part), -1)
+    if bad := int((~np.isfinite(x_nd)).any(1).sum()):
+        raise ValueError(f"{path}: {bad} rows of {name!r} have no finite number; mend them, or leave them out")
+    return x_nd
 
 
 def _holds_numbers(kind: Any) -> bool:
