@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 import foretaste as ft
 from foretaste.cli import app
-from foretaste.cli.points import read
 from foretaste.cli.problem import parse_settings
-from foretaste.data import digits
+from foretaste.data import digits, read_points
 from foretaste.network import MLP, build, fit, save, saved
 
 
@@ -132,7 +131,7 @@ def test_folders_of_pictures(tmp_path, data):
     rows = table(tmp_path / "r.csv")
     assert {row["id"] for row in rows} == {f"{i}.png" for i in U[:20]}
     assert {row["predicted"] for row in rows} <= {f"digit {c}" for c in range(10)}
-    labelled = read(tmp_path / "L")
+    labelled = read_points(tmp_path / "L")
     assert sorted(zip(labelled.ids, labelled.labels)) == sorted((f"digit {y[i]}/{i}.png", f"digit {y[i]}") for i in L)
     where = {name: k for k, name in enumerate(labelled.ids)}
     assert all(np.array_equal(labelled.x[where[f"digit {y[i]}/{i}.png"], 0].numpy(), x[i]) for i in L)
@@ -296,7 +295,7 @@ def test_what_is_written_over(files):
 def test_tables_that_cannot_be_read(tmp_path, text, says):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ValueError, match=says):
-        read(tmp_path / "t.csv")
+        read_points(tmp_path / "t.csv")
 
 
 def test_columns_must_be_the_same(tmp_path):
@@ -313,8 +312,8 @@ def test_broken_pictures_are_named(tmp_path, data):
         Image.fromarray(x[0]).save(tmp_path / name / "good.png")
     (tmp_path / "a" / "bad.png").write_bytes((tmp_path / "a" / "good.png").read_bytes()[:40])
     with pytest.raises(ValueError, match=r"a/bad\.png"):
-        read(tmp_path)
-    got = read(tmp_path, skip_broken=True)
+        read_points(tmp_path)
+    got = read_points(tmp_path, skip_broken=True)
     assert got.ids == ["a/good.png", "b/good.png"]
     assert got.labels == ["a", "b"]
     assert any("bad.png" in note for note in got.notes)
@@ -322,13 +321,13 @@ def test_broken_pictures_are_named(tmp_path, data):
 
 def test_a_pool_that_has_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"does not exist; expected an \.npz, a CSV, or a folder"):
-        read(tmp_path / "none.npz")
+        read_points(tmp_path / "none.npz")
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(ValueError, match=r"unknown ending '\.txt'"):
-        read(tmp_path / "x.txt")
+        read_points(tmp_path / "x.txt")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no pictures"):
-        read(tmp_path / "empty")
+        read_points(tmp_path / "empty")
 
 
 def save_digits(path, data, rows, **more):
@@ -398,3 +397,159 @@ def test_durations_are_plain(files):
     q = type("Q", (), {"info": info, "seconds": seconds, "__len__": lambda self: 2})()
     text = summarise_query(problem, q, files / "r.csv")
     assert "Choosing took 2.2 h (kernel 1.8 min, score 0.2 s)." in text
+
+
+def write_flowers(path, labels, n=40):
+    """Two blobs of two columns; the labels given, the others empty."""
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 2
+    x = rng.normal(size=(n, 2)) + 4 * y[:, None]
+    rows = [f"p{i},{labels.get(i, '')},{x[i, 0]:.6f},{x[i, 1]:.6f}" for i in range(n)]
+    path.write_text("\n".join(["id,label,width,height", *rows]))
+    return y
+
+
+def test_one_table_with_some_labels_filled_in(tmp_path):
+    """Labelled rows train, the others are the pool; the network is an MLP."""
+    y = write_flowers(tmp_path / "t.csv", {i: "ab"[i % 2] for i in range(10)})
+    got = invoke("query", tmp_path / "t.csv", "-n", 4, "--steps", 200, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "training mlp on the 10 labelled points" in got.stdout
+    rows = table(tmp_path / "r.csv")
+    assert {row["id"] for row in rows} == {f"p{i}" for i in range(10, 40)}
+    assert sum(row["predicted"] == "ab"[y[int(row["id"][1:])]] for row in rows) >= 28
+
+
+def test_rounds_on_one_table_end_without_an_error(tmp_path):
+    """A script that labels what was picked until nothing is left."""
+    labels = {i: "ab"[i % 2] for i in range(30)}
+    for left in (10, 3, 0):
+        write_flowers(tmp_path / "t.csv", labels)
+        words = ["--strategy", "random", "--steps", 5, "-n", 7, "--out", tmp_path / "r.csv"]
+        got = invoke("query", tmp_path / "t.csv", *words)
+        assert got.exit_code == 0, got.output
+        rows = table(tmp_path / "r.csv")
+        assert len(rows) == left
+        labels |= {int(row["id"][1:]): "a" for row in rows if row["picked"] == "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["D.csv", "--pool", "D.csv"], "DATA and --labelled or --pool were given"),
+        (["--labelled", "D.csv"], "--pool not given; expected DATA, one file or folder"),
+        (["missing.csv"], "missing.csv does not exist; expected a folder of pictures"),
+        (["unlabelled.csv"], "unlabelled.csv has no labels, and a network needs some"),
+    ],
+)
+def test_data_or_labelled_and_pool(tmp_path, words, says):
+    write_flowers(tmp_path / "D.csv", {0: "a", 1: "b"})
+    write_flowers(tmp_path / "unlabelled.csv", {})
+    words = [tmp_path / word if not word.startswith("-") else word for word in words]
+    assert says in told("query", *words)
+
+
+def test_labels_that_are_fractions_want_regression(tmp_path):
+    """They were a class each."""
+    write_flowers(tmp_path / "t.csv", {i: f"{0.37 * i:.2f}" for i in range(20)})
+    assert "--regression" in told("query", tmp_path / "t.csv", "--out", tmp_path / "r.csv")
+    words = ["--regression", "--strategy", "variance", "--max-lr", 0.05, "--steps", 50]
+    got = invoke("query", tmp_path / "t.csv", *words, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+
+
+def test_class_ids_that_a_spreadsheet_wrote_as_floats(tmp_path):
+    """A column of integers with gaps is 0.0, 1.0 in pandas."""
+    write_flowers(tmp_path / "t.csv", {i: f"{i % 2}.0" for i in range(10)})
+    got = invoke("query", tmp_path / "t.csv", "--steps", 50, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert {row["predicted"] for row in table(tmp_path / "r.csv")} == {"0", "1"}
+
+
+def save_photos(root, data, rows, folder, sides):
+    x, *_ = data
+    for i, side in zip(rows, sides):
+        path = root / folder(i) / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[i]).convert("RGB").resize((side, side + 7)).save(path, quality=95)
+
+
+def test_photos_of_mixed_sizes_need_no_option(tmp_path, data):
+    """Class folders and a folder without labels; a small WideResNet at 32 pixels, and both are said."""
+    _, y, L, U = data
+    save_photos(tmp_path / "photos", data, L[:6], lambda i: f"digit {y[i]}", range(40, 46))
+    save_photos(tmp_path / "photos", data, U[:6], lambda i: "unlabelled", range(20, 50, 5))
+    words = ["-n", 2, "--strategy", "margin", "--steps", 3, "--save", "--out", tmp_path / "r.csv"]
+    got = invoke("query", tmp_path / "photos", *words)
+    assert got.exit_code == 0, got.output
+    assert "pictures of 10 sizes are scaled and cut to 32×32 pixels (--size chooses another)" in got.stdout
+    assert "training wrn1 (widen=1) on the 6 labelled points" in got.stdout
+    assert {row["id"] for row in table(tmp_path / "r.csv")} == {f"unlabelled/{i}.jpg" for i in U[:6]}
+    assert saved(tmp_path / "r.safetensors").shape == (3, 32, 32)
+
+
+def test_pictures_take_the_size_of_the_weights(tmp_path, data):
+    _, y, L, U = data
+    save_photos(tmp_path / "photos", data, L[:6], lambda i: f"digit {y[i]}", range(40, 46))
+    save_photos(tmp_path / "photos", data, U[:6], lambda i: "unlabelled", range(20, 50, 5))
+    words = [tmp_path / "photos", "-n", 2, "--strategy", "margin", "--out", tmp_path / "r.csv"]
+    assert invoke("query", *words, "--size", 12, "--steps", 2, "--save").exit_code == 0
+    got = invoke("query", *words, "--weights", tmp_path / "r.safetensors")
+    assert got.exit_code == 0, got.output
+    assert "cut to 12×12 pixels (the size that the weights were trained on)" in got.stdout
+
+
+def test_sizes_for_a_network_of_ones_own_are_the_users_to_choose(tmp_path, data):
+    _, y, L, U = data
+    save_photos(tmp_path / "photos", data, L[:6], lambda i: f"digit {y[i]}", range(40, 46))
+    save_photos(tmp_path / "photos", data, U[:6], lambda i: "unlabelled", range(20, 50, 5))
+    got = told("query", tmp_path / "photos", "--network", "torch.nn:Flatten")
+    assert "pictures of 10 sizes" in got
+    assert "such as --size 64, to bring them to one" in got
+    assert "size=" not in got
+
+
+def test_small_pictures_of_one_size_stay_as_they_are(tmp_path, data):
+    x, y, L, U = data
+    for i in [*L[:6], *U[:6]]:
+        path = tmp_path / "photos" / (f"digit {y[i]}" if i in L else "unsorted") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[i]).save(path)
+    words = ["-n", 2, "--strategy", "margin", "--steps", 3, "--save", "--out", tmp_path / "r.csv"]
+    got = invoke("query", tmp_path / "photos", *words)
+    assert got.exit_code == 0, got.output
+    assert "scaled" not in got.stdout
+    assert saved(tmp_path / "r.safetensors").shape == (1, 8, 8)
+
+
+def test_the_same_file_in_both_folders_is_not_chosen(tmp_path, data):
+    """By links; equal names in two folders are not equal pictures."""
+    _, y, L, U = data
+    save_photos(tmp_path / "L", data, L[:6], lambda i: f"digit {y[i]}", [20] * 6)
+    save_photos(tmp_path / "U", data, U[:6], lambda i: "all", [20] * 6)
+    taken = tmp_path / "U" / "all" / "seen.jpg"
+    taken.write_bytes((tmp_path / "L" / f"digit {y[L[0]]}" / f"{L[0]}.jpg").read_bytes())
+    (tmp_path / "U" / "all" / f"{U[0]}.jpg").rename(tmp_path / "U" / "all" / f"{L[1]}.jpg")
+    words = ["--labelled", tmp_path / "L", "--pool", tmp_path / "U", "--network", "mlp", "--steps", 3, "-n", 6]
+    got = invoke("query", *words, "--strategy", "random", "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    names = {f"all/{i}.jpg" for i in [L[1], *U[1:6]]}
+    assert {row["id"] for row in table(tmp_path / "r.csv")} == names
+
+
+def test_a_saved_hugging_face_dataset(tmp_path, data):
+    datasets = pytest.importorskip("datasets")
+    x, y, L, U = data
+    rows = [*L, *U[:10]]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=[f"digit {c}" for c in range(10)])}
+    )
+    labels = [int(y[i]) if i in L else -1 for i in rows]
+    pictures = [Image.fromarray(x[i]) for i in rows]
+    datasets.Dataset.from_dict({"image": pictures, "label": labels}, features).save_to_disk(tmp_path / "hf")
+    words = ["--network", "mlp", "--steps", 20, "-n", 3, "--out", tmp_path / "r.csv"]
+    got = invoke("query", tmp_path / "hf", *words)
+    assert got.exit_code == 0, got.output
+    rows = table(tmp_path / "r.csv")
+    assert {row["id"] for row in rows} == {str(i) for i in range(30, 40)}
+    assert {row["predicted"] for row in rows} <= {f"digit {c}" for c in range(10)}

@@ -60,6 +60,7 @@ def name_options(text: str, flags: dict[str, str]) -> str:
     'give --size (pixels a side), or --skip-broken'
     """  # noqa: E501
     flags = PYTHON_NAMES | flags
+    text = re.sub(r"\S+ \((--[^()]*) on the command line\)", r"\1", text)  # messages that give both names
     every = "|".join(map(re.escape, sorted(flags, key=len, reverse=True)))
     # After a dot the name is a key of a study (train.steps=), after a slash a part of a path.
     text = re.sub(

@@ -11,19 +11,20 @@ from foretaste.cli.app import app, check_output_folder, console, progress_bar, s
 from foretaste.errors import format_seconds
 
 if TYPE_CHECKING:
-    from foretaste.cli.points import Points
     from foretaste.cli.problem import Problem
+    from foretaste.data import Points
 
 DEMO_STEPS = 600
 
 
 @app.command("fidelity")
 def fidelity_command(
-    labelled: given.LabelledFile = None,
-    pool: given.PoolFile = None,
-    network: given.NetworkName = None,
-    set_: given.NetworkSet = None,
-    weights: given.WeightsFile = None,
+    data: given.DataArgument = None,
+    labelled: given.LabelledOption = None,
+    pool: given.PoolOption = None,
+    network: given.NetworkOption = None,
+    set_: given.SetOption = None,
+    weights: given.WeightsOption = None,
     demo: Annotated[bool, typer.Option("--demo", help="Use scikit-learn's digits and an MLP; under a minute.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the page and the records.")] = Path("fidelity"),
     candidates: Annotated[int, typer.Option(min=1, help="Points of the pool to retrain on.")] = 8,
@@ -39,27 +40,26 @@ def fidelity_command(
         str, typer.Option(help="Ridges to try, relative to the kernel's mean diagonal, separated by commas.")
     ] = "1e-8,1e-6,1e-4,1e-2",
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
-    classes: given.ClassNames = None,
-    loss: given.LossName = None,
-    normalise: given.NormaliseHow = None,
-    size: given.PictureSize = None,
-    channels: given.PictureChannels = None,
-    skip_broken: given.SkipBroken = False,
-    steps: given.TrainSteps = None,
-    max_lr: given.LargestRate = None,
-    batch: given.TrainBatch = 32,
+    classes: given.ClassesOption = None,
+    loss: given.LossOption = None,
+    normalise: given.NormaliseOption = None,
+    size: given.SizeOption = None,
+    channels: given.ChannelsOption = None,
+    skip_broken: given.SkipBrokenOption = False,
+    steps: given.StepsOption = None,
+    max_lr: given.MaxLrOption = None,
+    batch: given.BatchOption = 32,
     weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of every training.")] = 0.0,
-    device: given.DeviceName = "auto",
-    seed: given.RandomSeed = 0,
+    device: given.DeviceOption = "auto",
+    seed: given.SeedOption = 0,
 ) -> None:
     """Compare look-ahead with real retraining on a few candidates, and say whether to trust it. No files: a demo."""
     check_output_folder(out)
-    demo = demo or not (labelled or pool or network or weights)
-    if demo and (labelled or pool or weights):
-        raise ValueError("--demo brings its own data; leave --labelled, --pool and --weights out")
-    if not demo and (labelled is None or pool is None):
-        missing = " and ".join(name for name, path in (("--labelled", labelled), ("--pool", pool)) if path is None)
-        raise ValueError(f"{missing} not given; expected files of labelled points and of a pool, or --demo")
+    demo = demo or not (data or labelled or pool or network or weights)
+    if demo and (data or labelled or pool or weights):
+        raise ValueError("--demo brings its own data; leave DATA, --labelled, --pool and --weights out")
+    if not demo:
+        given.check_inputs_exist(data, labelled, pool)
     try:
         ridges = [float(word) for word in ridge.split(",")]
     except ValueError:
@@ -71,7 +71,12 @@ def fidelity_command(
     if demo:
         known, left = demo_points()
     else:
-        known, left = given.read_inputs(labelled, pool, size=size, channels=channels, skip_broken=skip_broken)
+        known, left = given.read_inputs(
+            data, labelled, pool, network=network, weights=weights, size=size, channels=channels,
+            skip_broken=skip_broken,
+        )  # fmt: skip
+        if not len(left):
+            raise ValueError(f"every point of {left.where} has a label; expected some without, to retrain on")
     p = given.make_problem(
         known, left, network=network or ("mlp" if demo else None), options=network_options, weights=weights,
         classes=classes, loss=loss, normalise=normalise, device=device, seed=seed,
@@ -90,7 +95,8 @@ def fidelity_command(
         outputs=outputs, ridges=ridges, budget=budget, seed=seed,
     )  # fmt: skip
     records[0]["network"] = p.name
-    records[0]["data"] = f"{p.labelled.where} and {p.pool.where}" if not demo else "scikit-learn's digits"
+    files = " and ".join(dict.fromkeys((p.labelled.where, p.pool.where)))
+    records[0]["data"] = "scikit-learn's digits" if demo else files
     report_fidelity(records, out, p.classes)
 
 
@@ -130,8 +136,7 @@ def compare_with_retraining(problem: "Problem", **settings: Any) -> list[dict[st
 
 def demo_points() -> "tuple[Points, Points]":
     """40 labelled digits and a pool of 400, with the true labels."""
-    from foretaste.cli.points import Points
-    from foretaste.data import digits
+    from foretaste.data import Points, digits
 
     data = digits()
     x = data.x.float() / 255 / data.normalise[1][0] if data.normalise else data.x.float() / 255

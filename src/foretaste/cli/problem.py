@@ -5,6 +5,7 @@ label already, turn labels into class ids, train.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -20,49 +21,66 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from foretaste.cli.points import Points
+    from foretaste.data import Points
     from foretaste.network import Fit
 
-POINTS = ".npz (x, y, ids), folder of pictures, or CSV (id, label, features)"
+POINTS = (
+    "a folder of pictures, a CSV (id, label, features, or file, label), an .npz (x, y, ids), or a Hugging Face dataset"
+)
 
-NetworkName = Annotated[
+DataArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[DATA]", help=f"Points of which some have a label: {POINTS}. The points without a label are the pool."
+    ),
+]
+
+NetworkOption = Annotated[
     str | None,
     typer.Option(
         help="mlp, wrn1, wrn2, wrn3, resnet18, or package.module:function of your own. "
         "Default: a small wrn1 for pictures, mlp for features."
     ),
 ]
-NetworkSet = Annotated[list[str] | None, typer.Option("--set", help="Options of the network, such as widen=4.")]
-WeightsFile = Annotated[
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Options of the network, such as widen=4.")]
+WeightsOption = Annotated[
     Path | None,
     typer.Option(help="State dict, .safetensors. Without it the network is trained on the labelled points first."),
 ]
-LabelledFile = Annotated[Path | None, typer.Option(help=f"Labelled points: {POINTS}, pictures in class folders.")]
-PoolFile = Annotated[Path | None, typer.Option(help=f"Points to choose from: {POINTS}; labels are not needed.")]
-ClassNames = Annotated[
+LabelledOption = Annotated[
+    Path | None, typer.Option(help="Labelled points, if they are not in DATA: any of its formats.")
+]
+PoolOption = Annotated[
+    Path | None, typer.Option(help="Points to choose from, with --labelled: any format. Labels are not needed.")
+]
+ClassesOption = Annotated[
     str | None, typer.Option(help="Names of the classes in the order of the network's outputs, separated by commas.")
 ]
-LossName = Annotated[
+LossOption = Annotated[
     str | None, typer.Option(help="l2 or ce: the loss of the network's training. Default: what --weights says, or l2.")
 ]
-NormaliseHow = Annotated[
+NormaliseOption = Annotated[
     str | None,
     typer.Option(help='"none", "measured" (on all points), or mean/std: "0.5/0.25", or one number a channel.'),
 ]
-PictureSize = Annotated[int | None, typer.Option(min=1, help="Pixels a side, for pictures of several sizes.")]
-PictureChannels = Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.")]
-SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out pictures that cannot be read.")]
-DeviceName = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
-RandomSeed = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
-TrainSteps = Annotated[
+SizeOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ."),
+]
+ChannelsOption = Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.")]
+SkipBrokenOption = Annotated[bool, typer.Option("--skip-broken", help="Leave out pictures that cannot be read.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
+StepsOption = Annotated[
     int | None, typer.Option(min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.")
 ]
-LargestRate = Annotated[float | None, typer.Option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.")]
-TrainBatch = Annotated[int, typer.Option(min=1, help="Points in a step of SGD.")]
+MaxLrOption = Annotated[float | None, typer.Option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Points in a step of SGD.")]
 
 # Unless --network names one. Small, so that a minute on two cores is enough.
 PICTURE_NETWORK: tuple[str, dict[str, Any]] = ("wrn1", {"widen": 1})
 FEATURE_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {})
+PICTURE_SIDE = 32  # pixels
 
 ChannelScale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
@@ -93,19 +111,88 @@ class Problem:
         return prepare(x, next(self.net.parameters()).dtype, self.normalise)
 
 
-def read_inputs(
-    labelled: Path | None, pool: Path | None, *, size: int | None, channels: int | None, skip_broken: bool
-) -> "tuple[Points, Points]":
-    """Labelled points and a pool, without those of the pool that are labelled already."""
-    from foretaste.cli.points import read
+def check_inputs_exist(data: Path | None, labelled: Path | None, pool: Path | None) -> list[Path]:
+    """The files to read: DATA, or --labelled and --pool. Raises if they do not go together or are missing."""
+    if data is not None and (labelled or pool):
+        raise ValueError(
+            "DATA and --labelled or --pool were given; DATA holds labelled points and the pool, so give it alone"
+        )
+    if data is None and (labelled is None or pool is None):
+        missing = " and ".join(name for name, path in (("--labelled", labelled), ("--pool", pool)) if path is None)
+        raise ValueError(
+            f"{missing} not given; expected DATA, one file or folder in which some points have labels, or else "
+            "--labelled and --pool"
+        )
+    paths = [path for path in (data, labelled, pool) if path is not None]
+    for path in paths:
+        if not path.expanduser().exists():
+            raise FileNotFoundError(f"{path} does not exist; expected {POINTS}")
+    return paths
 
-    assert labelled is not None
-    assert pool is not None
+
+def read_inputs(
+    data: Path | None,
+    labelled: Path | None,
+    pool: Path | None,
+    *,
+    network: str | None,
+    weights: Path | None,
+    regression: bool = False,
+    size: int | None = None,
+    channels: int | None = None,
+    skip_broken: bool = False,
+) -> "tuple[Points, Points]":
+    """Labelled points and a pool; points of the pool that are labelled already are left out."""
+    from foretaste.data import read_points
+
+    paths = check_inputs_exist(data, labelled, pool)
+    shape, note = (size, None) if size else choose_picture_size(paths, network, weights)
     with progress_bar("reading") as progress:
-        how: dict[str, Any] = {"size": size, "channels": channels, "skip_broken": skip_broken, "progress": progress}
-        known, candidates = read(labelled, **how), read(pool, **how)
+        parts = [
+            read_points(
+                path, regression=regression, size=shape, channels=channels, skip_broken=skip_broken, progress=progress
+            )
+            for path in paths
+        ]
+    known, candidates = (parts[0].labelled, parts[0].unlabelled) if data else (parts[0].labelled, parts[1])
+    if not len(known):
+        raise ValueError(
+            f"{known.where} has no labels, and a network needs some to learn from; label a few points of each class "
+            "first: class folders, a column label, or y in an .npz"
+        )
+    notes = [note] if note else []
+    if not data and (without := len(parts[0]) - len(known)):
+        notes.append(f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone")
     _check_same_kind(known, candidates)
-    return known, without_labelled(candidates, known)
+    return replace(known, notes=(*known.notes, *notes)), without_labelled(candidates, known)
+
+
+def choose_picture_size(
+    paths: Sequence[Path], network: str | None, weights: Path | None
+) -> tuple[tuple[int, int] | None, str | None]:
+    """(height, width) to scale pictures to, and a note; None to leave them as they are.
+
+    Weights that know their size decide. Otherwise pictures of several sizes become small squares, and so do large
+    ones unless the user named a network. For a network of the user's own only the user can choose.
+    """
+    from foretaste.data import picture_sizes
+    from foretaste.network import saved
+
+    sizes = sum((picture_sizes(path) for path in paths), Counter[tuple[int, int]]())
+    shape = saved(weights).shape if weights else None
+    largest = max((max(size) for size in sizes), default=0)
+    if shape is not None and len(shape) == 3:
+        chosen, why = (shape[1], shape[2]), "the size that the weights were trained on"
+    elif weights is None and (network is None or (":" not in network and len(sizes) > 1)):
+        if len(sizes) <= 1 and largest <= PICTURE_SIDE:
+            return None, None
+        chosen, why = (PICTURE_SIDE, PICTURE_SIDE), "--size chooses another"
+    else:
+        return None, None
+    if set(sizes) <= {chosen}:
+        return None, None
+    kinds = f"{len(sizes)} sizes" if len(sizes) > 1 else "one size, {1}×{0},".format(*next(iter(sizes)))
+    return chosen, f"pictures of {kinds} are scaled and cut to {chosen[1]}×{chosen[0]} pixels ({why})"
 
 
 def make_problem(
@@ -126,8 +213,6 @@ def make_problem(
     from foretaste.network import Saved, prepare, saved
 
     about = saved(weights) if weights else Saved()
-    if labelled.labels is None:
-        raise ValueError(f"{labelled.where} has no labels; expected y in an .npz, class folders, or a column label")
     where = _find_device(device)
     named = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or labelled.classes
     expected = named or (() if regression else class_names(labelled, None))
@@ -146,7 +231,7 @@ def make_problem(
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
     scale = _channel_scale(normalise, about.normalise, labelled, pool)
     C = _count_outputs(net, prepare(labelled.x[:2].to(where), next(net.parameters()).dtype, scale), shape, name)
-    notes = [f"{points.where}: {note}" for points in (labelled, pool) for note in points.notes]
+    notes = list(dict.fromkeys(f"{points.where}: {note}" for points in (labelled, pool) for note in points.notes))
     names: tuple[str, ...] = ()
     if regression:
         if C != 1:
@@ -155,7 +240,7 @@ def make_problem(
     else:
         names = named or class_names(labelled, C)
         _check_class_count(C, names, labelled)
-        if weights and not named and not _all_digits(labelled.labels):
+        if weights and not named and not _all_digits(labelled.known_labels):
             notes.append(f"outputs are taken to be, in this order: {shorten(names)}; give --classes if they are not")
         y_L = class_ids(labelled, names)
         y_U, note = pool_truth(pool, names)
@@ -181,7 +266,7 @@ def train_problem(problem: Problem, progress: Callable[[int, int], object] | Non
     return replace(p, fitted=fitted)
 
 
-def save_network(problem: Problem, path: Path) -> Path:
+def save_problem(problem: Problem, path: Path) -> Path:
     """Save the network with everything that ``--weights`` needs to load it."""
     from foretaste.network import save
 
@@ -209,32 +294,32 @@ def parse_settings(words: Iterable[str], option: str) -> dict[str, Any]:
 def without_labelled(pool: "Points", labelled: "Points") -> "Points":
     """The pool without points that are labelled already, with a note that says how many there were.
 
-    Two points are the same if their ids are, where the user gave both files ids, or if their values are exactly equal.
+    Two points are the same if they are the same file, if the user gave them the same id, or if their values are equal.
     """
-    known_ids = set(labelled.ids) if labelled.own_ids and pool.own_ids else set()
-    known_values = set(_digests(labelled))
-    same_id = [i in known_ids for i in pool.ids]
-    same_values = [d in known_values for d in _digests(pool)]
-    kept = [j for j in range(len(pool.ids)) if not (same_id[j] or same_values[j])]
-    if len(kept) == len(pool.ids):
+    known_keys, known_values = set(_identities(labelled)), set(_value_hashes(labelled))
+    same_key = [key is not None and key in known_keys for key in _identities(pool)]
+    same_values = [value in known_values for value in _value_hashes(pool)]
+    kept = [j for j in range(len(pool)) if not (same_key[j] or same_values[j])]
+    if len(kept) == len(pool):
         return pool
-    first = next(i for i, a, b in zip(pool.ids, same_id, same_values) if a or b)
-    note = f"{len(pool.ids) - len(kept)} points are labelled already, such as {first}: left out of the pool"
-    if differ := sum(a and not b for a, b in zip(same_id, same_values)):
+    first = next(i for i, a, b in zip(pool.ids, same_key, same_values) if a or b)
+    note = f"{len(pool) - len(kept)} points are labelled already, such as {first}: left out of the pool"
+    if differ := sum(a and not b for a, b in zip(same_key, same_values)):
         note += f" ({differ} of them by their id alone: their values differ)"
-    return replace(
-        pool,
-        x=pool.x[kept],
-        ids=[pool.ids[j] for j in kept],
-        labels=None if pool.labels is None else [pool.labels[j] for j in kept],
-        notes=(*pool.notes, note),
-    )
+    return replace(pool.take(kept), notes=(*pool.notes, note))
 
 
-def _digests(points: "Points") -> list[bytes]:
-    """A hash of each point's values."""
-    flat = points.x.contiguous().numpy().reshape(len(points.x), -1)
-    return [blake2b(row.tobytes(), digest_size=16).digest() for row in flat]
+def _identities(points: "Points") -> list[str | None]:
+    """What names each point beyond its file: the path of a picture, or the user's id. None for positions."""
+    if not points.own_ids:
+        return [None] * len(points)
+    where = Path(points.where)
+    root = where if where.is_dir() else where.parent
+    return [str(path.resolve()) if (path := root / name).is_file() else name for name in points.ids]
+
+
+def _value_hashes(points: "Points") -> list[bytes]:
+    return [blake2b(values.tobytes(), digest_size=16).digest() for values in points.x.contiguous().numpy()]
 
 
 def _check_same_kind(labelled: "Points", pool: "Points") -> None:
@@ -342,7 +427,7 @@ def class_names(labelled: "Points", outputs: int | None) -> tuple[str, ...]:
     """The classes of the labels: integers are class ids from 0, words stand in natural order."""
     from foretaste.data import natural_key
 
-    labels = labelled.labels or []
+    labels = labelled.known_labels
     if _all_digits(labels):
         return tuple(map(str, range(max(outputs or 0, 1 + max(map(int, labels))))))
     return tuple(sorted(set(labels), key=natural_key))
@@ -358,7 +443,7 @@ def class_ids(points: "Points", classes: Sequence[str]) -> "Tensor":
 
     from foretaste.data import natural_key
 
-    labels = points.labels or []
+    labels = points.known_labels
     at = {name: c for c, name in enumerate(classes)}
     unknown = sorted({label for label in labels if label not in at}, key=natural_key)
     if unknown and _all_digits(labels) and max(map(int, labels)) < len(classes):
@@ -372,8 +457,8 @@ def class_ids(points: "Points", classes: Sequence[str]) -> "Tensor":
 
 
 def pool_truth(pool: "Points", classes: Sequence[str]) -> "tuple[Tensor | None, str | None]":
-    """Class ids of the pool where it has labels; or None, and a note if the labels cannot be used."""
-    if pool.labels is None:
+    """Class ids of the pool if all its points have labels; or None, and a note if the labels cannot be used."""
+    if None in pool.labels:
         return None, None
     try:
         return class_ids(pool, classes), None
@@ -386,7 +471,7 @@ def label_numbers(points: "Points") -> "Tensor":
     import torch
 
     try:
-        y = torch.tensor([float(label) for label in points.labels or []])
+        y = torch.tensor([float(label) for label in points.known_labels])
     except ValueError as error:
         raise ValueError(f"{points.where}: --regression wants numbers as labels ({error})") from None
     if not torch.isfinite(y).all():

@@ -23,11 +23,12 @@ SHOWN_ROWS = 10
 
 @app.command("query")
 def query_command(
-    labelled: given.LabelledFile = None,
-    pool: given.PoolFile = None,
-    network: given.NetworkName = None,
-    set_: given.NetworkSet = None,
-    weights: given.WeightsFile = None,
+    data: given.DataArgument = None,
+    labelled: given.LabelledOption = None,
+    pool: given.PoolOption = None,
+    network: given.NetworkOption = None,
+    set_: given.SetOption = None,
+    weights: given.WeightsOption = None,
     strategy: Annotated[str, typer.Option(help="gain, mlmoc, margin, badge, ... (docs/strategies.md).")] = "gain",
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many points to choose.")] = 20,
     out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
@@ -44,24 +45,26 @@ def query_command(
         int | None, typer.Option(min=1, help="Score by this many random points of the pool, not by all: less memory.")
     ] = None,
     options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
-    classes: given.ClassNames = None,
-    loss: given.LossName = None,
+    classes: given.ClassesOption = None,
+    loss: given.LossOption = None,
     regression: Annotated[
         bool, typer.Option("--regression", help="Labels are numbers; use --strategy variance.")
     ] = False,
-    normalise: given.NormaliseHow = None,
-    size: given.PictureSize = None,
-    channels: given.PictureChannels = None,
-    skip_broken: given.SkipBroken = False,
-    steps: given.TrainSteps = None,
-    max_lr: given.LargestRate = None,
-    batch: given.TrainBatch = 32,
+    normalise: given.NormaliseOption = None,
+    size: given.SizeOption = None,
+    channels: given.ChannelsOption = None,
+    skip_broken: given.SkipBrokenOption = False,
+    steps: given.StepsOption = None,
+    max_lr: given.MaxLrOption = None,
+    batch: given.BatchOption = 32,
     save: Annotated[bool, typer.Option("--save", help="Save the weights trained here, beside the CSV.")] = False,
-    device: given.DeviceName = "auto",
-    seed: given.RandomSeed = 0,
+    device: given.DeviceOption = "auto",
+    seed: given.SeedOption = 0,
 ) -> None:
     """Rank a pool for labelling: labelled points and a pool in, a CSV of ids, scores and predictions out."""
-    _check_paths(out, labelled, pool, weights)
+    inputs = given.check_inputs_exist(data, labelled, pool)
+    if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (*inputs, weights) if p and p.exists())):
+        raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
     network_options = given.parse_settings(set_ or [], "--set")
@@ -69,13 +72,17 @@ def query_command(
     import foretaste as ft
 
     ft.acquire.find(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
-    labelled_points, left = given.read_inputs(labelled, pool, size=size, channels=channels, skip_broken=skip_broken)
-    if not len(left.x):
+    known, left = given.read_inputs(
+        data, labelled, pool, network=network, weights=weights, regression=regression, size=size, channels=channels,
+        skip_broken=skip_broken,
+    )  # fmt: skip
+    if not len(left):
         write_ranked([], out)
-        say(*left.notes, f"Nothing is left to choose: every point of {left.where} has a label. Ranking, empty: {out}")
+        say(*(f"note: {note}" for note in left.notes))
+        say(f"Nothing is left to choose: every point of {left.where} has a label. Ranking, empty: {out}")
         return
     p = given.make_problem(
-        labelled_points, left, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
+        known, left, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
         normalise=normalise, regression=regression, device=device, seed=seed,
     )  # fmt: skip
     U = len(p.x_U)
@@ -96,7 +103,7 @@ def query_command(
         with progress_bar("training") as progress:
             p = given.train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
-            say(f"Weights: {given.save_network(p, out.with_suffix('.safetensors'))}")
+            say(f"Weights: {given.save_problem(p, out.with_suffix('.safetensors'))}")
     with progress_bar("choosing") as progress:
         q = ft.query(
             p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.pool.ids, seed=seed, loss=p.loss, progress=progress,
@@ -109,14 +116,6 @@ def query_command(
     write_ranked(rows, out)
     say(summarise_query(p, q, out))
     show_ranked(rows[: min(n, SHOWN_ROWS)])
-
-
-def _check_paths(out: Path, labelled: Path | None, pool: Path | None, weights: Path | None) -> None:
-    if labelled is None or pool is None:
-        missing = " and ".join(name for name, path in (("--labelled", labelled), ("--pool", pool)) if path is None)
-        raise ValueError(f"{missing} not given; expected files of labelled points and of the pool to choose from")
-    if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (labelled, pool, weights) if p and p.exists())):
-        raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
 
 
 def check_query_settings(

@@ -12,6 +12,7 @@ pool. What counts as no label:
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from foretaste.data.folders import decode_files, find_label_table, list_folder, 
 from foretaste.data.huggingface import is_saved_dataset, read_saved_points
 from foretaste.data.labels import array_labels, class_labels, count_names
 from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
-from foretaste.data.pictures import ImageSize, PictureProgress
+from foretaste.data.pictures import ImageSize, PictureProgress, open_picture, oriented_size
 from foretaste.data.tables import file_columns, is_csv, read_feature_table, read_file_table
 
 POINT_ARRAYS, POINT_LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
@@ -140,6 +141,25 @@ def read_points(
         names = count_names(twice, "id {} stands", "ids {} stand")
         raise ValueError(f"{path}: {names} more than once; expected each once")
     return got if regression else replace(got, labels=class_labels(got.labels, path))
+
+
+def picture_sizes(path: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
+    """How many pictures of a folder, or of a CSV of files, have each (height, width).
+
+    Only headers are read. Empty for any other file. Pictures that cannot be opened are not counted: ``read_points``
+    names them.
+    """
+    path, sizes = Path(path).expanduser(), Counter[tuple[int, int]]()
+    if path.is_dir() and not is_saved_dataset(path):
+        root, files = path, list(list_folder(path).pictures)
+    elif path.is_file() and is_csv(path) and file_columns(path, labelled=False) is not None:
+        root, files = path.parent, [row.file for row in read_file_table(path, skip_broken=True, gaps=True)[0]]
+    else:
+        return sizes
+    for file in files:
+        with suppress(Exception), open_picture(root / file) as image:  # a decoder may raise anything on a broken file
+            sizes[oriented_size(image)] += 1
+    return sizes
 
 
 @dataclass(frozen=True)
