@@ -21,8 +21,15 @@ console = Console()
 PYTHON_NAMES = {"batch_size": "-n", "x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
 
 
+COMMAND_ORDER = ("demo", "query", "fidelity", "run", "report", "data")  # in --help; what newcomers need first
+
+
 class ForetasteGroup(TyperGroup):
     """Commands whose errors are one line and exit code 2. With --debug an error is Python's traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        known = [name for name in COMMAND_ORDER if name in self.commands]
+        return [*known, *(name for name in self.commands if name not in known)]
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -39,7 +39,7 @@ def list_data(folder: DataFolder = None) -> None:
 
 @data_app.command("get")
 def get_data(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more names of `foretaste data list`.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="One or more names of `foretaste data list`.")],
     folder: DataFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Download again what is there already.")] = False,
 ) -> None:

@@ -30,7 +30,8 @@ def fidelity_command(
     candidates: Annotated[int, typer.Option(min=1, help="Points of the pool to retrain on.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Retrainings of each by another seed, for SGD's noise.")] = 2,
     retrain_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each retraining. Default: as --steps.")
+        int | None,
+        typer.Option(min=1, help="Steps of each retraining. Default: as --steps.", rich_help_panel=given.NETWORK_PANEL),
     ] = None,
     watch: Annotated[int, typer.Option(min=1, help="Points of the pool on which changes are measured.")] = 200,
     output: Annotated[
@@ -49,7 +50,9 @@ def fidelity_command(
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of every training.")] = 0.0,
+    weight_decay: Annotated[
+        float, typer.Option(min=0, help="Weight decay of every training.", rich_help_panel=given.NETWORK_PANEL)
+    ] = 0.0,
     device: given.DeviceOption = "auto",
     seed: given.SeedOption = 0,
 ) -> None:

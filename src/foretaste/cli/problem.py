@@ -28,10 +28,12 @@ POINTS = (
     "a folder of pictures, a CSV (id, label, features, or file, label), an .npz (x, y, ids), or a Hugging Face dataset"
 )
 
+DATA_PANEL, NETWORK_PANEL = "Data", "Network and training"  # of --help
+
 DataArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[DATA]", help=f"Points of which some have a label: {POINTS}. The points without a label are the pool."
+        metavar="DATA", help=f"Points of which some have a label: {POINTS}. The points without a label are the pool."
     ),
 ]
 
@@ -39,43 +41,80 @@ NetworkOption = Annotated[
     str | None,
     typer.Option(
         help="mlp, wrn1, wrn2, wrn3, resnet18, or package.module:function of your own. "
-        "Default: a small wrn1 for pictures, mlp for features."
+        "Default: a small wrn1 for pictures, mlp for features.",
+        rich_help_panel=NETWORK_PANEL,
     ),
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Options of the network, such as widen=4.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Options of the network, such as widen=4.", rich_help_panel=NETWORK_PANEL),
+]
 WeightsOption = Annotated[
     Path | None,
-    typer.Option(help="State dict, .safetensors. Without it the network is trained on the labelled points first."),
+    typer.Option(
+        help="State dict, .safetensors. Without it the network is trained on the labelled points first.",
+        rich_help_panel=NETWORK_PANEL,
+    ),
 ]
 LabelledOption = Annotated[
-    Path | None, typer.Option(help="Labelled points, if they are not in DATA: any of its formats.")
+    Path | None,
+    typer.Option(help="Labelled points, if they are not in DATA: any of its formats.", rich_help_panel=DATA_PANEL),
 ]
 PoolOption = Annotated[
-    Path | None, typer.Option(help="Points to choose from, with --labelled: any format. Labels are not needed.")
+    Path | None,
+    typer.Option(
+        help="Points to choose from, with --labelled: any format. Labels are not needed.", rich_help_panel=DATA_PANEL
+    ),
 ]
 ClassesOption = Annotated[
-    str | None, typer.Option(help="Names of the classes in the order of the network's outputs, separated by commas.")
+    str | None,
+    typer.Option(
+        help="Names of the classes in the order of the network's outputs, separated by commas.",
+        rich_help_panel=DATA_PANEL,
+    ),
 ]
 LossOption = Annotated[
-    str | None, typer.Option(help="l2 or ce: the loss of the network's training. Default: what --weights says, or l2.")
+    str | None,
+    typer.Option(
+        help="l2 or ce: the loss of the network's training. Default: what --weights says, or l2.",
+        rich_help_panel=NETWORK_PANEL,
+    ),
 ]
 NormaliseOption = Annotated[
     str | None,
-    typer.Option(help='"none", "measured" (on all points), or mean/std: "0.5/0.25", or one number a channel.'),
+    typer.Option(
+        help='"none", "measured" (on all points), or mean/std: "0.5/0.25", or one number a channel.',
+        rich_help_panel=DATA_PANEL,
+    ),
 ]
 SizeOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ."),
+    typer.Option(
+        min=1,
+        help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ.",
+        rich_help_panel=DATA_PANEL,
+    ),
 ]
-ChannelsOption = Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.")]
-SkipBrokenOption = Annotated[bool, typer.Option("--skip-broken", help="Leave out pictures that cannot be read.")]
+ChannelsOption = Annotated[
+    int | None,
+    typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=DATA_PANEL),
+]
+SkipBrokenOption = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out pictures that cannot be read.", rich_help_panel=DATA_PANEL)
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
 StepsOption = Annotated[
-    int | None, typer.Option(min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.")
+    int | None,
+    typer.Option(
+        min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.", rich_help_panel=NETWORK_PANEL
+    ),
 ]
-MaxLrOption = Annotated[float | None, typer.Option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Points in a step of SGD.")]
+MaxLrOption = Annotated[
+    float | None,
+    typer.Option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.", rich_help_panel=NETWORK_PANEL),
+]
+BatchOption = Annotated[int, typer.Option(min=1, help="Points in a step of SGD.", rich_help_panel=NETWORK_PANEL)]
 
 # Unless --network names one. Small, so that a minute on two cores is enough.
 PICTURE_NETWORK: tuple[str, dict[str, Any]] = ("wrn1", {"widen": 1})

@@ -48,7 +48,10 @@ def query_command(
     classes: given.ClassesOption = None,
     loss: given.LossOption = None,
     regression: Annotated[
-        bool, typer.Option("--regression", help="Labels are numbers; use --strategy variance.")
+        bool,
+        typer.Option(
+            "--regression", help="Labels are numbers; use --strategy variance.", rich_help_panel=given.DATA_PANEL
+        ),
     ] = False,
     normalise: given.NormaliseOption = None,
     size: given.SizeOption = None,
@@ -57,7 +60,12 @@ def query_command(
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
-    save: Annotated[bool, typer.Option("--save", help="Save the weights trained here, beside the CSV.")] = False,
+    save: Annotated[
+        bool,
+        typer.Option(
+            "--save", help="Save the weights trained here, beside the CSV.", rich_help_panel=given.NETWORK_PANEL
+        ),
+    ] = False,
     device: given.DeviceOption = "auto",
     seed: given.SeedOption = 0,
 ) -> None:

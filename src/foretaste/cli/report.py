@@ -10,7 +10,7 @@ from foretaste.cli.app import app, check_output_folder, console, say
 
 @app.command("report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several are compared.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs; several are compared.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report. Default: DIR/report, or comparison for several runs.")
     ] = None,

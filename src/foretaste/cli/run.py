@@ -18,14 +18,18 @@ def _list_studies(wanted: bool) -> None:
     if wanted:
         from foretaste.study import read, shipped
 
-        say(*(f"{name:<12} {read(name).title}" for name in shipped()))
+        width = max(map(len, shipped()))
+        say(*(f"{name:<{width}}  {read(name).title}" for name in shipped()))
         raise typer.Exit
 
 
 @app.command("run")
 def run_command(
     config: Annotated[
-        str, typer.Argument(help="A .toml file, or the name of a study in the package (--list names them).")
+        str,
+        typer.Argument(
+            metavar="CONFIG", help="A .toml file, or the name of a study in the package (--list names them)."
+        ),
     ],
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, such as train.max_lr=0.1 or seeds=[0,1].")
