@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretaste.retrain import State, from_kernels
+from foretaste.lookahead import State, from_kernels
 
 
 @dataclass(frozen=True)

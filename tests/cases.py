@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import oracles
-from foretaste.retrain import State, linearize
+from foretaste.lookahead import State, linearize
 from oracles import X
 
 

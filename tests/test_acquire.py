@@ -1,6 +1,7 @@
 """Each acquisition function against its loop, and what is said of it elsewhere."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -96,25 +97,27 @@ def test_nan_raises_with_the_first_index():
     scores = torch.zeros(state.U, dtype=torch.float64)
     scores[[4, 9]] = math.nan
     with pytest.raises(ValueError, match="mine gives NaN for 2 candidates, first at 4"):
-        acquire.finish(state, scores, "mine")
+        acquire.finish_scores(state, scores, "mine")
     with pytest.raises(ValueError, match=r"mine returned \(13, 1\); expected a tensor \(13,\)"):
-        acquire.finish(state, scores[:, None], "mine")
+        acquire.finish_scores(state, scores[:, None], "mine")
 
 
 def test_nan_of_a_taken_candidate_is_nobodys_concern():
     state = Case("l2", kept=((4, 1),)).state()
     scores = torch.zeros(state.U, dtype=torch.float64)
     scores[4] = math.nan
-    assert acquire.finish(state, scores, "mine")[4] == -math.inf
+    assert acquire.finish_scores(state, scores, "mine")[4] == -math.inf
 
 
 @pytest.mark.parametrize("case", [Case("l2"), Case("ce", loss="ce"), Case("full", full=True, C=3, L=4, U=8)], ids=str)
 @pytest.mark.parametrize("name", ["mlmoc", "emoc", "eer", "flips", "gain", "variance"])
 def test_width_of_blocks_changes_nothing(name, case, monkeypatch):
-    from foretaste.acquire import _gain, _outputs
+    from foretaste.acquire import predictions
+
+    gain_module = import_module("foretaste.acquire.gain")
 
     whole = getattr(acquire, name)(case.state())
-    monkeypatch.setattr(_outputs, "BLOCK", 70)
-    monkeypatch.setattr(_outputs, "CACHED", 40)
-    monkeypatch.setattr(_gain, "CHUNK", 9)
+    monkeypatch.setattr(predictions, "OUTPUT_BLOCK", 70)
+    monkeypatch.setattr(predictions, "CACHED_BLOCK", 40)
+    monkeypatch.setattr(gain_module, "GAIN_CHUNK", 9)
     assert_close(getattr(acquire, name)(case.state()), whole, rtol=1e-12, atol=1e-13)

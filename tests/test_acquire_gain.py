@@ -1,6 +1,7 @@
 """gain against sampling of its definition, in the tails, and in float32."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from torch.testing import assert_close
 import acquire_oracles as oracles
 from acquire_oracles import Case
 from foretaste import acquire
-from foretaste.acquire import _gain, _psi
+from foretaste.acquire import rise
+from foretaste.acquire.gain import rises
+
+gain_module = import_module("foretaste.acquire.gain")
 
 
 @pytest.mark.parametrize(
@@ -46,19 +50,17 @@ def test_tails():
 
     z = torch.tensor([2.0, 5.0, 10.0, 20.0, 30.0, 37.0], dtype=torch.float64)
     for exact in (True, False):
-        got = torch.stack(
-            [_gain.rises(torch.ones(1, 1).double(), torch.ones(1).double(), v[None], exact)[0] for v in z]
-        )
+        got = torch.stack([rises(torch.ones(1, 1).double(), torch.ones(1).double(), v[None], exact)[0] for v in z])
         want = torch.tensor([psi(float(v)) for v in z], dtype=torch.float64)
         # float32 loses z² of the exponent's digits; beyond z = 10 it is float64 again
         assert_close(got, want, rtol=1e-9 if exact else 5e-6, atol=0)
 
 
 def test_the_fit_is_as_good_as_it_says():
-    z = torch.linspace(0, _psi.FAR, 400, dtype=torch.float64)
-    over, under = (sum(c * z**k for k, c in enumerate(fit)) for fit in (_psi.OVER, _psi.UNDER))
+    z = torch.linspace(0, rise.RISE_FAR, 400, dtype=torch.float64)
+    over, under = (sum(c * z**k for k, c in enumerate(fit)) for fit in (rise.RISE_OVER, rise.RISE_UNDER))
     fit = over / under * torch.exp(-z * z / 2)
-    exact = torch.stack([_gain.rises(torch.ones(1, 1).double(), torch.ones(1).double(), v[None], True)[0] for v in z])
+    exact = torch.stack([rises(torch.ones(1, 1).double(), torch.ones(1).double(), v[None], True)[0] for v in z])
     assert_close(fit, exact, rtol=2.1e-7, atol=0)
 
 
@@ -66,10 +68,10 @@ def test_the_fit_is_as_good_as_it_says():
 def test_a_label_without_influence_gains_nothing(exact):
     S = torch.tensor([[0.0, 1e-200], [0.0, 0.5]], dtype=torch.float64)
     for gaps in ([0.0, 0.0], [0.5, 0.0], [0.5, 1.0]):
-        rises = _gain.rises(S, torch.ones(2).double(), torch.tensor(gaps, dtype=torch.float64), exact)
-        assert rises[0] == 0
-        assert rises[1] > 0
-        assert torch.isfinite(rises).all()
+        found = rises(S, torch.ones(2).double(), torch.tensor(gaps, dtype=torch.float64), exact)
+        assert found[0] == 0
+        assert found[1] > 0
+        assert torch.isfinite(found).all()
 
 
 @pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
@@ -81,7 +83,7 @@ def test_float32_keeps_the_ranking_in_any_unit(unit):
         20 * unit * torch.rand(300, generator=g, dtype=torch.float64),
         torch.rand(300, generator=g) + 0.1,
     )
-    exact, fast = (_gain.rises(S, k.double(), gaps, exact) for exact in (True, False))
+    exact, fast = (rises(S, k.double(), gaps, exact) for exact in (True, False))
     assert_close(fast, exact, rtol=1e-6, atol=0)
     assert torch.equal(fast.argsort(), exact.argsort())
 
@@ -89,7 +91,7 @@ def test_float32_keeps_the_ranking_in_any_unit(unit):
 def test_large_problems_use_float32(monkeypatch):
     state = Case("l2").state()
     exact = acquire.gain(state)
-    monkeypatch.setattr(_gain, "MANY", 1)
+    monkeypatch.setattr(gain_module, "WORTH_QUICK_RISE", 1)
     fast = acquire.gain(state)
     assert_close(fast, exact, rtol=1e-6, atol=0)
     assert not torch.equal(fast, exact)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import acquire_oracles as oracles
-from foretaste.acquire import probabilities
+from foretaste.losses import probabilities
 
 rows = st.lists(st.floats(-5, 5), min_size=2, max_size=7)
 
@@ -41,7 +41,7 @@ def test_ce_is_softmax():
 
 
 def test_never_guessed():
-    with pytest.raises(ValueError, match="unknown loss 'mse'; expected one of l2, ce"):
+    with pytest.raises(ValueError, match="unknown loss 'mse'; Known: ce, l2"):
         probabilities(torch.zeros(2, 3), "mse")
     with pytest.raises(ValueError, match="one output has no classes"):
         probabilities(torch.zeros(2, 1), "l2")

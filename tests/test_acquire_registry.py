@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import foretaste.query  # noqa: F401  registers random
-from foretaste.acquire import _registry, find, register, strategies
+from foretaste.acquire import find_strategy, register, registry, strategies
 
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
-    monkeypatch.setattr(_registry, "_strategies", dict(_registry._strategies))
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 def test_every_builtin_has_its_name():
@@ -31,19 +31,19 @@ def test_every_builtin_has_its_name():
     ]
     assert set(names) <= set(strategies())
     assert strategies() == sorted(strategies())
-    assert {n for n in names if find(n).select == "greedy"} == {"gain", "variance"}
-    assert {n for n in names if find(n).picks} == {"random"}
+    assert {n for n in names if find_strategy(n).select == "greedy"} == {"gain", "variance"}
+    assert {n for n in names if find_strategy(n).picks} == {"random"}
 
 
 def test_unknown_names_give_the_nearest():
     listed = ", ".join(strategies())
     with pytest.raises(ValueError, match=rf"^unknown strategy 'mlmok'; did you mean 'mlmoc'\? Registered: {listed}$"):
-        find("mlmok")
+        find_strategy("mlmok")
     register("aardvark")(lambda state: state)
     with pytest.raises(ValueError, match=r"did you mean 'aardvark'\? Registered: aardvark, "):
-        find("aardvrk")
+        find_strategy("aardvrk")
     with pytest.raises(ValueError, match=r"unknown strategy 'xyzzy'; Registered: "):
-        find("xyzzy")
+        find_strategy("xyzzy")
 
 
 def test_duplicates_raise():
@@ -52,18 +52,18 @@ def test_duplicates_raise():
 
 
 def test_options_are_checked_against_the_dataclass():
-    assert find("gain").settings({"scale": 4.0}) == {"scale": 4.0}
-    assert find("gain").settings(None) == {"scale": None}
+    assert find_strategy("gain").settings({"scale": 4.0}) == {"scale": 4.0}
+    assert find_strategy("gain").settings(None) == {"scale": None}
     with pytest.raises(
         ValueError, match=r"unknown option 'scal' of strategy 'gain'; did you mean 'scale'\? It takes: scale"
     ):
-        find("gain").settings({"scal": 1})
+        find_strategy("gain").settings({"scal": 1})
     with pytest.raises(ValueError, match="unknown option 'a' of strategy 'entropy'; It takes: none"):
-        find("entropy").settings({"a": 1})
+        find_strategy("entropy").settings({"a": 1})
     with pytest.raises(ValueError, match="scale=-1; expected a positive"):
-        find("gain").settings({"scale": -1})
+        find_strategy("gain").settings({"scale": -1})
     with pytest.raises(ValueError, match="reference='nett'"):
-        find("mlmoc").settings({"reference": "nett"})
+        find_strategy("mlmoc").settings({"reference": "nett"})
 
 
 def test_options_default_to_the_keywords():
@@ -71,8 +71,8 @@ def test_options_default_to_the_keywords():
     def mine(state, power=2.0):
         return torch.zeros(state.U)
 
-    assert find("mine").settings({"power": 3}) == {"power": 3}
-    assert find("mine").settings({}) == {"power": 2.0}
+    assert find_strategy("mine").settings({"power": 3}) == {"power": 3}
+    assert find_strategy("mine").settings({}) == {"power": 2.0}
     assert mine.__name__ == "mine"
 
 
@@ -94,7 +94,7 @@ def test_a_dataclass_of_ones_own():
         power: float = 2.0
 
     register("mine", options=Power)(lambda state, power: torch.zeros(state.U))
-    assert find("mine").settings({"power": 3}) == {"power": 3}
+    assert find_strategy("mine").settings({"power": 3}) == {"power": 3}
 
 
 def test_options_are_handed_on_as_they_are():
@@ -111,7 +111,7 @@ def test_options_are_handed_on_as_they_are():
 
     register("mine", options=Options)(lambda state, net, inner: torch.zeros(state.U))
     net, inner = torch.nn.Linear(2, 2), Inner(5)
-    settings = find("mine").settings({"net": net, "inner": inner})
+    settings = find_strategy("mine").settings({"net": net, "inner": inner})
     assert settings["net"] is net
     assert settings["inner"] is inner
 
@@ -135,17 +135,17 @@ def test_entry_points_are_loaded_when_asked_for(monkeypatch):
             return _Module.bare
 
     entries = EntryPoints(Entry(n, f"other:{n}", "foretaste.acquire") for n in ("bare", "registers"))
-    monkeypatch.setattr(_registry, "entry_points", lambda **select: entries.select(**select))
+    monkeypatch.setattr(registry, "entry_points", lambda **select: entries.select(**select))
     assert {"bare", "registers"} <= set(strategies())
     assert loaded == []
-    assert find("bare").select == "top"
-    assert find("registers").select == "greedy"
-    find("bare")
+    assert find_strategy("bare").select == "top"
+    assert find_strategy("registers").select == "greedy"
+    find_strategy("bare")
     assert loaded == ["bare", "registers"]
 
 
 def test_two_packages_of_one_name(monkeypatch):
     entries = EntryPoints(EntryPoint("both", f"{p}:fn", "foretaste.acquire") for p in "ab")
-    monkeypatch.setattr(_registry, "entry_points", lambda **select: entries.select(**select))
+    monkeypatch.setattr(registry, "entry_points", lambda **select: entries.select(**select))
     with pytest.raises(ValueError, match="'both' is offered by a:fn, b:fn"):
-        find("both")
+        find_strategy("both")

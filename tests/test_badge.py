@@ -8,11 +8,10 @@ from scipy.stats import chisquare
 from torch import nn
 
 from foretaste.query import query
-from foretaste.query._badge import residuals
-from foretaste.query._features import features, last_layer
-from foretaste.query._kmeanspp import _distances, kmeanspp
-from foretaste.tangent import subject
-from foretaste.tangent._memory import PeakMemory
+from foretaste.query.badge import _squared_distances, kmeanspp, loss_residuals
+from foretaste.query.last_layer import find_last_layer, last_layer_inputs
+from foretaste.tangent import freeze
+from foretaste.tangent.memory import PeakMemory
 
 OPTIONS = [{}, {"gradient": "ce"}, {"first": "uniform"}, {"bias": True}]
 
@@ -80,10 +79,10 @@ def test_factors_are_the_gradient(loss, bias):
     g_UG = by_autograd(NET, X_U, loss, bias=bias)
     q = ask(loss=loss, options={"bias": bias})
     torch.testing.assert_close(q.scores, g_UG.norm(dim=1), rtol=1e-12, atol=0)
-    subj = subject(NET)
-    f_UC, h_UD = features(subj, X_U, last_layer(subj, X_U, None), last=True)
+    frozen = freeze(NET)
+    f_UC, h_UD = last_layer_inputs(frozen, X_U, find_last_layer(frozen, X_U, None), last=True)
     assert torch.equal(h_UD, NET[:2](X_U))
-    q_UC = residuals(f_UC, loss)
+    q_UC = loss_residuals(f_UC, loss)
     h_UD = torch.cat([h_UD, torch.ones(20, 1)], 1) if bias else h_UD
     torch.testing.assert_close(torch.einsum("uc,ud->ucd", q_UC, h_UD).flatten(1), g_UG, rtol=1e-10, atol=1e-14)
 
@@ -94,7 +93,7 @@ def test_distances_are_those_of_explicit_embeddings(dtype):
     g_UG = torch.einsum("uc,ud->ucd", q_UC, h_UD).flatten(1)
     norms_U = q_UC.square().sum(1) * h_UD.square().sum(1)
     for j in range(30):
-        d_U = _distances(q_UC, h_UD, norms_U, torch.tensor([j]), 0.0)
+        d_U = _squared_distances(q_UC, h_UD, norms_U, torch.tensor([j]), 0.0)
         slack = 1e-5 if dtype == torch.float32 else 1e-13
         torch.testing.assert_close(d_U, (g_UG - g_UG[j]).square().sum(1), rtol=slack, atol=slack * float(norms_U.max()))
 
@@ -227,7 +226,7 @@ def test_float32_picks_what_float64_does():
 def test_memory(dtype):
     """A problem whose explicit embeddings are 1.2 or 2.5 GB. Each step frees what it makes, so 20 tell as 1000 do."""
     f_UC, h_UD = normal(6000, 100, dtype=dtype), normal(6000, 512, seed=1, dtype=dtype)
-    q_UC = residuals(f_UC, "ce")
+    q_UC = loss_residuals(f_UC, "ce")
     with PeakMemory() as memory:
         assert len(set(kmeanspp(q_UC, h_UD, 20, rng()).tolist())) == 20
     assert memory.peak < 60e6
@@ -235,7 +234,7 @@ def test_memory(dtype):
 
 @pytest.mark.slow
 def test_a_thousand_points_stay_under_a_gigabyte():
-    q_UC, h_UD = residuals(normal(6000, 100), "ce"), normal(6000, 512, seed=1)
+    q_UC, h_UD = loss_residuals(normal(6000, 100), "ce"), normal(6000, 512, seed=1)
     with PeakMemory() as memory:
         picks = kmeanspp(q_UC, h_UD, 1000, rng())
     assert len(set(picks.tolist())) == 1000

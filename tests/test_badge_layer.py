@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from foretaste.network import build
+from foretaste.network import build_network
 from foretaste.query import query
-from foretaste.query._features import features, last_layer
-from foretaste.tangent import subject
+from foretaste.query.last_layer import find_last_layer, last_layer_inputs
+from foretaste.tangent import freeze
 from test_badge import NET, X_U, ask, network, normal
 
 
@@ -27,8 +27,8 @@ class Net(nn.Module):
 
 
 def found(net, x_U=X_U):
-    subj = subject(net)
-    return last_layer(subj, x_U, None)
+    frozen = freeze(net)
+    return find_last_layer(frozen, x_U, None)
 
 
 def test_it_is_found_by_running():
@@ -44,10 +44,10 @@ def test_it_is_found_by_running():
         ("wrn1", {"channels": 1, "classes": 3, "widen": 1}, normal(4, 1, 8, 8)),
         ("resnet18", {"channels": 1, "classes": 3}, normal(2, 1, 8, 8)),
     ]:
-        net = build(name, **options).double().eval()
-        subj = subject(net)
+        net = build_network(name, **options).double().eval()
+        frozen = freeze(net)
         layer = net.get_submodule(found(net, x))
-        f_UC, h_UD = features(subj, x, found(net, x), last=True)
+        f_UC, h_UD = last_layer_inputs(frozen, x, found(net, x), last=True)
         torch.testing.assert_close(layer(h_UD), f_UC, rtol=1e-12, atol=1e-12)
 
 
@@ -146,9 +146,9 @@ def test_a_pool_in_a_dict():
 
 
 def test_chunks_do_not_matter():
-    subj, x_U = subject(NET), normal(50, 4)
-    whole = features(subj, x_U, "2")
-    for a, b in zip(whole, features(subj, x_U, "2", chunk_size=7)):
+    frozen, x_U = freeze(NET), normal(50, 4)
+    whole = last_layer_inputs(frozen, x_U, "2")
+    for a, b in zip(whole, last_layer_inputs(frozen, x_U, "2", chunk_size=7)):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 

@@ -8,8 +8,8 @@ import torch
 from foretaste.bench import run
 from foretaste.bench._kernels import per_point_gradients, workloads
 from foretaste.bench._measure import turns
-from foretaste.retrain._precision import spearman
 from foretaste.tangent import ntk
+from foretaste.tangent.precision import spearman
 
 
 def test_turns_counts_bytes_and_keeps_results() -> None:

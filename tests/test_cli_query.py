@@ -14,7 +14,7 @@ import foretaste as ft
 from foretaste.cli import app
 from foretaste.cli.problem import parse_settings
 from foretaste.data import digits, read_points
-from foretaste.network import MLP, build, fit, save, saved
+from foretaste.network import MLP, build_network, fit, save_network, saved_network
 
 
 def invoke(*words):
@@ -63,7 +63,7 @@ def net(data):
 def test_the_csv_is_what_ft_query_says(files, data, net, strategy, select):
     x, y, L, U = data
     names = [f"class {c}" for c in range(10)]
-    save(net, files / "net.safetensors", classes=names)
+    save_network(net, files / "net.safetensors", classes=names)
     out = files / "sub" / "ranked.csv"
     words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--strategy", strategy, "--select", select]
     got = invoke("query", "--weights", files / "net.safetensors", *words, "-n", 7, "--out", out)
@@ -100,7 +100,7 @@ def test_without_weights_it_trains_says_so_and_keeps_them_on_request(files):
     )
     assert got.exit_code == 0, got.output
     assert "No weights were given: training mlp (hidden=[16]) on the 30 labelled points." in got.stdout
-    about = saved(files / "a.safetensors")
+    about = saved_network(files / "a.safetensors")
     assert (about.network, about.loss, about.shape) == ("mlp", "ce", (1, 8, 8))
     assert about.options["hidden"] == [16]
     again = invoke("query", "--weights", files / "a.safetensors", *words, "--out", files / "b.csv")
@@ -199,7 +199,7 @@ def spoil(where, **changes):
 )  # fmt: skip
 def test_files_that_do_not_fit(files, net, name, changes, says):
     spoil(files / f"{name}.npz", **changes)
-    save(net, files / "net.safetensors", classes=[str(c) for c in range(10)])
+    save_network(net, files / "net.safetensors", classes=[str(c) for c in range(10)])
     words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--weights", files / "net.safetensors"]
     assert re.search(says, told("query", *words, "-n", 3, "--out", files / "r.csv"))
     assert not (files / "r.csv").exists()
@@ -257,14 +257,14 @@ def test_columns_of_a_table_are_brought_to_one_scale_before_training(tmp_path):
     assert got.exit_code == 0, got.output
     rows = table(tmp_path / "r.csv")
     assert sum(row["predicted"] == "ab"[y[int(row["id"])]] for row in rows) >= 19
-    mean, std = saved(tmp_path / "r.safetensors").normalise
+    mean, std = saved_network(tmp_path / "r.safetensors").normalise
     assert mean == pytest.approx(x.mean(0), rel=1e-5)
     assert std == pytest.approx(x.std(0), rel=1e-3)
 
 
 def test_outputs_without_a_class_each(files):
-    net = build("mlp", inputs=64, classes=12)
-    save(net, files / "w.safetensors")
+    net = build_network("mlp", inputs=64, classes=12)
+    save_network(net, files / "w.safetensors")
     spoil(files / "L.npz", y=np.array(["cat", "dog"] * 15))
     words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--weights", files / "w.safetensors"]
     got = told("query", *words, "--out", files / "r.csv")
@@ -485,7 +485,7 @@ def test_photos_of_mixed_sizes_need_no_option(tmp_path, data):
     assert "pictures of 10 sizes are scaled and cut to 32×32 pixels (--size chooses another)" in got.stdout
     assert "training wrn1 (widen=1) on the 6 labelled points" in got.stdout
     assert {row["id"] for row in table(tmp_path / "r.csv")} == {f"unlabelled/{i}.jpg" for i in U[:6]}
-    assert saved(tmp_path / "r.safetensors").shape == (3, 32, 32)
+    assert saved_network(tmp_path / "r.safetensors").shape == (3, 32, 32)
 
 
 def test_pictures_take_the_size_of_the_weights(tmp_path, data):
@@ -519,7 +519,7 @@ def test_small_pictures_of_one_size_stay_as_they_are(tmp_path, data):
     got = invoke("query", tmp_path / "photos", *words)
     assert got.exit_code == 0, got.output
     assert "scaled" not in got.stdout
-    assert saved(tmp_path / "r.safetensors").shape == (1, 8, 8)
+    assert saved_network(tmp_path / "r.safetensors").shape == (1, 8, 8)
 
 
 def test_the_same_file_in_both_folders_is_not_chosen(tmp_path, data):

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from foretaste.cli import app
 from foretaste.data import digits
+from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit, prepare
 from foretaste.report._fidelity import fidelity_page, table
 from foretaste.report._verdict import best, verdict
-from foretaste.retrain import linearize
 from foretaste.study import fidelity, load, save
 from foretaste.study.fidelity import ceiling, correlation, rank_correlation, relative_error, slope
 
@@ -336,9 +336,9 @@ def test_the_command_on_digits(tmp_path):
 
 def test_the_command_on_files_and_wrong_usage(tmp_path, small):
     net, x, y, normalise = small
-    from foretaste.network import save as keep
+    from foretaste.network import save_network
 
-    keep(net, tmp_path / "n.safetensors", classes=list("wxyz"), normalise=normalise, loss="l2")
+    save_network(net, tmp_path / "n.safetensors", classes=list("wxyz"), normalise=normalise, loss="l2")
     np.savez(tmp_path / "L.npz", x=x[:12].numpy(), y=y[:12].numpy())
     np.savez(tmp_path / "U.npz", x=x[12:30].numpy(), y=y[12:30].numpy())
     words = [

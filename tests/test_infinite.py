@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 import foretaste as ft
 from foretaste.network import MLP, WideResNet, resnet18
-from foretaste.tangent._infinite_state import Signal
-from foretaste.tangent._memory import PeakMemory
-from foretaste.tangent.infinite import (
+from foretaste.tangent.infinite.counterpart import counterpart
+from foretaste.tangent.infinite.kernel import _input_covariance, infinite_ntk
+from foretaste.tangent.infinite.layers import (
     Conv,
     Dense,
     Erf,
@@ -26,10 +26,9 @@ from foretaste.tangent.infinite import (
     Relu,
     Residual,
     Serial,
-    _input,
-    counterpart,
-    infinite_ntk,
+    Signal,
 )
+from foretaste.tangent.memory import PeakMemory
 
 R2 = 2**0.5
 PLAIN = {"relu": Relu, "erf": Erf, "flatten": Flatten, "pool": GlobalAveragePool, "identity": Identity}
@@ -320,7 +319,7 @@ def test_flatten_needs_only_a_pixel_with_itself():
     assert not last.pooled
     for own_full in (False, True):
         full = replace(last, pooled=True, bent=own_full)
-        k = net.apply(_input(x, x, start, full, torch.float64, True, True))
+        k = net.apply(_input_covariance(x, x, start, full, torch.float64, True, True))
         assert_close(k.ntk, infinite_ntk(net, x), rtol=1e-7, atol=0)
         assert_close(k.nngp, infinite_ntk(net, x, kind="nngp"), rtol=1e-12, atol=0)
 

@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 from foretaste import acquire
 from foretaste.data import digits
+from foretaste.lookahead import from_kernels, theta
 from foretaste.network import MLP, WideResNet, fit
 from foretaste.query import gp_predict, query
-from foretaste.query._gp import leave_one_out
-from foretaste.retrain import _theta, from_kernels
+from foretaste.query.infinite_width import gp_leave_one_out
 from foretaste.tangent import counterpart, infinite_ntk, outputs
-from foretaste.tangent.infinite import Dense, Erf, Relu, Serial
+from foretaste.tangent.infinite.layers import Dense, Erf, Relu, Serial
 
 L, U, W, C = 8, 14, 5, 3
 RIDGE = 1e-3
@@ -40,7 +40,7 @@ def net():
 
 @pytest.fixture(autouse=True)
 def _no_empirical_kernel(monkeypatch):
-    monkeypatch.setattr(_theta, "gram", lambda *a, **k: pytest.fail("the empirical kernel was computed"))
+    monkeypatch.setattr(theta, "gram", lambda *a, **k: pytest.fail("the empirical kernel was computed"))
 
 
 def ask(net, strategy, x_U=X_U, **settings):
@@ -226,7 +226,7 @@ def test_errors(net, strategy, options, message):
     ("settings", "message"),
     [
         ({"budget": "lots"}, "budget is 'lots'; expected bytes"),
-        ({"budget": 1000}, "a budget of 1 KB is too small"),
+        ({"budget": 1000}, "a budget of 1 kB is too small"),
         ({"watch": X_W[:0]}, "watch has no points"),
         ({"watch": normal(5, 3)}, "watch has points of shape"),
         ({"watch": U + 1}, "watch=15 of a pool of 14"),
@@ -324,7 +324,7 @@ def test_leave_one_out_leaves_each_out(net, caplog):
     for i in range(L):
         rest = [k for k in range(L) if k != i]
         want.append(regression(theta[[i]][:, rest], theta[rest][:, rest], Y_LC[rest])[0])
-    assert_close(leave_one_out(theta, Y_LC, RIDGE), torch.stack(want), rtol=1e-7, atol=1e-9)
+    assert_close(gp_leave_one_out(theta, Y_LC, RIDGE), torch.stack(want), rtol=1e-7, atol=1e-9)
     hits = float((torch.stack(want).argmax(1) == Y_L).double().mean())
     with caplog.at_level(logging.INFO, "foretaste"):
         q = ask(net, "gp")

@@ -7,9 +7,9 @@ from scipy.stats import spearmanr
 from torch import nn
 from torch.testing import assert_close
 
+from foretaste.losses import LOSSES
 from foretaste.network import MLP, LossPrediction, WideResNet, fit, fit_ll4al, fit_ll4al_alone, predict_losses
-from foretaste.network._ll4al import Joint, Ranked, point_losses
-from foretaste.network._loss_prediction import pooled, ranking_loss
+from foretaste.network.ll4al import JointNetwork, RankedTargets, pool_features, ranking_loss
 from foretaste.query import query
 
 LAYERS = ["layers.1", "layers.3"]
@@ -59,16 +59,18 @@ def test_ranking_loss_is_its_loop(n):
 @pytest.mark.parametrize("C", [2, 10])
 def test_reductions_differ_by_the_number_of_classes(C):
     f, t = normal(6, C, seed=5), normal(6, C, seed=6)
-    assert_close(point_losses(f, t, "l2", "sum"), C * point_losses(f, t, "l2", "mean"), rtol=1e-14, atol=0)
-    assert_close(float(point_losses(f, t, "l2", "mean").mean()), float(F.mse_loss(f, t)))
+    assert_close(
+        LOSSES["l2"].point_values(f, t, "sum"), C * LOSSES["l2"].point_values(f, t, "mean"), rtol=1e-14, atol=0
+    )
+    assert_close(float(LOSSES["l2"].point_values(f, t, "mean").mean()), float(F.mse_loss(f, t)))
     y = torch.arange(6) % C
-    assert_close(point_losses(f, y, "ce", "mean").mean(), F.cross_entropy(f, y))
+    assert_close(LOSSES["ce"].point_values(f, y, "mean").mean(), F.cross_entropy(f, y))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_the_joint_loss_is_its_loop(reduction):
     out, t = normal(6, 4, seed=7), F.one_hot(torch.arange(6) % 3).double()
-    goal = Ranked("l2", t, t, True, reduction, weight=0.3, margin=1.0)
+    goal = RankedTargets("l2", t, t, True, reduction, weight=0.3, margin=1.0)
     losses = [sum(float((out[i, c] - t[i, c]) ** 2) for c in range(3)) for i in range(6)]
     if reduction == "mean":
         losses = [loss / 3 for loss in losses]
@@ -83,14 +85,14 @@ def test_the_ranking_loss_does_not_train_the_targets_it_ranks():
     """The gradient of the outputs is that of the L2 loss alone: l_i only tells the sign."""
     out = normal(6, 4, seed=8).requires_grad_()
     t = F.one_hot(torch.arange(6) % 3).double()
-    Ranked("l2", t, t, True).of(out, t).backward()
+    RankedTargets("l2", t, t, True).of(out, t).backward()
     assert_close(out.grad[:, :-1], 2 * (out.detach()[:, :-1] - t) / 18)
     assert out.grad[:, -1].abs().sum() > 0
 
 
 def test_the_modules_gradient_reaches_the_network_until_it_is_stopped():
     net, module = mlp(), LossPrediction(LAYERS, [16, 16]).double()
-    joint = Joint(net, module, stop=2)
+    joint = JointNetwork(net, module, stop=2)
     reached = []
     for _ in range(4):
         (g,) = torch.autograd.grad(joint(X)[:, -1].sum(), [net.layers[0].weight], allow_unused=True)
@@ -177,7 +179,7 @@ def test_convolutions_with_batchnorm():
 )
 def test_features_are_means_over_space_or_sequence(module, shape, axis, want):
     out = normal(*shape)
-    assert_close(pooled("h", module, out, axis), out.mean(want) if want else out)
+    assert_close(pool_features("h", module, out, axis), out.mean(want) if want else out)
 
 
 def test_an_activation_in_place_does_not_change_the_feature():

@@ -11,17 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from test_retrain_training import correlation, descend
 from torch import Tensor, nn
 
 import foretaste as ft
 from cases import Pair, conv, mlp
-from foretaste.acquire import probabilities
+from foretaste.losses import probabilities
 from foretaste.query import query
-from foretaste.query._retraining import Retraining, epochs_of
-from foretaste.tangent import subject
-from foretaste.tangent._memory import PeakMemory
+from foretaste.query.retraining import Retraining, epoch_batches
+from foretaste.tangent import freeze
+from foretaste.tangent.memory import PeakMemory
 from networks import NETWORKS
-from test_retrain_training import correlation, descend
 
 SGD = {"epochs": 3, "minibatch": 4, "lr": 0.05, "momentum": 0.8}
 
@@ -222,9 +222,11 @@ def test_hypothetical_labels_do_not_contaminate_one_another():
 
 
 def retraining(s, loss="l2", seed=0):
-    steps = epochs_of(len(s.y_L), SGD["epochs"], SGD["minibatch"], torch.Generator().manual_seed(seed), s.y_L.device)
+    steps = epoch_batches(
+        len(s.y_L), SGD["epochs"], SGD["minibatch"], torch.Generator().manual_seed(seed), s.y_L.device
+    )
     y_LC = F.one_hot(s.y_L, 3).double()
-    return Retraining(subject(s.net), s.x_L, y_LC, steps, loss, SGD["lr"], SGD["momentum"])
+    return Retraining(freeze(s.net), s.x_L, y_LC, steps, loss, SGD["lr"], SGD["momentum"])
 
 
 # ---- chunks, memory, networks that vmap cannot do
@@ -551,8 +553,8 @@ def test_naive_and_the_linearised_lookahead_agree(loss, stop, lr):
         predicted = torch.stack([state.lookahead(j, int(labels[j])) for j in range(100)]) - state.net
 
         def real(epochs: int, lr: float, net=net, state=state, L=L, U=U, labels=labels) -> Tensor:
-            steps = epochs_of(40, epochs, 32, torch.Generator().manual_seed(0), x.device)
-            how = Retraining(subject(net), x[L], eye[y[L]], steps, loss, lr, 0.9)
+            steps = epoch_batches(40, epochs, 32, torch.Generator().manual_seed(0), x.device)
+            how = Retraining(freeze(net), x[L], eye[y[L]], steps, loss, lr, 0.9)
             theta = how.train(x[U], eye[labels])
             return torch.cat([f for _, f in how.outputs(theta, x[U])], 1).double() - state.net
 

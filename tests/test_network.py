@@ -11,12 +11,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.testing import assert_close
 
-from foretaste.network import MLP, NETWORKS, WideResNet, build, fit, prepare, reset, resnet18
-from foretaste.network._augment import augmented, cropped, flipped
-from foretaste.network._by_hand import gradients, is_chain
-from foretaste.network._schedule import one_cycle
-from foretaste.network._targets import targets
-from foretaste.network._train import batches
+from foretaste.losses import training_targets
+from foretaste.network import MLP, NETWORKS, WideResNet, build_network, fit, prepare, reset, resnet18
+from foretaste.network.mlp_gradients import is_plain_mlp, mlp_gradients
+from foretaste.network.sgd import augment_batch, batch_indices, crop_batch, flip_batch, one_cycle
 
 CPU = torch.device("cpu")
 
@@ -63,7 +61,7 @@ SMALL = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("name", "options"), SMALL, ids=[name for name, _ in SMALL])
 def test_outputs_are_each_points_own_and_finite(name, options, dtype):
-    net = build(name, **options).to(dtype).eval()
+    net = build_network(name, **options).to(dtype).eval()
     x = torch.randn(5, 3, 4, 4, dtype=dtype)
     f_NC = net(x)
     assert f_NC.shape == (5, 3)
@@ -73,7 +71,7 @@ def test_outputs_are_each_points_own_and_finite(name, options, dtype):
 
 @pytest.mark.parametrize(("name", "options"), SMALL, ids=[name for name, _ in SMALL])
 def test_spec_builds_the_same_network(name, options):
-    net = build(name, **options)
+    net = build_network(name, **options)
     again = net.spec.build()
     assert again.spec == net.spec
     assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in net.state_dict().items()}
@@ -92,11 +90,11 @@ def test_strides_of_stages():
 
 def test_bad_networks():
     with pytest.raises(ValueError, match="did you mean 'resnet18'"):
-        build("resnet", channels=1)
+        build_network("resnet", channels=1)
     with pytest.raises(ValueError, match="did you mean 'widen'"):
-        build("wrn1", widening=4)
+        build_network("wrn1", widening=4)
     with pytest.raises(ValueError, match="mlp needs inputs"):
-        build("mlp")
+        build_network("mlp")
     with pytest.raises(ValueError, match="1, 2 or 3 stages"):
         WideResNet(4)
     with pytest.raises(ValueError, match="did you mean 'relu'"):
@@ -121,7 +119,7 @@ def test_schedule_is_torchs_one_cycle(steps):
 
 
 def test_batches_show_every_point_equally_and_have_one_size():
-    order_SB = batches(10, 4, 25, torch.Generator().manual_seed(0))
+    order_SB = batch_indices(10, 4, 25, torch.Generator().manual_seed(0))
     assert order_SB.shape == (25, 4)
     for epoch in order_SB.flatten().view(10, 10):
         assert epoch.sort().values.tolist() == list(range(10))
@@ -134,10 +132,10 @@ def test_gradients_by_hand_are_autograds(kind, hidden):
     x = torch.randn(9, 2, 3).double()
     y = torch.randint(0, 4, (9,))
     y = {"soft": torch.rand(9, 4).softmax(1), "regression": torch.randn(9, 4)}.get(kind, y)
-    goal = targets(y, "ce" if kind in ("ce", "soft") else "l2", 9, 4, CPU, torch.float64)
+    goal = training_targets(y, "ce" if kind in ("ce", "soft") else "l2", 9, 4, CPU, torch.float64)
     params = list(net.parameters())
-    assert is_chain(net, params)
-    f_NC, grads = gradients(net, goal, params)(x, goal.fit_N)
+    assert is_plain_mlp(net, params)
+    f_NC, grads = mlp_gradients(net, goal, params)(x, goal.fit_N)
     loss = goal.of(net(x), goal.fit_N)
     assert_close(f_NC, net(x).detach())
     assert_close(grads, list(torch.autograd.grad(loss, params)))
@@ -149,7 +147,7 @@ def test_by_hand_only_what_it_knows():
     half = MLP(4)
     half.layers[0].weight.requires_grad_(False)
     for net in (hooked, half, MLP(4, activation="tanh"), nn.Linear(4, 2), WideResNet(1, widen=1)):
-        assert not is_chain(net, [p for p in net.parameters() if p.requires_grad])
+        assert not is_plain_mlp(net, [p for p in net.parameters() if p.requires_grad])
 
 
 def test_steps_are_torchs_sgd():
@@ -175,12 +173,12 @@ def test_steps_are_torchs_sgd():
 def test_flip_and_crop_are_what_they_say():
     x = torch.arange(64 * 2 * 5 * 6.0).view(64, 2, 5, 6) + 1
     g = torch.Generator().manual_seed(0)
-    mirrored = [bool((a == b.flip(-1)).all()) for a, b in zip(flipped(x, g), x)]
-    kept = [bool((a == b).all()) for a, b in zip(flipped(x, g.manual_seed(0)), x)]
+    mirrored = [bool((a == b.flip(-1)).all()) for a, b in zip(flip_batch(x, g), x)]
+    kept = [bool((a == b).all()) for a, b in zip(flip_batch(x, g.manual_seed(0)), x)]
     assert [not m for m in mirrored] == kept
     assert 16 < sum(mirrored) < 48
     seen = set()
-    for image, crop in zip(x, cropped(x, g, pad=2)):
+    for image, crop in zip(x, crop_batch(x, g, pad=2)):
         padded = F.pad(image, (2,) * 4)
         at = [(i, j) for i in range(5) for j in range(5) if (padded[:, i : i + 5, j : j + 6] == crop).all()]
         assert len(at) == 1
@@ -191,7 +189,7 @@ def test_flip_and_crop_are_what_they_say():
 @pytest.mark.parametrize("how", ["flip", "crop", "crop+flip"])
 def test_augmentation_keeps_shape_and_type_and_is_seeded(how):
     x = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8)
-    once, again, other = (augmented(x, how, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    once, again, other = (augment_batch(x, how, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert once.shape == x.shape
     assert once.dtype == x.dtype
     assert torch.equal(once, again)

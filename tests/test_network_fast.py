@@ -12,17 +12,23 @@ from torch.testing import assert_close
 
 from foretaste.bench._training import Workload, compare, markdown
 from foretaste.bench._training import images as pictures
+from foretaste.losses import training_targets
 from foretaste.network import MLP, WideResNet, fit, resnet18
-from foretaste.network._fast import Twin, in_bf16, run
-from foretaste.network._graph import CannotCaptureError, check, on_the_host, refuse
-from foretaste.network._layout import channels_last, flatten
-from foretaste.network._rewritten import Rewritten
-from foretaste.network._tape import Mixed
-from foretaste.network._targets import targets
-from foretaste.network._train import Recipe, train
+from foretaste.network.cuda_graph import (
+    CannotCaptureError,
+    Mixed,
+    TrainingTwin,
+    check_graph,
+    in_bf16,
+    on_the_host,
+    refuse_capture,
+    run_graph_training,
+)
+from foretaste.network.layout import RewrittenOperations, channels_last, flatten_parameters
+from foretaste.network.sgd import TrainingRecipe, train_eager
 
 CPU = torch.device("cpu")
-RECIPE = Recipe(12, 8, 0.5, 0.0, None, 2, None, torch.float64)
+RECIPE = TrainingRecipe(12, 8, 0.5, 0.0, None, 2, None, torch.float64)
 
 
 def images(n=20, channels=1, dtype=torch.float64, seed=0):
@@ -49,8 +55,8 @@ def state(net):
 
 
 def by_tape(net, x, goal, how, order_seed=1, draw_seed=2, progress=None, bf16=False, last=True):
-    twin = Twin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
-    loss = run(twin.tape, twin.step, len(x), how, progress)
+    twin = TrainingTwin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
+    loss = run_graph_training(twin.tape, twin.step, len(x), how, progress)
     twin.give(net)
     return loss
 
@@ -76,9 +82,9 @@ def test_steps_are_those_of_the_eager_loop(make, loss, dtype, change):
     eager, taped = make(), make()
     taped.load_state_dict(eager.state_dict())
     before = state(eager)
-    goal = targets(y, loss, len(x), 3, CPU, torch.float64)
+    goal = training_targets(y, loss, len(x), 3, CPU, torch.float64)
     seen, reports = ([], []), []
-    for net, go, said in ((eager, train, seen[0]), (taped, by_tape, seen[1])):
+    for net, go, said in ((eager, train_eager, seen[0]), (taped, by_tape, seen[1])):
         reports.append(go(net, x, goal, how, 1, 2, lambda done, of, said=said: said.append((done, of))))
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
     assert any(not torch.equal(v, before[k]) for k, v in state(taped).items())
@@ -91,8 +97,8 @@ def test_float32_steps_are_those_of_the_eager_loop():
     x, y = images(dtype=torch.float32)
     how = replace(RECIPE, dtype=torch.float32, steps=5)
     eager, taped = wrn(torch.float32), wrn(torch.float32)
-    goal = targets(y, "l2", len(x), 3, CPU, torch.float32)
-    train(eager, x, goal, how, 1, 2, None)
+    goal = training_targets(y, "l2", len(x), 3, CPU, torch.float32)
+    train_eager(eager, x, goal, how, 1, 2, None)
     by_tape(taped, x, goal, how)
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
 
@@ -100,9 +106,9 @@ def test_float32_steps_are_those_of_the_eager_loop():
 def test_bfloat16_is_in_the_products_only():
     """Outputs, θ and its steps are float32; gradients are near those of float32, and training ends near."""
     x, y = images(dtype=torch.float32)
-    goal = targets(y, "l2", len(x), 3, CPU, torch.float32)
+    goal = training_targets(y, "l2", len(x), 3, CPU, torch.float32)
     net, low = wrn(torch.float32), wrn(torch.float32)
-    flat = flatten(low, bf16=True)
+    flat = flatten_parameters(low, bf16=True)
     f_NC = Mixed(low)(x)
     grads = dict(zip(map(id, flat.params), torch.autograd.grad(goal.of(f_NC, goal.fit_N), flat.params)))
     exact = torch.autograd.grad(goal.of(net(x), goal.fit_N), list(net.parameters()))
@@ -120,19 +126,19 @@ def test_bfloat16_is_in_the_products_only():
 
 def test_a_tape_goes_on_from_where_it_is():
     x, y = images()
-    goal = targets(y, "l2", len(x), 3, CPU, torch.float64)
+    goal = training_targets(y, "l2", len(x), 3, CPU, torch.float64)
     eager, taped = wrn(), wrn()
-    final = train(eager, x, goal, RECIPE, 1, 2, None)
-    twin = Twin.of(taped, x, goal, RECIPE, 1, 2, False, True)
+    final = train_eager(eager, x, goal, RECIPE, 1, 2, None)
+    twin = TrainingTwin.of(taped, x, goal, RECIPE, 1, 2, False, True)
     twin.step()
-    assert run(twin.tape, twin.step, len(x), RECIPE, None, done=1) == pytest.approx(final, rel=1e-10)
+    assert run_graph_training(twin.tape, twin.step, len(x), RECIPE, None, done=1) == pytest.approx(final, rel=1e-10)
     twin.give(taped)
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
 
 
 def test_divergence_is_seen_on_the_tape():
     x, y = images()
-    goal = targets(y, "ce", len(x), 3, CPU, torch.float64)
+    goal = training_targets(y, "ce", len(x), 3, CPU, torch.float64)
     with pytest.raises(RuntimeError, match=r"diverged: the loss is nan at step .*max_lr=1e\+200"):
         by_tape(wrn(), x, goal, replace(RECIPE, max_lr=1e200))
 
@@ -149,7 +155,7 @@ def test_channels_last_is_the_same_network():
     pointwise = next(p for p in kernels if p.shape[2:] == (1, 1))
     assert pointwise.stride() == (16, 1, 16, 16)
     assert twin.stages(twin.stem(x)).is_contiguous(memory_format=torch.channels_last)
-    goal = targets(y, "l2", len(x), 3, CPU, torch.float64)
+    goal = training_targets(y, "l2", len(x), 3, CPU, torch.float64)
     by_tape(net, x, goal, RECIPE, last=True)
     by_tape(other, x, goal, RECIPE, last=False)
     assert_close(net.state_dict(), other.state_dict(), rtol=1e-9, atol=1e-11)
@@ -176,7 +182,7 @@ def test_parameters_end_to_end(bf16):
     net = channels_last(Odd())
     before, x = state(net), torch.rand(5, 2, 6, 6)
     f_NC = net(x).detach()
-    flat = flatten(net, bf16)
+    flat = flatten_parameters(net, bf16)
     assert len(flat.params) == sum(p.requires_grad for p in net.parameters()) == 9
     low = {name for name, p in net.named_parameters() if p.dtype == torch.bfloat16}
     assert low == (
@@ -203,7 +209,7 @@ def test_rewritten_functions_are_themselves(last):
     conv = nn.Conv2d(3, 4, 3, 2, padding=1).double()
     x = torch.randn(5, 3, 6, 6).double().contiguous(memory_format=layout).requires_grad_()
     found = []
-    for mode in (Rewritten(), nullcontext()):
+    for mode in (RewrittenOperations(), nullcontext()):
         with mode:
             h = conv(x)
             mean = h.contiguous(memory_format=layout).mean((2, 3))
@@ -223,7 +229,7 @@ def test_a_first_convolution_is_a_product(channels, bias, how):
     conv = nn.Conv2d(channels, 5, 3, bias=bias, **how).double()
     x = torch.randn(4, channels, 7, 8).double()
     found = []
-    for mode in (Rewritten(), nullcontext()):
+    for mode in (RewrittenOperations(), nullcontext()):
         with mode:
             h = conv(x)
         found.append((h, *torch.autograd.grad(h.sin().sum(), list(conv.parameters()))))
@@ -237,7 +243,7 @@ def test_not_every_convolution_is_first():
     odd = [nn.Conv2d(2, 4, 3, dilation=2), nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(2, 4, 3, padding="same")]
     odd += [nn.Conv2d(2, 4, 5), nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")]
     for conv in odd:
-        with Rewritten():
+        with RewrittenOperations():
             h = conv(x)
         assert_close(h, conv(x))
 
@@ -245,7 +251,7 @@ def test_not_every_convolution_is_first():
 def test_a_frozen_bias_gets_no_gradient():
     conv = nn.Conv2d(1, 2, 3)
     conv.bias.requires_grad_(False)
-    with Rewritten():
+    with RewrittenOperations():
         out = conv(torch.ones(2, 1, 3, 3)).sum()
     out.backward()
     assert conv.bias.grad is None
@@ -289,21 +295,21 @@ def test_what_happens_on_the_host_is_noticed(make):
 
 
 def test_refused_before_it_is_tried():
-    refuse(MLP(4), torch.float32)
+    refuse_capture(MLP(4), torch.float32)
     with pytest.raises(CannotCaptureError, match=r"torch\.float64"):
-        refuse(MLP(4), torch.float64)
+        refuse_capture(MLP(4), torch.float64)
     with pytest.raises(CannotCaptureError, match="wrapped in DataParallel"):
-        refuse(nn.DataParallel(MLP(4)), torch.float32)
+        refuse_capture(nn.DataParallel(MLP(4)), torch.float32)
     with pytest.raises(CannotCaptureError, match="module '0' is recurrent"):
-        refuse(nn.Sequential(nn.LSTM(2, 3)), torch.float32)
+        refuse_capture(nn.Sequential(nn.LSTM(2, 3)), torch.float32)
     hooked = MLP(4)
     hooked.layers[0].register_forward_hook(lambda *_: None)
     with pytest.raises(CannotCaptureError, match=r"module 'layers\.0' has hooks"):
-        refuse(hooked, torch.float32)
+        refuse_capture(hooked, torch.float32)
     hooked = MLP(4)
     hooked.layers[0].weight.register_hook(lambda g: g)
     with pytest.raises(CannotCaptureError, match=r"parameter 'layers\.0\.weight' has a hook"):
-        refuse(hooked, torch.float32)
+        refuse_capture(hooked, torch.float32)
 
 
 @pytest.mark.parametrize(("factor", "agrees"), [(1.0, True), (1.005, True), (1.1, False), (float("nan"), False)])
@@ -316,12 +322,12 @@ def test_a_replay_is_held_against_a_step(factor, agrees):
 
     held = [[p], [count], []]
     if agrees:
-        check(step, lambda: step(factor), held, [draws])
+        check_graph(step, lambda: step(factor), held, [draws])
         assert count == 1
         assert_close(p, factor * torch.rand(5, generator=Generator().manual_seed(0)))
         return
     with pytest.raises(CannotCaptureError, match="a replayed step ends"):
-        check(step, lambda: step(factor), held, [draws])
+        check_graph(step, lambda: step(factor), held, [draws])
 
 
 def test_a_counter_that_stands_still_is_noticed():
@@ -332,7 +338,7 @@ def test_a_counter_that_stands_still_is_noticed():
         count.add_(1)
 
     with pytest.raises(CannotCaptureError):
-        check(step, lambda: p.add_(1), [[p], [count]], [])
+        check_graph(step, lambda: p.add_(1), [[p], [count]], [])
 
 
 # fit

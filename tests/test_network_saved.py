@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from foretaste.network import MLP, build, load, make, save, saved
+from foretaste.network import MLP, build_network, load_network, make_network, save_network, saved_network
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from foretaste.network import MLP, build, load, make, save, saved
 )
 def test_a_saved_network_comes_back_without_a_name(tmp_path, name, options, shape):
     torch.manual_seed(0)
-    net = build(name, **options)
+    net = build_network(name, **options)
     for m in net.modules():  # statistics are weights too
         if isinstance(m, nn.BatchNorm2d):
             m.running_mean.normal_()
-    path = save(
+    path = save_network(
         net,
         tmp_path / "new" / "net.safetensors",
         classes=["a", "b"],
@@ -34,11 +34,11 @@ def test_a_saved_network_comes_back_without_a_name(tmp_path, name, options, shap
         loss="ce",
         shape=shape,
     )
-    about = saved(path)
+    about = saved_network(path)
     assert (about.network, about.classes, about.normalise, about.loss, about.shape) == (
         name, ("a", "b"), ([0.5], [0.2]), "ce", shape,
     )  # fmt: skip
-    again = load(None, path)
+    again = load_network(None, path)
     assert not again.training
     x = torch.randn(3, *shape)
     assert torch.equal(again(x), net.eval()(x))
@@ -46,15 +46,18 @@ def test_a_saved_network_comes_back_without_a_name(tmp_path, name, options, shap
 
 
 def test_weights_of_others_need_a_name_and_bring_their_classes(tmp_path):
-    net = build("wrn1", channels=1, classes=7, widen=1)
+    net = build_network("wrn1", channels=1, classes=7, widen=1)
     save_file(net.state_dict(), tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match="does not say whose weights"):
-        load(None, tmp_path / "w.safetensors")
-    again = load("wrn1", tmp_path / "w.safetensors", options={"widen": 1}, shape=(1, 8, 8))
+        load_network(None, tmp_path / "w.safetensors")
+    again = load_network("wrn1", tmp_path / "w.safetensors", options={"widen": 1}, shape=(1, 8, 8))
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(again(x), net.eval()(x))
     torch.save(MLP(4, (3,), 6).state_dict(), tmp_path / "w.pt")  # tensors alone: read
-    assert load("mlp", tmp_path / "w.pt", options={"hidden": [3]}, shape=(2, 2))(torch.rand(1, 4)).shape == (1, 6)
+    assert load_network("mlp", tmp_path / "w.pt", options={"hidden": [3]}, shape=(2, 2))(torch.rand(1, 4)).shape == (
+        1,
+        6,
+    )
 
 
 def test_every_tensor_that_does_not_fit_is_named(tmp_path):
@@ -65,7 +68,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path):
     bad["layers.2.bias"] = torch.tensor([0.0, torch.nan])
     save_file(bad, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match="does not fit mlp") as error:
-        load("mlp", tmp_path / "w.safetensors", options={"hidden": [3]}, classes=2, shape=(4,))
+        load_network("mlp", tmp_path / "w.safetensors", options={"hidden": [3]}, classes=2, shape=(4,))
     text = str(error.value)
     for part in (
         "missing 1: layers.0.bias (there is layer.0.bias)",
@@ -76,7 +79,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path):
         assert part in text, part
     save_file({f"module.{k}": v.clone() for k, v in good.items()}, tmp_path / "ddp.safetensors")
     with pytest.raises(ValueError, match=r"begin with 'module\.'"):
-        load("mlp", tmp_path / "ddp.safetensors", options={"hidden": [3]}, classes=2, shape=(4,))
+        load_network("mlp", tmp_path / "ddp.safetensors", options={"hidden": [3]}, classes=2, shape=(4,))
 
 
 class Evil:
@@ -87,25 +90,25 @@ class Evil:
 def test_pickles_that_are_more_than_tensors_are_not_run(tmp_path):
     torch.save({"net": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(ValueError, match=r"pickle with more than tensors.*save_file"):
-        load("mlp", tmp_path / "evil.pt", shape=(4,))
+        load_network("mlp", tmp_path / "evil.pt", shape=(4,))
     torch.save({"epoch": 3, "state_dict": {}}, tmp_path / "checkpoint.pth")
     with pytest.raises(ValueError, match="holds epoch, state_dict; expected a state dict alone"):
-        load("mlp", tmp_path / "checkpoint.pth", shape=(4,))
+        load_network("mlp", tmp_path / "checkpoint.pth", shape=(4,))
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish that is long enough to have a header", b"\x08\0\0\0\0\0\0\0{}"])
 def test_broken_files_are_named(tmp_path, content):
     (tmp_path / "w.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"w\.safetensors is not a whole safetensors file"):
-        load("mlp", tmp_path / "w.safetensors", shape=(4,))
+        load_network("mlp", tmp_path / "w.safetensors", shape=(4,))
 
 
 def test_a_missing_file_and_spoilt_metadata(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        load("mlp", tmp_path / "none.safetensors", shape=(4,))
+        load_network("mlp", tmp_path / "none.safetensors", shape=(4,))
     save_file({"w": torch.ones(1)}, tmp_path / "m.safetensors", metadata={"foretaste": json.dumps({"network": "mlp"})})
     with pytest.raises(ValueError, match="metadata 'foretaste' cannot be read"):
-        saved(tmp_path / "m.safetensors")
+        saved_network(tmp_path / "m.safetensors")
 
 
 def test_tied_and_half_weights(tmp_path):
@@ -116,16 +119,16 @@ def test_tied_and_half_weights(tmp_path):
             self.b = nn.Linear(3, 3)
             self.b.weight = self.a.weight
 
-    path = save(Tied(), tmp_path / "tied.safetensors")
+    path = save_network(Tied(), tmp_path / "tied.safetensors")
     assert set(load_file(path)) == {"a.weight", "a.bias", "b.weight", "b.bias"}
-    assert saved(path).network is None
+    assert saved_network(path).network is None
     half = MLP(4, (3,), 2).half()
-    save(half, tmp_path / "half.safetensors")
-    net = load(None, tmp_path / "half.safetensors")
+    save_network(half, tmp_path / "half.safetensors")
+    net = load_network(None, tmp_path / "half.safetensors")
     assert next(net.parameters()).dtype == torch.float32
     assert torch.equal(net.layers[0].weight, half.layers[0].weight.float())
-    save(MLP(4, (3,), 2).double(), tmp_path / "double.safetensors")
-    assert next(load(None, tmp_path / "double.safetensors").parameters()).dtype == torch.float64
+    save_network(MLP(4, (3,), 2).double(), tmp_path / "double.safetensors")
+    assert next(load_network(None, tmp_path / "double.safetensors").parameters()).dtype == torch.float64
 
 
 OWN = """
@@ -148,13 +151,13 @@ def own(tmp_path, monkeypatch):
 
 def test_networks_of_ones_own_from_the_working_folder(own, tmp_path):
     before = list(sys.path)
-    net = make(f"{own}:small", options={"width": 4}, classes=6, shape=(1, 2, 2))
+    net = make_network(f"{own}:small", options={"width": 4}, classes=6, shape=(1, 2, 2))
     assert [tuple(p.shape) for p in net.parameters()] == [(4, 4), (4,), (6, 4), (6,)]
     assert sys.path == before
-    save(net, tmp_path / "n.safetensors", network=f"{own}:small", options={"width": 4})
-    again = load(None, tmp_path / "n.safetensors", classes=6, shape=(1, 2, 2))
+    save_network(net, tmp_path / "n.safetensors", network=f"{own}:small", options={"width": 4})
+    again = load_network(None, tmp_path / "n.safetensors", classes=6, shape=(1, 2, 2))
     assert torch.equal(again[1].weight, net[1].weight)
-    ready = make(f"{own}:ready")
+    ready = make_network(f"{own}:ready")
     assert ready is not sys.modules[own].ready
     assert torch.equal(ready.weight, sys.modules[own].ready.weight)
 
@@ -175,9 +178,9 @@ def test_networks_of_ones_own_from_the_working_folder(own, tmp_path):
 )
 def test_names_that_make_no_network(own, name, options, says):
     with pytest.raises((ValueError, TypeError), match=says):
-        make(name.format(own=own), options=options, classes=2, shape=(1, 2, 2))
+        make_network(name.format(own=own), options=options, classes=2, shape=(1, 2, 2))
 
 
 def test_a_wide_resnet_wants_pictures():
     with pytest.raises(ValueError, match=r"wrn1 is for images .* use mlp"):
-        make("wrn1", classes=2, shape=(64,))
+        make_network("wrn1", classes=2, shape=(64,))

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from foretaste import acquire
-from foretaste.acquire import _registry, register
+from foretaste.acquire import register, registry
+from foretaste.lookahead import linearize
 from foretaste.query import Request, query
-from foretaste.retrain import linearize
 
 LABELLED = ["gain", "variance", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "least_confidence"]
 
@@ -47,7 +47,7 @@ def truth(j):
 
 @pytest.fixture
 def _names(monkeypatch):
-    monkeypatch.setattr(_registry, "_strategies", dict(_registry._strategies))
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 @pytest.mark.parametrize("strategy", [*LABELLED, "random"])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from foretaste import acquire
+from foretaste.lookahead import linearize, theta
 from foretaste.query import query
-from foretaste.retrain import _theta, linearize
 from test_query import NET, X_L, X_U, Y_L, ask, network, points
 
 
@@ -38,7 +38,7 @@ from test_query import NET, X_L, X_U, Y_L, ask, network, points
     ],
 )
 def test_each_fault_is_named(settings, message, monkeypatch):
-    monkeypatch.setattr(_theta, "gram", _no_kernel)
+    monkeypatch.setattr(theta, "gram", _no_kernel)
     with pytest.raises(ValueError, match=message):
         ask(**settings)
 
@@ -61,18 +61,18 @@ def test_a_pool_that_is_no_tensor():
 
 @pytest.mark.parametrize("strategy", ["gain", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "least_confidence"])
 def test_classes_are_needed(strategy, monkeypatch):
-    monkeypatch.setattr(_theta, "gram", _no_kernel)
+    monkeypatch.setattr(theta, "gram", _no_kernel)
     with pytest.raises(ValueError, match=f"{strategy!r} needs classes") as e:
         query(network(C=1), X_L, points(6, 3)[:, 0], X_U, strategy=strategy)
     named = str(e.value).split("for regression use one of: ")[1].split(", ")
-    assert named == [name for name in acquire.strategies() if "classes" not in acquire.find(name).needs]
+    assert named == [name for name in acquire.strategies() if "classes" not in acquire.find_strategy(name).needs]
     assert {"change", "random", "variance"} <= set(named)
 
 
-PICKING = [name for name in acquire.strategies() if acquire.find(name).picks]
+PICKING = [name for name in acquire.strategies() if acquire.find_strategy(name).picks]
 
 
-@pytest.mark.parametrize("strategy", [name for name in PICKING if "classes" in acquire.find(name).needs])
+@pytest.mark.parametrize("strategy", [name for name in PICKING if "classes" in acquire.find_strategy(name).needs])
 def test_classes_are_needed_to_pick(strategy):
     """Told by a few points: the pool is not run, and a strategy need not ask."""
     net, sizes = network(C=1), []
@@ -114,7 +114,7 @@ def _no_kernel(*args, **kwargs):
 @pytest.mark.parametrize("loss", ["l2", "ce"])
 @pytest.mark.parametrize("strategy", ["entropy", "margin", "least_confidence", "random"])
 def test_no_kernel_is_computed(strategy, loss, monkeypatch):
-    monkeypatch.setattr(_theta, "gram", _no_kernel)
+    monkeypatch.setattr(theta, "gram", _no_kernel)
     q = query(NET, X_L, Y_L, X_U, strategy=strategy, batch_size=5, loss=loss)
     assert len(q) == 5
     assert q.seconds["kernel"] == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretaste.acquire import _registry
+from foretaste.acquire import registry
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,7 @@ def run(page: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strategies that a page registers are forgotten again."""
-    monkeypatch.setattr(_registry, "_strategies", dict(_registry._strategies))
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 @pytest.mark.slow

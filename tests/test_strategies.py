@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import foretaste.query  # noqa: F401  registers the strategies that pick by themselves
-from foretaste.acquire import _registry, entropy, probabilities, register, strategies
+from foretaste.acquire import entropy, register, registry, strategies
+from foretaste.losses import probabilities
 from foretaste.testing import check_strategy
-from foretaste.testing._found import changed, found
+from foretaste.testing.contracts import describe_changes, snapshot_network
 
 # Settings that a strategy cannot do without, or that keep it quick here.
 SETTINGS = {
@@ -102,7 +103,7 @@ CALLS = count()
 
 @pytest.fixture
 def _names(monkeypatch):
-    monkeypatch.setattr(_registry, "_strategies", dict(_registry._strategies))
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 @pytest.mark.usefixtures("_names")
@@ -158,7 +159,11 @@ def test_after_an_error_too():
 
 def test_found_tells_buffers():
     net = nn.BatchNorm1d(3)
-    before = found(net)
-    assert changed(before, found(net)) == []
+    before = snapshot_network(net)
+    assert describe_changes(before, snapshot_network(net)) == []
     net(torch.ones(2, 3))
-    assert changed(before, found(net)) == ["buffer running_mean", "buffer running_var", "buffer num_batches_tracked"]
+    assert describe_changes(before, snapshot_network(net)) == [
+        "buffer running_mean",
+        "buffer running_var",
+        "buffer num_batches_tracked",
+    ]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from foretaste.acquire import find, strategies
+from foretaste.acquire import find_strategy, strategies
 from foretaste.bench import _ll4al
 from foretaste.bench._strategies import Row, as_markdown, strategy_seconds
 
@@ -38,7 +38,7 @@ def test_quickest_first():
 def test_the_page_has_every_strategy_of_ours_once():
     page = (Path(__file__).parents[1] / "docs" / "strategies.md").read_text()
     named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    ours = [name for name in strategies() if find(name).fn.__module__.startswith("foretaste.")]
+    ours = [name for name in strategies() if find_strategy(name).fn.__module__.startswith("foretaste.")]
     assert sorted(named) == sorted(ours)
 
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from foretaste.data import Images, draw
+from foretaste.lookahead import linearize
 from foretaste.network import MLP
 from foretaste.query import gp_predict
-from foretaste.retrain import linearize
 from foretaste.study import Arm, Ask, Labels, Network, Train, cycles, loop, model, run, study
 from foretaste.study.run import ENVIRONMENT
 

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from foretaste.retrain._settings import METHODS
+from foretaste.lookahead.linearize import METHODS
 from foretaste.study import (
     Arm,
     Ask,

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from foretaste import report
-from foretaste.network import load as load_network
+from foretaste.network import load_network
 from foretaste.study import (
     Arm,
     Labels,
@@ -268,7 +268,7 @@ def test_weights_on_a_full_disk(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("foretaste.network._saved.save_file", full)
+    monkeypatch.setattr("foretaste.network.saved.save_file", full)
     with pytest.raises(OSError, match=r"the disk is full.*0-0\.safetensors could not be written"):
         Task(tmp_path, "gain", 0).save_weights(0, torch.nn.Linear(2, 2))
 

@@ -7,8 +7,8 @@ import torch
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import gram, plan, size, take
-from foretaste.tangent._memory import PeakMemory, resolve
+from foretaste.tangent import count_points, gram, plan, take_points
+from foretaste.tangent.memory import PeakMemory, resolve_budget
 from networks import NETWORKS, Network
 
 N = 7
@@ -18,7 +18,7 @@ def oracle(net: torch.nn.Module, x: object, x2: object, output: str | int) -> to
     theta = oracles.ntk(net, x, x2, output)
     if output != "full":
         return theta
-    n, m = size(x), size(x2)
+    n, m = count_points(x), count_points(x2)
     return theta.view(n, -1, m, theta.shape[1] // m).permute(0, 2, 1, 3)
 
 
@@ -34,7 +34,7 @@ def test_ntk_is_the_gram_matrix_of_gradients(case: Network, output: str | int) -
     net, x = case.built(), case.points(N)
     want = oracle(net, x, x, output)
     assert error(ft.ntk(net, x, output=output), want) <= 1e-10
-    a, b = take(x, slice(0, 3)), take(x, slice(3, N))
+    a, b = take_points(x, slice(0, 3)), take_points(x, slice(3, N))
     assert error(ft.ntk(net, a, b, output=output), want[:3, 3:]) <= 1e-10
 
 
@@ -54,13 +54,13 @@ def test_any_budget_gives_the_same_and_is_kept(
     case: Network, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "foretaste.tangent._theta.SLAB", 512
+        "foretaste.tangent.accumulate.FLOAT64_SLAB", 512
     )  # as small beside these networks as it is beside real ones
     net, x = case.built(dtype), case.points(40, dtype)
     ample = ft.ntk(net, x)
     with pytest.raises(ValueError, match="would do") as e:
         ft.ntk(net, x, budget=1000)
-    least = resolve(str(e.value).split("budget='")[1].split("'")[0])
+    least = resolve_budget(str(e.value).split("budget='")[1].split("'")[0])
     plans = set()
     for budget in (least, 8 * least):
         with PeakMemory() as memory:
@@ -88,7 +88,7 @@ def test_only_what_has_no_rule_goes_through_torch_func(case: Network, caplog: py
 def test_blocks_and_diagonals_come_from_one_run() -> None:
     case = NETWORKS[5]
     net, x = case.built(), case.points(12)
-    sets = {"L": take(x, slice(0, 3)), "W": take(x, slice(3, 7)), "U": take(x, slice(7, 12))}
+    sets = {"L": take_points(x, slice(0, 3)), "W": take_points(x, slice(3, 7)), "U": take_points(x, slice(7, 12))}
     for output, heads in (("sum", 1), ("full", 3)):
         want = oracles.ntk(net, x, x, output)
         blocks, diagonals = gram(net, sets, [("L", "L"), ("W", "L"), ("W", "U")], ["U"], output=output)
@@ -102,7 +102,7 @@ def test_blocks_and_diagonals_come_from_one_run() -> None:
 def test_an_empty_set_gives_empty_blocks() -> None:
     case = NETWORKS[0]
     net, x = case.built(), case.points(5)
-    blocks, _ = gram(net, {"L": take(x, slice(0)), "U": x}, [("L", "L"), ("U", "L"), ("U", "U")])
+    blocks, _ = gram(net, {"L": take_points(x, slice(0)), "U": x}, [("L", "L"), ("U", "L"), ("U", "U")])
     assert blocks["L", "L"].shape == (0, 0)
     assert blocks["U", "L"].shape == (5, 0)
     assert error(blocks["U", "U"], oracles.ntk(net, x, x)) <= 1e-12

@@ -179,7 +179,7 @@ def test_the_network_is_as_it_was(case: Network) -> None:
 def test_also_after_an_exception_or_ctrl_c(
     stop: type[BaseException], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretaste.tangent._plan.CHUNK_BYTES", {"cpu": 1})  # sixteen points at a time
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_BYTES", {"cpu": 1})  # sixteen points at a time
     count = 0
 
     class Stops(nn.Module):

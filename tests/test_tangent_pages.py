@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 
-from foretaste.tangent._pages import PAGE, WORTH, large_pages
+from foretaste.tangent.memory import LARGE_PAGE, LARGE_PAGE_WORTH, large_pages
 
 
-@pytest.mark.parametrize("count", [0, 1, WORTH // 4, WORTH // 4 + 12345, 3 * WORTH // 4])
+@pytest.mark.parametrize(
+    "count", [0, 1, LARGE_PAGE_WORTH // 4, LARGE_PAGE_WORTH // 4 + 12345, 3 * LARGE_PAGE_WORTH // 4]
+)
 def test_the_tensor_is_the_same_and_can_be_written(count):
     t = torch.empty(count)
     assert large_pages(t) is t
@@ -33,13 +35,13 @@ def test_only_whole_pages_inside_the_tensor_are_advised(monkeypatch):
             said.append((start.value, length.value))
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc)
-    t = torch.empty(WORTH)
+    t = torch.empty(LARGE_PAGE_WORTH)
     large_pages(t)
     ((start, length),) = said
-    assert start % PAGE == length % PAGE == 0
+    assert start % LARGE_PAGE == length % LARGE_PAGE == 0
     assert t.data_ptr() <= start
     assert start + length <= t.data_ptr() + t.nbytes
-    assert length >= t.nbytes - 2 * PAGE
+    assert length >= t.nbytes - 2 * LARGE_PAGE
 
 
 FAULTS = """

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import foretaste as ft
-from foretaste.tangent import _fused, _rows, _rules, gram, outputs, subject
-from foretaste.tangent._layers import survey
-from foretaste.tangent._plan import CHUNK_MOST, Group, Job, larger
-from foretaste.tangent._rows import Rows
-from foretaste.tangent._subject import probe
-from foretaste.tangent._theta import Theta, own_products, strip
+from foretaste.tangent import accumulate, freeze, fused, gram, outputs, rules
+from foretaste.tangent.accumulate import GradientRows, ThetaSum, own_products, strip_rows
+from foretaste.tangent.frozen import probe_outputs
+from foretaste.tangent.planning import CHUNK_MOST, KernelJob, LayerGroup, larger_chunk
+from foretaste.tangent.survey import survey_network
 from networks import NETWORKS
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -20,10 +19,10 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of at most 128 columns, points made even, strips of 16 points."""
-    shape_of: Callable[..., tuple[int, int, int]] = _rows.shape_of
-    monkeypatch.setattr(_rows, "PANEL", 128)
-    monkeypatch.setattr(_rows, "shape_of", lambda points, width, cuda: shape_of(points, width, True))
-    monkeypatch.setattr("foretaste.tangent._theta.strip", lambda n, cuda, symmetric: 16)
+    shape_of: Callable[..., tuple[int, int, int]] = accumulate.panel_shape
+    monkeypatch.setattr(accumulate, "PANEL", 128)
+    monkeypatch.setattr(accumulate, "panel_shape", lambda points, width, cuda: shape_of(points, width, True))
+    monkeypatch.setattr("foretaste.tangent.accumulate.strip_rows", lambda n, cuda, symmetric: 16)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -35,13 +34,13 @@ def test_panels_and_strips_give_the_gram_matrix(heads: int, half: bool) -> None:
     j_NBw = torch.randn(66, heads, width, generator=g) + 3
     if half:
         j_NBw = j_NBw.half().float()
-    rows = Rows(66, heads, width, torch.empty(0), half, 4.0)
+    rows = GradientRows(66, heads, width, torch.empty(0), half, 4.0)
     assert rows.data.shape == (3, 72, heads, 128)
     for at in (slice(0, 40), slice(40, 66)):
         for columns in (slice(0, 100), slice(100, 300)):  # the second crosses a panel's edge
             rows.write(at, columns, j_NBw[at, :, columns])
     blocks = [("L", "L"), ("U", "L"), ("U", "U")]
-    theta = Theta(sizes, blocks, ["U"], heads, torch.empty(0))
+    theta = ThetaSum(sizes, blocks, ["U"], heads, torch.empty(0))
     theta.cuda = True
     theta.add_rows(rows)
     got, diagonal = theta.finish()
@@ -58,7 +57,7 @@ def test_panels_and_strips_give_the_gram_matrix(heads: int, half: bool) -> None:
 
 @pytest.mark.parametrize("n", [1, 8, 1024, 1025, 6000, 10007])
 def test_strips_of_a_gpu_are_even_and_few(n: int) -> None:
-    rows = strip(n, cuda=True, symmetric=True)
+    rows = strip_rows(n, cuda=True, symmetric=True)
     assert rows % 8 == 0
     assert rows <= 1024
     assert -(-n // rows) == -(-n // 1024)
@@ -66,13 +65,13 @@ def test_strips_of_a_gpu_are_even_and_few(n: int) -> None:
 
 def test_a_checked_network_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = NETWORKS[5].built(), NETWORKS[5].points(6)
-    subj = subject(net)
-    classes = probe(subj, x)
+    frozen = freeze(net)
+    classes = probe_outputs(frozen, x)
     want = ft.ntk(net, x)
-    monkeypatch.setattr("foretaste.tangent._gram.probe", None)
-    monkeypatch.setattr("foretaste.tangent._gram.check", None)
+    monkeypatch.setattr("foretaste.tangent.kernel.probe_outputs", None)
+    monkeypatch.setattr("foretaste.tangent.kernel.check_inputs", None)
     f: dict[str, torch.Tensor] = {}
-    got = gram(subj, {"x": x}, [("x", "x")], classes=classes, f=f)[0]["x", "x"]
+    got = gram(frozen, {"x": x}, [("x", "x")], classes=classes, f=f)[0]["x", "x"]
     assert torch.equal(got, want)
     assert torch.allclose(f["x"], outputs(net, x), rtol=1e-12)
 
@@ -80,14 +79,14 @@ def test_a_checked_network_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatc
 def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:
     """A chunk of ten was planned with room for the widest rows; the pass forms narrow ones, and half is left to it."""
     case = next(c for c in NETWORKS if c.name == "wrn")
-    subj, x = subject(case.built(torch.float32)), case.points(3, torch.float32)
-    found = survey(subj, x, probe(subj, x))
+    frozen, x = freeze(case.built(torch.float32)), case.points(3, torch.float32)
+    found = survey_network(frozen, x, probe_outputs(frozen, x))
     narrow, wide = sorted(found.layers, key=lambda ly: ly.p)[:: len(found.layers) - 1]
-    groups = [Group(formed=[(narrow, slice(0, narrow.shape[0]))], stashed=[wide])]
+    groups = [LayerGroup(formed=[(narrow, slice(0, narrow.shape[0]))], stashed=[wide])]
     for device, left in (("cuda", 0), ("cuda", 10**8), ("cuda", 10**10), ("cpu", 10**10)):
-        job = Job(found, {}, {"x": 3000}, [("x", "x")], (), item=2, device=device)
+        job = KernelJob(found, {}, {"x": 3000}, [("x", "x")], (), item=2, device=device)
         work = 10 * job.a_point(wide.p)
-        points, taken = larger(job, groups, 10, work, left)
+        points, taken = larger_chunk(job, groups, 10, work, left)
         if device == "cpu":
             assert (points, taken) == (10, work)
             continue
@@ -100,14 +99,14 @@ def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:
 @gpu
 @pytest.mark.parametrize("half", [False, True], ids=["single", "half"])
 def test_fused_rows_are_the_plain_ones(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rows, "PANEL", 2048)
+    monkeypatch.setattr(accumulate, "PANEL", 2048)
     g = torch.Generator(device="cuda").manual_seed(0)
     j_N1w = torch.randn(37, 1, 5000, generator=g, device="cuda") + 1
     made = []
-    for fused in (True, False):
-        if not fused:
-            monkeypatch.setattr(_rows, "fusible", lambda t: False)
-        rows = Rows(37, 1, 5000, j_N1w[:0], half, 4.0)
+    for fuses in (True, False):
+        if not fuses:
+            monkeypatch.setattr(accumulate, "fusible", lambda t: False)
+        rows = GradientRows(37, 1, 5000, j_N1w[:0], half, 4.0)
         for at in (slice(0, 20), slice(20, 37)):
             for columns in (slice(0, 1111), slice(1111, 5000)):
                 rows.write(at, columns, j_N1w[at, :, columns])
@@ -125,12 +124,12 @@ def test_fused_planes_and_norms_are_the_plain_ones(size: tuple[int, int], monkey
     extent = (size[0] + 2, -(-(size[1] + 2) // 4) * 4)
     norm = torch.nn.BatchNorm2d(11).cuda().eval()
     torch.nn.init.normal_(norm.running_mean)
-    laid, rows = _rules.lay(a, (1, 1), extent, 3, 1, 7), _rules.batch_norm(norm, "weight", a, b, slice(2, 9))
-    whole = _rules.batch_norm(norm, "weight", a, b, slice(0, 11))
-    assert _fused.fusible(a)
-    monkeypatch.setattr(_rules, "fusible", lambda t: False)
-    assert torch.equal(laid, _rules.lay(a, (1, 1), extent, 3, 1, 7))
-    plain = _rules.batch_norm(norm, "weight", a, b, slice(0, 11))
+    laid, rows = rules.lay_rows(a, (1, 1), extent, 3, 1, 7), rules.batch_norm(norm, "weight", a, b, slice(2, 9))
+    whole = rules.batch_norm(norm, "weight", a, b, slice(0, 11))
+    assert fused.fusible(a)
+    monkeypatch.setattr(rules, "fusible", lambda t: False)
+    assert torch.equal(laid, rules.lay_rows(a, (1, 1), extent, 3, 1, 7))
+    plain = rules.batch_norm(norm, "weight", a, b, slice(0, 11))
     assert torch.allclose(whole, plain, rtol=1e-4, atol=1e-4)
     assert torch.allclose(rows, plain[:, 2:9], rtol=1e-4, atol=1e-4)
 

@@ -5,8 +5,8 @@ import torch
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import gram, plan, take
-from foretaste.tangent._memory import PeakMemory, resolve
+from foretaste.tangent import gram, plan, take_points
+from foretaste.tangent.memory import PeakMemory, resolve_budget
 from networks import NETWORKS, Network
 
 N = 7
@@ -29,7 +29,7 @@ def test_trace_is_the_mean_of_the_logits_own_kernels(case: Network) -> None:
     net, x = case.built(), case.points(N)
     want = trace(net, x)
     assert error(ft.ntk(net, x, output="trace"), want) <= 1e-10
-    a, b = take(x, slice(0, 3)), take(x, slice(3, N))
+    a, b = take_points(x, slice(0, 3)), take_points(x, slice(3, N))
     blocks, diagonals = gram(net, {"a": a, "b": b}, [("a", "b")], ["b"], output="trace")
     assert error(blocks["a", "b"], want[:3, 3:]) <= 1e-10
     assert error(diagonals["b"][:, 0, 0], want.diagonal()[3:]) <= 1e-10
@@ -42,7 +42,7 @@ def test_a_budget_changes_neither_values_nor_is_it_passed(case: Network, output:
     ample = ft.ntk(net, x, output=output)
     with pytest.raises(ValueError, match="would do") as e:
         ft.ntk(net, x, output=output, budget=1000)
-    least = resolve(str(e.value).split("budget='")[1].split("'")[0])
+    least = resolve_budget(str(e.value).split("budget='")[1].split("'")[0])
     for budget in (least, 3 * least):
         with PeakMemory() as memory:
             theta = ft.ntk(net, x, output=output, budget=budget)

@@ -8,8 +8,8 @@ from torch import nn
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import plan, size, take
-from foretaste.tangent._plan import Plan
+from foretaste.tangent import count_points, plan, take_points
+from foretaste.tangent.planning import KernelPlan
 from networks import NETWORKS, Network
 
 N = 6
@@ -17,23 +17,23 @@ Setting = Callable[[pytest.MonkeyPatch], None]
 
 
 def products(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("foretaste.tangent._products.EXACT", {"cpu": 0})
+    patch.setattr("foretaste.tangent.products.EXACT_COST", {"cpu": 0})
 
 
 def rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("foretaste.tangent._products.EXACT", {"cpu": 1e9})
-    patch.setattr("foretaste.tangent._plan.SLAB_BYTES", 1 << 40)
+    patch.setattr("foretaste.tangent.products.EXACT_COST", {"cpu": 1e9})
+    patch.setattr("foretaste.tangent.planning.SLAB_BYTES", 1 << 40)
 
 
 def slabs(patch: pytest.MonkeyPatch) -> None:
     """Of a few columns, from every layer whose A and G are not much larger than its rows."""
-    patch.setattr("foretaste.tangent._products.EXACT", {"cpu": 1e9})
-    patch.setattr("foretaste.tangent._plan.SLAB_BYTES", 1)
-    patch.setattr("foretaste.tangent._plan.SLAB_LEAST", 3)
-    patch.setattr("foretaste.tangent._plan.SLAB_WORTH", 0.01)
+    patch.setattr("foretaste.tangent.products.EXACT_COST", {"cpu": 1e9})
+    patch.setattr("foretaste.tangent.planning.SLAB_BYTES", 1)
+    patch.setattr("foretaste.tangent.planning.SLAB_LEAST", 3)
+    patch.setattr("foretaste.tangent.planning.SLAB_WORTH", 0.01)
 
 
-def taken(made: Plan) -> set[str]:
+def taken(made: KernelPlan) -> set[str]:
     """How the weights of convolutions are treated."""
     found = set()
     for g in made.groups:
@@ -48,7 +48,7 @@ def taken(made: Plan) -> set[str]:
 
 
 def oracle(net: nn.Module, x: object, output: str) -> torch.Tensor:
-    n = size(x)
+    n = count_points(x)
     full = oracles.ntk(net, x, x, "full").view(n, -1, n, oracles.f(net, x).shape[1])
     if output == "full":
         return full.permute(0, 2, 1, 3)
@@ -68,7 +68,7 @@ def test_every_way_gives_the_gram_matrix(case: Network, way: Setting, monkeypatc
     for output in ("sum", "trace", "full"):
         want = oracle(net, x, output)
         assert error(ft.ntk(net, x, output=output), want) <= 1e-10
-        a, b = take(x, slice(0, 2)), take(x, slice(2, N))
+        a, b = take_points(x, slice(0, 2)), take_points(x, slice(2, N))
         assert error(ft.ntk(net, a, b, output=output), want[:2, 2:]) <= 1e-10
 
 
@@ -101,5 +101,5 @@ def test_products_of_many_heads_are_cut_to_their_tile(monkeypatch: pytest.Monkey
     net, x = case.built(), case.points(N)
     want = oracle(net, x, "full")
     for tile in (1, 3000, 1 << 24):
-        monkeypatch.setattr("foretaste.tangent._plan.TILE_BYTES", tile)
+        monkeypatch.setattr("foretaste.tangent.planning.TILE_BYTES", tile)
         assert error(ft.ntk(net, x, output="full"), want) <= 1e-12

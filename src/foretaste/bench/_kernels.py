@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from foretaste.bench._measure import Measured, turns
+from foretaste.errors import format_bytes
 from foretaste.network import MLP, WideResNet
 from foretaste.tangent import ntk
-from foretaste.tangent._memory import human
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def compare(work: Workload, *, quick: bool = False, said: Callable[[str], None] 
             reference: lambda: per_point_gradients(net, x),
             "torch.func by 32": lambda: per_point_gradients(net, x, 32),
             "ft.ntk": lambda: ntk(net, x),
-            f"ft.ntk in {human(budget) if budget else 0}": lambda: ntk(net, x, budget=budget),
+            f"ft.ntk in {format_bytes(budget) if budget else 0}": lambda: ntk(net, x, budget=budget),
         },
         x.device,
         rounds=1 if quick else 3,

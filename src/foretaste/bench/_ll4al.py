@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from foretaste.data import digits
 from foretaste.network import MLP, fit, fit_ll4al, predict_losses, prepare
-from foretaste.retrain._precision import spearman
+from foretaste.tangent import rank_correlation
 
 LAYERS = ("layers.1", "layers.3")
 
@@ -55,7 +55,7 @@ def learning_rates(
                     f_NC = net(x)
                 if method != "fit":
                     true_N = (f_NC - F.one_hot(y, f_NC.shape[1])).square().mean(1)
-                    ranking = spearman(predict_losses(net, module, x), true_N.double())
+                    ranking = rank_correlation(predict_losses(net, module, x), true_N.double())
                 rows.append(
                     Row(method, rate, seed, done.residual, float((f_NC.argmax(1) == y).double().mean()), ranking)
                 )

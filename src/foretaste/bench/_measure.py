@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretaste.tangent._memory import PeakMemory
+from foretaste.tangent import PeakMemory
 
 Contender = Callable[[], Any]
 

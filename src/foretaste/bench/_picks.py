@@ -13,9 +13,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from foretaste.acquire import find
-from foretaste.query._pick import Progress, pick_each
-from foretaste.retrain import State, from_kernels
+from foretaste.acquire import find_strategy
+from foretaste.lookahead import State, from_kernels
+from foretaste.query import ProgressCounter, pick_each
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def pool(L: int, U: int, C: int, device: str, seed: int) -> tuple[State, list[in
 
 def _batch(state: State, y_U: list[int], name: str, select: str, batch_size: int, seed: int) -> Row:
     """Each pick ends in one number read from the device, so that a host's clock tells the time of a GPU too."""
-    score: Callable[[State], Tensor] = find(name).fn
+    score: Callable[[State], Tensor] = find_strategy(name).fn
     at: list[float] = []
     ask = (lambda j: y_U[j]) if select == "sequential" else None
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def _batch(state: State, y_U: list[int], name: str, select: str, batch_size: int
         select,
         batch_size,
         torch.Generator().manual_seed(seed),
-        Progress(lambda done, of: at.append(time.perf_counter())),
+        ProgressCounter(lambda done, of: at.append(time.perf_counter())),
         ask,
     )
     ms = [1e3 * (b - a) for a, b in pairwise(at)]

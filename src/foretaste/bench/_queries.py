@@ -13,10 +13,9 @@ from foretaste.bench._kernels import forward, per_point_gradients
 from foretaste.bench._measure import Contender, Measured, peak, synchronize, turns
 from foretaste.bench._pairs import recomputed
 from foretaste.bench._pools import Pool
+from foretaste.errors import format_bytes
 from foretaste.query import query
-from foretaste.retrain._precision import spearman
-from foretaste.tangent import ntk
-from foretaste.tangent._memory import human
+from foretaste.tangent import ntk, rank_correlation
 
 NAIVE = 50  # candidates that are really retrained; the rest is extrapolated
 NAIVE_LR = 0.005  # small: with its statistics frozen a network of BatchNorms diverges sooner; the time is the same
@@ -82,7 +81,7 @@ def row(pool: Pool, name: str, m: Measured, unit: float, truth: Tensor | None) -
         n = len(pool.x_L) + len(pool.x_U)
         tflops = pool.P * n * (n + 1) / m.seconds / 1e12
         if truth is not None and name.startswith("mlmoc"):
-            agree = spearman(m.result.scores, truth)
+            agree = rank_correlation(m.result.scores, truth)
         if tried := m.result.info.get("precision_measured"):
             values = ", ".join(f"{k} {v:.5f}" for k, v in tried["spearman"].items())
             note = f"took {m.result.info['precision']} ({values or tried['why']})"
@@ -138,5 +137,5 @@ def cells(r: QueryRow) -> list[str]:
         return [r.name, "–", "–", "–", "", "", r.note]
     agree = "" if r.spearman != r.spearman else f"{r.spearman:.5f}"
     tflops = "" if r.tflops != r.tflops else f"{r.tflops:.3g}"
-    memory = human(r.nbytes) if r.nbytes else ""
+    memory = format_bytes(r.nbytes) if r.nbytes else ""
     return [r.name, f"{r.seconds:.3g}", f"{r.forwards:.3g}", memory, agree, tflops, r.note]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from foretaste.acquire import gain, mlmoc
 from foretaste.data import digits
+from foretaste.lookahead import linearize
 from foretaste.network import MLP, WideResNet, fit, prepare
-from foretaste.retrain import linearize
-from foretaste.retrain._precision import spearman
+from foretaste.tangent import rank_correlation
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,9 @@ def agreement(device: torch.device, quick: bool = False) -> list[Agreement]:
             scores.append((mlmoc(state), gain(state)))
         (m32, g32), (m64, g64) = scores
         top = [set(s.argsort(descending=True)[:20].tolist()) for s in (m32, m64)]
-        found.append(Agreement(name, trained.residual, spearman(m32, m64), spearman(g32, g64), len(top[0] & top[1])))
+        found.append(
+            Agreement(
+                name, trained.residual, rank_correlation(m32, m64), rank_correlation(g32, g64), len(top[0] & top[1])
+            )
+        )
     return found

@@ -14,7 +14,7 @@ import foretaste
 from foretaste.bench import _neural_tangents
 from foretaste.bench._kernels import Row, compare, workloads
 from foretaste.bench._ranking import Agreement, agreement
-from foretaste.tangent._memory import human
+from foretaste.errors import format_bytes
 
 
 def run(
@@ -83,7 +83,8 @@ def kernels_table(rows: list[Row], device: str) -> Table:
             table.add_row(r.name, r.failed)
             continue
         table.add_row(
-            r.name, f"{r.seconds:.3f}", f"{r.forwards:.1f}", f"{r.speedup:.1f}×", human(r.nbytes), f"{r.memory:.3f}",
+            r.name, f"{r.seconds:.3f}", f"{r.forwards:.1f}", f"{r.speedup:.1f}×", format_bytes(r.nbytes),
+            f"{r.memory:.3f}",
             "" if r.error != r.error else f"{r.error:.0e}",
         )  # fmt: skip
     return table

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.acquire import find, strategies
+from foretaste.acquire import find_strategy, strategies
 from foretaste.bench._measure import Measured, turns
 from foretaste.data import digits
 from foretaste.network import MLP, fit, fit_ll4al, prepare
@@ -57,11 +57,11 @@ def strategy_seconds(
     Training is not counted, ll4al's module included; that of naive, eer_retrain and onestep is their query. ``change``
     is of regression and has a network of one output, trained on the digit as a number.
     """
-    names = list(names or (n for n in strategies() if find(n).fn.__module__.startswith("foretaste.")))
+    names = list(names or (n for n in strategies() if find_strategy(n).fn.__module__.startswith("foretaste.")))
     problems = _problems(L, U, hidden, steps, seed, device)
 
     def asking(name: str) -> Callable[[], Any]:
-        p = problems("regression" if "regression" in find(name).needs else name)
+        p = problems("regression" if "regression" in find_strategy(name).needs else name)
         return lambda: query(
             p.net, p.x_L, p.y_L, p.x_U, strategy=name, batch_size=batch_size, seed=seed, options=p.options
         )

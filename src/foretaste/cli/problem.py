@@ -215,10 +215,10 @@ def choose_picture_size(
     ones unless the user named a network. For a network of the user's own only the user can choose.
     """
     from foretaste.data import picture_sizes
-    from foretaste.network import saved
+    from foretaste.network import saved_network
 
     sizes = sum((picture_sizes(path) for path in paths), Counter[tuple[int, int]]())
-    shape = saved(weights).shape if weights else None
+    shape = saved_network(weights).shape if weights else None
     largest = max((max(size) for size in sizes), default=0)
     if shape is not None and len(shape) == 3:
         chosen, why = (shape[1], shape[2]), "the size that the weights were trained on"
@@ -249,9 +249,9 @@ def make_problem(
     seed: int = 0,
 ) -> Problem:
     """Check that everything fits together; raise with what does not. Without weights the network is untrained."""
-    from foretaste.network import Saved, prepare, saved
+    from foretaste.network import SavedNetwork, prepare, saved_network
 
-    about = saved(weights) if weights else Saved()
+    about = saved_network(weights) if weights else SavedNetwork()
     where = _find_device(device)
     named = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or labelled.classes
     expected = named or (() if regression else class_names(labelled, None))
@@ -260,9 +260,9 @@ def make_problem(
     if weights is None:
         name, net, options = _new_network(network, options, outputs, shape, seed)
     else:
-        from foretaste.network import load
+        from foretaste.network import load_network
 
-        net = load(network, weights, options=options, classes=None if named is None else outputs, shape=shape)
+        net = load_network(network, weights, options=options, classes=None if named is None else outputs, shape=shape)
         name = network or about.network or ""
         options = {**about.options, **options} if name == about.network else options
     net = net.to(where).eval()
@@ -307,11 +307,11 @@ def train_problem(problem: Problem, progress: Callable[[int, int], object] | Non
 
 def save_problem(problem: Problem, path: Path) -> Path:
     """Save the network with everything that ``--weights`` needs to load it."""
-    from foretaste.network import save
+    from foretaste.network import save_network
 
     p = problem
     own = (p.name, p.options) if ":" in p.name else (None, None)  # networks of foretaste describe themselves
-    return save(
+    return save_network(
         p.net, path, network=own[0], options=own[1], classes=p.classes or None, normalise=p.normalise, loss=p.loss,
         shape=tuple(p.x_L.shape[1:]),
     )  # fmt: skip
@@ -398,14 +398,13 @@ def _new_network(
     """An untrained network: its name, the network and its options."""
     import torch
 
-    from foretaste.network import make
-    from foretaste.network._reset import seeded
+    from foretaste.network import make_network, seeded
 
     if network is None:
         network, small = PICTURE_NETWORK if len(shape) == 3 else FEATURE_NETWORK
         options = {**small, **options}
     with seeded(seed, torch.device("cpu")):
-        return network, make(network, options=options, classes=outputs, shape=shape), options
+        return network, make_network(network, options=options, classes=outputs, shape=shape), options
 
 
 def _channel_scale(how: str | None, saved_scale: Any, labelled: "Points", pool: "Points") -> ChannelScale | None:

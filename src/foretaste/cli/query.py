@@ -79,7 +79,7 @@ def query_command(
     strategy_options = given.parse_settings(options or [], "--options")
     import foretaste as ft
 
-    ft.acquire.find(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
+    ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
     known, left = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, regression=regression, size=size, channels=channels,
         skip_broken=skip_broken,
@@ -117,9 +117,9 @@ def query_command(
             p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.pool.ids, seed=seed, loss=p.loss, progress=progress,
             **ask,
         )  # fmt: skip
-    from foretaste.tangent import outputs, subject
+    from foretaste.tangent import freeze, outputs
 
-    f_UC = outputs(subject(p.net, params=lambda name: True), p.feed(p.x_U))
+    f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U))
     rows = ranked_rows(p, q, f_UC)
     write_ranked(rows, out)
     say(summarise_query(p, q, out))
@@ -132,8 +132,7 @@ def check_query_settings(
     """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
     import torch
 
-    from foretaste.query import Request
-    from foretaste.query._checks import check_request
+    from foretaste.query import Request, check_request
 
     if select == "sequential":
         raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
@@ -148,7 +147,7 @@ def check_query_settings(
 
 def ranked_rows(problem: "Problem", q: "Query", f_UC: "Tensor") -> list[dict[str, Any]]:
     """One row for each point of the pool: the chosen in the order of choice, then the others by score."""
-    from foretaste.acquire import probabilities
+    from foretaste.losses import probabilities
 
     p, chosen = problem, q.indices.tolist()
     rest = sorted(set(range(len(f_UC))) - set(chosen))

@@ -1,14 +1,17 @@
 """Which points to label next (Eq. 1): by score, at once or one by one, or by a strategy that picks for itself."""
 
-from foretaste.query._badge import badge as badge
-from foretaste.query._gp import gp_predict as gp_predict
-from foretaste.query._infinite import gp as gp
-from foretaste.query._infinite import infinite as infinite
-from foretaste.query._ll4al import ll4al as ll4al
-from foretaste.query._naive import eer_retrain as eer_retrain
-from foretaste.query._naive import naive as naive
-from foretaste.query._onestep import onestep as onestep
-from foretaste.query._query import query as query
-from foretaste.query._random import random as random
-from foretaste.query._request import Request as Request
-from foretaste.query._result import Query as Query
+from foretaste.query.badge import badge as badge
+from foretaste.query.infinite_width import gp as gp
+from foretaste.query.infinite_width import gp_predict as gp_predict
+from foretaste.query.infinite_width import infinite as infinite
+from foretaste.query.ll4al import ll4al as ll4al
+from foretaste.query.naive import eer_retrain as eer_retrain
+from foretaste.query.naive import naive as naive
+from foretaste.query.naive import onestep as onestep
+from foretaste.query.query import check_request as check_request
+from foretaste.query.query import query as query
+from foretaste.query.request import Query as Query
+from foretaste.query.request import Request as Request
+from foretaste.query.select import ProgressCounter as ProgressCounter
+from foretaste.query.select import pick_each as pick_each
+from foretaste.query.select import random as random

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from foretaste.data import Images, draw
+from foretaste.lookahead import linearize
 from foretaste.network import fit
-from foretaste.retrain import linearize
 from foretaste.study.config import Network, Study, Trial
 from foretaste.study.model import Model, derive_seed
 from foretaste.study.records import versions

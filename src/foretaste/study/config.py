@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 import foretaste.query  # noqa: F401  registers the strategies that choose a batch by themselves
-from foretaste.acquire import SELECTS, find
+from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
+from foretaste.lookahead import METHODS, PRECISION_CHOICES
 from foretaste.network import NETWORKS
-from foretaste.retrain._settings import METHODS, PRECISIONS
 from foretaste.study.settings import (
     Count,
     Number,
@@ -26,7 +26,7 @@ from foretaste.study.settings import (
     one_of,
     settings_table,
 )
-from foretaste.tangent._subject import OUTPUTS
+from foretaste.tangent import OUTPUTS
 
 EXPERIMENTS = ("loop", "theorem", "block")
 MODELS = ("network", "gp")
@@ -160,7 +160,7 @@ class Ask:
     watch: Count | None = None
     method: Annotated[Text, one_of("method", METHODS)] = "auto"
     budget: Whole | Text | None = None
-    precision: Annotated[Text, one_of("precision", PRECISIONS)] = "auto"
+    precision: Annotated[Text, one_of("precision", PRECISION_CHOICES)] = "auto"
 
 
 @settings_table
@@ -185,14 +185,14 @@ class Arm:
     @field_validator("strategy")
     @classmethod
     def _registered(cls, strategy: str) -> str:
-        find(strategy)
+        find_strategy(strategy)
         return strategy
 
     @field_validator("select")
     @classmethod
     def _applies(cls, select: str, info: ValidationInfo) -> str:
         name = info.data.get("strategy")
-        if name is not None and select not in ("auto", "top") and find(name).picks:
+        if name is not None and select not in ("auto", "top") and find_strategy(name).picks:
             raise ValueError(f"strategy {name!r} picks a batch by itself; select={select!r} is not for it")
         return select
 
@@ -205,7 +205,7 @@ class Arm:
                 check_known("option of ll4al", key, LL4AL)
         elif name is not None:
             try:
-                find(name).settings(options)
+                find_strategy(name).settings(options)
             except TypeError as error:
                 raise ValueError(str(error)) from None
         return options

@@ -9,8 +9,7 @@ import torch
 
 from foretaste.data import Images
 from foretaste.errors import format_seconds
-from foretaste.network import fit
-from foretaste.network._checks import lengths
+from foretaste.network import fit, training_length
 from foretaste.query import query
 from foretaste.study.config import Arm, Network, Study, Trial
 from foretaste.study.loop import check_trial
@@ -76,7 +75,9 @@ def estimate(study: Study, data: Images) -> Estimate:
                 if key not in steps:
                     steps[key] = _seconds_of_step(trial, data)
                 slowest = max(slowest, steps[key])
-                train += steps[key] * sum(lengths(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes)
+                train += steps[key] * sum(
+                    training_length(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes
+                )
             U = min(labels.subset or len(data.pool), len(data.pool) - labels.init)
             if trial.strategy not in ("random", "ll4al"):
                 linear, square = _growth_of_query(trial, data)

@@ -18,9 +18,8 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from foretaste.errors import format_bytes
-from foretaste.network import fit, prepare
-from foretaste.network._fit import INTERPOLATES
-from foretaste.retrain import State, from_kernels
+from foretaste.lookahead import State, from_kernels
+from foretaste.network import INTERPOLATES, fit, prepare
 from foretaste.study.settings import Count, SettingsError, Share, Text, one_of, settings_table
 from foretaste.tangent import gram
 

@@ -25,8 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.data import Images
-from foretaste.network import save
-from foretaste.network._checks import EPOCHS, STEPS
+from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
 from foretaste.study.config import Network, Study, Trial
 from foretaste.study.records import Record, record_line, versions
 
@@ -121,7 +120,7 @@ class Task:
         """
         target = self._weights_path(cycle)
         try:
-            save(net, target, **description)
+            save_network(net, target, **description)
             with target.open("rb") as file:
                 os.fsync(file.fileno())
         except OSError as error:
@@ -252,7 +251,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         if train.steps
         else f"{train.epochs} epochs"
         if train.epochs
-        else f"{STEPS} steps or {EPOCHS} epochs, whichever is more,"
+        else f"{DEFAULT_STEPS} steps or {DEFAULT_EPOCHS} epochs, whichever is more,"
     )
     lr = "fit's own" if train.max_lr is None else f"{train.max_lr:g}"
     start = "from new weights each cycle" if train.start == "cold" else "each cycle from the weights of the last"

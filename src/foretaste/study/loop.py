@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.data import Images, Split, draw
+from foretaste.lookahead import linearize
 from foretaste.query import query
-from foretaste.retrain import linearize
 from foretaste.study.config import Trial
 from foretaste.study.model import Model, derive_seed, model_of
 from foretaste.study.records import Record, peak_memory, reset_peak_memory, versions

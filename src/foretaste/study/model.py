@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.data import Images
-from foretaste.network import Diverged, Fit, feature_layers, fit, fit_ll4al, make, prepare, reset
-from foretaste.network._fit import INTERPOLATES, MAX_LR
-from foretaste.network._ll4al import TOP_LR
-from foretaste.network._reset import seeded
+from foretaste.losses import LOSSES
+from foretaste.network import (
+    INTERPOLATES,
+    Diverged,
+    Fit,
+    feature_layers,
+    fit,
+    fit_ll4al,
+    make_network,
+    prepare,
+    reset,
+    seeded,
+)
 from foretaste.query import gp_predict
 from foretaste.study.config import Network, Trial
 
@@ -29,7 +38,7 @@ def derive_seed(seed: int, cycle: int, use: str) -> int:
 
 def build_network(spec: Network, data: Images) -> nn.Module:
     """A new network for these data, on their device."""
-    net = make(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
+    net = make_network(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
     return net.to(data.x.device)
 
 
@@ -52,7 +61,8 @@ class Model:
     @property
     def max_lr(self) -> float | None:
         """The learning rate in use: the study's, or else the default of the training."""
-        own = (TOP_LR if self.trial.strategy == "ll4al" else MAX_LR)[self.trial.train.loss]
+        criterion = LOSSES[self.trial.train.loss]
+        own = criterion.ll4al_max_lr if self.trial.strategy == "ll4al" else criterion.max_lr
         return own if self.trial.train.max_lr is None else self.trial.train.max_lr
 
     def inputs(self, ids: np.ndarray) -> Tensor:
@@ -98,7 +108,7 @@ class Model:
             self.options = {"layers": self.trial.options.get("layers") or feature_layers(self.net), "steps": 1}
         with torch.no_grad():
             f_LC = self.net(self.inputs(L))
-        f_LC = f_LC.softmax(1) if self.trial.train.loss == "ce" else f_LC
+        f_LC = LOSSES[self.trial.train.loss].responses(f_LC)
         y_LC = torch.nn.functional.one_hot(self.data.y[L], f_LC.shape[1]).to(f_LC)
         return Fit(float((f_LC - y_LC).square().mean()), math.nan, None, 0.0, 0, interpolates=False)
 

@@ -7,5 +7,5 @@ def test_mine():
     check_strategy("mine")       # by its registered name, whether it scores or picks by itself
 """
 
-from foretaste.testing._acquisition import check_acquisition as check_acquisition
-from foretaste.testing._strategy import check_strategy as check_strategy
+from foretaste.testing.contracts import check_acquisition as check_acquisition
+from foretaste.testing.contracts import check_strategy as check_strategy

@@ -1,0 +1,153 @@
+"""Expected gain in accuracy (docs/mathematics.md, Gain): by how much a label would raise Σ_i max_c f_i(c).
+
+A label at j moves the gap g_i between the two largest outputs of i by N(0, τ²), τ = √2 s |S_ij| / √u_j. If the gap
+turns negative the other class wins, and the maximum is higher by that much: E max(−(g + τN), 0) = τ ψ(g/τ) with
+
+    ψ(z) = E max(N − z, 0) = φ(z) − z Φ(−z).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from foretaste.acquire.fused import SumTerm, can_fuse_sums, sum_terms
+from foretaste.acquire.predictions import cached_blocks, finish_scores, need_classes
+from foretaste.acquire.registry import register
+from foretaste.acquire.rise import RISE_BITS, exact_rise, quick_rise
+from foretaste.acquire.variance import whiten_columns
+from foretaste.lookahead import DenseState, State
+
+GAIN_CHUNK = 2**20  # numbers worked on at a time: fewer, and threads spend their time waking up
+WORTH_QUICK_RISE = 2**20  # pairs (i, j) from which float32 is used
+FAINT_RISE = 1e-24  # of the largest gap: below it float32 has come near FAR
+
+RiseBuffer = dict[torch.dtype, Tensor]
+RiseFunction = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class GainOptions:
+    """scale: s² of the posterior's variance; None is ``state.scale``."""
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_scale(self.scale)
+
+
+def check_scale(scale: float | None) -> None:
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale={scale}; expected a positive number, s² of the posterior's variance, or None")
+
+
+@register("gain", select="greedy", needs=("kernel", "classes"), options=GainOptions)
+def gain(state: State, scale: float | None = None) -> Tensor:
+    """Σ_i τ_ij ψ(g_i / τ_ij), (U,). Cross-entropy: gaps of logits, and u_j holds the label's own noise."""
+    need_classes(state, "gain", "variance: there is no gap")
+    check_scale(scale)
+    s = math.sqrt(state.scale if scale is None else scale)
+    exact = state.W * state.U < WORTH_QUICK_RISE
+    if not exact and can_fuse_sums(state):
+        return _in_one_pass(state, s)
+    top = state.mean.topk(2, 1)
+    g_W = top.values[:, 0] - top.values[:, 1]
+    scores_U = g_W.new_empty(state.U)
+    open_U = ~state.taken if state.kept else None
+    room: RiseBuffer = {}
+    for at, S_Wu in cached_blocks(state):
+        if state.B == 1:
+            k_u = math.sqrt(2) * s / state.u[at].sqrt()
+            scores_U[at] = rises(S_Wu, k_u, g_W, exact, room, None if open_U is None else open_U[at])
+        else:
+            w_WBuB = whiten_columns(state, S_Wu, at).unflatten(0, (state.W, state.B))
+            i_W = torch.arange(state.W, device=g_W.device)
+            move_WuB = w_WBuB[i_W, top.indices[:, 0]] - w_WBuB[i_W, top.indices[:, 1]]
+            scores_U[at] = rises(move_WuB.norm(dim=2), g_W.new_full((at.stop - at.start,), s), g_W, exact, room)
+        del S_Wu  # before the next block is made, in the same memory: fresh pages cost as much as the arithmetic
+    return finish_scores(state, scores_U, "gain")
+
+
+def _in_one_pass(state: State, s: float) -> Tensor:
+    """The same, finished, where S can be read once."""
+    assert isinstance(state, DenseState)
+    unit, gap_W = _gaps(state.mean)
+    near_U = state.unchecked_u.rsqrt() * (math.sqrt(2) * s / unit)
+    scores_U = sum_terms(state, SumTerm.RISE, near_U, gap_W)
+    open_U = scores_U.masked_fill(state.taken, torch.inf) if state.kept else scores_U
+    if not float(open_U.min()) >= FAINT_RISE:  # or NaN: one look at the device for all that could be wrong
+        _ = state.u  # raises where there is none
+        low = (open_U < FAINT_RISE).nonzero()[:, 0]
+        scores_U[low] = _rises(state.columns(low), near_U[low], gap_W, torch.float64, exact_rise, {})
+        return finish_scores(state, scores_U.mul_(unit), "gain")
+    scores_U.mul_(unit)
+    return scores_U.masked_fill_(state.taken, -torch.inf) if state.kept else scores_U
+
+
+def _gaps(mean_WC: Tensor) -> tuple[float, Tensor]:
+    """The largest gap, and the gaps in units of it. A greedy batch leaves the mean alone: found once for it."""
+    version = -1 if mean_WC.is_inference() else mean_WC._version
+    found = _sum_rises.get(mean_WC)
+    if found is None or found[0] != version or version < 0:
+        top = mean_WC.topk(2, 1).values
+        unit, gap_W = _in_units(top[:, 0] - top[:, 1])
+        found = _sum_rises[mean_WC] = version, float(unit), gap_W
+    return found[1:]
+
+
+_sum_rises = WeakIdKeyDictionary()  # by the tensor itself, not by what it holds
+
+
+def _in_units(g_W: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest gap, and the gaps in units of it. One of 0 over a τ of 0 must be far too, not NaN."""
+    unit = g_W.max()
+    unit = torch.where(unit > 0, unit, 1.0)
+    return unit, (g_W / unit).clamp_min(1e-30)
+
+
+def rises(
+    S_Wu: Tensor, k_u: Tensor, g_W: Tensor, exact: bool, room: RiseBuffer | None = None, open_u: Tensor | None = None
+) -> Tensor:
+    """Σ_i τ_ij ψ(g_i / τ_ij) with τ_ij = |S_ij| k_j, (u,).
+
+    ``exact`` in float64, to 1e-10 of each term; else in float32, to 1e-6 of the sum and four times as fast, and what
+    is so small that float32 cannot tell is done again in float64, if ``open_u`` (None: everywhere). ``room`` is where
+    buffers stay for the next block.
+    """
+    room = {} if room is None else room
+    unit, g_W = _in_units(g_W)
+    k_u = k_u / unit
+    if exact:
+        return unit * _rises(S_Wu, k_u, g_W, torch.float64, exact_rise, room)
+    scores_u = _rises(S_Wu, k_u, g_W * RISE_BITS, torch.float32, quick_rise, room)
+    faint_u = scores_u < FAINT_RISE
+    if len(low := (faint_u if open_u is None else faint_u & open_u).nonzero()[:, 0]):
+        scores_u[low] = _rises(S_Wu[:, low], k_u[low], g_W, torch.float64, exact_rise, room)
+    return unit * scores_u
+
+
+def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: RiseFunction, room: RiseBuffer) -> Tensor:
+    """Rows at a time, of S or of its transpose as they lie in memory, in buffers that stay in the cache."""
+    across = S_Wu.stride(0) == 1
+    S, k, g = (S_Wu.T, k_u[:, None], g_W) if across else (S_Wu, k_u, g_W[:, None])
+    k, g = k.to(dtype).expand(S.shape), g.to(dtype).expand(S.shape)
+    n, m = S.shape
+    step = n if S.is_cuda else min(n, max(1, GAIN_CHUNK // m))
+    if dtype not in room or room[dtype].numel() < 3 * step * m:
+        room[dtype] = torch.empty(3 * step * m, dtype=dtype, device=S.device)
+    buffers = room[dtype][: 3 * step * m].view(3, step, m)
+    total_u = g_W.new_zeros(S_Wu.shape[1])
+    for start in range(0, n, step):
+        at = slice(start, start + step)
+        tau, z, out = buffers[:, : n - start]
+        tau.copy_(S[at]).mul_(k[at]).abs_()
+        torch.div(g[at], tau, out=z)
+        rise(tau, z, g[at], out)
+        if across:
+            total_u[at] = out.sum(1)
+        else:
+            total_u += out.sum(0)
+    return total_u

@@ -1,0 +1,116 @@
+"""What a state holds of its points at present, and what every score is checked for."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from foretaste.lookahead import State
+
+REFERENCES = ("net", "current")
+
+
+def labelled(state: State) -> bool:
+    """Whether any label is kept; one on its way (None) leaves the mean where it was."""
+    return any(y is not None for _, y in state.kept)
+
+
+def current_outputs(state: State) -> Tensor:
+    """(U, C) outputs of the candidates: the network's, or once a label is kept the mean. The former cost no kernel."""
+    return state.pool_mean if labelled(state) else state.pool_net
+
+
+def pseudo_labels(state: State) -> Tensor:
+    """(U, C): y′ of Eq. 13, the one-hot of the likeliest class (the paper prints its number)."""
+    f_UC = current_outputs(state)
+    return torch.zeros_like(f_UC).scatter_(1, f_UC.argmax(1, keepdim=True), 1.0)
+
+
+def reference_outputs(state: State, reference: str | None) -> Tensor:
+    """(W, C): the outputs that change is measured from.
+
+    "net" is Eq. 13 to the letter. Once a candidate is taken the default is "current", the mean before the candidate:
+    from the net, a point already taken and its duplicates would go on scoring high.
+    """
+    if reference is None:
+        reference = "current" if state.kept else "net"
+    check_reference(reference)
+    return state.net if reference == "net" else state.mean
+
+
+def check_reference(reference: str | None) -> None:
+    if reference is not None and reference not in REFERENCES:
+        raise ValueError(f"reference={reference!r}; expected 'net', 'current' or None")
+
+
+def need_classes(state: State, name: str, instead: str) -> None:
+    if state.C < 2:
+        raise ValueError(f"{name} needs classes and this network has one output; for regression use {instead}")
+
+
+def finish_scores(state: State, scores_U: Tensor, name: str) -> Tensor:
+    """(U,) float64, −inf where taken; NaN raises, for a ranking of NaN would be a random one."""
+    if not isinstance(scores_U, Tensor) or scores_U.shape != (state.U,):
+        came = tuple(scores_U.shape) if isinstance(scores_U, Tensor) else type(scores_U).__name__
+        raise ValueError(f"{name} returned {came}; expected a tensor ({state.U},), a score for each candidate")
+    scores_U = scores_U.detach().to(state.net.device, torch.float64)
+    if state.kept:
+        scores_U = scores_U.masked_fill(state.taken, -torch.inf)
+    if scores_U.numel() and math.isnan(scores_U.min()):  # one number read from the device: NaN goes through min
+        bad = scores_U.isnan()
+        raise ValueError(f"{name} gives NaN for {int(bad.sum())} candidates, first at {int(bad.nonzero()[0])}")
+    return scores_U
+
+
+# What the watched points would put out after a label, in blocks: for scores that no closed form gives.
+
+
+OUTPUT_BLOCK = 2**21  # numbers of (W, u, C) at a time: 16 MB
+CACHED_BLOCK = 2**20  # numbers of S at a time: 8 MB, which stay in the cache from one operation to the next
+
+
+def cached_blocks(state: State) -> Iterator[tuple[slice, Tensor]]:
+    """``state.blocks`` that fit in a processor's cache: twice as fast as large ones. A GPU prefers those."""
+    if state.mean.device.type != "cpu":
+        return state.blocks()
+    return state.blocks(max(1, CACHED_BLOCK // (state.W * state.B * state.B)))
+
+
+def narrow_blocks(state: State) -> Iterator[tuple[slice, Tensor]]:
+    """``state.blocks`` so narrow that (W, u, C) of a block is small."""
+    return state.blocks(max(1, OUTPUT_BLOCK // (state.W * state.C)))
+
+
+def outputs_after(state: State, S_Wu: Tensor, a_uC: Tensor) -> Tensor:
+    """f⁺_i = mean_i + S_ij a_j (Eq. 12), (u, W, C) for a block's u candidates."""
+    B, u = state.B, a_uC.shape[0]
+    if B == 1:
+        return torch.addcmul(state.mean, S_Wu.T[:, :, None], a_uC[:, None])
+    sites = S_Wu.view(state.W * B, u, B).transpose(0, 1)
+    return state.mean + (sites @ a_uC.view(u, B, state.C // B)).view(u, state.W, state.C)
+
+
+def expect_over_labels(
+    state: State, p_UC: Tensor, score: Callable[[Tensor, Tensor], Tensor], blocks: Iterator[tuple[slice, Tensor]]
+) -> Tensor:
+    """Σ_y p_j(y) score(S_Wj, a_j(y)), (U,). Labels of no probability are not looked at: most, after a projection."""
+    scores_U = p_UC.new_zeros(state.U)
+    eye_CC = torch.eye(state.C, dtype=p_UC.dtype, device=p_UC.device)
+    for at, S_Wu in blocks:
+        p_uC = p_UC[at]
+        for c in range(state.C):
+            on = (p_uC[:, c] > 0).nonzero()[:, 0]
+            if not len(on):
+                continue
+            a_uC = state.push(eye_CC[c].expand(len(on), -1), on + at.start)
+            scores_U[on + at.start] += p_uC[on, c] * score(candidate_columns(state, S_Wu, on), a_uC)
+    return scores_U
+
+
+def candidate_columns(state: State, S_Wu: Tensor, on: Tensor) -> Tensor:
+    """The block's columns of candidates ``on``, without a copy where it is all of them."""
+    u = S_Wu.shape[1] // state.B
+    if len(on) == u:
+        return S_Wu
+    return S_Wu.view(-1, u, state.B)[:, on].flatten(1)

@@ -1,0 +1,296 @@
+"""State by the block update of Eq. 12: a base after L, plus one factor for each kept label.
+
+After keeping K the posterior is S − S_·K (S_KK + λI)⁻¹ S_K·. Cholesky's factor of S_KK + λI, taken one label at a
+time, makes that S − F_WᵀF_U with one block row of F a label:  s = S_j· − F_jᵀF,  s_j + λ = RRᵀ,  F ← [F; R⁻¹s].
+The base is never written to. The mean is solved from it again, so relabelling costs k³ and leaves nothing behind.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from foretaste.lookahead.cross_entropy import many_labels
+from foretaste.lookahead.kept import Factors, RunningPosterior, UseParts
+from foretaste.lookahead.state import KeptLabel, Problem, State, cholesky
+from foretaste.lookahead.theta import diagonal_blocks, site_index, to_sites
+
+# The base: what absorbing L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12).
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedBase:
+    ridge: float
+    scale: float
+    mean_WC: Tensor
+    mean_UC: Tensor
+    half_U: Tensor  # chol⁻¹ Θ_LU, (L·B, U·B)
+    S_WU: Tensor
+    var_U: Tensor  # (U, B, B)
+    var_W: Tensor | None
+
+
+def solve_base(p: Problem) -> SolvedBase:
+    """Everything through one factor: with A = RRᵀ and H = R⁻¹Θ_L·, S = Θ − HᵀH and mean = f + HᵀR⁻¹(Y − f)."""
+    theta = p.kernels.load()
+    ridge = p.resolve_ridge(theta)
+    chol = cholesky(p.system(theta, ridge), ridge)
+    half_U = torch.linalg.solve_triangular(chol, theta.UL.T, upper=False)
+    half_W = half_U if p.same else torch.linalg.solve_triangular(chol, theta.WL.T, upper=False)
+    mean_WC, mean_UC = p.f_WC, p.f_UC
+    if not p.free:
+        half_R = torch.linalg.solve_triangular(chol, to_sites(p.y_LC - p.f_LC, p.B), upper=False)
+        mean_UC = p.f_UC + (half_U.T @ half_R).reshape(p.f_UC.shape)
+        mean_WC = mean_UC if p.same else p.f_WC + (half_W.T @ half_R).reshape(p.f_WC.shape)
+    # In place: S is the largest matrix there is, and Θ_WU is not asked for again.
+    S_WU = (theta.WU if p.kernels.ours else theta.WU.clone()).addmm_(half_W.T, half_U, alpha=-1)
+    if p.same:
+        var_U = diagonal_blocks(S_WU, p.B)
+        var_W: Tensor | None = var_U
+    else:
+        var_U = theta.diag_U - squared_blocks(half_U, p.B)
+        var_W = None if theta.diag_W is None else theta.diag_W - squared_blocks(half_W, p.B)
+    return SolvedBase(ridge, p.scale(chol), mean_WC, mean_UC, half_U, S_WU, var_U, var_W)
+
+
+def squared_blocks(half_U: Tensor, B: int) -> Tensor:
+    """The (N, B, B) diagonal blocks of HᵀH."""
+    if B == 1:
+        return half_U.square().sum(0)[:, None, None]
+    h = half_U.reshape(half_U.shape[0], half_U.shape[1] // B, B)
+    return torch.einsum("lna,lnb->nab", h, h)
+
+
+@dataclass(eq=False)
+class Posterior:
+    """Solved on first need and shared by every state of one linearisation; rows S_jU of kept candidates stay.
+
+    ``solved`` is never written to; ``running`` is, and no state needs it to be where it left it.
+    """
+
+    problem: Problem
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    running: RunningPosterior = field(default_factory=RunningPosterior)
+
+    @cached_property
+    def solved(self) -> SolvedBase:
+        return solve_base(self.problem)
+
+    @property
+    def known(self) -> bool:
+        return "solved" in self.__dict__
+
+    @property
+    def mean_WC(self) -> Tensor:
+        return self.problem.f_WC if self.problem.free else self.solved.mean_WC
+
+    @property
+    def mean_UC(self) -> Tensor:
+        return self.problem.f_UC if self.problem.free else self.solved.mean_UC
+
+    def columns(self, js: list[int]) -> Tensor:
+        """S_WK of candidates js, (W·B, k·B). W = U: rows, for S is symmetric and those lie together in memory."""
+        p, S_WU = self.problem, self.solved.S_WU
+        at = site_index(js, p.B, S_WU.device)
+        return S_WU[at].T if p.same else S_WU[:, at]
+
+    def row(self, j: int) -> Tensor:
+        """S_jU, (B, U·B). Where j is not watched it costs a pass over the pool, once."""
+        p, s = self.problem, self.solved
+        at = j if p.same else p.at_W.get(j)
+        if at is not None:
+            return s.S_WU[at * p.B : (at + 1) * p.B]
+        if j not in self.rows:
+            half_j = s.half_U[:, j * p.B : (j + 1) * p.B]
+            self.rows[j] = p.kernels.row(j) - half_j.T @ s.half_U
+        return self.rows[j]
+
+    def among(self, js: list[int]) -> Tensor:
+        """S_KK of candidates js, (k·B, k·B). The last needs no row: S is symmetric and its diagonal is at hand."""
+        p = self.problem
+        at = site_index(js, p.B, p.f_WC.device)
+        if p.same:
+            return self.solved.S_WU[at][:, at]
+        S_KK = p.f_WC.new_zeros(len(at), len(at))
+        for i, j in enumerate(js):
+            here = slice(i * p.B, (i + 1) * p.B)
+            S_KK[here, here] = self.solved.var_U[j]
+            if i + 1 < len(js):
+                ahead = at[(i + 1) * p.B :]
+                S_KK[here, (i + 1) * p.B :] = self.row(j)[:, ahead]
+                S_KK[(i + 1) * p.B :, here] = self.row(j)[:, ahead].T
+        return S_KK
+
+
+# State by the block update of Eq. 12: a base after L, plus one factor for each kept label.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DenseState(State):
+    method: ClassVar[str] = "dense"
+    _posterior: Posterior
+    _factors: Factors = field(default_factory=Factors)
+
+    @property
+    def ridge(self) -> float:
+        given = self._problem.ridge
+        return self._posterior.solved.ridge if given is None else given
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self._problem.free else self._posterior.solved.scale
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self._mean_W(self._labelled)
+
+    @cached_property
+    def pool_mean(self) -> Tensor:
+        base = self._posterior
+        if not self._labelled:
+            return base.mean_UC
+        if self._problem.same:
+            return self.mean
+        S_KU = torch.cat([base.row(j) for j, _ in self._labelled])
+        return base.mean_UC + (S_KU.T @ self._weights(self._labelled)).reshape(base.mean_UC.shape)
+
+    @property
+    def _labelled(self) -> tuple[tuple[int, Tensor], ...]:
+        return tuple((j, y) for j, y in self.kept if y is not None)
+
+    def _mean_W(self, labelled: tuple[tuple[int, Tensor], ...]) -> Tensor:
+        base = self._posterior
+        if not labelled:
+            return base.mean_WC
+        S_WK = base.columns([j for j, _ in labelled])
+        return base.mean_WC + (S_WK @ self._weights(labelled)).reshape(base.mean_WC.shape)
+
+    def _weights(self, labelled: tuple[tuple[int, Tensor], ...]) -> Tensor:
+        """α with f⁺ = mean + S_·K α, (k·B, C/B), for all labels at once: from the base, so order does not matter."""
+        base = self._posterior
+        js = [j for j, _ in labelled]
+        S_KK, m_KC, y_KC = base.among(js), base.mean_UC[js], torch.stack([y for _, y in labelled])
+        if not self.criterion.quadratic:
+            return to_sites(many_labels(m_KC, S_KK, y_KC), self.B)
+        S_KK.diagonal().add_(self.ridge)
+        return torch.cholesky_solve(to_sites(y_KC - m_KC, self.B), cholesky(S_KK, self.ridge, "K"))
+
+    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
+        j, y_C = self._candidate(j), self._problem.labels.target(y)
+        return self._mean_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
+
+    def _with(self, kept: tuple[KeptLabel, ...]) -> "DenseState":
+        return replace(self, kept=kept, _factors=self._extend([j for j, _ in kept]))
+
+    def _extend(self, js: list[int]) -> Factors:
+        """The factors of js, in that order; those that the two orders share from the start are kept."""
+        have = self._factors.js
+        shared = len(have)
+        if tuple(js[:shared]) != have:
+            shared = next((n for n, (a, b) in enumerate(zip(have, js)) if a != b), min(shared, len(js)))
+        factors = self._factors.first(shared)
+        for j in js[shared:]:
+            factors = self._append(factors, j)
+        return factors
+
+    def _append(self, factors: Factors, j: int) -> Factors:
+        base, B, same = self._posterior, self.B, self._problem.same
+        here = slice(j * B, (j + 1) * B)
+        s_U = base.row(j)
+        s_W = s_U if same else base.columns([j]).T
+        if factors.js:
+            F_U = factors.U()
+            f_j = F_U[:, here].T
+            s_U = torch.addmm(s_U, f_j, F_U, alpha=-1)
+            if not same:
+                s_W = torch.addmm(s_W, f_j, factors.W(), alpha=-1)
+        noise_U = self._problem.label_noise_U
+        noise = self.ridge if noise_U is None else noise_U[j]
+        u = s_U[:, here] + (noise if B == 1 else noise * torch.eye(B, dtype=s_U.dtype, device=s_U.device))
+        if B == 1 and float(u) > 0:
+            R_inverse = u.rsqrt()
+            f_U = s_U * R_inverse
+            f_W = f_U if same else s_W * R_inverse
+        else:
+            R = cholesky((u + u.T) / 2, self.ridge, "j")
+            f_U = torch.linalg.solve_triangular(R, s_U, upper=False)
+            f_W = f_U if same else torch.linalg.solve_triangular(R, s_W, upper=False)
+        var_U = factors.var_U if factors.js else base.solved.var_U
+        if var_U is not None:
+            f_U11 = f_U[0, :, None, None]
+            var_U = torch.addcmul(var_U, f_U11, f_U11, value=-1) if B == 1 else var_U - squared_blocks(f_U, B)
+        return factors.append(j, f_U, f_W, var_U)
+
+    @cached_property
+    def taken(self) -> Tensor:
+        taken_U = self._factors.taken_U
+        return super().taken if taken_U is None else taken_U
+
+    @cached_property
+    def variance_blocks(self) -> Tensor:
+        var_U, factors = self._posterior.solved.var_U, self._factors
+        if not factors.js:
+            return var_U
+        return var_U - squared_blocks(factors.U(), self.B) if factors.var_U is None else factors.var_U
+
+    @cached_property
+    def u(self) -> Tensor:
+        # The same, with one look at the device where nothing is amiss.
+        return u_U if self.B == 1 and float((u_U := self.unchecked_u).min()) > 0 else super().u
+
+    @cached_property
+    def unchecked_u(self) -> Tensor:
+        """u with B = 1, as it comes: negative where no variance is left. For what turns NaN by it, and says so."""
+        noise_U = self._problem.label_noise_U
+        return self.variance_blocks[:, 0, 0] + (self.ridge if noise_U is None else noise_U)
+
+    @cached_property
+    def watched_variance(self) -> Tensor:
+        var_W = self._posterior.solved.var_W
+        if var_W is None:
+            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        if self._factors.js:
+            var_W = self.variance_blocks if self._problem.same else var_W - squared_blocks(self._factors.W(), self.B)
+        return var_W[:, 0, 0] if self.B == 1 else var_W
+
+    def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        base_WU, factors, same = self._posterior.solved.S_WU, self._factors, self._problem.same
+        running = self._posterior.running
+        running.follow(base_WU, factors)
+        for at in self._widths(width):
+            here = slice(at.start * self.B, at.stop * self.B)
+            if factors.js:
+                yield at, running.block(base_WU, factors, here, same)
+            else:
+                yield at, base_WU[here].T if same else base_WU[:, here]
+
+    @property
+    def rows_together(self) -> bool:
+        """Whether rows of S lie together in memory, as ``from_parts`` gives them."""
+        return self._problem.same or self._posterior.solved.S_WU.stride(1) == 1
+
+    def from_parts(self, use: UseParts) -> Tensor:
+        """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S: for what need not see the difference in memory."""
+        base_WU, factors, running = self._posterior.solved.S_WU, self._factors, self._posterior.running
+
+        def by_rows(S_WU: Tensor, F_W: Tensor, F_U: Tensor) -> Tensor:
+            return use(S_WU.T if S_WU.stride(1) != 1 and self._problem.same else S_WU, F_W, F_U)
+
+        if not factors.js:
+            return by_rows(base_WU, base_WU.new_empty(0, base_WU.shape[0]), base_WU.new_empty(0, base_WU.shape[1]))
+        running.follow(base_WU, factors)
+        return running.read(base_WU, factors, by_rows)
+
+    def columns(self, at: Tensor) -> Tensor:
+        """S_WK of candidates ``at``, (W, k), with B = 1."""
+        S_WK = self._posterior.solved.S_WU[:, at]
+        return S_WK - self._factors.W().T @ self._factors.U()[:, at] if self._factors.js else S_WK
+
+    @property
+    def _ridge_known(self) -> float | None:
+        if self._problem.ridge is None and self._posterior.known:
+            return self._posterior.solved.ridge
+        return self._problem.ridge

@@ -1,0 +1,169 @@
+"""State by Eq. 11 solved anew for each candidate: the paper's "without block", and finite time (Eq. 5)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State, cholesky
+from foretaste.lookahead.theta import LoadedTheta, site_index, to_sites
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedSystem:
+    """L and some candidates as one set X, in site layout."""
+
+    js: list[int]
+    A: Tensor  # Θ_XX + λI
+    residual: Tensor  # Y − f on X; of what has no label, zero and unused
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DirectState(State):
+    method: ClassVar[str] = "direct"
+    """The same interface as the dense state, each answer from a solve on L+ of its own: slow, and plainly Eq. 11."""
+
+    _loaded: LoadedTheta
+
+    @cached_property
+    def ridge(self) -> float:
+        given = self._problem.ridge
+        return self._problem.resolve_ridge(self._loaded.theta) if given is None else given
+
+    @cached_property
+    def scale(self) -> float:
+        if self._problem.free:
+            return 1.0
+        return self._problem.scale(cholesky(self._problem.system(self._loaded.theta, self.ridge), self.ridge))
+
+    def _row(self, j: int) -> Tensor:
+        """Θ(x_j, U), (B, U·B)."""
+        p, B = self._problem, self.B
+        at = j if p.same else p.at_W.get(j)
+        if at is not None:
+            return self._loaded.theta.WU[at * B : (at + 1) * B]
+        if j not in self._loaded.rows:
+            self._loaded.rows[j] = p.kernels.row(j)
+        return self._loaded.rows[j]
+
+    def _join(self, labels: tuple[KeptLabel, ...]) -> JoinedSystem:
+        """X = L and the candidates of ``labels``; the last one's row is not needed, for Θ is symmetric."""
+        p, theta, B = self._problem, self._loaded.theta, self.B
+        js = [j for j, _ in labels]
+        at = site_index(js, B, p.f_WC.device)
+        theta_KK = theta.WU.new_zeros(len(at), len(at))
+        for i, j in enumerate(js):
+            here, ahead = slice(i * B, (i + 1) * B), slice((i + 1) * B, None)
+            theta_KK[here, here] = theta.diag_U[j]
+            if i + 1 < len(js):
+                theta_KK[here, ahead] = self._row(j)[:, at[ahead]]
+                theta_KK[ahead, here] = theta_KK[here, ahead].T
+        theta_KL = theta.UL[at]
+        A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
+        A.diagonal().add_(self.ridge)
+        y_KC = torch.stack([p.f_UC[j] if y is None else y for j, y in labels]) if labels else p.f_UC[:0]
+        residual = torch.cat([p.y_LC - p.f_LC, y_KC - p.f_UC[js]])
+        return JoinedSystem(js, A, to_sites(residual, B))
+
+    def _theta_WX(self, x: JoinedSystem) -> Tensor:
+        theta = self._loaded.theta
+        return torch.cat([theta.WL, theta.WU[:, site_index(x.js, self.B, theta.WU.device)]], 1)
+
+    def _theta_UX(self, x: JoinedSystem) -> Tensor:
+        return torch.cat([self._loaded.theta.UL, *(self._row(j).T for j in x.js)], 1)
+
+    def _trained(self, labels: tuple[KeptLabel, ...]) -> tuple[JoinedSystem, Tensor]:
+        """The weights w of f_lin = f + Θ_·X w: A⁻¹R, or A⁻¹(I − e^{−tA})R after time t (Eq. 5, 8, 11)."""
+        x = self._join(labels)
+        if math.isinf(self._problem.time):
+            return x, torch.linalg.solve(x.A, x.residual)
+        a, V = torch.linalg.eigh(x.A)
+        grown = torch.where(a.abs() > 1e-300, -torch.expm1(-self._problem.time * a) / a, self._problem.time)
+        return x, V @ (grown[:, None] * (V.T @ x.residual))
+
+    @property
+    def _labelled(self) -> tuple[KeptLabel, ...]:
+        return tuple(label for label in self.kept if label[1] is not None)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self._outputs_W(self._labelled)
+
+    def _outputs_W(self, labels: tuple[KeptLabel, ...]) -> Tensor:
+        if not labels and self._problem.free:
+            return self.net
+        x, w = self._trained(labels)
+        theta, n = self._loaded.theta, self.L * self.B
+        at = site_index(x.js, self.B, w.device)
+        # In two products: joining Θ_WL with a column would copy it for every candidate.
+        return self.net + (theta.WL @ w[:n] + theta.WU[:, at] @ w[n:]).reshape(self.net.shape)
+
+    @cached_property
+    def pool_mean(self) -> Tensor:
+        if self._problem.same or (not self._labelled and self._problem.free):
+            return self.mean if self._problem.same else self.pool_net
+        x, w = self._trained(self._labelled)
+        return self.pool_net + (self._theta_UX(x) @ w).reshape(self.pool_net.shape)
+
+    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
+        j, y_C = self._candidate(j), self._problem.labels.target(y)
+        return self._outputs_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
+
+    def _with(self, kept: tuple[KeptLabel, ...]) -> "DirectState":
+        return replace(self, kept=kept)
+
+    @cached_property
+    def _last(self) -> tuple[Tensor, Tensor, JoinedSystem]:
+        """For each candidate the last column x of A⁺⁻¹, solved anew: s_ij = Θ(x_i, X⁺) x and u_j = 1 / x_last."""
+        if not math.isinf(self._problem.time):
+            raise ValueError(
+                f"time={self._problem.time:g} has no S: f⁺ is affine in y, but what a label adds at finite time is not "
+                "a multiple of one column; use lookahead(j, y), or time=inf"
+            )
+        x, B = self._join(self.kept), self.B
+        UX, n = self._theta_UX(x), x.A.shape[0]
+        last = x.A.new_empty(self.U, n + B, B)
+        step = max(1, COLUMN_BLOCK_BYTES // (8 * (n + B) ** 2))
+        for start in range(0, self.U, step):
+            at = slice(start, min(start + step, self.U))
+            A_plus = x.A.new_empty(at.stop - start, n + B, n + B)
+            A_plus[:, :n, :n] = x.A
+            A_plus[:, n:, :n] = UX[start * B : at.stop * B].reshape(at.stop - start, B, n)
+            A_plus[:, :n, n:] = A_plus[:, n:, :n].mT
+            A_plus[:, n:, n:] = self._loaded.theta.diag_U[at]
+            A_plus[:, n:, n:].diagonal(dim1=1, dim2=2).add_(self.ridge)
+            unit = A_plus.new_zeros(n + B, B)
+            unit[n:].fill_diagonal_(1.0)
+            last[at] = torch.linalg.solve(A_plus, unit.expand(at.stop - start, -1, -1))
+        return last, torch.linalg.inv(last[:, n:]), x
+
+    @cached_property
+    def variance_blocks(self) -> Tensor:
+        u_UBB = self._last[1].clone()
+        u_UBB.diagonal(dim1=1, dim2=2).sub_(self.ridge)
+        return u_UBB
+
+    @cached_property
+    def watched_variance(self) -> Tensor:
+        if self._problem.same:
+            return self.variance_blocks[:, 0, 0] if self.B == 1 else self.variance_blocks
+        theta, x = self._loaded.theta, self._join(self.kept)
+        if theta.diag_W is None:
+            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        WX = self._theta_WX(x)
+        w = torch.linalg.solve(x.A, WX.T).T.reshape(self.W, self.B, x.A.shape[0])
+        var_W = theta.diag_W - WX.reshape(w.shape) @ w.mT
+        return var_W[:, 0, 0] if self.B == 1 else var_W
+
+    def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        last, u_UBB, x = self._last
+        WX, n = self._theta_WX(x), x.A.shape[0]
+        for at in self._widths(width):
+            here = slice(at.start * self.B, at.stop * self.B)
+            S = WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, (at.stop - at.start) * self.B)
+            # x_last u = 1: the candidate's own column enters whole.
+            yield at, S + self._loaded.theta.WU[:, here]

@@ -1,0 +1,102 @@
+"""Labels in, targets out: class ids become 0/1 rows, and nothing else is guessed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretaste.losses import LOSSES
+
+
+@dataclass(frozen=True)
+class LabelRules:
+    """What a label may be: C outputs, class ids unless ``regression`` (C = 1), probabilities if the loss is "ce"."""
+
+    C: int
+    regression: bool
+    loss: str
+    device: torch.device  # of the network, where given labels must be
+    home: torch.device  # of the float64 algebra
+
+    def targets(self, y: Any, n: int | None = None, name: str = "y") -> Tensor:
+        """(n, C) float64 targets of n labels: class ids (n,), targets (n, C), or numbers (n,) in regression."""
+        t = label_tensor(y, name)
+        if isinstance(y, Tensor) and t.device != self.device:
+            raise ValueError(
+                f"{name} is on {t.device} and the network on {self.device}; move it with .to({str(self.device)!r})"
+            )
+        if t.dim() == 0 or (n is not None and t.shape[0] != n):
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}; expected {'n' if n is None else n} labels, one a point"
+            )
+        if t.is_floating_point():
+            return self._floats(t, name)
+        if self.regression:
+            raise ValueError(f"{name} holds integers, which are class ids; regression wants floats: {name}.double()")
+        return self._classes(t, name)
+
+    def target(self, y: Any, name: str = "y") -> Tensor:
+        """(C,) of one label: a class id, a (C,) target, or a number in regression."""
+        t = label_tensor(y, name)
+        if t.dim() > 1 or (t.dim() == 1 and (t.shape[0] != self.C or not t.is_floating_point())):
+            raise ValueError(f"{name} has shape {tuple(t.shape)}; expected {self.expected(one=True)}")
+        if t.dim() == 0 or not isinstance(y, Tensor):
+            t = t.to(self.device)  # one number has no place of its own
+        return self.targets(t.reshape(1, -1) if t.dim() else t[None], 1, name)[0]
+
+    def expected(self, one: bool = False) -> str:
+        if self.regression:
+            return "a float" if one else "floats (n,)"
+        ids = f"class ids below {self.C}"
+        return f"one of the {ids}, or floats ({self.C},)" if one else f"integers (n,), {ids}, or floats (n, {self.C})"
+
+    def _classes(self, t: Tensor, name: str) -> Tensor:
+        if t.dim() != 1:
+            raise ValueError(f"{name} has integers of shape {tuple(t.shape)}; expected {self.expected()}")
+        if (bad := (t < 0) | (t >= self.C)).any():
+            first = int(bad.nonzero()[0])
+            raise ValueError(
+                f"{name} has {int(bad.sum())} labels outside the {self.C} classes of the network's outputs, "
+                f"first {int(t[first])} at {first}; expected 0 to {self.C - 1}"
+            )
+        one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.home)
+        return one_hot.scatter_(1, t.long().to(self.home)[:, None], 1.0)
+
+    def _floats(self, t: Tensor, name: str) -> Tensor:
+        if t.dim() == 1 and self.C == 1:
+            t = t[:, None]
+        if t.dim() != 2 or t.shape[1] != self.C:
+            hint = "; class ids must be integers: y.long()" if t.dim() == 1 and not self.regression else ""
+            raise ValueError(f"{name} has floats of shape {tuple(t.shape)}; expected {self.expected()}{hint}")
+        if not (finite := torch.isfinite(t)).all():
+            row = int((~finite).any(1).nonzero()[0])
+            raise ValueError(
+                f"{name} has {int((~finite).sum())} NaN or infinite values, first at {row}; drop those points"
+            )
+        t = t.to(self.home, torch.float64)
+        if not LOSSES[self.loss].accepts(t, 1e-6):
+            raise ValueError(
+                f'{name} has rows that are not probabilities; loss="{self.loss}" needs rows ≥ 0 that sum to 1'
+            )
+        return t
+
+
+def label_tensor(y: Any, name: str) -> Tensor:
+    t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+    if t.dtype == torch.bool or t.is_complex():
+        raise ValueError(f"{name} is of {t.dtype}; expected class ids as integers, or floats")
+    return t
+
+
+def label_rules(y_L: Any, C: int, loss: str, device: torch.device, home: torch.device) -> LabelRules:
+    """Regression is one output and floats; integers are always class ids."""
+    floats = y_L is None or (y := label_tensor(y_L, "y_L")).is_floating_point() or y.numel() == 0
+    if C == 1 and not floats:
+        raise ValueError(
+            "y_L holds integers, which are class ids, but the network has one output; regression wants floats: "
+            "y_L.double(). A classifier needs an output for each class"
+        )
+    if C == 1 and not LOSSES[loss].quadratic:
+        raise ValueError(f'loss="{loss}" needs an output for each class; this network has one. Use loss="l2"')
+    return LabelRules(C, C == 1, loss, device, home)

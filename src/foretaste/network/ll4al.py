@@ -1,0 +1,392 @@
+"""LL4AL's training (Yoo and Kweon 2019, arXiv 1905.03677, §3): network and loss-prediction module side by side."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from foretaste.errors import check_counts, check_known
+from foretaste.losses import TrainingTargets, find_loss, training_targets
+from foretaste.network.fit import (
+    INTERPOLATES,
+    Fit,
+    check_trainable,
+    check_training_points,
+    measure_fit,
+    outputs_in_chunks,
+    restored_on_error,
+    training_length,
+)
+from foretaste.network.sgd import (
+    FORWARD_CHUNK,
+    PixelNormalise,
+    TrainingProgress,
+    TrainingRecipe,
+    check_diverged,
+    reestimate_batch_norm,
+    reset,
+    seeded,
+    train_eager,
+)
+
+# The loss-prediction module of LL4AL (Yoo and Kweon 2019, arXiv 1905.03677), on named layers of any network.
+
+
+FeatureLayers = Sequence[str] | Mapping[str, int]
+
+# Where the channels of three and more dimensions stand; a dict of layers tells it of any other module.
+CHANNELS_FIRST = (
+    "Conv",
+    "BatchNorm",
+    "InstanceNorm",
+    "GroupNorm",
+    "MaxPool",
+    "AvgPool",
+    "AdaptiveMaxPool",
+    "AdaptiveAvgPool",
+)
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+class LossPrediction(nn.Module):
+    """l̂(x) = w · [relu(W_k h_k(x) + b_k)]_k + b, h_k the features of a layer, averaged over space or sequence.
+
+    ``layers``: name of each layer, and the dimension its channels stand in where that was told. It holds no network.
+    """
+
+    def __init__(self, layers: FeatureLayers, widths: Sequence[int], hidden: int = 128) -> None:
+        super().__init__()
+        check_counts(hidden=hidden)
+        self.layers = channel_axes(layers)
+        self.read = nn.ModuleList(nn.Linear(width, hidden) for width in widths)
+        self.score = nn.Linear(hidden * len(widths), 1)
+
+    def forward(self, h: Sequence[Tensor]) -> Tensor:
+        """(n,) predicted losses, of features (n, width_k) in the order of ``layers``."""
+        return self.score(torch.cat([F.relu(read(h_k)) for read, h_k in zip(self.read, h)], 1))[:, 0]
+
+
+def ranking_loss(guess_n: Tensor, loss_n: Tensor, margin: float = 1.0) -> Tensor:
+    """Mean over pairs of max(0, −sign(l_i − l_j) (l̂_i − l̂_j) + ξ), the paper's Eq. 2, sign(0) being −1.
+
+    Pairs are neighbours, (0, 1), (2, 3), ...: batches come shuffled. The last of an odd number has no partner.
+    """
+    even = len(loss_n) // 2 * 2
+    (i, j), (l_i, l_j) = (t[:even].view(-1, 2).unbind(1) for t in (guess_n, loss_n))
+    sign = torch.where(l_i > l_j, 1.0, -1.0).to(guess_n.dtype)
+    return F.relu(margin - sign * (i - j)).mean()
+
+
+def channel_axes(layers: FeatureLayers) -> dict[str, int | None]:
+    if isinstance(layers, str) or not isinstance(layers, (Sequence, Mapping)) or not layers:
+        raise ValueError(
+            f"layers is {layers!r}; expected names of submodules, as ['stages.0', 'tail'], at least one, "
+            "or a dict {name: dimension of its channels}"
+        )
+    if len(set(layers)) != len(layers):
+        raise ValueError(f"layers names one twice: {', '.join(layers)}")
+    return dict(layers) if isinstance(layers, Mapping) else dict.fromkeys(layers)
+
+
+def check_layers(net: nn.Module, layers: FeatureLayers) -> None:
+    names = [name for name, _ in net.named_modules() if name]
+    for name in channel_axes(layers):
+        check_known("feature layer", name, names)
+
+
+@contextmanager
+def layer_features(net: nn.Module, axes: Mapping[str, int | None]) -> Iterator[dict[str, Tensor]]:
+    """One pass of ``net`` within leaves the layers' pooled outputs; the hooks are gone afterwards."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, axis: int | None) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            if name in seen:
+                raise ValueError(f"feature layer {name!r} is called more than once in a pass; name one called once")
+            # At once, and never the output itself: an in-place activation may follow.
+            seen[name] = pool_features(name, module, out, axis)
+
+        return hook
+
+    handles = []
+    try:
+        for name, axis in axes.items():
+            handles.append(net.get_submodule(name).register_forward_hook(keep(name, axis)))
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def features_in_order(seen: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> list[Tensor]:
+    if unseen := [name for name in axes if name not in seen]:
+        raise ValueError(f"feature layer {unseen[0]!r} is never called in a pass of the network; name one that is")
+    return [seen[name] for name in axes]
+
+
+def pool_features(name: str, module: nn.Module, out: Any, axis: int | None) -> Tensor:
+    """(n, channels): the mean over all other dimensions."""
+    if not isinstance(out, Tensor) or not out.is_floating_point() or out.dim() < 2:
+        what = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise ValueError(f"feature layer {name!r} gives {what}; expected a floating tensor (n, channels, ...)")
+    if out.dim() == 2:
+        return out.clone()
+    if axis is None:
+        if isinstance(module, CHANNELS_LAST):
+            axis = -1
+        elif out.dim() > 3 or type(module).__name__.startswith(CHANNELS_FIRST):
+            axis = 1
+        else:
+            raise ValueError(
+                f"feature layer {name!r}, a {type(module).__name__}, gives {tuple(out.shape)}: channels may come first "
+                f"or last; tell with layers={{{name!r}: 1}} or {{{name!r}: -1}}"
+            )
+    return out.movedim(axis, 1).flatten(2).mean(2)
+
+
+@torch.no_grad()
+def read_features(
+    net: nn.Module, x: Tensor | Mapping[str, Tensor], layers: FeatureLayers
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs (N, C) and features of every point, in eval mode; nothing of the network or of torch's RNG changes."""
+    axes = channel_axes(layers)
+    check_layers(net, axes)  # type: ignore[arg-type]
+    if any(m.training for m in net.modules()):
+        raise ValueError("net is in train mode; call net.eval() first")
+    device = next(net.parameters()).device
+    N = len(x if isinstance(x, Tensor) else next(iter(x.values())))
+    f, h = [], []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
+        for start in range(0, N, FORWARD_CHUNK):
+            at = slice(start, start + FORWARD_CHUNK)
+            args, named = ((x[at],), {}) if isinstance(x, Tensor) else ((), {k: v[at] for k, v in x.items()})
+            with layer_features(net, axes) as seen:
+                f.append(functional_call(net, {k: b.clone() for k, b in net.named_buffers()}, args, named))
+            h.append(features_in_order(seen, axes))
+    return torch.cat(f), [torch.cat(parts) for parts in zip(*h)]
+
+
+def predict_losses(net: nn.Module, module: LossPrediction, x: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """(N,) predicted losses in float64; their order is what was learned, not their size. NaN raises."""
+    f_NC, h = read_features(net, x, module.layers)  # type: ignore[arg-type]
+    if (got := [t.shape[1] for t in h]) != (want := [read.in_features for read in module.read]):
+        raise ValueError(f"layers {', '.join(module.layers)} have widths {got}; the module was trained on {want}")
+    with torch.no_grad(), torch.autocast(h[0].device.type, enabled=False):
+        guess_N = module(h)
+    for what, values in (("outputs of net", f_NC.flatten(1)), ("predicted losses", guess_N[:, None])):
+        if not (fine := torch.isfinite(values).all(1)).all():
+            first = int((~fine).nonzero()[0])
+            raise ValueError(f"{what} are NaN or infinite for {int((~fine).sum())} points, first at {first}")
+    return guess_N.cpu().double() if guess_N.device.type == "mps" else guess_N.double()
+
+
+# LL4AL's training (Yoo and Kweon 2019, arXiv 1905.03677, §3): network and loss-prediction module side by side.
+
+
+REDUCTIONS = ("sum", "mean")
+# With fit's 0.5 for L2 the ranking loss leaves an MLP on 100 digits at chance, with 0.05 one or two points below fit.
+
+
+@dataclass(frozen=True)
+class RankedTargets(TrainingTargets):
+    """The joint loss, (1/n) Σ l + weight · (2/n) Σ over pairs of the ranking loss; outputs are [f, l̂], (n, C + 1)."""
+
+    reduction: str = "mean"
+    weight: float = 1.0
+    margin: float = 1.0
+
+    def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
+        loss_n = self.criterion.point_values(f_nC[:, :-1], fit_n, self.reduction)
+        return loss_n.mean() + self.weight * ranking_loss(f_nC[:, -1], loss_n.detach(), self.margin)
+
+
+class JointNetwork(nn.Module):
+    """[f(x), l̂(x)], (n, C + 1); after ``stop`` passes the module's gradient no longer reaches the network."""
+
+    def __init__(self, net: nn.Module, module: LossPrediction, stop: int) -> None:
+        super().__init__()
+        self.net, self.module, self.stop, self.passes = net, module, stop, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        with layer_features(self.net, self.module.layers) as seen:
+            f_nC = self.net(x)
+        h = features_in_order(seen, self.module.layers)
+        guess_n = self.module([t.detach() for t in h] if self.passes >= self.stop else h)
+        self.passes += 1
+        return torch.cat([f_nC, guess_n[:, None]], 1)
+
+
+def fit_ll4al(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    layers: FeatureLayers,
+    loss: str = "l2",
+    reduction: str = "mean",
+    weight: float = 1.0,
+    margin: float = 1.0,
+    stop: float = 0.6,
+    hidden: int = 128,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int = 32,
+    max_lr: float | None = None,
+    weight_decay: float = 0.0,
+    augment: str | None = None,
+    pad: int = 4,
+    start: str = "warm",
+    statistics: str = "labelled",
+    normalise: PixelNormalise | None = None,
+    seed: int = 0,
+    progress: TrainingProgress | None = None,
+) -> tuple[Fit, LossPrediction]:
+    """Train ``net`` in place as ``fit`` does, and a new loss-prediction module beside it; (what ``fit`` tells, module).
+
+    layers: names of submodules whose outputs the module reads, each called once in a pass, or {name: dimension of its
+        channels} where the outputs are sequences.
+    reduction: "mean" over classes, the L2 loss of every other method here, or "sum", the released code's for LL4AL: C
+        times the gradient at the same learning rate. Cross-entropy has neither.
+    weight, margin: λ and ξ. hidden: the module's width. stop: the share of the steps after which the module's gradient
+        no longer reaches the network; 120 of 200 epochs in the paper.
+    max_lr: None is 0.05 for L2 and 0.1 for CE. The ranking loss is of order ξ however small the others are: at the
+        0.5 of ``fit`` it ruins the network (accuracy 9 % where fit has 90, digits, 100 labels).
+
+    The rest, and the network's initial weights and batches for a seed, are those of ``fit``: with weight=0 and
+    reduction="mean" it trains the same network. One-cycle SGD for both instead of the paper's two steps of the learning
+    rate. ``Fit.loss`` has the ranking loss in it.
+    """
+    began = time.perf_counter()
+    criterion = find_loss(loss)
+    check_known("start", start, ("warm", "cold"))
+    check_known("statistics", statistics, ("running", "labelled"))
+    check_known("reduction", reduction, REDUCTIONS)
+    device, dtype = check_trainable(net)
+    check_training_points(x, device, dtype, augment, normalise)
+    check_layers(net, layers)
+    size, count = training_length(net, len(x), batch_size, steps, epochs)
+    top = criterion.ll4al_max_lr if max_lr is None else max_lr
+    check_ll4al_numbers(top, weight_decay, pad, weight, margin, stop)
+    if not criterion.sums_over_classes and reduction == "sum":
+        raise ValueError('reduction="sum" is of the L2 loss over classes; cross-entropy has one value a point')
+    if len(x) < 2 or size < 2:
+        raise ValueError(f"LL4AL learns from pairs; {len(x)} points in batches of {size} came, expected at least 2")
+    how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
+    # The first three are those of fit.
+    init_seed, order_seed, draw_seed, module_seed = ll4al_seeds(seed, 4)
+    with restored_on_error(net), seeded(init_seed, device):
+        if start == "cold":
+            reset(net)
+        goal = training_targets(y, loss, len(x), outputs_in_chunks(net, x, how), device, dtype)
+        with seeded(module_seed, device):
+            widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
+            module = LossPrediction(layers, widths, hidden).to(device, dtype)
+        ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, reduction, float(weight), float(margin))
+        final = train_eager(
+            JointNetwork(net, module, round(stop * count)), x, ranked, how, order_seed, draw_seed, progress
+        )
+        if statistics == "labelled":
+            reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
+        net.eval()
+        module.eval()
+        residual, accuracy = measure_fit(net, x, goal, how)
+        if not math.isfinite(residual):
+            raise check_diverged(f"the residual is {residual}", how)
+    seconds = time.perf_counter() - began
+    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale()), module
+
+
+def ll4al_seeds(seed: int, n: int) -> list[int]:
+    return torch.randint(2**62, (n,), generator=Generator().manual_seed(seed)).tolist()
+
+
+def check_ll4al_numbers(
+    max_lr: float, weight_decay: float, pad: int, weight: float, margin: float, stop: float
+) -> None:
+    if not (max_lr > 0 and math.isfinite(max_lr)) or not weight_decay >= 0 or pad < 0:
+        raise ValueError(
+            f"max_lr={max_lr!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others at "
+            "least 0"
+        )
+    if not (0 <= weight < math.inf and 0 < margin < math.inf and 0 <= stop <= 1):
+        raise ValueError(
+            f"weight={weight!r}, margin={margin!r}, stop={stop!r}; expected weight of at least 0, margin above 0, "
+            "stop from 0 to 1, a share of the steps"
+        )
+
+
+# LL4AL's module for a network already trained: the ranking loss on features that no longer change.
+
+
+@dataclass(frozen=True)
+class OrderTargets(TrainingTargets):
+    """The ranking loss alone: ``fit_N`` are the losses that the frozen network has, outputs l̂ (n, 1)."""
+
+    margin: float = 1.0
+
+    def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
+        return ranking_loss(f_nC[:, 0], fit_n, self.margin)
+
+
+class AloneNetwork(nn.Module):
+    """The module on the features of all layers in one row each."""
+
+    def __init__(self, module: LossPrediction, widths: list[int]) -> None:
+        super().__init__()
+        self.module, self.widths = module, widths
+
+    def forward(self, h_nD: Tensor) -> Tensor:
+        return self.module(h_nD.split(self.widths, 1))[:, None]
+
+
+def fit_ll4al_alone(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    layers: FeatureLayers,
+    loss: str = "l2",
+    margin: float = 1.0,
+    hidden: int = 128,
+    steps: int = 600,
+    batch_size: int = 32,
+    max_lr: float = 0.05,
+    seed: int = 0,
+) -> LossPrediction:
+    """A loss-prediction module for a network already trained, which stays as it is. Not the paper's method.
+
+    Beside the network, the module sees losses fall as training goes; here it only sees what is left of them. On digits
+    (MLP, 100 labels, two seeds) its ranking of held-out losses was within 0.1 of the other's. Of a network that
+    interpolates L, by the L2 loss, neither has anything to learn from: Spearman −0.4 to 0.2 there.
+    """
+    criterion = find_loss(loss)
+    p = next(net.parameters(), None)
+    if p is None or p.dtype not in (torch.float32, torch.float64):
+        came = "no parameters" if p is None else f"parameters in {p.dtype}"
+        raise ValueError(f"net has {came}; expected a network in float32 or float64")
+    device, dtype = p.device, p.dtype
+    check_training_points(x, device, dtype, None, None)
+    size, count = training_length(nn.Identity(), len(x), batch_size, steps, None)
+    check_ll4al_numbers(max_lr, 0.0, 0, 1.0, margin, 0.0)
+    if len(x) < 2 or size < 2:
+        raise ValueError(f"LL4AL learns from pairs; {len(x)} points in batches of {size} came, expected at least 2")
+    f_NC, h = read_features(net, x, layers)
+    if not (fine := torch.isfinite(f_NC).flatten(1).all(1)).all():
+        raise ValueError(f"net returns NaN or infinite outputs, first at point {int((~fine).nonzero()[0])} of x")
+    goal = training_targets(y, loss, len(x), f_NC.shape[1], device, dtype)
+    loss_N = criterion.point_values(f_NC, goal.fit_N)
+    widths = [t.shape[1] for t in h]
+    how = TrainingRecipe(count, size, float(max_lr), 0.0, None, 0, None, dtype)
+    module_seed, order_seed, draw_seed = ll4al_seeds(seed, 3)
+    with seeded(module_seed, device):
+        module = LossPrediction(layers, widths, hidden).to(device, dtype)
+        order = OrderTargets(loss, loss_N, goal.t_NC, goal.classes, float(margin))
+        train_eager(AloneNetwork(module, widths), torch.cat(h, 1), order, how, order_seed, draw_seed, None)
+    return module.eval()

@@ -1,0 +1,206 @@
+"""A multilayer perceptron on flattened inputs."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.errors import check_counts, check_known
+
+
+class ErfActivation(nn.Module):
+    """Here because its infinite-width kernel has a closed form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.erf(x)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "erf": ErfActivation, "tanh": nn.Tanh, "gelu": nn.GELU}
+
+
+@dataclass(frozen=True)
+class MLPSpec:
+    """What an MLP is made of: ``build()`` makes a new one like it."""
+
+    inputs: int
+    hidden: tuple[int, ...] = (256, 256)
+    classes: int = 10
+    activation: str = "relu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))  # a configuration file has lists
+        check_counts(inputs=self.inputs, classes=self.classes, **{f"hidden[{i}]": h for i, h in enumerate(self.hidden)})
+        check_known("activation", self.activation, ACTIVATIONS)
+
+    def build(self) -> "MLP":
+        return MLP(self.inputs, self.hidden, self.classes, self.activation)
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them; ``hidden=()`` is a linear model."""
+
+    def __init__(
+        self, inputs: int, hidden: tuple[int, ...] = (256, 256), classes: int = 10, activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        self.spec = MLPSpec(inputs, hidden, classes, activation)
+        widths = (inputs, *self.spec.hidden)
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.flatten(1))
+
+
+# The paper's WideResNets (§4): pre-activation blocks, one to three stages, a widening factor k.
+#
+# The paper calls a network of the first stage only "1-layer", of the first two "2-layer". With k = 10 and one block a
+# stage these have 1.44 M and 7.18 M parameters (one channel, ten classes). Every convolution has a bias.
+
+
+@dataclass(frozen=True)
+class WideResNetSpec:
+    """What a WideResNet is made of: ``build()`` makes a new one like it."""
+
+    layers: int = 1
+    blocks: int = 1
+    widen: int = 10
+    channels: int = 1
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        check_counts(blocks=self.blocks, widen=self.widen, channels=self.channels, classes=self.classes)
+        if self.layers not in (1, 2, 3):
+            raise ValueError(f"layers is {self.layers!r}; a WideResNet has 1, 2 or 3 stages")
+
+    def build(self) -> "WideResNet":
+        return WideResNet(self.layers, self.blocks, self.widen, self.channels, self.classes)
+
+
+class PreactivationBlock(nn.Module):
+    """BN-ReLU-conv-BN-ReLU-conv, plus the raw input: through a 1×1 convolution where the shape changes."""
+
+    def __init__(self, fan_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(fan_in),
+            nn.ReLU(),
+            nn.Conv2d(fan_in, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, padding=1),
+        )
+        changes = stride != 1 or fan_in != width
+        self.shortcut = nn.Conv2d(fan_in, width, 1, stride) if changes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.shortcut(x)
+
+
+class WideResNet(nn.Module):
+    """A 3×3 stem to 16k channels; stages of 32k, 64k, 128k, the first of stride 1; BN-ReLU, mean over space, linear."""
+
+    def __init__(self, layers: int = 1, blocks: int = 1, widen: int = 10, channels: int = 1, classes: int = 10) -> None:
+        super().__init__()
+        self.spec = WideResNetSpec(layers, blocks, widen, channels, classes)
+        width = 16 * widen
+        self.stem = nn.Conv2d(channels, width, 3, padding=1)
+        stages: list[nn.Module] = []
+        for stage in range(layers):
+            for block in range(blocks):
+                stages.append(PreactivationBlock(width, 32 * widen << stage, 2 if stage and not block else 1))
+                width = 32 * widen << stage
+        self.stages = nn.Sequential(*stages)
+        self.tail = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU())
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tail(self.stages(self.stem(x))).mean((2, 3)))
+
+
+# ResNet18 for small images: a 3×3 stem, no max-pool, convolutions without bias.
+
+
+@dataclass(frozen=True)
+class ResNetSpec:
+    """What a ResNet is made of: ``build()`` makes a new one like it. ``blocks`` counts them stage by stage."""
+
+    channels: int = 3
+    classes: int = 10
+    width: int = 64
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        check_counts(channels=self.channels, classes=self.classes, width=self.width)
+        check_counts(stages=len(self.blocks), **{f"blocks[{i}]": n for i, n in enumerate(self.blocks)})
+
+    def build(self) -> "ResNet":
+        return ResNet(self.channels, self.classes, self.width, self.blocks)
+
+
+class BasicBlock(nn.Module):
+    """ReLU(conv-BN-ReLU-conv-BN + shortcut), the shortcut a 1×1 convolution and BN where the shape changes."""
+
+    def __init__(self, fan_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(fan_in, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or fan_in != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(fan_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Stages of width w, 2w, 4w, ..., each but the first of stride 2; mean over space; linear."""
+
+    def __init__(
+        self, channels: int = 3, classes: int = 10, width: int = 64, blocks: tuple[int, ...] = (2, 2, 2, 2)
+    ) -> None:
+        super().__init__()
+        self.spec = ResNetSpec(channels, classes, width, blocks)
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        stages: list[nn.Module] = []
+        at = width
+        for stage, count in enumerate(self.spec.blocks):
+            for block in range(count):
+                stages.append(BasicBlock(at, width << stage, 2 if stage and not block else 1))
+                at = width << stage
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(at, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))
+
+
+def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> ResNet:
+    """Four stages of two blocks: 11.2 M parameters at width 64."""
+    return ResNet(channels, classes, width)
+
+
+# Which layers LL4AL reads in the networks of this folder.
+
+
+def feature_layers(net: nn.Module) -> list[str]:
+    """Names of the hidden activations of an MLP, of the blocks of a ResNet."""
+    if isinstance(net, MLP) and net.spec.hidden:
+        return [f"layers.{2 * k + 1}" for k in range(len(net.spec.hidden))]
+    if isinstance(net, WideResNet | ResNet):
+        return [f"stages.{k}" for k in range(len(net.stages))]
+    raise ValueError(
+        f"which layers of a {type(net).__name__} LL4AL should read is not known; name them, as in layers=['body.2']"
+    )

@@ -1,0 +1,215 @@
+"""Networks in files: weights in safetensors, and beside them what they are the weights of."""
+
+import json
+import os
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from foretaste.network.build import NETWORKS, make_network
+from foretaste.network.sgd import PixelNormalise
+
+METADATA_KEY = "foretaste"  # of the file's metadata
+CONVERT_HINT = (
+    "in Python: import torch, safetensors.torch; weights = torch.load(FILE, weights_only=False)  # runs what is in it; "
+    'safetensors.torch.save_file(weights.state_dict(), "net.safetensors")'
+)
+
+
+@dataclass(frozen=True)
+class SavedNetwork:
+    """What a file says of its weights; a file of someone else's says nothing."""
+
+    network: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+    normalise: PixelNormalise | None = None
+    loss: str | None = None
+    shape: tuple[int, ...] | None = None  # of a point
+
+
+def save_network(
+    net: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    network: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
+    normalise: PixelNormalise | None = None,
+    loss: str | None = None,
+    shape: Sequence[int] | None = None,
+) -> Path:
+    """Write the weights, whole or not at all; ``load`` then needs no name. Built-in networks say theirs themselves."""
+    name, own = _described(net)
+    said = {
+        "network": network or name,
+        "options": own if options is None else dict(options),
+        "classes": None if classes is None else list(classes),
+        "normalise": normalise,
+        "loss": loss,
+        "shape": None if shape is None else list(shape),
+    }
+    # A copy each: the format has no tensors that share memory, and tied weights do.
+    tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, part, metadata={METADATA_KEY: json.dumps(said)})
+        os.replace(part, path)
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def saved_network(path: str | os.PathLike[str]) -> SavedNetwork:
+    """What is said of the weights in a file."""
+    if not _is_safetensors(Path(path)):
+        return SavedNetwork()
+    with _opened(Path(path)) as file:
+        text = (file.metadata() or {}).get(METADATA_KEY)
+    if text is None:
+        return SavedNetwork()
+    try:
+        said = json.loads(text)
+        classes, shape = said["classes"], said["shape"]
+        return SavedNetwork(
+            said["network"], dict(said["options"]), None if classes is None else tuple(map(str, classes)),
+            said["normalise"] and tuple(said["normalise"]), said["loss"], None if shape is None else tuple(shape),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: its metadata {METADATA_KEY!r} cannot be read ({error!r}); give --network, or save it again"
+        ) from None
+
+
+def load_network(
+    name: str | None,
+    weights: str | os.PathLike[str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    classes: int | None = None,
+    shape: Sequence[int] | None = None,
+) -> nn.Module:
+    """The network of that name with the weights in a file, in eval mode; ``name`` None is what ``save`` wrote.
+
+    Every tensor must be there with its shape, and no other. Half-precision weights become float32. ``classes`` None:
+    as many as a built-in network's weights are for.
+    """
+    path = Path(weights)
+    about = saved_network(path)
+    if name is None and about.network is None:
+        raise ValueError(
+            f"{path} does not say whose weights it has; name the network: wrn1, or package.module:function"
+        )
+    if name is None or name == about.network:
+        name, options = about.network, {**about.options, **(options or {})}
+    assert name is not None
+    tensors = _tensors(path)
+    if classes is None and name in NETWORKS:
+        classes = _classes_in(tensors)
+    net = make_network(name, options=options, classes=classes, shape=shape)
+    if any(t.dtype == torch.float64 for t in tensors.values()):
+        net = net.double()
+    _check_weights(path, net.state_dict(), tensors, name)
+    net.load_state_dict(tensors)
+    return net.eval()
+
+
+def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
+    """Outputs of the last layer of a built-in network."""
+    last = max(
+        (int(k.split(".")[1]) for k in tensors if k.startswith("layers.") and k.split(".")[1].isdecimal()), default=0
+    )
+    for key in ("head.bias", f"layers.{last}.bias"):
+        if key in tensors and tensors[key].dim() == 1:
+            return len(tensors[key])
+    return None
+
+
+def _described(net: nn.Module) -> tuple[str | None, dict[str, Any]]:
+    """The name and options by which ``build`` makes such a network; inputs, channels and classes among them."""
+    spec = getattr(net, "spec", None)
+    for name, (kind, said) in NETWORKS.items():
+        if isinstance(spec, kind) and all(getattr(spec, key) == value for key, value in said.items()):  # type: ignore[arg-type]
+            return name, {key: value for key, value in asdict(spec).items() if key not in said}  # type: ignore[arg-type]
+    return None, {}
+
+
+def _is_safetensors(path: Path) -> bool:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; expected a file of weights, .safetensors")
+    return path.suffix.lower() not in (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if _is_safetensors(path):
+        with _opened(path) as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)  # tensors alone: a pickle can run anything
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path} is a pickle with more than tensors in it, or broken ({first}); if you trust it, {CONVERT_HINT}"
+        ) from None
+    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
+        held = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise ValueError(f"{path} holds {held}; expected a state dict alone, net.state_dict(), of names and tensors")
+    return dict(found)
+
+
+def _check_weights(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], name: str) -> None:
+    """Raise with every tensor that is missing, left over, misshaped or not finite."""
+    missing = [key for key in wanted if key not in given]
+    over = [key for key in given if key not in wanted]
+    faults = []
+    for prefix in ("module.", "_orig_mod."):
+        if over and all(key.startswith(prefix) for key in given):
+            faults.append(
+                f"all names begin with {prefix!r}, of a wrapped network; save the state dict of the one inside"
+            )
+    if missing:
+        faults.append(f"missing {_list_keys([key + _nearest_key(key, over) for key in missing])}")
+    if over:
+        faults.append(f"not of this network {_list_keys([key + _nearest_key(key, missing) for key in over])}")
+    wrong = [k for k in wanted if k in given and wanted[k].shape != given[k].shape]
+    if wrong:
+        shapes = [f"{k} {tuple(given[k].shape)} for {tuple(wanted[k].shape)}" for k in wrong]
+        faults.append(f"of another shape {_list_keys(shapes)}")
+    bad = [k for k, t in given.items() if t.is_floating_point() and not torch.isfinite(t).all()]
+    if bad:
+        faults.append(f"NaN or infinite values in {_list_keys(bad)}")
+    if faults:
+        raise ValueError(f"{path} does not fit {name}: {'; '.join(faults)}")
+
+
+def _nearest_key(key: str, names: Sequence[str]) -> str:
+    close = get_close_matches(key, names, 1, 0.7)
+    return f" (there is {close[0]})" if close else ""
+
+
+def _list_keys(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{len(names)}: {', '.join(names[:most])}{more}"

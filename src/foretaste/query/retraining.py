@@ -1,0 +1,305 @@
+"""Retraining for real: SGD from the trained weights on L and one candidate more, many candidates at once.
+
+For the candidates of a chunk, u of them, every parameter is stacked to (u, ...) and one step of all u networks is one
+call of ``torch.func.functional_call`` under vmap:
+
+    m ← μ m + ∇ℓ(θ; B)      θ ← θ − η m      B a minibatch of L ∪ {(x_j, y_j)}
+
+as torch.optim.SGD has it. All networks take the same minibatches in the same order: what differs is the candidate
+alone. They run in eval mode: BatchNorm keeps the statistics it has, as the linearisation assumes and the paper does,
+and dropout is off. The user's network is only read.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from foretaste.errors import format_bytes
+from foretaste.losses import LOSSES
+from foretaste.network import batch_indices
+from foretaste.tangent import (
+    FrozenNetwork,
+    Inputs,
+    PeakMemory,
+    count_points,
+    isolated,
+    resolve_budget,
+    take_points,
+    to_float64,
+)
+
+CHUNK_PIECE = 256  # watched points evaluated at a time
+
+WeightDict = dict[str, Tensor]  # stacked, (u, ...) each
+MeasureOutputs = Callable[[Tensor, slice], Tensor]  # (outputs of u networks (u, w, C), which watched points) -> (u,)
+
+
+@dataclass(frozen=True, eq=False)
+class SGDSteps:
+    """A minibatch: positions in L, and how often the candidate stands in it."""
+
+    at_L: Tensor
+    times: int
+
+
+def epoch_batches(
+    L: int, epochs: int, minibatch: int, generator: torch.Generator, device: torch.device
+) -> tuple[SGDSteps, ...]:
+    """``epochs`` passes over the L + 1 points in minibatches of one size; a batch runs on into the next epoch."""
+    n = min(minibatch, L + 1)
+    order = batch_indices(L + 1, n, math.ceil(epochs * (L + 1) / n), generator)
+    return tuple(SGDSteps(at[at < L].to(device), int((at == L).sum())) for at in order)
+
+
+@dataclass(frozen=True, eq=False)
+class Retraining:
+    """One SGD, the same for every candidate."""
+
+    frozen: FrozenNetwork
+    x_L: Inputs | None
+    y_LC: Tensor
+    steps: tuple[SGDSteps, ...]
+    loss: str
+    lr: float
+    momentum: float
+    stacked: bool = True  # under vmap; else one candidate at a time by plain autograd
+
+    def values(self, x_u: Inputs, y_uC: Tensor, x_W: Inputs, measure: MeasureOutputs) -> Tensor:
+        """Retrain on each candidate with its target; Σ of ``measure`` over the watched points, (u,) float64."""
+        with isolated(self.frozen.device), quiet_vmap():
+            if self.stacked:
+                return self._values(x_u, y_uC, x_W, measure)
+            ones = [slice(i, i + 1) for i in range(len(y_uC))]
+            return torch.cat([self._values(take_points(x_u, at), y_uC[at], x_W, measure) for at in ones])
+
+    def _values(self, x_u: Inputs, y_uC: Tensor, x_W: Inputs, measure: MeasureOutputs) -> Tensor:
+        theta = self.train(x_u, y_uC)
+        pieces = [measure(to_float64(f_uwC), at) for at, f_uwC in self.outputs(theta, x_W)]
+        return torch.stack(pieces).sum(0)
+
+    def train(self, x_u: Inputs, y_uC: Tensor) -> WeightDict:
+        """The u networks after all steps."""
+        theta = {k: p.expand(len(y_uC), *p.shape).clone() for k, p in self.frozen.params.items()}
+        moving = {k: torch.zeros_like(p) for k, p in theta.items()} if self.momentum else {}
+        for step in self.steps:
+            slopes = self.slopes(theta, x_u, y_uC, step)
+            for k, p in theta.items():
+                slope = slopes.pop(k)  # freed before the next is made
+                if self.momentum:
+                    slope = moving[k].mul_(self.momentum).add_(slope)
+                p.add_(slope, alpha=-self.lr)
+        return theta
+
+    def slopes(self, theta: WeightDict, x_u: Inputs, y_uC: Tensor, step: SGDSteps) -> WeightDict:
+        """∇ℓ of each network on its own minibatch."""
+
+        def loss(theta: WeightDict, x_1: Inputs, y_C: Tensor) -> Tensor:
+            x_B, y_BC = self.minibatch(step, x_1, y_C)
+            return LOSSES[self.loss].soft_value(self.frozen.call(x_B, theta), y_BC)
+
+        if self.stacked:
+            return vmap(grad(loss))(theta, x_u, y_uC)
+        leaves = {k: p[0].detach().requires_grad_() for k, p in theta.items()}
+        value = loss(leaves, take_points(x_u, 0), y_uC[0])
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return {k: g[None] for k, g in zip(leaves, found)}
+
+    def minibatch(self, step: SGDSteps, x_1: Inputs, y_C: Tensor) -> tuple[Inputs, Tensor]:
+        """A minibatch without the candidate is the same tensor for all networks, which spares their first layer."""
+        at, n = step.at_L, step.times
+        x_n, y_nC = repeat_inputs(x_1, n), y_C.expand(n, -1)
+        if len(at) == 0 or self.x_L is None:
+            return x_n, y_nC
+        x_L, y_LC = take_points(self.x_L, at), self.y_LC[at]
+        return (join_inputs(x_L, x_n), torch.cat([y_LC, y_nC])) if n else (x_L, y_LC)
+
+    @torch.no_grad()
+    def outputs(self, theta: WeightDict, x_W: Inputs) -> Iterator[tuple[slice, Tensor]]:
+        """f⁺ on the watched points, (u, w, C) a piece."""
+        for start in range(0, count_points(x_W), CHUNK_PIECE):
+            at = slice(start, min(start + CHUNK_PIECE, count_points(x_W)))
+            x_w = take_points(x_W, at)
+            if self.stacked:
+                yield at, vmap(self.frozen.call, in_dims=(None, 0))(x_w, theta)
+            else:
+                yield at, self.frozen.call(x_w, {k: p[0] for k, p in theta.items()})[None]
+
+
+def repeat_inputs(x_1: Inputs, n: int) -> Inputs:
+    """n copies of one point, which has no dimension of points yet."""
+    return x_1.expand(n, *x_1.shape) if isinstance(x_1, Tensor) else {k: v.expand(n, *v.shape) for k, v in x_1.items()}
+
+
+def join_inputs(a: Inputs, b: Inputs) -> Inputs:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.cat([a, b])
+    assert not isinstance(a, Tensor)  # both are dicts of the same names: linearize has checked
+    assert not isinstance(b, Tensor)
+    return {k: torch.cat([a[k], b[k]]) for k in a}
+
+
+@contextmanager
+def quiet_vmap() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # vmap's, for an operation without a rule
+        yield
+
+
+# How many candidates are retrained at once: as many as a memory budget holds, by measurement.
+
+
+log = logging.getLogger("foretaste")
+
+LEAST_CANDIDATES, PROBE_PARTS = (
+    32,
+    20,
+)  # no more at once than 32 or a twentieth of all: progress is seen, and a kill costs little
+BUDGET_SLACK = 0.9  # of the budget: steps differ a little in what they hold
+
+
+def choose_chunk_size(
+    how: Retraining,
+    x_U: Inputs,
+    y_C: Tensor,
+    x_W: Inputs,
+    measure: MeasureOutputs,
+    jobs: int,
+    budget: int | str | None,
+    chunk_size: int | None,
+) -> tuple[Retraining, int]:
+    """The retraining as this network allows it, and the candidates at a time.
+
+    One step and one piece of the watched points, for one candidate and for two, tell what a candidate takes. A network
+    that vmap cannot do is retrained one candidate at a time, and so is every network if ``chunk_size`` is 1.
+    """
+    limit = resolve_budget(budget, how.frozen.device)
+    if chunk_size != 1:
+        try:
+            one, two = (peak_bytes(how, x_U, y_C, x_W, measure, u) for u in (1, 2))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as e:  # if it is not vmap's, what follows raises it again
+            log.warning("torch.func.vmap cannot retrain this network (%s); one candidate at a time", first_line(e))
+        else:
+            return how, largest_fitting(one, max(two - one, 1), limit, jobs, chunk_size)
+    how = replace(how, stacked=False)
+    if (need := peak_bytes(how, x_U, y_C, x_W, measure, 1)) > limit:
+        raise too_small(limit, need)
+    return how, 1
+
+
+def largest_fitting(one: int, each: int, limit: int, jobs: int, chunk_size: int | None) -> int:
+    """Candidates at a time, where one takes ``one`` bytes and every further one ``each``."""
+    if one > limit:
+        raise too_small(limit, one)
+    fits = max(1, int((BUDGET_SLACK * limit - (one - each)) // each))
+    if chunk_size is not None and chunk_size > fits:
+        raise ValueError(
+            f"chunk_size={chunk_size} takes about {format_bytes(one + (chunk_size - 1) * each)} and the budget of "
+            f"{format_bytes(limit)} holds {fits}; leave chunk_size out, or raise the budget"
+        )
+    chunk = chunk_size or min(fits, max(LEAST_CANDIDATES, -(-jobs // PROBE_PARTS)))
+    log.debug(
+        "retraining %d candidates at once: %s each, of a budget of %s", chunk, format_bytes(each), format_bytes(limit)
+    )
+    return chunk
+
+
+def peak_bytes(how: Retraining, x_U: Inputs, y_C: Tensor, x_W: Inputs, measure: MeasureOutputs, u: int) -> int:
+    """Bytes that u candidates take at the most."""
+    fullest = max(how.steps, key=lambda step: step.times)  # with the candidate in it, no tensor is shared
+    with PeakMemory() as memory:
+        x_u = take_points(x_U, torch.zeros(u, dtype=torch.int64, device=y_C.device))
+        replace(how, steps=(fullest,)).values(x_u, y_C.expand(u, -1), take_points(x_W, slice(CHUNK_PIECE)), measure)
+    return memory.peak
+
+
+def too_small(limit: int, need: int) -> ValueError:
+    return ValueError(
+        f"a budget of {format_bytes(limit)} does not hold the retraining of one candidate; "
+        f"give at least {format_bytes(1.2 * need)}"
+    )
+
+
+def first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"[:200]
+
+
+# What a long query has already found out, kept in a file so that a killed one goes on where it was.
+#
+# JSON lines: first {"strategy", "fingerprint"}, then {"candidate", "label", "value"} for each retraining, appended as
+# chunks finish. Floats are written with all their digits, so nothing of a score is lost by going through the file.
+
+
+FinishedScores = dict[tuple[int, int], float]  # (candidate, label) -> value
+
+
+@dataclass
+class Journal:
+    """``done`` is what the file held when it was opened and what was added since."""
+
+    path: Path
+    done: FinishedScores = field(default_factory=dict)
+
+    def add(self, found: FinishedScores) -> None:
+        lines = [json.dumps({"candidate": j, "label": c, "value": v}) + "\n" for (j, c), v in found.items()]
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write("".join(lines))
+            f.flush()
+            os.fsync(f.fileno())
+        self.done |= found
+
+
+def open_journal(path: str | os.PathLike[str], strategy: str, fingerprint: str) -> Journal:
+    """Read what is there; raise if it is of another query, or no journal at all."""
+    path = Path(path)
+    head = json.dumps({"strategy": strategy, "fingerprint": fingerprint}) + "\n"
+    if not path.exists():
+        path.write_text(head, encoding="utf-8")
+        return Journal(path)
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]  # a kill may have cut the last line short
+    if not whole and head.encode().startswith(text):
+        path.write_text(head, encoding="utf-8")
+        return Journal(path)
+    try:
+        first, *rest = [json.loads(line) for line in whole.splitlines()]
+        was = first["strategy"], first["fingerprint"]
+        done: FinishedScores = {(r["candidate"], r["label"]): float(r["value"]) for r in rest}
+    except (ValueError, TypeError, KeyError) as e:
+        raise ValueError(f"resume={str(path)!r} is not a journal of a query ({e}); name another file") from e
+    if was != (strategy, fingerprint):
+        raise ValueError(
+            f"resume={str(path)!r} is of another query: strategy {was[0]!r}, fingerprint {str(was[1])[:12]}, and this "
+            f"is {strategy!r}, {fingerprint[:12]}. Weights, data, seed or settings differ; name another file, or "
+            "delete that one"
+        )
+    if len(whole) < len(text):
+        with path.open("r+b") as f:
+            f.truncate(len(whole))
+    return Journal(path, done)
+
+
+def fingerprint(settings: Mapping[str, Any], tensors: Iterable[tuple[str, Inputs | None]]) -> str:
+    """Of everything that the values depend on."""
+    h = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
+    for name, x in tensors:
+        parts = {"": x} if x is None or isinstance(x, Tensor) else dict(x)
+        for key, t in parts.items():
+            h.update(f"{name}.{key}:".encode())
+            if t is not None:
+                h.update(f"{t.dtype}{tuple(t.shape)}".encode())
+                h.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()

@@ -1,0 +1,186 @@
+"""Which arithmetic Θ is computed in: the fastest that keeps a ranking, measured on a few points of the same pool.
+
+A kernel's norm does not tell (S subtracts nearly equal numbers), so a sample of L and U is ranked twice, by Θ from
+float64 passes and products and by Θ from each candidate, and the rankings are compared. What a sample cannot show is
+looked for in the whole Θ: that A = Θ_LL + λI has a factor, and every candidate a positive variance.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretaste.tangent.frozen import (
+    FrozenNetwork,
+    Inputs,
+    count_points,
+    freeze,
+    input_parts,
+    take_points,
+    without_cudnn,
+)
+from foretaste.tangent.kernel import gram
+
+log = logging.getLogger("foretaste")
+
+SAMPLE_POINTS = 128  # of L, and of U
+WORTH_MEASURING = 8 * SAMPLE_POINTS  # points: with fewer, float32 takes no longer than the measurement
+ENOUGH_CORRELATION = 0.999  # Spearman, of the worse of two scores
+TRIED_PRECISIONS = (
+    "half",
+    "tf32",
+)  # quickest first; both keep ten bits, so the second hardly ever passes where the first fails
+
+
+@dataclass
+class PrecisionChoice:
+    """``used`` is None until Θ is computed; ``spearman`` has what was measured, NaN where a factor failed."""
+
+    asked: str
+    used: str | None = None
+    spearman: dict[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+def precisions_to_try(
+    choice: PrecisionChoice,
+    frozen: FrozenNetwork,
+    C: int,
+    x_L: Inputs | None,
+    x_U: Inputs,
+    y_LC: Tensor | None,
+    ridge: float | None,
+    points: int,
+    budget: int | str | None,
+    seed: int = 0,
+) -> Sequence[str]:
+    """The precisions to compute Θ in until one holds, quickest first. Fills ``choice.spearman`` and ``choice.why``."""
+    if choice.asked != "auto":
+        return (choice.asked,)
+    if frozen.device.type != "cuda" or frozen.dtype != torch.float32:
+        choice.why = "not a float32 network on a CUDA device"
+        return ("float32",)
+    if points < WORTH_MEASURING:
+        choice.why = f"{points} points: measuring would take longer"
+        return ("float32",)
+    try:
+        choice.spearman.update(measure_precisions(frozen, C, x_L, x_U, y_LC, ridge, TRIED_PRECISIONS, budget, seed))
+    except (RuntimeError, ValueError, TypeError) as e:  # a network that has float32 written into it, a small budget
+        choice.why = f"float64 could not be measured: {str(e).splitlines()[0][:120]}"
+        log.warning("precision='auto' takes float32: %s", choice.why)
+        return ("float32",)
+    good = [p for p in TRIED_PRECISIONS if choice.spearman.get(p, 0.0) >= ENOUGH_CORRELATION]
+    choice.why = (
+        f"Spearman to float64 on {min(SAMPLE_POINTS, count_points(x_U))} candidates, at least {ENOUGH_CORRELATION}"
+    )
+    return (*good[:1], "float32")
+
+
+def measure_precisions(
+    frozen: FrozenNetwork,
+    C: int,
+    x_L: Inputs | None,
+    x_U: Inputs,
+    y_LC: Tensor | None,
+    ridge: float | None,
+    tried: Sequence[str],
+    budget: int | str | None,
+    seed: int,
+) -> dict[str, float]:
+    """Spearman to float64 of the worse of two scores, by each precision in turn until one is enough."""
+    g = torch.Generator().manual_seed(seed)
+    at_U = torch.randperm(count_points(x_U), generator=g)[:SAMPLE_POINTS].to(frozen.device)
+    sets = {"U": take_points(x_U, at_U)}
+    if x_L is not None:
+        at_L = torch.randperm(count_points(x_L), generator=g)[:SAMPLE_POINTS].to(frozen.device)
+        sets["L"], y_LC = take_points(x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
+    frozen = (
+        replace(frozen, output="sum") if frozen.output == "full" else frozen
+    )  # rounding is the same, C² times less of it
+    twin = freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params))
+    with without_cudnn():
+        want = score_sample(twin, C, {k: double_inputs(x) for k, x in sets.items()}, y_LC, ridge, "float32", budget)
+    if want is None:
+        raise ValueError("the sample's kernel has no factor in float64 either")
+    found: dict[str, float] = {}
+    for precision in tried:
+        got = score_sample(frozen, C, sets, y_LC, ridge, precision, budget)
+        found[precision] = math.nan if got is None else min(rank_correlation(a, b) for a, b in zip(got, want))
+        if found[precision] >= ENOUGH_CORRELATION:
+            break
+    return found
+
+
+def score_sample(
+    frozen: FrozenNetwork,
+    C: int,
+    sets: dict[str, Inputs],
+    y_LC: Tensor | None,
+    ridge: float | None,
+    precision: str,
+    budget: int | str | None,
+) -> tuple[Tensor, Tensor] | None:
+    """Two scores of the sample, its own watched points: Σ_i S_ij²/u_j, and MLMOC (Eq. 13); None where A has no factor.
+
+    y_LC None: the mean is f.
+    """
+    f: dict[str, Tensor] = {}
+    blocks = [("U", "U")] + ([("L", "L"), ("U", "L")] if "L" in sets else [])
+    theta, _ = gram(frozen, sets, blocks, precision=precision, budget=budget, classes=C, f=f)
+    S_UU, f_UC = theta["U", "U"], f["U"]
+    mean_UC = f_UC
+    if ridge is None:
+        ridge = 1e-6 * float(theta["L" if "L" in sets else "U", "L" if "L" in sets else "U"].diagonal().mean())
+    if "L" in sets:
+        LL, UL = theta["L", "L"], theta["U", "L"]
+        chol, info = torch.linalg.cholesky_ex(LL + ridge * torch.eye(len(LL), dtype=LL.dtype, device=LL.device))
+        if info:
+            return None
+        S_UU = S_UU - UL @ torch.cholesky_solve(UL.T, chol)
+        if y_LC is not None:
+            mean_UC = f_UC + UL @ torch.cholesky_solve(y_LC - f["L"], chol)
+    u_U = S_UU.diagonal() + ridge
+    if not bool((u_U > 0).all()):
+        return None
+    r_UC = mean_UC - f_UC
+    e_UC = torch.ones_like(f_UC) if C == 1 else torch.nn.functional.one_hot(f_UC.argmax(1), C) - mean_UC
+    s_UU = S_UU / u_U
+    square = r_UC.square().sum(1)[:, None] + 2 * s_UU * (r_UC @ e_UC.T) + s_UU.square() * e_UC.square().sum(1)
+    return S_UU.square().sum(0) / u_U, square.clamp_min(0).sqrt().sum(0)
+
+
+def kernel_holds(LL: Tensor, UL: Tensor, diag_UBB: Tensor, ridge: float | None) -> bool:
+    """Whether A has a factor and every candidate is left a positive variance, of all points."""
+    if len(LL) == 0:
+        return True
+    ridge = 1e-6 * float(LL.diagonal().mean()) if ridge is None else ridge
+    A = LL.clone()
+    A.diagonal().add_(ridge)
+    chol, info = torch.linalg.cholesky_ex(A)
+    if info:
+        return False
+    half = torch.linalg.solve_triangular(chol, UL.T, upper=False)
+    own_U = diag_UBB.diagonal(dim1=1, dim2=2).flatten()
+    return bool((own_U - half.square().sum(0) + ridge > 0).all())
+
+
+def double_inputs(x: Inputs) -> Inputs:
+    def wide(t: Tensor) -> Tensor:
+        return t.double() if t.is_floating_point() else t
+
+    return wide(x) if isinstance(x, Tensor) else {k: wide(t) for k, t in input_parts(x).items()}
+
+
+def rank_correlation(a_N: Tensor, b_N: Tensor) -> float:
+    """Spearman's, with ties; 1 for a single point, and NaN where one of the two is constant."""
+    if len(a_N) < 2:
+        return 1.0
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(t.double().cpu().numpy()) for t in (a_N, b_N)]
+    return float(torch.corrcoef(torch.from_numpy(np.stack(ranks)))[0, 1])

@@ -1,0 +1,346 @@
+"""The contract of an acquisition function, fn(state) -> (U,) scores."""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foretaste.acquire import find_strategy
+from foretaste.lookahead import State, linearize
+from foretaste.network import MLPSpec
+from foretaste.query import query
+
+Acquisition = Callable[[State], Tensor]
+
+
+@dataclass(frozen=True)
+class ContractSetting:
+    """A small network with its labels and a pool, in which candidate 7 is a copy of candidate 3."""
+
+    C: int = 2
+    dtype: torch.dtype = torch.float64
+    loss: str = "l2"
+    watch: bool = False
+    order: tuple[int, ...] = tuple(range(11))
+
+    def __str__(self) -> str:
+        watched = "a watched set of its own" if self.watch else "the pool watched"
+        return f"C = {self.C}, {str(self.dtype).removeprefix('torch.')}, loss {self.loss!r}, {watched}"
+
+    def state(self) -> State:
+        g = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=g, dtype=torch.float64).to(self.dtype)
+
+        net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, self.C)).to(self.dtype)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(normal(*p.shape) / 2)
+        x_L, x_U, x_W = normal(6, 4), normal(11, 4), normal(5, 4)
+        x_U[7] = x_U[3]
+        y_L = normal(6).double() if self.C == 1 else torch.arange(6) % self.C
+        return linearize(
+            net.eval(), x_L, y_L, x_U[list(self.order)], watch=x_W if self.watch else None, loss=self.loss, ridge=1e-3
+        )
+
+
+def check_acquisition(fn: Acquisition, *, regression: bool = False) -> None:
+    """Raise an AssertionError that says which clause ``fn(state) -> (U,)`` breaks, and where.
+
+    Shape; finite but for candidates taken; the same each time, and the state left as it was; permuting the pool
+    permutes the scores; copies in the pool score alike. On networks of 2 and 10 classes (with ``regression``, of one
+    output), in float32 and float64, by both losses, with a watched set other than the pool, before and after labels.
+    """
+    level = logging.getLogger("foretaste").level
+    logging.getLogger("foretaste").setLevel(logging.ERROR)  # that these networks are untrained is no news
+    try:
+        for setting in _contract_settings(regression):
+            _check_setting(fn, setting)
+    finally:
+        logging.getLogger("foretaste").setLevel(level)
+
+
+def _contract_settings(regression: bool) -> list[ContractSetting]:
+    if regression:
+        return [ContractSetting(C=1), ContractSetting(C=1, dtype=torch.float32, watch=True)]
+    return [
+        ContractSetting(C=2),
+        ContractSetting(C=2, dtype=torch.float32, watch=True),
+        ContractSetting(C=10, dtype=torch.float32),
+        ContractSetting(C=10, watch=True),
+        ContractSetting(C=10, loss="ce"),
+    ]
+
+
+def _check_setting(fn: Acquisition, setting: ContractSetting) -> None:
+    state = setting.state()
+    y: Any = 0.5 if setting.C == 1 else 1
+    scores_U = _contract_scores(fn, state, setting, "before any label")
+    _contract_scores(fn, state.condition(2, y), setting, "after a label")
+    _contract_scores(fn, state.condition(2, None), setting, "with a label on its way")
+    tolerance = 1e-6 if setting.dtype == torch.float64 else 1e-2  # S subtracts nearly equal numbers
+    slack = tolerance * max(float(scores_U.abs().max()), 1e-12)
+    if float((scores_U[3] - scores_U[7]).abs()) > slack:
+        raise AssertionError(
+            f"duplicates: candidates 3 and 7 are the same point and score {float(scores_U[3]):.6g} and "
+            f"{float(scores_U[7]):.6g} ({setting})"
+        )
+    order = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)
+    permuted_U = _contract_scores(fn, replace(setting, order=order).state(), setting, "with the pool permuted")
+    if float((off := (permuted_U - scores_U[list(order)]).abs()).max()) > slack:
+        j = int(off.argmax())
+        raise AssertionError(
+            f"permutation: with the pool permuted candidate {order[j]} scores {float(permuted_U[j]):.6g}, and "
+            f"{float(scores_U[order[j]]):.6g} before ({setting})"
+        )
+
+
+def _contract_scores(fn: Acquisition, state: State, setting: ContractSetting, when: str) -> Tensor:
+    where = f"({setting}; {when})"
+    seen = [t.clone() for t in _public(state)]
+    try:
+        scores_U, again_U = fn(state), fn(state)
+    except Exception as e:
+        raise AssertionError(f"runs: {type(e).__name__}: {e} {where}") from e
+    if not isinstance(scores_U, Tensor) or scores_U.shape != (state.U,):
+        came = tuple(scores_U.shape) if isinstance(scores_U, Tensor) else type(scores_U).__name__
+        raise AssertionError(f"shape: returned {came}; expected a tensor ({state.U},) {where}")
+    free_U = ~state.taken
+    if not torch.isfinite(scores_U[free_U]).all():
+        j = int((~torch.isfinite(scores_U) & free_U).nonzero()[0])
+        raise AssertionError(f"finite: candidate {j} scores {float(scores_U[j])} and is not taken {where}")
+    if not torch.equal(scores_U[free_U], again_U[free_U]):
+        raise AssertionError(f"deterministic: a second call on the same state gives other scores {where}")
+    if any(not torch.equal(a, b) for a, b in zip(seen, _public(state))):
+        raise AssertionError(f"pure: the state's tensors were written to {where}")
+    return scores_U.double()
+
+
+def _public(state: State) -> list[Tensor]:
+    S_WU = torch.cat([S_Wu for _, S_Wu in state.blocks()], 1)
+    return [state.net, state.mean, state.pool_net, state.pool_mean, state.u, S_WU]
+
+
+# What a query must leave as it found it, written down before and compared after.
+
+
+def snapshot_network(net: nn.Module, *inputs: Tensor) -> dict[str, Any]:
+    """Weights, gradients, flags, hooks and attributes of ``net``, the inputs, and the state every process shares."""
+    seen: dict[str, Any] = {}
+    for name, p in net.named_parameters():
+        seen[f"parameter {name}"] = p.detach().clone()
+        seen[f".grad of {name}"] = None if p.grad is None else p.grad.clone()
+        seen[f"requires_grad of {name}"] = p.requires_grad
+    for name, b in net.named_buffers():
+        seen[f"buffer {name}"] = b.clone()
+    for name, m in net.named_modules():
+        where = f"module {name or 'net'}"
+        seen[f"the training flag of {where}"] = m.training
+        seen[f"the attributes of {where}"] = sorted(vars(m))
+        for hooks in [v for v in vars(m) if v.endswith(("_hooks", "_hooks_with_kwargs"))]:
+            seen[f"{hooks} of {where}"] = [id(h) for h in vars(m)[hooks].values()]
+    seen |= {f"input {i}": x.clone() for i, x in enumerate(inputs)}
+    return seen | {
+        "torch's random state": torch.get_rng_state(),
+        "numpy's random state": [str(part) for part in np.random.get_state()],  # noqa: NPY002  that is what is watched
+        "python's random state": random.getstate(),
+        "whether gradients are on": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+    }
+
+
+def describe_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The names of what differs."""
+    return [k for k in before | after if k not in before or k not in after or not _same_value(before[k], after[k])]
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return bool(a == b) if type(a) is type(b) else False
+
+
+# The contract of a strategy, whether it scores or picks by itself: what ``ft.query`` promises of its batches.
+
+
+CONTRACT_POOL, CONTRACT_BATCH, BAD_VALUES = 11, 4, 5
+ORDER_SEED = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)
+MakeNet = Callable[[int], nn.Module]
+
+
+@dataclass(frozen=True)
+class ContractCase:
+    """A small network, six labels and a pool of eleven different points; ``ask`` is ``ft.query`` on it, checked."""
+
+    strategy: Any
+    options: Mapping[str, Any]
+    make_net: MakeNet
+    C: int
+    dtype: torch.dtype = torch.float64
+    loss: str = "l2"
+    x_U: Tensor = field(default_factory=lambda: _normal_points(CONTRACT_POOL, 4, seed=2), repr=False)
+
+    def __str__(self) -> str:
+        return f"C = {self.C}, {str(self.dtype).removeprefix('torch.')}, loss {self.loss!r}"
+
+    def net(self) -> nn.Module:
+        """The same weights each time; a frozen parameter and one with a gradient, to see that both stay so."""
+        with torch.random.fork_rng(devices=[]):
+            net = self.make_net(self.C).to(self.dtype).eval()
+        parameters = list(net.parameters())
+        with torch.no_grad():
+            for i, p in enumerate(parameters):
+                p.copy_(_normal_points(*p.shape, seed=10 + i) / 2)
+        parameters[0].grad = torch.ones_like(parameters[0])
+        parameters[1].requires_grad_(False)
+        return net
+
+    def ask(
+        self,
+        x_U: Tensor | None = None,
+        net: nn.Module | None = None,
+        *,
+        batch_size: int = CONTRACT_BATCH,
+        seed: int = 0,
+    ) -> Any:
+        net, x_L = net or self.net(), _normal_points(6, 4, seed=1).to(self.dtype)
+        y_L = _normal_points(6, seed=3) if self.C == 1 else torch.arange(6) % self.C
+        x_U = (self.x_U if x_U is None else x_U).to(self.dtype)
+        before = snapshot_network(net, x_L, y_L, x_U)
+        try:
+            return query(
+                net, x_L, y_L, x_U, strategy=self.strategy, options=dict(self.options) or None, loss=self.loss,
+                batch_size=batch_size, seed=seed, ridge=1e-3,
+            )  # fmt: skip
+        finally:
+            if touched := describe_changes(before, snapshot_network(net, x_L, y_L, x_U)):
+                raise AssertionError(f"untouched: a query changed {', '.join(touched[:4])} ({self})")
+
+    def picks(self, what: str, x_U: Tensor | None = None, batch_size: int = CONTRACT_BATCH, seed: int = 0) -> list[int]:
+        """The batch as a list, after what holds of every batch has been checked."""
+        x_U, where = self.x_U if x_U is None else x_U, f"({what}; {self})"
+        try:
+            q = self.ask(x_U, batch_size=batch_size, seed=seed)
+        except AssertionError:
+            raise
+        except Exception as e:
+            raise AssertionError(f"runs: {type(e).__name__}: {e} {where}") from e
+        if not isinstance(q.indices, np.ndarray) or q.indices.shape != (batch_size,) or q.indices.dtype != np.int64:
+            raise AssertionError(f"shape: indices are {q.indices!r}; expected an int64 array ({batch_size},) {where}")
+        picked: list[int] = q.indices.tolist()
+        if len(set(picked)) < batch_size or not set(picked) <= set(range(len(x_U))):
+            raise AssertionError(f"repeats: {picked}; expected different positions below {len(x_U)} {where}")
+        s = q.scores
+        if s is not None and (s.shape != (len(x_U),) or s.dtype != torch.float64 or s.isnan().any()):
+            raise AssertionError(f"scores: {s}; expected {len(x_U)} float64 numbers, or None {where}")
+        return picked
+
+
+def check_strategy(
+    strategy: str | Callable[..., Any],
+    /,
+    *,
+    make_net: MakeNet | None = None,
+    losses: Iterable[str] = ("l2", "ce"),
+    **options: Any,
+) -> None:
+    """Raise an AssertionError that says which clause a strategy breaks, and where.
+
+    By its name, or fn(state) -> (U,); ``options`` are its own settings. Every batch: int64, different positions. The
+    same seed, the same batch, whatever the global random state. Copies in the pool, a pool of nothing else, and the
+    whole pool, are fine; more than the pool, and a NaN output of the network, raise. Where the seed decides nothing,
+    permuting the pool permutes the batch. Weights, ``.grad``, flags, hooks, inputs and random states are as found, also
+    after an error. On networks of 2 and 100 classes (one output, where it takes that), float32 and float64, by each of
+    ``losses``. ``make_net(C)`` makes another network than an MLP, of 4 inputs in one tensor; its weights are replaced.
+    """
+    needs = find_strategy(strategy).needs if isinstance(strategy, str) else ("classes",)
+    if not isinstance(strategy, str) and options:
+        strategy, options = partial(strategy, **options), {}
+    make = make_net or (lambda C: MLPSpec(4, (16,), C).build())
+    logger = logging.getLogger("foretaste")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # that these networks are untrained is no news
+    try:
+        losses = tuple(losses)
+        for C in [1] if "regression" in needs else [2, 100] if "classes" in needs else [1, 2, 100]:
+            for n, loss in enumerate(losses if C > 1 else ["l2"]):
+                dtypes = torch.float64, torch.float32
+                case = ContractCase(strategy, options, make, C, dtypes[n % 2], loss)
+                _check_seed(case)
+                _check_copies(case)
+                if n == 0:
+                    _check_seed(ContractCase(strategy, options, make, C, torch.float32, loss))
+                    _check_permutation(case)
+                    _check_limits(case)
+                _check_nan(case)
+    finally:
+        logger.setLevel(level)
+
+
+def _check_seed(case: ContractCase) -> None:
+    once = case.picks("a pool of different points")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(12345)
+        again = case.picks("asked again")
+    if once != again:
+        raise AssertionError(f"seed: the same seed gave {once} and then {again} ({case})")
+
+
+def _check_copies(case: ContractCase) -> None:
+    case.picks("each point three times", case.x_U[:4].repeat(3, 1), batch_size=9)
+    case.picks("a pool of one point five times", case.x_U[:1].repeat(5, 1), batch_size=3)
+
+
+def _check_limits(case: ContractCase) -> None:
+    case.picks("the whole pool", batch_size=CONTRACT_POOL)
+    case.picks("a pool of one", case.x_U[:1], batch_size=1)
+    try:
+        case.ask(batch_size=CONTRACT_POOL + 1)
+    except ValueError:
+        return
+    raise AssertionError(
+        f"too few: a batch of {CONTRACT_POOL + 1} from a pool of {CONTRACT_POOL} did not raise a ValueError ({case})"
+    )
+
+
+def _check_permutation(case: ContractCase) -> None:
+    first, *others = (case.picks("another seed", seed=seed) for seed in range(5))
+    if any(other != first for other in others):
+        return  # by lot, or ties that the seed breaks
+    moved = case.picks("the pool permuted", case.x_U[list(ORDER_SEED)])
+    if (back := [ORDER_SEED[j] for j in moved]) != first:
+        raise AssertionError(f"permutation: with the pool permuted it takes {back}, and {first} before ({case})")
+
+
+def _check_nan(case: ContractCase) -> None:
+    """One candidate's outputs are NaN. A strategy that never calls the network cannot know, and is let off."""
+    net, bad, calls = case.net(), case.x_U[BAD_VALUES].to(case.dtype), [0]
+
+    def spoil(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        calls[0] += 1
+        return torch.where((args[0] == bad).all(-1, keepdim=True), torch.nan, out)
+
+    net.register_forward_hook(spoil)
+    try:
+        picked = case.ask(net=net).indices.tolist()
+    except ValueError:
+        return
+    except Exception as e:
+        if isinstance(e, AssertionError):
+            raise
+        raise AssertionError(
+            f"NaN: of the outputs of candidate {BAD_VALUES} gave {type(e).__name__}: {e} ({case})"
+        ) from e
+    if calls[0]:
+        raise AssertionError(f"NaN: of the outputs of candidate {BAD_VALUES} did not raise; it took {picked} ({case})")
+
+
+def _normal_points(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

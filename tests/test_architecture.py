@@ -1,0 +1,109 @@
+"""The map of folders: imports point one way and through a folder's face, no cycles, one meaning for a name."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import foretaste
+import tree
+
+ROOT = Path(foretaste.__file__).parent
+BASE = {"errors", "losses"}  # files that every folder may import
+MAY = {name: {name, *BASE} for name in ("data", "network", "tangent")}
+MAY["lookahead"] = {"lookahead", *MAY["tangent"]}
+MAY["acquire"] = {"acquire", *MAY["lookahead"]}
+MAY["query"] = {"query", "network", *MAY["acquire"]}
+MAY["study"] = {"study", "data", *MAY["query"]}
+MAY["report"] = {"report", "study", "errors"}
+MAY["errors"], MAY["losses"] = set(), {"errors"}
+FREE = {"bench", "label", "connect", "cli", "testing", "__init__", "__main__"}  # may import everything
+# Verbs of a folder, called as ``folder.verb``, and the names that a command shares with what it runs.
+SHARED: set[str] = set()
+
+FILES = sorted(ROOT.rglob("*.py"))
+TREE = tree.read(ROOT)
+
+
+def rooms(path: Path) -> set[str]:
+    """The parts of foretaste that a file imports, wherever in the file."""
+    code = ast.parse(path.read_text())
+    relative = [n for n in ast.walk(code) if isinstance(n, ast.ImportFrom) and n.level]
+    assert not relative, f"{path} has a relative import: name the module in full"
+    modules = {f"foretaste.{p.name.removesuffix('.py')}" for p in ROOT.iterdir()}
+    return {m.split(".")[1] for m in tree.imports(code, "foretaste", modules) if "." in m}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert room in MAY or room in FREE, f"{room} is not on the map"
+    if room in MAY:
+        assert rooms(path) <= MAY[room]
+
+
+def test_the_direction_test_can_fail(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("def f():\n    from foretaste.study import run\n    import foretaste.query\n")
+    assert rooms(bad) == {"study", "query"}
+    assert not rooms(bad) <= MAY["tangent"]
+
+
+def test_folders_are_imported_through_their_face() -> None:
+    assert TREE.reaching_inside == []
+
+
+def test_no_module_has_a_leading_underscore() -> None:
+    assert TREE.underscored == 0
+
+
+def test_no_files_import_one_another() -> None:
+    assert TREE.cycles == []
+
+
+def test_a_name_means_one_thing() -> None:
+    assert TREE.repeated.keys() <= SHARED, {k: v for k, v in TREE.repeated.items() if k not in SHARED}
+    assert len(SHARED) < 10
+
+
+def test_the_counts_can_be_wrong(tmp_path: Path) -> None:
+    """A package with one fault of each kind."""
+    package = tmp_path / "pack"
+    for name, code in {
+        "__init__": "",
+        "a/__init__": "",
+        "a/one": "from pack.a.two import y\nfrom pack.b.three import z\nx = 1\n",
+        "a/two": "from pack.a.one import x\ny = 1\n",
+        "b/__init__": "",
+        "b/_three": "z = 1\nx = 2\n",
+    }.items():
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+    found = tree.read(package)
+    assert (found.modules, found.underscored) == (6, 1)
+    assert found.reaching_inside == ["pack.a.one: pack.b.three"]
+    assert found.repeated == {"x": ["pack.a.one", "pack.b._three"]}
+    assert found.cycles == [["pack.a.one", "pack.a.two", "pack.a.one"]]
+
+
+LIGHT = """
+import sys
+import foretaste
+assert "torch" not in sys.modules
+foretaste.query, foretaste.strategies()
+heavy = {"typer", "rich", "matplotlib", "pydantic", "jinja2.environment"} & sys.modules.keys()
+heavy -= {"jinja2.environment"}  # torch may load it
+assert not heavy, heavy
+"""
+
+
+def test_importing_the_library_does_not_load_the_command_line() -> None:
+    subprocess.run([sys.executable, "-c", LIGHT], check=True)
+
+
+def test_the_function_query_is_not_hidden_by_its_folder() -> None:
+    code = "import foretaste.query.badge, foretaste as ft; assert callable(ft.query), ft.query; ft.query.__doc__"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,166 @@
+"""Count what makes a tree easy or hard to find one's way in: ``python tools/tree.py [PACKAGE FOLDER]``.
+
+Modules and their median length, modules with a leading underscore, imports that reach into another folder's files,
+top-level names that are defined in several files, cycles between files, and how many of our files a call of
+``ft.query(strategy="gain")`` runs code in.
+"""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+QUERY = """
+import sys, threading
+from pathlib import Path
+import torch
+import foretaste as ft
+from foretaste.network import MLP
+root = str(Path(ft.__file__).parent)
+net = MLP(4, (8,), 3).eval()
+x, y = torch.randn(40, 4), torch.arange(10) % 3
+seen, deepest, depth = set(), 0, 0
+def watch(frame, event, arg):
+    global depth, deepest
+    ours = frame.f_code.co_filename.startswith(root)
+    if event == "call" and ours:
+        seen.add(frame.f_code.co_filename)
+        depth += 1
+        deepest = max(deepest, depth)
+    elif event == "return" and ours:
+        depth -= 1
+import logging; logging.disable()
+ft.query
+sys.setprofile(watch)
+ft.query(net, x[:10], y, x[10:], strategy="gain", batch_size=3)
+sys.setprofile(None)
+print(len(seen), deepest)
+"""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The counts."""
+
+    modules: int
+    median_lines: float
+    underscored: int
+    reaching_inside: list[str]
+    repeated: dict[str, list[str]]
+    cycles: list[list[str]]
+
+
+def read(root: Path) -> Tree:
+    """Count in the package at ``root``, whose name is the folder's."""
+    files = {_module(root, p): p for p in sorted(root.rglob("*.py"))}
+    lines = [len(p.read_text().splitlines()) for p in files.values()]
+    inside, places = [], defaultdict(list)
+    for module, path in files.items():
+        tree = ast.parse(path.read_text())
+        inside += [f"{module}: {found}" for found in _reaches(tree, module)]
+        if path.name != "__init__.py":
+            for name in _defined(tree):
+                places[name].append(module)
+    return Tree(
+        len(files),
+        median(lines),
+        sum(p.name.startswith("_") and not p.name.startswith("__") for p in files.values()),
+        inside,
+        {name: where for name, where in sorted(places.items()) if len(where) > 1},
+        _cycles(files),
+    )
+
+
+def _module(root: Path, path: Path) -> str:
+    parts = [root.name, *path.relative_to(root).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST, package: str, modules: set[str] | None = None) -> Iterator[str]:
+    """Modules of ``package`` that are imported anywhere in a file; a name that is a module counts as that module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if modules and full in modules else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] == package)
+
+
+def _reaches(tree: ast.AST, module: str) -> Iterator[str]:
+    """Imports from inside another folder, past its ``__init__``. A folder in a folder has a public face too."""
+    package, *rest = module.split(".")
+    for target in imports(tree, package):
+        parts = target.split(".")
+        public = len(parts) <= 2 or parts[1:] == ["tangent", "infinite"]
+        if not public and (not rest or parts[1] != rest[0]):
+            yield target
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name) and n.id != "log")
+
+
+def _cycles(files: dict[str, Path]) -> list[list[str]]:
+    """Groups of files that import one another, at module level (imports inside functions are allowed to)."""
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        if path.name == "__init__.py":
+            continue  # a folder's face imports its files; what matters is files among themselves
+        tree = ast.parse(path.read_text())
+        tree.body = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        graph[module] = {t for t in imports(tree, module.split(".")[0], set(files)) if t in files and t != module}
+    found, state = [], {}
+
+    def visit(module: str, path: list[str]) -> None:
+        state[module] = "open"
+        for target in sorted(graph.get(module, ())):
+            if state.get(target) == "open":
+                found.append([*path[path.index(target) :], target] if target in path else [module, target])
+            elif target not in state:
+                visit(target, [*path, target])
+        state[module] = "done"
+
+    for module in graph:
+        if module not in state:
+            visit(module, [module])
+    return found
+
+
+def walked(root: Path) -> tuple[int, int]:
+    """Files of the package that a query runs code in, and how deep their calls go."""
+    out = subprocess.run(
+        [sys.executable, "-c", QUERY], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root.parent)}
+    ).stdout
+    files, depth = out.split()
+    return int(files), int(depth)
+
+
+def main() -> None:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "src" / "foretaste"
+    tree, (files, depth) = read(root), walked(root)
+    print(f"modules                                   {tree.modules}")
+    print(f"lines of a module, median                 {tree.median_lines:g}")
+    print(f"modules with a leading underscore         {tree.underscored}")
+    print(f"imports from inside another folder        {len(tree.reaching_inside)}")
+    print(f"names defined in several files            {len(tree.repeated)}")
+    print(f"import cycles between files               {len(tree.cycles)}")
+    print(f"files that a query runs, depth of calls   {files}, {depth}")
+    if "-v" in sys.argv:
+        print(
+            *tree.reaching_inside, *(f"{k}: {', '.join(v)}" for k, v in tree.repeated.items()), *tree.cycles, sep="\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
