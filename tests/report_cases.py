@@ -39,10 +39,15 @@ def record(arm="random", seed=0, cycle=0, *, last=2, **over):
     } | over
 
 
+def wobble(arm, seed, cycle):
+    """Chance, made by hand: no two arms differ by the same in every seed, as intervals without width decide nothing."""
+    return (seed * 7 + cycle + arm) % 3 + 0.1 * (seed * (arm + 2) % 7)
+
+
 def records(tops=TOPS, seeds=3, noise=0.004, last=2, **over):
     """Each arm at its own height after the first cycle, with a wobble by seed."""
     return [
-        record(name, s, c, last=last, accuracy=0.5 if c == 0 else top + noise * ((s * 7 + c + k) % 3), **over)
+        record(name, s, c, last=last, accuracy=0.5 if c == 0 else top + noise * wobble(k, s, c), **over)
         for k, (name, top) in enumerate(tops.items())
         for s in range(seeds)
         for c in range(last + 1)
@@ -76,6 +81,27 @@ def write_run(folder, rows, *, seeds=(0, 1, 2), cycles=2, arms=None, told=(), st
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(r) + "\n")
     return folder
+
+
+def fidelity_records(correlation=0.95, rank=0.9, interpolates=True, agreement=0.99, **about):
+    """What foretaste.study.fidelity returns, with numbers of one's choice."""
+    said = {"output": "sum", "ridge_share": 1e-6, "precision": "float32"}
+    numbers = {"probabilities": None, "error": 0.3, "slope": 1.1, "rank": rank, "with_drift": 0.9, "seconds": 0.1}
+    return [
+        {
+            "kind": "about", "loss": "l2", "L": 40, "U": 100, "W": 50, "C": 10, "parameters": 1000, "device": "cpu",
+            "candidates": ["<b>", *"bcdefgh"], "repeats": 2, "residual": 1e-6 if interpolates else 0.05,
+            "interpolates": interpolates, "agreement": agreement, "ceiling": agreement**0.5, "drift": 0.1,
+            "change": 1.0, "train": {"loss": "l2"}, "seconds": 3.0, "seed": 0,
+        } | about,
+        {"kind": "retraining", "repeat": 0, "candidate": "<b>", "label": 1, "whose": "likeliest", "residual": 1e-6,
+         "interpolates": True, "seconds": 0.1, "moved": 1.0},
+        {"kind": "setting", **said, "ridge": 1e-5, "own": True, "correlation": correlation} | numbers,
+        {"kind": "setting", **said, "output": "first", "ridge": 1e-5, "own": False, "correlation": 0.3} | numbers,
+        {"kind": "skipped", **said, "output": "full", "why": "needs 12 GB & more"},
+        {"kind": "points", "of": 3, **said, "predicted": [0.1, -0.2, 0.3], "real": [0.1, -0.1, 0.2],
+         "scores": [[1.0, 2.0], [1.5, 2.5]]},
+    ]  # fmt: skip
 
 
 class Page(HTMLParser):

@@ -1,8 +1,12 @@
 """From records alone: intervals, words, figures, table and page."""
 
+import doctest
+import importlib
 import io
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,12 +14,12 @@ from rich.console import Console
 from scipy import stats
 
 from foretaste import report
-from foretaste.report._draw import short, spread
-from foretaste.report._palette import inks
-from foretaste.report._times import spent
-from foretaste.report._words import seconds, size
+from foretaste.report.charts import area_charts, cost_charts
+from foretaste.report.drawing import arm_inks, make_figure, shorten_names, spread_apart
+from foretaste.report.pages import WIDEST_CLASS
+from foretaste.report.summary import query_cost
 from foretaste.study import load, save
-from report_cases import HOSTILE, TOPS, read_page, record, records
+from report_cases import HOSTILE, TOPS, fidelity_records, read_page, record, records, write_run
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
@@ -98,7 +102,7 @@ def test_baselines():
     assert s.against == {"a": "A random", "b": "Random", "A random": "Random"}
     assert s.bases == ("A random", "Random")
     assert s.baseline is None
-    look = inks(s)
+    look = arm_inks(s)
     assert {look[name].name for name in s.bases} == {"grey"}
     assert look["A random"].dashes != look["Random"].dashes
     assert report.summarize(records()).baseline == "random"
@@ -125,7 +129,7 @@ def test_words_about_own_baselines(tmp_path):
 
 def test_eighteen_arms_can_be_told_apart():
     s = report.summarize(records({f"arm {k}": 0.5 for k in range(18)} | {"random": 0.5}, seeds=1))
-    look = inks(s).values()
+    look = arm_inks(s).values()
     assert len({(ink.name, ink.dashes) for ink in look}) == 19
 
 
@@ -163,11 +167,11 @@ def test_an_arm_with_no_seed_in_common_is_named():
 
 
 def test_a_plan_names_what_has_not_begun_and_sets_the_order():
-    plan = {name: report.Plan((0, 1, 2), 3) for name in ("later", "random", "gain", "margin")}
+    plan = {name: report.ArmPlan((0, 1, 2), 3) for name in ("later", "random", "gain", "margin")}
     s = report.summarize(records(), plan)
     assert s.arms == ("random", "gain", "margin")
     assert s.missing[0] == "later: nothing yet."
-    more = {name: report.Plan((0, 1, 2, 3), 4) for name in TOPS}
+    more = {name: report.ArmPlan((0, 1, 2, 3), 4) for name in TOPS}
     s = report.summarize(records(), more)
     assert s.missing[0] == "every arm: seed 3 not begun, seeds 0, 1, 2 unfinished at 40 labels."
 
@@ -197,32 +201,91 @@ def test_other_first_labels_are_told():
 def test_headline_says_who_is_ahead_and_by_how_much():
     s = report.summarize(records())
     lead = s.lead("gain", "margin")
-    assert report.headline(s) == f"gain came out best, {lead.mean:.1f} points above margin"
+    assert report.headline(s) == f"gain came out best, {lead.mean:.1f} ± {lead.half:.1f} points above margin"
     assert "points above margin and" in report.details(s)
     assert report.savings(s).endswith("was reached by gain with 30; margin with 30.")
 
 
-def test_headline_does_not_decide_what_intervals_leave_open():
-    s = report.summarize(records({"gain": 0.9, "margin": 0.8995, "random": 0.7}, noise=0.02))
-    assert report.headline(s) == "gain and margin came out best"
-    assert "cannot be told apart from margin" in report.details(s)
-    s = report.summarize(records({"gain": 0.801, "margin": 0.8}, noise=0.02))
-    assert "nothing is clearly ahead" in report.headline(s)
+def test_headline_says_only_what_the_intervals_say():
+    """No arm is called best unless every paired interval says so."""
+    s = report.summarize(records({"gain": 0.9, "margin": 0.895, "random": 0.7}, noise=0.02))
+    each = [f"{name} (+{e.mean:.1f} ± {e.half:.1f})" for name in s.ranked()[:2] for e in [s.lead(name, "random")]]
+    assert report.headline(s) == f"{each[0]} and {each[1]} are above random"
+    assert "On these seeds it cannot be told apart from" in report.details(s)
+    s = report.summarize(records({"gain": 0.81, "margin": 0.8}, noise=0.02))
+    assert report.headline(s) == "gain has the highest mean, but cannot be told from margin"
     s = report.summarize(records(seeds=1))
-    assert report.headline(s) == "gain came out highest, on a single seed"
+    assert report.headline(s) == "Nothing is decided: one seed gives no interval"
     assert "may be chance" in report.details(s)
     assert "no interval" in report.caveat(s)
     s = report.summarize([r for r in records() if r["cycle"] == 0])
-    assert report.headline(s) == "Nothing has been asked yet"
+    assert report.headline(s) == "Nothing has been measured after a query yet"
 
 
-def test_headline_leaves_out_a_wobbly_straggler():
-    """The lowest of all may be undecided by its own scatter; that does not put it among the best."""
-    rows = [r | {"accuracy": 0.2 + 0.25 * r["seed"]} if r["arm"] == "random" else r for r in records()]
-    s = report.summarize(rows)
+def wobbling(rows, arm):
+    """An arm that scatters by seed far more than arms differ."""
+    return [r | {"accuracy": 0.2 + 0.25 * r["seed"]} if r["arm"] == arm and r["cycle"] else r for r in rows]
+
+
+def test_headline_when_nothing_can_be_told_from_random():
+    """gain is ahead of margin by their interval, but neither can be told from a random that scatters."""
+    s = report.summarize(wobbling(records(), "random"))
+    assert s.ranked()[0] == "gain"
+    assert s.lead("gain", "margin").decided
     assert not s.lead("gain", "random").decided
-    assert report.headline(s).startswith("gain came out best")
+    assert report.headline(s) == "No strategy can be told from random"
     assert "cannot be told apart from random" in report.details(s)
+    one = report.summarize(wobbling(records({"gain": 0.9, "random": 0.7}), "random"))
+    assert report.headline(one) == "gain cannot be told from random"
+
+
+def test_headline_names_those_above_below_and_undecided():
+    rows = wobbling(records({"gain": 0.9, "margin": 0.8, "random": 0.7, "entropy": 0.6}), "margin")
+    s = report.summarize(rows)
+    up, down = s.lead("gain", "random"), s.lead("entropy", "random")
+    assert report.headline(s) == (
+        f"gain is above random by {up.mean:.1f} ± {up.half:.1f} points; "
+        f"entropy is below random by {-down.mean:.1f} ± {down.half:.1f} points; margin cannot be told from random"
+    )
+    without = [r for r in rows if r["arm"] != "random"]
+    assert report.headline(report.summarize(without)) == "gain is above entropy, and cannot be told from margin"
+
+
+def agreeing(seeds):
+    """The same difference in every seed: an interval of zero width."""
+    return [
+        record(name, s, c, accuracy=0.5 + 0.1 * s + up * (c > 0))
+        for name, up in (("gain", 0.02), ("random", 0))
+        for s in range(seeds)
+        for c in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("seeds", "why"), [(1, "one seed"), (2, "2 seeds only"), (3, "no spread over seeds")])
+def test_seeds_that_agree_decide_nothing(tmp_path, seeds, why):
+    s = report.summarize(agreeing(seeds))
+    lead = s.lead("gain", "random")
+    assert lead.half is None or lead.half == pytest.approx(0, abs=1e-9)
+    assert (lead.decided, lead.doubt) == (False, why)
+    assert not report.wins(s).any()
+    assert "came out best" not in report.headline(s)
+    text = read_page(report.page(s, tmp_path / "index.html")).text
+    assert f"undecided: {why}" in text
+    if seeds == 2:
+        assert report.headline(s) == "Nothing is decided: two seeds are too few for an interval"
+        assert "Two seeds decide nothing, even where they agree" in report.caveat(s)
+        assert "Not decided: 2 seeds are too few, even where they agree." in text
+    if seeds == 3:
+        assert report.headline(s) == "gain cannot be told from random"
+        assert "The difference to random is the same in every seed: its interval has no width" in report.details(s)
+        assert "2 times a difference is the same in every seed" in text  # in both cycles
+
+
+def test_two_seeds_that_differ_decide_nothing_either():
+    s = report.summarize(records(seeds=2, noise=1e-4))
+    assert s.lead("gain", "random").half < s.lead("gain", "random").mean
+    assert not report.wins(s).any()
+    assert report.headline(s) == "Nothing is decided: two seeds are too few for an interval"
 
 
 def test_headline_when_random_wins():
@@ -235,7 +298,9 @@ def test_words_of_many_arms_stay_short():
     s = report.summarize(records({f"arm {k}": 0.9 - 0.02 * k for k in range(14)}))
     assert "points above 8 others" in report.details(s)
     even = report.summarize(records({f"arm {k}": 0.9 for k in range(9)} | {"random": 0.2}))
-    assert re.fullmatch(r"arm \d and \d more that cannot be told apart came out best", report.headline(even))
+    assert re.fullmatch(
+        r"arm \d \(\+\S+ ± \S+\), arm \d \(\S+ ± \S+\) and 7 others are above random", report.headline(even)
+    )
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -258,7 +323,7 @@ def test_page_is_self_contained(tmp_path, seeds):
         assert words in seen.text
     assert ("95 %" in seen.text) == (seeds > 1)
     assert ("Who beats whom" in seen.text) == (seeds > 1)
-    assert "kernel 0.015, score 0.0040" in seen.text
+    assert "kernel 0.015 s, score 0.004 s" in seen.text
     assert "total" not in seen.text
     assert "123 MB" in seen.text
     for name in TOPS:
@@ -274,7 +339,7 @@ def test_page_escapes_a_hostile_name(tmp_path):
     )
     seen = read_page(out)
     assert seen.text.count(HOSTILE) >= 10  # title twice, headline, tables, about twice, notes, warnings
-    assert short([HOSTILE])[0] in seen.text  # charts
+    assert shorten_names([HOSTILE])[0] in seen.text  # charts
     assert "<script" not in out.read_text(encoding="utf-8")
 
 
@@ -294,9 +359,34 @@ def test_page_says_who_did_not_interpolate(tmp_path):
     assert "2.0e-02" in text
 
 
+def test_class_names_are_not_broken(tmp_path):
+    """A column below a picture holds the longest name, or what fits of a very long one."""
+    pixels, names = np.eye(8), ["cat", "caterpillar", "dromedary camel"]
+    out = report.page(records(), tmp_path / "index.html", pictures={7: pixels, 3: pixels}, classes=names)
+    text = out.read_text(encoding="utf-8")
+    assert "--class-width:11" in text  # caterpillar
+    assert "<span>caterpillar</span>" in text
+    assert "<s>dromedary camel</s><b>cat</b>" in text
+    rules = re.findall(r"[^{}]*(?:figcaption|th)[^{}]*{[^}]*}", text[: text.index("</style>")])
+    assert rules
+    assert not any("anywhere" in rule or "break-word" in rule for rule in rules)
+    long = report.page(records(), tmp_path / "long.html", pictures={7: pixels, 3: pixels}, classes=["x" * 60] * 3)
+    assert f"--class-width:{WIDEST_CLASS}" in long.read_text(encoding="utf-8")
+    assert "text-overflow: ellipsis" in long.read_text(encoding="utf-8")
+
+
+def test_every_table_scrolls_by_itself(tmp_path):
+    """A table in a box that scrolls sideways leaves the page as wide as a phone."""
+    text = report.page(records(last=12), tmp_path / "index.html").read_text(encoding="utf-8")
+    assert text.count("<table") == 4
+    assert len(re.findall(r"<div class=scroll tabindex=0>\s*<table", text)) == 4
+    (rule,) = re.findall(r"^\.scroll {[^}]*}", text, re.M)
+    assert "overflow-x: auto" in rule
+
+
 def test_page_before_the_first_query(tmp_path):
     seen = read_page(report.page([r for r in records(last=0) if r["cycle"] == 0], tmp_path / "index.html"))
-    assert "Nothing has been asked yet" in seen.text
+    assert "Nothing has been measured after a query yet" in seen.text
     assert "What a query costs" not in seen.text
 
 
@@ -324,13 +414,39 @@ def test_curves_draw_the_means_and_intervals():
     assert len(report.curves(apart).axes[0].collections) == 9
 
 
+@pytest.mark.parametrize("top", [0.999, 1.0])
+def test_axes_of_accuracy_end_at_100(tmp_path, top):
+    """An interval may reach beyond 100 %, the axis may not."""
+    rows = [r | {"accuracy": min(r["accuracy"], 1.0)} for r in records({"gain": top, "random": 0.9}, noise=0.03)]
+    s = report.summarize(rows)
+    assert max(s.accuracy("random", c).mean + s.accuracy("random", c).half for c in range(3)) > 100
+    accuracy, difference = report.curves(s).axes
+    low, high = accuracy.get_ylim()
+    assert 0 <= low < high == 100
+    assert difference.get_ylim()[1] != 100
+    area, _ = make_figure(area_charts(s)).axes
+    assert area.get_xlim()[1] <= 100
+    nothing = report.summarize([r | {"accuracy": 0.01 * r["accuracy"]} for r in rows])
+    assert report.curves(nothing).axes[0].get_ylim()[0] >= 0
+
+
+def test_titles_have_room_beside_long_names():
+    """The names of rows stand left of the axes; a title above the axes alone was cut off."""
+    s = report.summarize(records({"a rather long name of a strategy": 0.9, "random": 0.7}))
+    for chart in [*area_charts(s), *cost_charts(s)]:
+        figure = make_figure([chart])
+        figure.draw_without_rendering()
+        box = figure.axes[0]._left_title.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
 def test_times_are_medians():
     costs = [0.02, 0.03, 9.0]
     rows = [
         record("gain", s, 0, cost={"train": s + 1.0, "query": t, "stages": {"kernel": t / 2}, "peak_memory": 10**9 * s})
         for s, t in enumerate(costs)
     ]
-    got = spent(report.summarize(rows), "gain")
+    got = query_cost(report.summarize(rows), "gain")
     assert (got.train, got.query, got.stages, got.memory) == (2.0, 0.03, {"kernel": 0.015}, 2 * 10**9)
 
 
@@ -348,30 +464,39 @@ def test_table_fits_eighty_columns():
 
 
 @pytest.mark.parametrize(
-    ("t", "text"), [(123.4, "123"), (1.26, "1.3"), (0.0304, "0.030"), (0.0004, "<0.001"), (0, "<0.001")]
-)
-def test_seconds_have_two_digits(t, text):
-    assert seconds(t) == text
-
-
-@pytest.mark.parametrize(("n", "text"), [(0, ""), (812_000_000, "812 MB"), (1_430_000_000, "1.4 GB"), (2000, "2.0 kB")])
-def test_sizes(n, text):
-    assert size(n) == text
-
-
-@pytest.mark.parametrize(
     ("places", "expect"),
     [([0, 5], [0, 5]), ([1, 1], [0.5, 1.5]), ([0, 0, 0], [-1, 0, 1]), ([0, 0.5, 9], [-0.25, 0.75, 9]), ([], [])],
 )
 def test_spread_moves_names_apart_no_more_than_needed(places, expect):
-    np.testing.assert_allclose(spread(places, 1.0), expect)
+    np.testing.assert_allclose(spread_apart(places, 1.0), expect)
 
 
 def test_spread_keeps_within_bounds():
-    np.testing.assert_allclose(spread([0, 0, 9], 1.0, 0, 9.5), [0, 1, 9])
-    np.testing.assert_allclose(spread([9, 9, 9], 1.0, 0, 9.5), [7.5, 8.5, 9.5])
+    np.testing.assert_allclose(spread_apart([0, 0, 9], 1.0, 0, 9.5), [0, 1, 9])
+    np.testing.assert_allclose(spread_apart([9, 9, 9], 1.0, 0, 9.5), [7.5, 8.5, 9.5])
 
 
 def test_long_names_lose_their_middle_but_not_their_difference():
-    assert short(["gain", "a" * 40 + "b"]) == ["gain", "a" * 13 + "…" + "a" * 11 + "b"]
-    assert short(["a" * 40, "a" * 41]) == ["a" * 13 + "…" + "a" * 12 + f" ({k})" for k in (1, 2)]
+    assert shorten_names(["gain", "a" * 40 + "b"]) == ["gain", "a" * 13 + "…" + "a" * 11 + "b"]
+    assert shorten_names(["a" * 40, "a" * 41]) == ["a" * 13 + "…" + "a" * 12 + f" ({k})" for k in (1, 2)]
+
+
+def test_import_loads_neither_matplotlib_nor_typer():
+    code = "import sys, foretaste.report; print([m for m in ('matplotlib', 'typer') if m in sys.modules])"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert got.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "module", ["charts", "comparison", "fidelity", "pages", "runs", "summary", "terminal", "words"]
+)
+def test_examples_of_docstrings(module, tmp_path, monkeypatch):
+    """They run where runs/fig2a, runs/cold and fidelity/records.jsonl are."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "fig2a", records())
+    write_run(tmp_path / "runs" / "cold", records({"margin": 0.85, "random": 0.6}), study={"title": "Cold"})
+    (tmp_path / "fidelity").mkdir()
+    save(fidelity_records(), tmp_path / "fidelity" / "records.jsonl")
+    got = doctest.testmod(importlib.import_module(f"foretaste.report.{module}"))
+    assert got.attempted > 0
+    assert got.failed == 0

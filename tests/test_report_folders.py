@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 import foretaste.cli.report
 from foretaste import report
 from foretaste.cli.app import app
-from foretaste.report import _compare, _folder
-from foretaste.report._checks import slope
+from foretaste.report.checks import gap_power
 from report_cases import HOSTILE, TOPS, read_page, record, records, write_run
 
 FILES = {
@@ -23,8 +22,12 @@ FILES = {
 @pytest.fixture
 def no_figures(monkeypatch):
     """Drawing them is most of a report's time, and one test looks at them already."""
-    for module in (_folder, _compare):
-        monkeypatch.setattr(module, "figures", lambda s, out, suffix="": out.mkdir(parents=True, exist_ok=True))
+
+    def none(s, out, suffix=""):
+        out.mkdir(parents=True, exist_ok=True)
+
+    for module in ("runs", "comparison"):
+        monkeypatch.setattr(f"foretaste.report.{module}.save_figures", none)
 
 
 def table(path):
@@ -51,7 +54,7 @@ def test_a_folder_is_reported_and_twice_the_same(tmp_path):
         assert words in seen.text
     assert seen.tags.count("img") == 3 * 2 * 2
     assert "banner" not in page.read_text().split("</style>")[1]
-    s = report.read(run).summary()
+    s = report.read_run(run).summary()
     assert s.arms == ("random", "gain", "margin")
     rows = table(run / "report" / "summary.csv")
     assert len(rows) == 9
@@ -86,8 +89,17 @@ def test_a_run_still_being_written(tmp_path, no_figures):
     assert "entropy: nothing yet." in text
     assert "Shown is what all arms have, seed" in text
     file.write_text("nonsense\n" + "".join(lines[1:]))
-    with pytest.raises(ValueError, match=r"1\.jsonl, line 1, is no record"):
+    with pytest.raises(ValueError, match=r"1\.jsonl, line 1, is not a record"):
         report.folder(run)
+
+
+def test_pictures_of_a_run_that_has_just_begun(tmp_path, no_figures):
+    """The first query stands in the record of cycle 0: its pictures are shown before cycle 1 is there."""
+    run = write_run(tmp_path / "run", [r for r in records(seeds=1) if r["cycle"] == 0])
+    np.savez(run / "pictures.npz", ids=np.array([7]), pixels=np.zeros((1, 8, 8), np.uint8))
+    seen = read_page(report.folder(run))
+    assert seen.tags.count("img") == 3  # one of the two points of each arm: the other is not written yet
+    assert "1 of them shown" in seen.text
 
 
 @pytest.mark.parametrize(("standin", "says"), [("Noise.", "Not a result. Noise."), ("It is not a result.",) * 2])
@@ -103,6 +115,10 @@ def test_a_stand_in_is_no_result(tmp_path, no_figures, standin, says):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no study\.json"):
         report.folder(tmp_path)
+    lost = write_run(tmp_path / "lost", records())
+    (lost / "study.json").unlink()
+    with pytest.raises(ValueError, match=r"lost has records but no study\.json, which names .* start the run again"):
+        report.folder(lost)
     with pytest.raises(ValueError, match="no finished cycle"):
         report.folder(write_run(tmp_path / "empty", [], arms=["gain"]))
     (tmp_path / "empty" / "study.json").write_text("{")
@@ -139,7 +155,8 @@ def test_runs_on_the_same_data_share_charts(tmp_path, no_figures):
 
 def test_arms_of_the_same_name_are_named_by_their_run(tmp_path):
     paths = [
-        write_run(tmp_path / x / "run", records({"gain": top, "random": 0.5})) for x, top in (("a", 0.9), ("b", 0.7))
+        write_run(tmp_path / x / "run", records({"gain": top, "random": 0.5}, noise=noise))
+        for x, top, noise in (("a", 0.9, 0.004), ("b", 0.7, 0.005))
     ]
     (group,) = report.groups(paths)
     assert group.summary.arms == ("a/run: gain", "a/run: random", "b/run: gain", "b/run: random")
@@ -158,9 +175,9 @@ def test_runs_that_differ_are_not_averaged(tmp_path, no_figures, differ):
         rows, more = [r | {"seed": r["seed"] + 10} for r in rows], {"seeds": (10, 11, 12)}
     b = write_run(tmp_path / "b", rows, **more)
     one, two = report.groups([a, b])
-    alone = report.read(a).summary()
+    alone = report.read_run(a).summary()
     assert one.summary == alone
-    assert two.summary == report.read(b).summary()
+    assert two.summary == report.read_run(b).summary()
     seen = read_page(report.compare([a, b], tmp_path / "out"))
     assert "nothing is averaged across them" in seen.text
     assert set(contents(tmp_path / "out")) == {"index.html", "summary-1.csv", "summary-2.csv"}
@@ -206,8 +223,8 @@ def blocks():
 
 def test_theorem_page(tmp_path):
     run = write_run(tmp_path / "run", theorems(), arms=[], seeds=(0, 1, 2, 3), study={"experiment": "theorem"})
-    assert slope(theorems(-0.7)).mean == pytest.approx(-0.7)
-    assert slope([r for r in theorems() if r["width"] == 64]) is None
+    assert gap_power(theorems(-0.7)).mean == pytest.approx(-0.7)
+    assert gap_power([r for r in theorems() if r["width"] == 64]) is None
     seen = read_page(report.folder(run))
     for words in ("agree to 3.0e-13", "to the power −0.50 ± 0.00", "network of width 256", "seed 3 not begun", "0.375"):
         assert words in seen.text  # 3 · 64^-½ = 0.375 is the mean of width 64
@@ -218,7 +235,7 @@ def test_theorem_page(tmp_path):
 def test_block_page(tmp_path):
     run = write_run(tmp_path / "run", blocks(), seeds=(0, 1), study={"experiment": "block"})
     seen = read_page(report.folder(run))
-    for words in ("agree to 2.0e-12", "the same points come out on top", "1/20 of the time", HOSTILE, "seed 1", "2.0"):
+    for words in ("agree to 2.0e-12", "the same points come out on top", "1/20 of the time", HOSTILE, "seed 1", "2 s"):
         assert words in seen.text
     off = write_run(
         tmp_path / "off", [blocks()[0] | {"relative_difference": 0.02, "same_top": 0.8}], study={"experiment": "block"}

@@ -105,14 +105,13 @@ def fidelity_command(
 
 def report_fidelity(records: list[dict[str, Any]], out: Path, classes: tuple[str, ...]) -> None:
     """Write the records and the page; print the table and the verdict."""
-    from foretaste.report._fidelity import fidelity_page, table
-    from foretaste.report._verdict import verdict
+    from foretaste.report import fidelity_page, fidelity_table, verdict
     from foretaste.study import save
 
     out.mkdir(parents=True, exist_ok=True)
     save(records, out / "records.jsonl")
     page = fidelity_page(records, out / "index.html", classes=classes)
-    console.print(table(records))
+    console.print(fidelity_table(records))
     found = verdict(records)
     warnings = [f"WARNING: {line}" for line in found.warnings]
     say("", f"{found.headline}.", *found.lines, *warnings, f"The page: {page.resolve()}")

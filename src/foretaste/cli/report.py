@@ -21,7 +21,7 @@ def report_command(
 
     if len(runs) == 1:
         page = make.folder(runs[0], out)
-        there = make.read(runs[0])
+        there = make.read_run(runs[0])
         found = [there.summary()] if there.experiment == "loop" else []
     else:
         page = make.compare(runs, out or Path("comparison"))

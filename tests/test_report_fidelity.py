@@ -1,0 +1,97 @@
+"""Look-ahead against real retraining: the verdict in words, the page and its figures."""
+
+import pytest
+
+from foretaste.report import fidelity_page, fidelity_table, verdict
+from foretaste.report.fidelity import best_setting
+from report_cases import fidelity_records as made_up
+from report_cases import read_page
+
+
+@pytest.mark.parametrize(
+    ("records", "level", "says"),
+    [
+        (made_up(0.95), "trust", "agree with retraining (correlation 0.95, ranking 0.90): trust look-ahead here"),
+        (made_up(0.95, rank=0.52), "care", "at 0.95, rankings at 0.52: trust the predicted changes, not the ranking"),
+        (made_up(0.95, rank=None), "care", "at 0.95, too few candidates to rank: trust the predicted changes"),
+        (
+            made_up(0.95, candidates=list("abcd")),
+            "care",
+            "rankings at 0.90 (may be chance): trust the predicted",
+        ),
+        (made_up(0.75), "care", "at 0.75, rankings at 0.90: trust look-ahead with care"),
+        (made_up(0.86, rank=0.52), "care", "at 0.86, rankings at 0.52: trust the changes with care, not the ranking"),
+        (made_up(0.3, rank=0.2), "no", "at 0.30, rankings at 0.20: do not trust look-ahead here"),
+        (made_up(0.52, rank=0.52), "no", "at 0.52, rankings at 0.52: do not trust look-ahead here"),
+        (made_up(0.3, rank=0.95), "care", "rankings at 0.95: trust no more than the ranking"),
+        (made_up(0.3, rank=0.2, interpolates=False), "no", "has not learned its labels, train it longer"),
+        (made_up(None), "no", "Nothing could be compared"),
+    ],
+)
+def test_verdicts(records, level, says):
+    """Both numbers are named; only where both are high do predictions "agree"."""
+    got = verdict(records)
+    assert (got.level, says in got.headline) == (level, True), got.headline
+    assert ("agree" in got.headline) == (level == "trust")
+    assert any("correlation of 0.9 or more and a ranking at 0.8" in line for line in got.lines)
+    assert any("care takes a correlation of 0.6" in line for line in got.lines)
+
+
+def test_few_candidates_and_one_repeat_in_words():
+    few = " ".join(verdict(made_up(candidates=["a", "b", "c"], repeats=1)).lines)
+    assert "3 candidates were labelled" in few
+    assert "40 + 1 points, once each" in few
+    assert "with 3 of them any value may be chance" in few
+    more = " ".join(verdict(made_up()).lines)
+    assert "40 + 1 points, 2 times each" in more
+    assert "with 8 of them chance alone gives beyond ±0.74" in more
+
+
+def test_warnings_of_the_verdict():
+    assert not verdict(made_up()).warnings
+    assert "correlate at 0.50" in verdict(made_up(agreement=0.5)).warnings[0]
+    assert "mean squared residual is 5.0e-02" in verdict(made_up(interpolates=False)).warnings[0]
+    assert "had not come to rest" in verdict(made_up(drift=2.0)).warnings[0]
+    bad = made_up()
+    bad[1]["interpolates"] = False
+    assert "1 of 1 retrainings did not learn" in verdict(bad).warnings[0]
+    assert best_setting(made_up(0.2))["output"] == "first"
+    assert any("The best of the 2 settings" in line for line in verdict(made_up(0.2)).lines)
+
+
+def test_the_page_carries_everything_and_escapes(tmp_path):
+    records = made_up()
+    page = fidelity_page(records, tmp_path / "new" / "index.html", classes=("a&b", "<i>")).read_text(encoding="utf-8")
+    for text in (
+        "trust look-ahead here",
+        "needs 12 GB &amp; more",
+        "&lt;b&gt;",
+        "&lt;i&gt;",
+        "0.950",
+        "as ft.query",
+        "best",
+    ):
+        assert text in page, text
+    assert "<b>" not in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("https://matplotlib.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "")
+    assert page.count("<svg") == 2
+    figures = {f"{name}.{ending}" for name in ("changes", "scores") for ending in ("svg", "pdf")}
+    assert {f.name for f in (tmp_path / "new").iterdir()} == {"index.html", *figures}
+    again = fidelity_page(records, tmp_path / "again.html", classes=("a&b", "<i>")).read_text(encoding="utf-8")
+    assert page == again
+    assert fidelity_table(records).row_count == 2
+
+
+def test_figures_are_files_too(tmp_path):
+    """Those of an earlier report go when the records do not give them any more."""
+    grid = [{"theta_scale": x, "error": 0.4 + abs(x - 1)} for x in (0.25, 1.0, 4.0)]
+    scale = {"kind": "calibration", "output": "sum", "best": 1.0, "grid": grid}
+    read_page(fidelity_page([*made_up(), scale], tmp_path / "index.html"))
+    names = {f.name for f in tmp_path.iterdir()}
+    assert names == {f"{n}.{e}" for n in ("changes", "scores", "scale") for e in ("svg", "pdf")} | {"index.html"}
+    assert (tmp_path / "scale.pdf").read_bytes().startswith(b"%PDF")
+    fidelity_page(made_up()[:-1], tmp_path / "index.html")
+    assert {f.name for f in tmp_path.iterdir()} == {"index.html"}
