@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import foretaste as ft
 from foretaste.cli import app
-from foretaste.cli.problem import parse_settings
+from foretaste.cli.inputs import parse_settings
 from foretaste.data import digits, read_points
 from foretaste.network import MLP, build_network, fit, save_network, saved_network
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli import problem as given
+from foretaste.cli import inputs as given
 from foretaste.cli.app import app, check_output_folder, console, progress_bar, say
+from foretaste.cli.problem import describe_network, make_problem, train_problem
 from foretaste.errors import format_seconds
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def fidelity_command(
         )  # fmt: skip
         if not len(left):
             raise ValueError(f"every point of {left.where} has a label; expected some without, to retrain on")
-    p = given.make_problem(
+    p = make_problem(
         known, left, network=network or ("mlp" if demo else None), options=network_options, weights=weights,
         classes=classes, loss=loss, normalise=normalise, device=device, seed=seed,
     )  # fmt: skip
@@ -89,9 +90,9 @@ def fidelity_command(
     check_fidelity(len(p.x_U), p.loss, candidates, repeats, watch, outputs, ridges)  # before anything is trained
     train: dict[str, Any] = {"max_lr": max_lr, "batch_size": batch, "weight_decay": weight_decay}
     if weights is None:
-        say(f"No weights were given: training {given.describe_network(p)} on the {len(p.x_L)} labelled points.")
+        say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
         with progress_bar("training") as progress:
-            p = given.train_problem(p, progress, steps=steps, seed=seed, **train)
+            p = train_problem(p, progress, steps=steps, seed=seed, **train)
     train["steps"] = retrain_steps or steps
     records = compare_with_retraining(
         p, train=train, candidates=candidates, repeats=repeats, watch=watch,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli import problem as given
+from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, progress_bar, say
+from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
 from foretaste.errors import format_seconds
 
 if TYPE_CHECKING:
@@ -89,41 +90,52 @@ def query_command(
         say(*(f"note: {note}" for note in left.notes))
         say(f"Nothing is left to choose: every point of {left.where} has a label. Ranking, empty: {out}")
         return
-    p = given.make_problem(
+    p = make_problem(
         known, left, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
         normalise=normalise, regression=regression, device=device, seed=seed,
     )  # fmt: skip
-    U = len(p.x_U)
+    within, notes = limit_to_pool(n, watch, len(p.x_U))
     ask: dict[str, Any] = {
-        "strategy": strategy, "select": select, "batch_size": min(n, U), "options": strategy_options, "budget": budget,
-        "ridge": ridge, "output": int(output) if output.isdecimal() else output, "precision": precision,
-        "watch": None if watch is None or watch >= U else watch,
+        "strategy": strategy, "select": select, "options": strategy_options, "budget": budget, "ridge": ridge,
+        "output": int(output) if output.isdecimal() else output, "precision": precision, **within,
     }  # fmt: skip
     check_query_settings(p, **ask)
-    notes = [*p.notes]
+    say(*(f"note: {note}" for note in (*p.notes, *notes)))
+    if weights is None:
+        say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
+        with progress_bar("training") as progress:
+            p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
+        if save:
+            say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
+    choose_points(p, ask, seed, out)
+
+
+def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | None], list[str]]:
+    """``batch_size`` and ``watch`` that a pool of U points allows, and a note for each that was larger."""
+    notes = []
     if n > U:
         notes.append(f"-n {n}: the pool has {U} points left, and all of them are chosen")
     if watch is not None and watch > U:
         notes.append(f"--watch {watch}: the pool has {U} points left, and all of them are watched")
-    say(*(f"note: {note}" for note in notes))
-    if weights is None:
-        say(f"No weights were given: training {given.describe_network(p)} on the {len(p.x_L)} labelled points.")
-        with progress_bar("training") as progress:
-            p = given.train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
-        if save:
-            say(f"Weights: {given.save_problem(p, out.with_suffix('.safetensors'))}")
+    return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
+
+
+def choose_points(problem: "Problem", ask: dict[str, Any], seed: int, out: Path) -> None:
+    """Query, write the ranked CSV, print the summary and the first rows."""
+    import foretaste as ft
+    from foretaste.tangent import freeze, outputs
+
+    p = problem
     with progress_bar("choosing") as progress:
         q = ft.query(
             p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.pool.ids, seed=seed, loss=p.loss, progress=progress,
             **ask,
         )  # fmt: skip
-    from foretaste.tangent import freeze, outputs
-
     f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U))
     rows = ranked_rows(p, q, f_UC)
     write_ranked(rows, out)
     say(summarise_query(p, q, out))
-    show_ranked(rows[: min(n, SHOWN_ROWS)])
+    show_ranked(rows[: min(len(q), SHOWN_ROWS)])
 
 
 def check_query_settings(
