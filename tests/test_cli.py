@@ -112,13 +112,6 @@ def test_demo_quick_end_to_end(tmp_path):
     assert "foretaste demo --seeds 1 --quick" in page
 
 
-# The package without its own imports.
-BARE = """
-import importlib.util, sys, types
-package = types.ModuleType("foretaste")
-package.__path__ = importlib.util.find_spec("foretaste").submodule_search_locations
-sys.modules["foretaste"] = package
-"""
 HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "safetensors", "datasets"}
 
 
@@ -127,7 +120,8 @@ HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "safetensors
 )
 def test_help_needs_nothing_heavy(words):
     """Help and version load no library but those of the command line itself: that is why they are quick."""
-    code = f"""{BARE}
+    code = f"""
+import sys
 from foretaste.cli import app
 try:
     app({words})
@@ -139,7 +133,7 @@ finally:
 
 
 def test_no_module_of_the_command_line_is_heavy():
-    code = f"""{BARE}
+    code = f"""
 import importlib, pkgutil, sys
 import foretaste.cli
 for module in pkgutil.iter_modules(foretaste.cli.__path__, "foretaste.cli."):

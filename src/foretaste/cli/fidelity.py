@@ -12,7 +12,7 @@ from foretaste.cli.problem import describe_network, make_problem, train_problem
 from foretaste.errors import format_seconds
 
 if TYPE_CHECKING:
-    from foretaste.cli.problem import Problem
+    from foretaste.cli.problem import LabellingProblem
     from foretaste.data import Points
 
 DEMO_STEPS = 600
@@ -118,7 +118,7 @@ def report_fidelity(records: list[dict[str, Any]], out: Path, classes: tuple[str
     say("", f"{found.headline}.", *found.lines, *warnings, f"The page: {page.resolve()}")
 
 
-def compare_with_retraining(problem: "Problem", **settings: Any) -> list[dict[str, Any]]:
+def compare_with_retraining(problem: "LabellingProblem", **settings: Any) -> list[dict[str, Any]]:
     """``foretaste.study.fidelity`` behind a bar. After the first retraining it says how long all will take."""
     from foretaste.study import fidelity
 

@@ -25,7 +25,7 @@ ChannelScale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard 
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class LabellingProblem:
     """A network and its points on one device. Labels are class ids, or numbers in regression."""
 
     net: "nn.Module"
@@ -63,7 +63,7 @@ def make_problem(
     regression: bool = False,
     device: str = "auto",
     seed: int = 0,
-) -> Problem:
+) -> LabellingProblem:
     """Check that everything fits together; raise with what does not. Without weights the network is untrained."""
     from foretaste.network import SavedNetwork, prepare, saved_network
 
@@ -100,19 +100,21 @@ def make_problem(
         y_L = class_ids(labelled, names)
         y_U, note = pool_truth(pool, names)
         notes += [note] if note else []
-    return Problem(
+    return LabellingProblem(
         net, name, options, labelled, pool, labelled.x.to(where), y_L.to(where), pool.x.to(where),
         None if y_U is None else y_U.to(where), names, loss or about.loss or "l2", scale, None, tuple(notes),
     )  # fmt: skip
 
 
-def describe_network(problem: Problem) -> str:
+def describe_network(problem: LabellingProblem) -> str:
     """The network's name, with the options that were given: wrn1 (widen=1)."""
     options = ", ".join(f"{key}={value}" for key, value in problem.options.items())
     return f"{problem.name} ({options})" if options else problem.name
 
 
-def train_problem(problem: Problem, progress: Callable[[int, int], object] | None = None, **settings: Any) -> Problem:
+def train_problem(
+    problem: LabellingProblem, progress: Callable[[int, int], object] | None = None, **settings: Any
+) -> LabellingProblem:
     """The same problem, its network trained on the labelled points from its initial weights."""
     from foretaste.network import fit
 
@@ -121,7 +123,7 @@ def train_problem(problem: Problem, progress: Callable[[int, int], object] | Non
     return replace(p, fitted=fitted)
 
 
-def save_problem(problem: Problem, path: Path) -> Path:
+def save_problem(problem: LabellingProblem, path: Path) -> Path:
     """Save the network with everything that ``--weights`` needs to load it."""
     from foretaste.network import save_network
 

@@ -15,7 +15,7 @@ from foretaste.errors import format_seconds
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from foretaste.cli.problem import Problem
+    from foretaste.cli.problem import LabellingProblem
     from foretaste.query import Query
 
 RANKED_COLUMNS = ("rank", "picked", "id", "score", "predicted", "probability", "margin")
@@ -120,7 +120,7 @@ def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | No
     return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
 
 
-def choose_points(problem: "Problem", ask: dict[str, Any], seed: int, out: Path) -> None:
+def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path) -> None:
     """Query, write the ranked CSV, print the summary and the first rows."""
     import foretaste as ft
     from foretaste.tangent import freeze, outputs
@@ -139,7 +139,7 @@ def choose_points(problem: "Problem", ask: dict[str, Any], seed: int, out: Path)
 
 
 def check_query_settings(
-    problem: "Problem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
+    problem: "LabellingProblem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
 ) -> None:
     """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
     import torch
@@ -157,7 +157,7 @@ def check_query_settings(
         found.check(outputs)
 
 
-def ranked_rows(problem: "Problem", q: "Query", f_UC: "Tensor") -> list[dict[str, Any]]:
+def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor") -> list[dict[str, Any]]:
     """One row for each point of the pool: the chosen in the order of choice, then the others by score."""
     from foretaste.losses import probabilities
 
@@ -196,7 +196,7 @@ def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def summarise_query(problem: "Problem", q: "Query", out: Path) -> str:
+def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
     """A paragraph: what was chosen, whether to trust it, and where the time went."""
     p, L, C = problem, len(problem.x_L), len(problem.classes)
     made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else "with the weights given"
