@@ -1,5 +1,6 @@
 """Names: of one's own, of other packages, and of none."""
 
+import doctest
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -149,3 +150,19 @@ def test_two_packages_of_one_name(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda **select: entries.select(**select))
     with pytest.raises(ValueError, match="'both' is offered by a:fn, b:fn"):
         find_strategy("both")
+
+
+def test_what_a_study_needs_to_know_is_declared_beside_the_name():
+    assert find_strategy("gain").calibrates == "scale"
+    assert find_strategy("naive").small == find_strategy("eer_retrain").small == {"epochs": 1}
+    assert {name for name in strategies() if find_strategy(name).trains} == {"ll4al"}
+    assert {name for name in strategies() if find_strategy(name).instant} == {"random"}
+    with pytest.raises(ValueError, match=r"strategy 'mine' names 'scal'.*did you mean 'scale'"):
+        register("mine", calibrates="scal")(lambda state, scale=None: state)
+    with pytest.raises(ValueError, match=r"strategy 'mine' names 'epochs'.*It takes: scale"):
+        register("mine", small={"epochs": 1})(lambda state, scale=None: state)
+    assert "mine" not in strategies()
+
+
+def test_the_example_of_register_runs():
+    assert doctest.testmod(registry) == (0, 3)

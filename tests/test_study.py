@@ -1,5 +1,6 @@
 """The loop of Alg. 1: paired, seeded, and blind to the test points."""
 
+import ast
 import doctest
 import itertools
 import json
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 import torch
 
+from foretaste.acquire import OwnTraining, register, registry, strategies
 from foretaste.data import Images, draw
 from foretaste.lookahead import linearize
-from foretaste.network import MLP
+from foretaste.network import MLP, fit
 from foretaste.query import gp_predict
-from foretaste.study import Arm, Ask, Labels, Network, Train, cycles, loop, model, run, study
+from foretaste.study import Arm, Ask, Labels, Network, Train, about, cycles, loop, model, run, smoke, study
 from foretaste.study.run import ENVIRONMENT
 
 SMALL = study(
@@ -304,6 +306,61 @@ def test_a_training_that_diverges_leaves_ones_own_network_as_built(tmp_path, mon
     for record, net in cycles(of.trial("random"), points(), 0):
         assert record["diverged"]
         assert torch.equal(net[0].weight, torch.full_like(net[0].weight, 0.25))
+
+
+def test_study_names_no_strategy():
+    """What a study needs to know of a strategy is declared where that is registered.
+
+    "random" is the name of the baseline, "gp" also that of a model, and "change" of a field of fidelity's records.
+    """
+    for path in Path(loop.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in {*strategies()} - {"random", "gp", "change"}, (
+                    f"{path.name}, line {node.lineno}"
+                )
+            names = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if "ll4al" in name.lower()]
+
+
+def test_a_strategy_of_ones_own_declares_its_training_scale_and_small_options(monkeypatch):
+    """The loop trains by it, hands its options on to the query, and calibrates the option it names."""
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
+    seen = {"fit": [], "query": [], "small": []}
+
+    def train(net, x_L, y_L, *, strength=1, **settings):
+        seen["fit"].append((len(x_L), strength, settings["max_lr"]))
+        return fit(net, x_L, y_L, **settings), {"trained_on": len(x_L)}
+
+    training = OwnTraining(train, ("strength",), {"l2": 0.3, "ce": 0.2}, lambda net, **options: {"trained_on": 0})
+
+    @register("own training", trains=training)
+    def own_training(state, trained_on=None):
+        seen["query"].append(trained_on)
+        return state.pool_mean.amax(1)
+
+    @register("own scale", needs="kernel", calibrates="width", small={"rounds": 1})
+    def own_scale(state, width=None, rounds=9):
+        seen["small"].append((width, rounds))
+        return state.pool_mean.amax(1)
+
+    arms = (Arm("a", "own training", options={"strength": 5}), Arm("b", "own scale"))
+    of = replace(SMALL, arms=arms, train=replace(SMALL.train, max_lr=None))
+    records = records_of("a", 0, of=of)
+    assert seen["fit"] == [(6, 5, None), (9, 5, None), (12, 5, None)]
+    assert seen["query"] == [6, 9]
+    assert records[0]["max_lr"] == 0.3
+    records = records_of("b", 0, of=of)
+    assert [width for width, _ in seen["small"]] == [r["scale"] for r in records[:2]]
+    assert records[1]["ratio"] != records[0]["ratio"] != 10
+    assert smoke(of).arm("b").options == {"rounds": 1}
+    assert "scale of own scale" in about(of, points(), command="", processes=1)
+    with pytest.raises(ValueError, match="unknown option of own training 'strenght'; did you mean 'strength'"):
+        Arm("c", "own training", options={"strenght": 5})
+    diverged = replace(of, train=Train(steps=40, max_lr=1e20))
+    seen["query"].clear()
+    assert all(r["diverged"] for r in records_of("a", 0, of=diverged))
+    assert seen["query"] == [0, 0]
 
 
 @pytest.mark.parametrize("strategy", ["ll4al", "badge", "naive", "emoc", "eer", "gp"])

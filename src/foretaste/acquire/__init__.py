@@ -10,6 +10,7 @@ from foretaste.acquire.predictions import finish_scores as finish_scores
 from foretaste.acquire.predictions import labelled as labelled
 from foretaste.acquire.predictions import pseudo_labels as pseudo_labels
 from foretaste.acquire.registry import SELECTS as SELECTS
+from foretaste.acquire.registry import OwnTraining as OwnTraining
 from foretaste.acquire.registry import Strategy as Strategy
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register

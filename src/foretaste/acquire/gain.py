@@ -44,7 +44,7 @@ def check_scale(scale: float | None) -> None:
         raise ValueError(f"scale={scale}; expected a positive number, s² of the posterior's variance, or None")
 
 
-@register("gain", select="greedy", needs=("kernel", "classes"), options=GainOptions)
+@register("gain", select="greedy", needs=("kernel", "classes"), options=GainOptions, calibrates="scale")
 def gain(state: State, scale: float | None = None) -> Tensor:
     """Σ_i τ_ij ψ(g_i / τ_ij), (U,). Cross-entropy: gaps of logits, and u_j holds the label's own noise."""
     need_classes(state, "gain", "variance: there is no gap")

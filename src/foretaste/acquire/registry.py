@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -16,11 +16,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
+class OwnTraining:
+    """How a strategy trains the network itself, in the place of ``foretaste.network.fit``. A study then calls it.
+
+    fit: ``fit(net, x_L, y_L, **options, **settings) -> (result, options of the query)``. It takes the settings of
+        ``foretaste.network.fit``, trains ``net`` in place and returns a ``foretaste.network.Fit``.
+    options: the names of its own options, which an arm of a study may set.
+    max_lr: its default learning rate, by the name of the loss.
+    untrained: ``untrained(net, **options) -> options of the query``, for a network whose training diverged.
+    """
+
+    fit: Callable[..., tuple[Any, dict[str, Any]]]
+    options: tuple[str, ...]
+    max_lr: Mapping[str, float]
+    untrained: Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Strategy:
     """A registered function and how it is used.
 
     ``fn(state, **options) -> (U,) scores``, or with ``picks`` ``fn(request, **options) -> positions``, or positions
-    and scores: see ``foretaste.query.Request``.
+    and scores: see ``foretaste.query.Request``. ``register`` explains the other fields.
     """
 
     name: str
@@ -29,6 +46,10 @@ class Strategy:
     needs: tuple[str, ...] = ()
     picks: bool = False
     options: type | None = None
+    trains: OwnTraining | None = None
+    calibrates: str | None = None
+    small: Mapping[str, Any] = field(default_factory=dict)
+    instant: bool = False
 
     def check(self, C: int) -> None:
         """Raise if it is for another kind of network than one of C outputs."""
@@ -65,12 +86,36 @@ def register(
     needs: str | Sequence[str] = (),
     picks: bool = False,
     options: type | None = None,
+    trains: OwnTraining | None = None,
+    calibrates: str | None = None,
+    small: Mapping[str, Any] | None = None,
+    instant: bool = False,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
-    select: what "auto" means for it. needs: "classes" or "regression", refused otherwise; "kernel", computed before it
-    is called, and timed. picks: the function takes a request and chooses by itself. options: a dataclass of its
-    settings; by default made of the keywords it takes.
+    Args:
+        name: the name; one that is registered already raises.
+        select: what ``select="auto"`` means for it, "top" or "greedy".
+        needs: "classes" or "regression", and other networks are refused; "kernel", which is then computed before the
+            function is called, and timed.
+        picks: the function takes a ``foretaste.query.Request`` and chooses a batch itself.
+        options: a dataclass of its settings. Default: made of the keywords that the function takes.
+        trains: its own training, which a study runs in the place of ``foretaste.network.fit``.
+        calibrates: the option that holds the scale s² of the posterior's variance. A study calibrates it from the
+            labels of each batch, unless the option is given.
+        small: options that make it quick, for a study shrunk by ``--smoke``.
+        instant: a query takes next to no time. A study does not measure it for its estimate.
+
+    Returns:
+        A decorator, which returns the function itself.
+
+    Example:
+        >>> import foretaste as ft
+        >>> @ft.register("largest_output")
+        ... def largest_output(state):
+        ...     return state.pool_mean.amax(1)
+        >>> "largest_output" in ft.strategies()
+        True
     """
     if name in _strategies:
         raise ValueError(f"strategy {name!r} is already registered, by {_strategies[name].fn!r}; choose another name")
@@ -84,7 +129,16 @@ def register(
         raise TypeError(f"options of strategy {name!r} is {options!r}; expected a dataclass")
 
     def keep(fn: F) -> F:
-        _strategies[name] = Strategy(name, fn, select, needs, picks, options or _keywords(name, fn))
+        own_options = options or _keywords(name, fn)
+        made = Strategy(name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant)
+        known = [f.name for f in fields(made.options)] if made.options else []
+        for option in (*([calibrates] if calibrates is not None else []), *made.small):
+            if option not in known:
+                raise ValueError(
+                    f"calibrates or small of strategy {name!r} names {option!r}, which is not one of its options"
+                    f"{did_you_mean(option, known, 'It takes')}"
+                )
+        _strategies[name] = made
         return fn
 
     return keep

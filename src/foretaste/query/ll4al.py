@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from foretaste.acquire import register
-from foretaste.network import LossPrediction, fit_ll4al_alone, predict_losses
+from foretaste.acquire import OwnTraining, register
+from foretaste.losses import LOSSES
+from foretaste.network import Fit, LossPrediction, feature_layers, fit_ll4al, fit_ll4al_alone, predict_losses
 from foretaste.query.request import Request
 from foretaste.query.select import highest_scores
 from foretaste.tangent import check_inputs, freeze
@@ -34,7 +35,29 @@ class LL4ALOptions:
             raise TypeError(f"module is a {type(self.module).__name__}; expected the LossPrediction of fit_ll4al")
 
 
-@register("ll4al", picks=True, options=LL4ALOptions)
+def train_with_module(
+    net: nn.Module, x_L: Tensor, y_L: Tensor, *, layers: Any = None, **settings: Any
+) -> tuple[Fit, dict[str, Any]]:
+    """Network and module trained side by side by ``fit_ll4al``, on every feature layer unless told; and the module."""
+    layers = feature_layers(net) if layers is None else layers
+    trained, module = fit_ll4al(net, x_L, y_L, layers=layers, **settings)
+    return trained, {"module": module}
+
+
+def train_module_briefly(net: nn.Module, *, layers: Any = None, **options: Any) -> dict[str, Any]:
+    """The options of a query that trains a module for one step: it needs a module, however little that knows."""
+    return {"layers": feature_layers(net) if layers is None else layers, "steps": 1}
+
+
+TRAINING = OwnTraining(
+    fit=train_with_module,
+    options=("layers", "reduction", "weight", "margin", "stop", "hidden"),
+    max_lr={name: loss.ll4al_max_lr for name, loss in LOSSES.items()},
+    untrained=train_module_briefly,
+)
+
+
+@register("ll4al", picks=True, options=LL4ALOptions, trains=TRAINING)
 def ll4al(
     request: Request, module: LossPrediction | None = None, layers: Any = None, steps: int = 600
 ) -> tuple[Tensor, Tensor]:

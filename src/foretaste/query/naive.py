@@ -141,7 +141,7 @@ class RetrainOptions(RetrainingRun):
         return epoch_batches(request.state.L, self.epochs, self.minibatch, request.generator, device)
 
 
-@register("naive", needs="classes", picks=True, options=RetrainOptions)
+@register("naive", needs="classes", picks=True, options=RetrainOptions, small={"epochs": 1})
 def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """Σ_i ‖f(x_i) − f⁺(x_i)‖ with the likeliest label y′ = argmax f(x′) (Eq. 13), f⁺ trained by SGD on L ∪ {(x′, y′)}.
 
@@ -154,7 +154,7 @@ def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     return score_most_moved(request, "naive", how.steps(request), how.lr, how.momentum, how)
 
 
-@register("eer_retrain", needs="classes", picks=True, options=RetrainOptions)
+@register("eer_retrain", needs="classes", picks=True, options=RetrainOptions, small={"epochs": 1})
 def eer_retrain(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """−Σ_y p(y | x′) Σ_i H(p⁺_i): minus the entropy expected to be left (Eq. 2), f⁺ trained by SGD on L ∪ {(x′, y)}.
 

@@ -206,7 +206,7 @@ def _checked_scores(scores_U: Tensor, U: int, how: Strategy) -> Tensor:
 # The baseline: points at random.
 
 
-@register("random", picks=True)
+@register("random", picks=True, instant=True)
 def random(request: Request) -> tuple[Tensor, Tensor]:
     """The ``batch_size`` largest of U uniform draws; costs nothing."""
     draws_U = torch.rand(request.U, generator=request.generator, dtype=torch.float64)

@@ -33,7 +33,6 @@ MODELS = ("network", "gp")
 BASELINE = "random"  # the arm that differences are taken to, unless an arm names another
 NO_ARMS = 'there are no arms; give strategies = ["gain", "random"], or [[arms]] tables'
 GIVEN_BY_DATA = ("inputs", "channels", "classes")  # options of a network that a study sets itself
-LL4AL = ("layers", "reduction", "weight", "margin", "stop", "hidden")  # settings of its training
 
 
 @settings_table
@@ -200,14 +199,17 @@ class Arm:
     @classmethod
     def _accepted(cls, options: Options, info: ValidationInfo) -> Options:
         name = info.data.get("strategy")
-        if name == "ll4al":
+        if name is None:
+            return options
+        strategy = find_strategy(name)
+        if strategy.trains is not None:  # the query's options come from the training
             for key in options:
-                check_known("option of ll4al", key, LL4AL)
-        elif name is not None:
-            try:
-                find_strategy(name).settings(options)
-            except TypeError as error:
-                raise ValueError(str(error)) from None
+                check_known(f"option of {name}", key, strategy.trains.options)
+            return options
+        try:
+            strategy.settings(options)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
         return options
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.errors import format_seconds
 from foretaste.network import fit, training_length
@@ -79,7 +80,8 @@ def estimate(study: Study, data: Images) -> Estimate:
                     training_length(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes
                 )
             U = min(labels.subset or len(data.pool), len(data.pool) - labels.init)
-            if trial.strategy not in ("random", "ll4al"):
+            strategy = find_strategy(trial.strategy)
+            if not strategy.instant and strategy.trains is None:  # the query of the latter needs a trained network
                 linear, square = _growth_of_query(trial, data)
                 ask += sum(linear * (L + U) + square * (L + U) ** 2 for L in sizes[:-1])
     n = len(study.seeds)
@@ -204,9 +206,7 @@ def _small_arm(arm: Arm, network: str) -> Arm:
     own = {key: value for key, value in arm.network.items() if key != "name"}
     narrowed = {key: value for key, value in narrow(arm.network.get("name", network), own).items() if key in own}
     train = {key: value for key, value in arm.train.items() if key not in ("steps", "epochs", "batch")}
-    options = dict(arm.options)
-    if arm.strategy in ("naive", "eer_retrain"):
-        options["epochs"] = 1
+    options = {**arm.options, **find_strategy(arm.strategy).small}
     return replace(arm, network=dict(arm.network) | narrowed, train=train, options=options)
 
 

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
 from foretaste.study.config import Network, Study, Trial
@@ -268,8 +269,9 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
         "seeds": ", ".join(map(str, study.seeds)),
     }
-    if any(arm.strategy == "gain" for arm in study.arms) and train.loss == "l2":
-        words["scale of gain"] = (
+    calibrated = {arm.strategy for arm in study.arms if find_strategy(arm.strategy).calibrates is not None}
+    for name in sorted(calibrated) if LOSSES[train.loss].quadratic else ():
+        words[f"scale of {name}"] = (
             "s² from the residuals of each batch's labels before they were learned; before the first, ten times "
             "leave-one-out"
         )

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foretaste.acquire import find_strategy
 from foretaste.data import Images, Split, draw
 from foretaste.lookahead import linearize
+from foretaste.losses import LOSSES
 from foretaste.query import query
 from foretaste.study.config import Trial
 from foretaste.study.model import Model, derive_seed, model_of
@@ -96,10 +98,11 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
     x_L, y_L, x_U = model.inputs(split.L), data.y[split.L], model.inputs(split.U)
     began = time.perf_counter()
     options: dict[str, Any] = dict(model.options)
-    calibrated = trial.strategy == "gain" and trial.train.loss == "l2" and "scale" not in options
-    loo = leave_one_out_scale(model.net, x_L, y_L, model.settings) if calibrated else 1.0
-    if calibrated:
-        options["scale"] = ratio * loo
+    scale = calibrated_option(trial)
+    loo = 1.0
+    if scale is not None:
+        loo = leave_one_out_scale(model.net, x_L, y_L, model.settings)
+        options[scale] = ratio * loo
     q = query(
         model.net,
         x_L,
@@ -120,8 +123,8 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
     record["predicted"] = model.classes(ids).tolist()
     record["scale"], record["ridge"] = q.info.get("scale"), q.info.get("ridge")
     record["ratio"] = ratio
-    if calibrated:
-        record["scale"] = options["scale"]
+    if scale is not None:
+        record["scale"] = options[scale]
         record["ratio"] = new_label_scale(model.net, x_L, y_L, model.inputs(ids), data.y[ids], model.settings) / loo
 
 
@@ -144,6 +147,12 @@ def check_trial(trial: Trial, data: Images) -> None:
 # Leave-one-out residuals of L put s² 4 to 100 times too low, because the kernel has learned those labels. The residuals
 # of new labels before they are learned are honest:  s² = mean_j ‖y_j − mean_j‖² / (C u_j).  Their ratio to the
 # leave-one-out value is carried to the next cycle, where the leave-one-out value is another.
+
+
+def calibrated_option(trial: Trial) -> str | None:
+    """The option of the trial's strategy that holds s². None if it has none, if it is given, or under another loss."""
+    option = find_strategy(trial.strategy).calibrates
+    return None if option in trial.options or not LOSSES[trial.train.loss].quadratic else option
 
 
 def leave_one_out_scale(net: nn.Module, x_L: Tensor, y_L: Tensor, settings: Mapping[str, Any]) -> float:

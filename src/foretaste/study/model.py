@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.losses import LOSSES
 from foretaste.network import (
     INTERPOLATES,
     Diverged,
     Fit,
-    feature_layers,
     fit,
-    fit_ll4al,
     make_network,
     prepare,
     reset,
@@ -51,7 +50,8 @@ class Model:
         if weights is not None:
             self.net.load_state_dict(weights)
         self.net.eval()
-        self.options: Mapping[str, Any] = trial.options if trial.strategy != "ll4al" else {}
+        self.own_training = find_strategy(trial.strategy).trains
+        self.options: Mapping[str, Any] = {} if self.own_training else trial.options  # of the query
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -61,9 +61,10 @@ class Model:
     @property
     def max_lr(self) -> float | None:
         """The learning rate in use: the study's, or else the default of the training."""
-        criterion = LOSSES[self.trial.train.loss]
-        own = criterion.ll4al_max_lr if self.trial.strategy == "ll4al" else criterion.max_lr
-        return own if self.trial.train.max_lr is None else self.trial.train.max_lr
+        loss, given = self.trial.train.loss, self.trial.train.max_lr
+        if given is not None:
+            return given
+        return self.own_training.max_lr[loss] if self.own_training else LOSSES[loss].max_lr
 
     def inputs(self, ids: np.ndarray) -> Tensor:
         """The inputs of these points. They are never augmented."""
@@ -78,11 +79,9 @@ class Model:
             how["start"] = self._cold_start(how["seed"])
         x_L, y_L = self.data.x[L], self.data.y[L]
         try:
-            if self.trial.strategy != "ll4al":
+            if self.own_training is None:
                 return fit(self.net, x_L, y_L, **how)
-            own: dict[str, Any] = {} if "layers" in self.trial.options else {"layers": feature_layers(self.net)}
-            trained, module = fit_ll4al(self.net, x_L, y_L, **own, **self.trial.options, **how)
-            self.options = {"module": module}
+            trained, self.options = self.own_training.fit(self.net, x_L, y_L, **self.trial.options, **how)
             return trained
         except Diverged:
             return self._untrained(L, how["seed"])
@@ -104,8 +103,8 @@ class Model:
             with seeded(seed, self.data.x.device):
                 reset(self.net)
         self.net.eval()
-        if self.trial.strategy == "ll4al":  # a module is needed to choose by, however little it knows
-            self.options = {"layers": self.trial.options.get("layers") or feature_layers(self.net), "steps": 1}
+        if self.own_training is not None:
+            self.options = self.own_training.untrained(self.net, **self.trial.options)
         with torch.no_grad():
             f_LC = self.net(self.inputs(L))
         f_LC = LOSSES[self.trial.train.loss].responses(f_LC)
