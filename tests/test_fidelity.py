@@ -16,7 +16,7 @@ from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit, prepare
 from foretaste.report import verdict
 from foretaste.study import fidelity, load, save
-from foretaste.study.fidelity import ceiling, correlation, rank_correlation, relative_error, slope
+from foretaste.study.fidelity import ceiling, correlation, fitted_factor, rank_agreement, relative_error
 
 TRAIN = {"steps": 60, "batch_size": 8, "max_lr": 0.2}
 
@@ -202,14 +202,14 @@ def test_agreement_by_other_means():
     assert correlation(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert correlation(a, -a) == pytest.approx(-1)
     assert correlation(a, torch.ones(30)) is None
-    assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    assert rank_agreement(a, b) == pytest.approx(spearmanr(a, b).statistic)
     tied = torch.tensor([3.0, 1.0, 3.0, 2.0])
-    assert rank_correlation(tied, torch.arange(4.0)) == pytest.approx(-1 / 22.5**0.5)
-    assert rank_correlation(a, torch.ones(30)) is None
-    assert rank_correlation(a[:2], b[:2]) is None
+    assert rank_agreement(tied, torch.arange(4.0)) == pytest.approx(-1 / 22.5**0.5)
+    assert rank_agreement(a, torch.ones(30)) is None
+    assert rank_agreement(a[:2], b[:2]) is None
     assert relative_error(torch.zeros(3), torch.ones(3)) == 1
     assert relative_error(torch.ones(3), torch.zeros(3)) is None
-    assert slope(b, 3 * b) == pytest.approx(3)
+    assert fitted_factor(b, 3 * b) == pytest.approx(3)
     assert ceiling(b.reshape(1, 5, 3, 2)) is None
 
 

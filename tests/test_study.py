@@ -313,12 +313,11 @@ def test_study_names_no_strategy():
 
     "random" is the name of the baseline, "gp" also that of a model, and "change" of a field of fidelity's records.
     """
+    named = {*strategies()} - {"random", "gp", "change"}
     for path in Path(loop.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert node.value not in {*strategies()} - {"random", "gp", "change"}, (
-                    f"{path.name}, line {node.lineno}"
-                )
+                assert node.value not in named, f"{path.name}, line {node.lineno}"
             names = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if "ll4al" in name.lower()]
 

@@ -160,7 +160,7 @@ for line in sys.stdin:
 def test_twenty_kills_and_a_resume_give_the_same_records(whole, tmp_path):
     """SIGKILL at random moments of a run, and the same command again, until it was killed twenty times."""
     shutil.copy(__file__, tmp_path / "tests_of_folders.py")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     zygote = subprocess.Popen(
         [sys.executable, "-c", ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )

@@ -16,14 +16,14 @@ from foretaste.lookahead import linearize
 from foretaste.network import fit
 from foretaste.study.config import Network, Study, Trial
 from foretaste.study.model import Model, derive_seed
-from foretaste.study.records import versions
+from foretaste.study.records import software_versions
 from foretaste.tangent import ntk
 
 Experiment = Callable[..., Iterator[dict[str, Any]]]
 TEST_POINTS = 200  # on which two networks are compared
 
 
-def theorem(study: Study, trial: Trial, data: Images, seed: int, skip: int = 0) -> Iterator[dict[str, Any]]:
+def check_theorem(study: Study, trial: Trial, data: Images, seed: int, skip: int = 0) -> Iterator[dict[str, Any]]:
     """How far warm start is from cold start (Theorem 3.1).
 
     First in kernel regression, with Θ of the network at its initial weights. Then in training networks of growing
@@ -110,7 +110,7 @@ def initial_model(trial: Trial, data: Images, seed: int) -> Model:
     return model
 
 
-def block(study: Study, trial: Trial, data: Images, seed: int, skip: int = 0) -> Iterator[dict[str, Any]]:
+def check_block(study: Study, trial: Trial, data: Images, seed: int, skip: int = 0) -> Iterator[dict[str, Any]]:
     """Eq. 12 compared with Eq. 11, which is solved anew for every candidate, on a trained network in float64."""
     split = draw(data.pool, data.test, trial.labels.init, seed).offer(
         trial.labels.subset, derive_seed(seed, 0, "offer")
@@ -142,8 +142,12 @@ def block(study: Study, trial: Trial, data: Images, seed: int, skip: int = 0) ->
 
 def _common_fields(trial: Trial, data: Images, seed: int, cycle: int) -> dict[str, Any]:
     return {
-        "arm": trial.arm, "seed": seed, "cycle": cycle, "config": trial.plain(), "versions": versions(data.x.device),
-    }  # fmt: skip
+        "arm": trial.arm,
+        "seed": seed,
+        "cycle": cycle,
+        "config": trial.plain(),
+        "versions": software_versions(data.x.device),
+    }
 
 
-CHECKS: dict[str, Experiment] = {"theorem": theorem, "block": block}
+CHECKS: dict[str, Experiment] = {"theorem": check_theorem, "block": check_block}

@@ -15,7 +15,7 @@ from foretaste.query import query
 from foretaste.study.config import Arm, Network, Study, Trial
 from foretaste.study.loop import check_trial
 from foretaste.study.model import Model, model_of
-from foretaste.study.run import log_errors_only, one_thread
+from foretaste.study.run import log_errors_only, single_threaded
 
 FEWEST_STEPS, MOST_STEPS = 4, 256  # of the trainings that are timed
 CLEAR_DIFFERENCE = 0.05  # seconds; a smaller difference may be the clock's
@@ -65,7 +65,7 @@ def estimate(study: Study, data: Images) -> Estimate:
     steps: dict[str, float] = {}
     labels = study.labels
     sizes = [labels.init + labels.per_cycle * cycle for cycle in range(labels.cycles + 1)]
-    with one_thread(), log_errors_only():
+    with single_threaded(), log_errors_only():
         for arm in study.arms:
             trial = study.trial(arm.name)
             check_trial(trial, data)

@@ -14,14 +14,13 @@ from itertools import combinations
 from typing import Annotated, Any, NamedTuple
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from foretaste.errors import format_bytes
 from foretaste.lookahead import State, from_kernels
 from foretaste.network import INTERPOLATES, fit, prepare
 from foretaste.study.settings import Count, SettingsError, Share, Text, one_of, settings_table
-from foretaste.tangent import gram
+from foretaste.tangent import gram, rank_correlation
 
 COMPARED_OUTPUTS = ("sum", "first", "full")
 RIDGES = (1e-8, 1e-6, 1e-4, 1e-2)  # of the mean diagonal of Θ_LL
@@ -366,8 +365,8 @@ def agreement(f_JWC: Tensor, mean_WC: Tensor, real: Retrainings, loss: str) -> F
         "with_drift": correlation(predicted_JWC, (real.change_SJWC + real.drift_SWC[:, None]).mean(0)),
         "probabilities": correlation(*seen) if loss == "ce" else None,
         "error": relative_error(predicted_JWC, real_JWC),
-        "slope": slope(predicted_JWC, real_JWC),
-        "rank": rank_correlation(*total_moves(f_JWC, mean_WC, real, loss)),
+        "slope": fitted_factor(predicted_JWC, real_JWC),
+        "rank": rank_agreement(*total_moves(f_JWC, mean_WC, real, loss)),
     }
 
 
@@ -394,11 +393,11 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
     return float(a @ b) / size if size > 0 else None
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float | None:
+def rank_agreement(a: Tensor, b: Tensor) -> float | None:
     """Spearman's; tied values share their rank. None below three points, or where one of the two does not vary."""
     if len(a) < 3 or bool((a == a[0]).all()) or bool((b == b[0]).all()):
         return None
-    return float(spearmanr(a.cpu().numpy(), b.cpu().numpy()).statistic)
+    return rank_correlation(a, b)
 
 
 def relative_error(predicted: Tensor, real: Tensor) -> float | None:
@@ -407,7 +406,7 @@ def relative_error(predicted: Tensor, real: Tensor) -> float | None:
     return float((predicted - real).norm()) / size if size > 0 else None
 
 
-def slope(predicted: Tensor, real: Tensor) -> float | None:
+def fitted_factor(predicted: Tensor, real: Tensor) -> float | None:
     """The factor that brings predicted changes nearest to the real ones, in least squares. There is no intercept."""
     size = float(predicted.square().sum())
     return float((predicted * real).sum()) / size if size > 0 else None

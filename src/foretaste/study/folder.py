@@ -28,7 +28,7 @@ from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
 from foretaste.study.config import Network, Study, Trial
-from foretaste.study.records import Record, record_line, versions
+from foretaste.study.records import Record, record_line, software_versions
 
 LOCK_PATIENCE = 60  # seconds that a worker waits for the worker of a killed run to end
 MOST_PICTURES = 2000
@@ -275,7 +275,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
             "s² from the residuals of each batch's labels before they were learned; before the first, ten times "
             "leave-one-out"
         )
-    where = versions(torch.device(device))
+    where = software_versions(torch.device(device))
     words["versions"] = ", ".join(f"{name} {version}" for name, version in where.items() if name != "device")
     words["machine"] = f"{where['device']}, {processes} {'process' if processes == 1 else 'processes'} of one thread"
     return words

@@ -16,7 +16,7 @@ from foretaste.losses import LOSSES
 from foretaste.query import query
 from foretaste.study.config import Trial
 from foretaste.study.model import Model, derive_seed, model_of
-from foretaste.study.records import Record, peak_memory, reset_peak_memory, versions
+from foretaste.study.records import Record, peak_memory, reset_peak_memory, software_versions
 
 FIRST_RATIO = 10.0  # of s² to its leave-one-out value, before the first batch is labelled; state.scale takes the same
 
@@ -86,7 +86,7 @@ def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cyc
             "peak_memory": 0,
         },
         "config": trial.plain(),
-        "versions": versions(data.x.device),
+        "versions": software_versions(data.x.device),
     }
 
 

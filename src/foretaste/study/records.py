@@ -106,7 +106,7 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def versions(device: torch.device) -> dict[str, str]:
+def software_versions(device: torch.device) -> dict[str, str]:
     """Of Python and the packages that matter, and the name of the device."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.machine()}"
     return _package_versions() | {"device": where}

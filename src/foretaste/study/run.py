@@ -179,7 +179,7 @@ def log_errors_only() -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
     """torch on one thread, as in the workers: the number of processes must not change a bit of a record."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -211,7 +211,7 @@ def prepared(how: Data, device: str, standin: bool = False) -> Images:
         >>> len(prepared(Data(pool_points=100), "cpu").pool)
         100
     """
-    with one_thread():
+    with single_threaded():
         try:
             data = load(
                 how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,
@@ -264,7 +264,7 @@ class WorkerFailure:
 
 
 def _run_here(study: Study, tasks: Sequence[Task], data: Images) -> Iterator[Record]:
-    with one_thread():
+    with single_threaded():
         for task in tasks:
             yield from run_task(study, data, task)
 
