@@ -15,6 +15,7 @@ from foretaste.lookahead.cross_entropy import one_label
 from foretaste.lookahead.labels import LabelRules
 from foretaste.lookahead.theta import KernelSource, ThetaBlocks, to_sites
 from foretaste.losses import LOSSES, Loss
+from foretaste.tangent import DEFAULT_RIDGE
 
 # What every state of one linearisation shares: f on L, W and U, the labels, λ, and where Θ comes from.
 
@@ -69,7 +70,7 @@ class Problem:
         if self.ridge is not None:
             return self.ridge
         diag = theta.LL.diagonal() if self.L else theta.diag_U.diagonal(dim1=1, dim2=2)
-        return 1e-6 * float(diag.mean())
+        return DEFAULT_RIDGE * float(diag.mean())
 
     def system(self, theta: ThetaBlocks, ridge: float) -> Tensor:
         """A = Θ_LL + λI. Cross-entropy: + diag 1/(p(1 − p)), the curvature that the fitted labels have left.
@@ -107,7 +108,7 @@ def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
     eigenvalues = torch.linalg.eigvalsh(A)
     least, most = float(eigenvalues[0]), float(eigenvalues[-1])
     need = max(1.1 * (ridge - least), 1e-13 * len(A) * most)
-    own = 1e-6 * float(A.diagonal().mean())
+    own = DEFAULT_RIDGE * float(A.diagonal().mean())
     hint = f"try ridge > {need:.1e}"
     # With λ = 0 it is mostly rounding that failed, and the least λ against that would hold nothing steady.
     if ridge == 0 and own > need:

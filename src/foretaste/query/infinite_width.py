@@ -18,7 +18,7 @@ from foretaste.errors import did_you_mean
 from foretaste.lookahead import cholesky, from_kernels, label_rules
 from foretaste.query.request import Request
 from foretaste.query.select import highest_scores
-from foretaste.tangent import Inputs, check_inputs, count_points, freeze, outputs
+from foretaste.tangent import DEFAULT_RIDGE, Inputs, check_inputs, count_points, freeze, outputs
 from foretaste.tangent.infinite import PARAMETRISATIONS, Layer, Serial, counterpart, infinite_ntk
 
 # The infinite-width kernel between L, W and U, and the options that say which.
@@ -135,7 +135,7 @@ def gp_predict(
 
 
 def gp_ridge(ridge: float | None, theta_LL: Tensor) -> float:
-    return 1e-6 * float(theta_LL.diagonal().mean()) if ridge is None else ridge
+    return DEFAULT_RIDGE * float(theta_LL.diagonal().mean()) if ridge is None else ridge
 
 
 def gp_regress(theta_LL: Tensor, theta_NL: Tensor, y_LC: Tensor, ridge: float) -> Tensor:

@@ -13,6 +13,7 @@ import foretaste.query  # noqa: F401  registers the strategies that choose a bat
 from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
 from foretaste.lookahead import METHODS, PRECISION_CHOICES
+from foretaste.losses import LOSSES
 from foretaste.network import NETWORKS
 from foretaste.study.settings import (
     Count,
@@ -131,7 +132,7 @@ class Train:
     does. The initial weights of a network of yours are those its function builds, pretrained ones included.
     """
 
-    loss: Annotated[Text, one_of("loss", ("l2", "ce"))] = "l2"
+    loss: Annotated[Text, one_of("loss", LOSSES)] = "l2"
     steps: Count | None = None
     epochs: Count | None = None
     batch: Count = 32

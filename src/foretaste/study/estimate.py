@@ -76,9 +76,8 @@ def estimate(study: Study, data: Images) -> Estimate:
                 if key not in steps:
                     steps[key] = _seconds_of_step(trial, data)
                 slowest = max(slowest, steps[key])
-                train += steps[key] * sum(
-                    training_length(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes
-                )
+                lengths = [training_length(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes]
+                train += steps[key] * sum(lengths)
             U = min(labels.subset or len(data.pool), len(data.pool) - labels.init)
             strategy = find_strategy(trial.strategy)
             if not strategy.instant and strategy.trains is None:  # the query of the latter needs a trained network

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from foretaste.errors import format_bytes
 from foretaste.lookahead import State, from_kernels
+from foretaste.losses import LOSSES
 from foretaste.network import INTERPOLATES, fit, prepare
 from foretaste.study.settings import Count, SettingsError, Share, Text, one_of, settings_table
-from foretaste.tangent import gram, rank_correlation
+from foretaste.tangent import DEFAULT_RIDGE, gram, rank_correlation
 
 COMPARED_OUTPUTS = ("sum", "first", "full")
-RIDGES = (1e-8, 1e-6, 1e-4, 1e-2)  # of the mean diagonal of Θ_LL
+RIDGES = (1e-8, DEFAULT_RIDGE, 1e-4, 1e-2)  # of the mean diagonal of Θ_LL
 SCALES = tuple(4.0**k for k in range(-3, 5))  # of Θ, under cross-entropy
-DEFAULTS = ("sum", 1e-6, "float32")  # output, ridge and precision of ft.query
+DEFAULTS = ("sum", DEFAULT_RIDGE, "float32")  # output, ridge and precision of ft.query
 DRAWN_POINTS = 1200  # of the scatter plot
 LARGEST_FULL_KERNEL = 4e9  # bytes
 
@@ -149,7 +150,7 @@ def fidelity(
 class FidelitySettings:
     """What ``fidelity`` accepts."""
 
-    loss: Annotated[Text, one_of("loss", ("l2", "ce"))]
+    loss: Annotated[Text, one_of("loss", LOSSES)]
     candidates: Count
     repeats: Count
     watch: Count

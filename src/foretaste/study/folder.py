@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
+from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
 from foretaste.study.config import Network, Study, Trial
 from foretaste.study.records import Record, record_line, software_versions
@@ -246,7 +247,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         '20 at random, then 10 a cycle of the whole pool, 7 cycles'
     """
     labels, train = study.labels, study.train
-    loss = {"l2": "squared loss", "ce": "cross-entropy"}[train.loss]
+    loss = LOSSES[train.loss].title
     length = (
         f"{train.steps} steps"
         if train.steps

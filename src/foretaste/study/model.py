@@ -35,7 +35,7 @@ def derive_seed(seed: int, cycle: int, use: str) -> int:
     return int(np.random.SeedSequence([seed, cycle, crc32(use.encode())]).generate_state(1)[0])
 
 
-def build_network(spec: Network, data: Images) -> nn.Module:
+def trial_network(spec: Network, data: Images) -> nn.Module:
     """A new network for these data, on their device."""
     net = make_network(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
     return net.to(data.x.device)
@@ -46,7 +46,7 @@ class Model:
 
     def __init__(self, trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> None:
         self.trial, self.data = trial, data
-        self.net = build_network(trial.network, data)
+        self.net = trial_network(trial.network, data)
         if weights is not None:
             self.net.load_state_dict(weights)
         self.net.eval()
@@ -94,7 +94,7 @@ class Model:
         if self.trial.network.built_in:
             return "cold"
         with seeded(seed, self.data.x.device):
-            self.net = build_network(self.trial.network, self.data)
+            self.net = trial_network(self.trial.network, self.data)
         return "warm"
 
     def _untrained(self, L: np.ndarray, seed: int) -> Fit:

@@ -28,6 +28,8 @@ from foretaste.tangent.kernel import gram
 
 log = logging.getLogger("foretaste")
 
+DEFAULT_RIDGE = 1e-6  # λ where none is given, as a share of the mean diagonal of Θ_LL
+
 SAMPLE_POINTS = 128  # of L, and of U
 WORTH_MEASURING = 8 * SAMPLE_POINTS  # points: with fewer, float32 takes no longer than the measurement
 ENOUGH_CORRELATION = 0.999  # Spearman, of the worse of two scores
@@ -135,7 +137,8 @@ def score_sample(
     S_UU, f_UC = theta["U", "U"], f["U"]
     mean_UC = f_UC
     if ridge is None:
-        ridge = 1e-6 * float(theta["L" if "L" in sets else "U", "L" if "L" in sets else "U"].diagonal().mean())
+        labelled = "L" if "L" in sets else "U"
+        ridge = DEFAULT_RIDGE * float(theta[labelled, labelled].diagonal().mean())
     if "L" in sets:
         LL, UL = theta["L", "L"], theta["U", "L"]
         chol, info = torch.linalg.cholesky_ex(LL + ridge * torch.eye(len(LL), dtype=LL.dtype, device=LL.device))
@@ -158,7 +161,7 @@ def kernel_holds(LL: Tensor, UL: Tensor, diag_UBB: Tensor, ridge: float | None) 
     """Whether A has a factor and every candidate is left a positive variance, of all points."""
     if len(LL) == 0:
         return True
-    ridge = 1e-6 * float(LL.diagonal().mean()) if ridge is None else ridge
+    ridge = DEFAULT_RIDGE * float(LL.diagonal().mean()) if ridge is None else ridge
     A = LL.clone()
     A.diagonal().add_(ridge)
     chol, info = torch.linalg.cholesky_ex(A)
