@@ -10,7 +10,7 @@ import torch
 from foretaste.bench._measure import turns
 from foretaste.network import WideResNet
 from foretaste.query import query
-from foretaste.study._tasks import quiet
+from foretaste.study import log_errors_only as quiet
 
 BASE = {"L": 200, "U": 2000, "widen": 4, "C": 10, "W": 0}  # W = 0: the pool is watched
 SERIES = {
