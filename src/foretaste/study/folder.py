@@ -32,7 +32,7 @@ from foretaste.study.config import Network, Study, Trial
 from foretaste.study.records import Record, record_line, software_versions
 
 LOCK_PATIENCE = 60  # seconds that a worker waits for the worker of a killed run to end
-MOST_PICTURES = 2000
+KEPT_PICTURES = 2000
 PICTURES_EVERY = 10  # seconds between two updates of pictures.npz
 MAY_DIFFER = ("seeds", "arms", "title", "notes", "plugins")  # between two runs in one folder
 
@@ -336,7 +336,7 @@ def save_pictures(folder: Path, data: Images, records: Iterable[Any]) -> None:
         return
     ordered = sorted(records, key=lambda r: (r["seed"], r["cycle"]))
     queried = dict.fromkeys(i for r in ordered for i in r.get("queried", ()))
-    ids = np.array(list(queried)[:MOST_PICTURES], dtype=np.int64)
+    ids = np.array(list(queried)[:KEPT_PICTURES], dtype=np.int64)
     if not len(ids):
         return
     x = data.x[ids].cpu()
