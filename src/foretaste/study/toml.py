@@ -86,7 +86,7 @@ def study_of(table: Mapping[str, Any], *, plugins: Iterable[str] = ()) -> Study:
             faults.append("strategies and arms contradict each other; give one")
         names = table.pop("strategies")
         if _is_texts(names):
-            table["arms"] = [_arm_table(name) for name in names]
+            table["arms"] = [_arm_from_spec(name) for name in names]
         else:
             faults.append(f"strategies={names!r}; expected a list of names")
     if isinstance(arms := table.get("arms"), list):
@@ -162,7 +162,7 @@ def _toml_text(source: str | Path) -> str:
     return CONFIGS.joinpath(f"{source}.toml").read_text(encoding="utf-8")
 
 
-def _arm_table(spec: str) -> dict[str, str]:
+def _arm_from_spec(spec: str) -> dict[str, str]:
     strategy, select = split_spec(spec)
     return {"name": spec, "strategy": strategy, "select": select}
 
