@@ -112,6 +112,16 @@ def test_demo_quick_end_to_end(tmp_path):
     assert "foretaste demo --seeds 1 --quick" in page
 
 
+def test_ctrl_c_is_one_line_and_code_130(monkeypatch):
+    def run(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(foretaste, "bench", types.SimpleNamespace(run=run), raising=False)
+    monkeypatch.setitem(sys.modules, "foretaste.bench", foretaste.bench)
+    got = invoke("bench")
+    assert (got.exit_code, got.stderr) == (130, "interrupted\n")
+
+
 HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "safetensors", "datasets"}
 
 
@@ -163,10 +173,12 @@ def test_importing_foretaste_loads_no_command_line():
         ("train.size=3 of my_size=4", "train.size=3 of my_size=4"),
         ("/data/x_U.npz and x_U.npz", "/data/x_U.npz and x_U.npz"),
         ("the size is wrong", "the size is wrong"),
+        ("size is 0; expected pixels a side", "--size is 0; expected pixels a side"),
     ],
 )  # fmt: skip
 def test_errors_name_options_of_the_command_line(text, says):
     flags = {"size": "--size", "skip_broken": "--skip-broken", "loss": "--loss", "budget": "--budget"}
+    flags |= {"batch_size": "-n"}
     assert name_options(text, flags) == says
 
 

@@ -117,6 +117,15 @@ def test_a_network_that_has_not_learned_is_warned_of(files, caplog):
     assert "WARNING: the network has not learned its labels" in " ".join(got.stdout.split())
 
 
+def test_warnings_of_the_library_are_printed_once(files):
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "-n", 3, "--steps", 2, "--out", files / "a.csv"]
+    got = invoke("query", "--network", "mlp", *words)
+    assert got.exit_code == 0, got.output
+    assert got.stdout.count("WARNING: ") == 1
+    assert "residual" in got.stdout.split("WARNING: ")[1]
+    assert got.stderr == ""
+
+
 def test_folders_of_pictures(tmp_path, data):
     x, y, L, U = data
     for i in L:
@@ -236,6 +245,24 @@ def test_settings_that_do_not_fit(files, words, says):
     else:
         assert "labels are no class of the network" in got
     assert not (files / "r.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--channels", "5"], "--channels is 5; expected 1 (grey)"),
+        (["--budget", "8XB"], "--budget is '8XB'; expected bytes"),
+        (["--batch", "1"], "--batch 1 and net has BatchNorm"),
+        (["--steps", "9", "--max-lr", "1e9"], "with --max-lr 1e+09; lower it"),
+    ],
+)
+def test_errors_of_the_library_name_options(tmp_path, data, words, says):
+    _, y, L, U = data
+    save_photos(tmp_path / "photos", data, L[:6], lambda i: f"digit {y[i]}", [9] * 6)
+    save_photos(tmp_path / "photos", data, U[:6], lambda i: "unlabelled", [9] * 6)
+    got = told("query", tmp_path / "photos", *words, "--out", tmp_path / "r.csv")
+    assert says in got
+    assert not re.search(r"\w_\w|\w=", got.replace(str(tmp_path), ""))
 
 
 def test_one_class_alone_is_told(files):

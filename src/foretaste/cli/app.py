@@ -1,6 +1,7 @@
 """What every command shares: the application, the console, error messages and progress bars."""
 
 import errno
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 
 console = Console()
 
-# Arguments of the library that have another name on the command line, or none.
-PYTHON_NAMES = {"batch_size": "-n", "x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
-
+# Arguments of the library that are no options of the command line.
+PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
 
 COMMAND_ORDER = ("demo", "query", "fidelity", "run", "report", "data")  # in --help; what newcomers need first
 
@@ -32,6 +32,9 @@ class ForetasteGroup(TyperGroup):
         return [*known, *(name for name in self.commands if name not in known)]
 
     def invoke(self, ctx: Any) -> Any:
+        log = logging.getLogger("foretaste")
+        console_warnings.find_flags = lambda: self._flags(ctx)  # later: the command is not known yet
+        log.addHandler(console_warnings)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -41,15 +44,36 @@ class ForetasteGroup(TyperGroup):
             from_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             if from_typer or ctx.params.get("debug"):
                 raise
-            line = name_options(error_line(error), self._flags(ctx))
+            line = f"error: {name_options(error_line(error), self._flags(ctx))}"
             Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
             raise typer.Exit(2) from None
+        finally:
+            log.removeHandler(console_warnings)
 
     def _flags(self, ctx: Any) -> dict[str, str]:
         """Python name → flag, for the options of the command that was called."""
         command = self.commands.get(ctx.invoked_subcommand)
         params = [p for c in (command, *getattr(command, "commands", {}).values()) for p in getattr(c, "params", [])]
-        return {p.name.rstrip("_"): p.opts[0] for p in params if p.opts[0].startswith("-")}
+        flags = {p.name.rstrip("_"): p.opts[0] for p in params if p.opts[0].startswith("-")}
+        # Points to choose in a query, points of a step elsewhere (``train_problem`` sees to its own).
+        size = flags.get("n") or flags.get("batch")
+        return flags | ({"batch_size": size} if size else {})
+
+
+class ConsoleWarnings(logging.Handler):
+    """Prints what foretaste logs as a warning, and counts it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+        self.find_flags: Callable[[], dict[str, str]] = dict
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += 1
+        say(f"WARNING: {name_options(record.getMessage(), self.find_flags())}")
+
+
+console_warnings = ConsoleWarnings()
 
 
 def error_line(error: Exception) -> str:
@@ -57,7 +81,7 @@ def error_line(error: Exception) -> str:
     kind = "" if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: "
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and "the disk is full" not in str(error):
         kind = "the disk is full; free some space and run the same command again: "
-    return " ".join(f"error: {kind}{error}".split())
+    return " ".join(f"{kind}{error}".split())
 
 
 def name_options(text: str, flags: dict[str, str]) -> str:
@@ -75,9 +99,10 @@ def name_options(text: str, flags: dict[str, str]) -> str:
         lambda found: flags[found[1]] + _flag_value(found[2]),
         text,
     )
-    # Without "=" a name counts only if it cannot be an English word.
+    # Without "=" a name counts only if it cannot be an English word, or if the message begins with it.
     python_only = "|".join(map(re.escape, (name for name in flags if "_" in name)))
-    return re.sub(rf"(?<![\w./'-])({python_only})(?![\w/-]|\.\w)", lambda found: flags[found[1]], text)
+    text = re.sub(rf"(?<![\w./'-])({python_only})(?![\w/-]|\.\w)", lambda found: flags[found[1]], text)
+    return re.sub(rf"^({every})(?= is )", lambda found: flags[found[1]], text)
 
 
 def _flag_value(value: str | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli import inputs as given
-from foretaste.cli.app import app, console, progress_bar, say
+from foretaste.cli.app import app, console, console_warnings, progress_bar, say
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
 from foretaste.errors import format_seconds
 
@@ -125,7 +125,7 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     import foretaste as ft
     from foretaste.tangent import freeze, outputs
 
-    p = problem
+    p, before = problem, console_warnings.count
     with progress_bar("choosing") as progress:
         q = ft.query(
             p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.pool.ids, seed=seed, loss=p.loss, progress=progress,
@@ -135,6 +135,11 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     rows = ranked_rows(p, q, f_UC)
     write_ranked(rows, out)
     say(summarise_query(p, q, out))
+    if console_warnings.count == before and not _has_learned(p, q):
+        say(
+            "WARNING: the network has not learned its labels, which look-ahead assumes. Train longer (--steps), or run "
+            "`foretaste fidelity` before you trust the scores."
+        )
     show_ranked(rows[: min(len(q), SHOWN_ROWS)])
 
 
@@ -197,8 +202,8 @@ def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
-    """A paragraph: what was chosen, whether to trust it, and where the time went."""
-    p, L, C = problem, len(problem.x_L), len(problem.classes)
+    """A paragraph: what was chosen, how well the labels are learned, and where the time went."""
+    p = problem
     made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else "with the weights given"
     text = [
         f"{len(q)} of {len(p.x_U)} points chosen by {q.info['strategy']} ({q.info['select']}); "
@@ -206,16 +211,18 @@ def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
     ]
     residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
     if residual is not None:
-        learned = p.fitted.interpolates if p.fitted else not C or residual <= 0.01 * (1 - 1 / C) / C
-        text.append(f"Mean squared residual of the {L} labelled points: {residual:.1e}.")
-        if not learned:
-            text.append(
-                "WARNING: the network has not learned its labels, which look-ahead assumes. Train longer (--steps), "
-                "or run `foretaste fidelity` before you trust the scores."
-            )
+        text.append(f"Mean squared residual of the {len(p.x_L)} labelled points: {residual:.1e}.")
     stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
     spent = f" ({', '.join(stages)})" if stages else ""
     return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}. Ranking: {out}"])
+
+
+def _has_learned(problem: "LabellingProblem", q: "Query") -> bool:
+    """Whether the network interpolates its labels, as far as that is known; the threshold is that of ``fit``."""
+    if problem.fitted:
+        return problem.fitted.interpolates
+    residual, C = q.info.get("residual_L"), len(problem.classes)
+    return residual is None or not C or residual <= 0.01 * (1 - 1 / C) / C
 
 
 def show_ranked(rows: list[dict[str, Any]]) -> None:
