@@ -217,7 +217,7 @@ def test_errors_leave_the_network_as_it_was(settings, message):
     net = Odd().double()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with pytest.raises(ValueError, match=message):
-        fit_ll4al(net, X, Y, **{**QUICK, **settings})
+        fit_ll4al(net, X, Y, **{**QUICK, "start": "warm", **settings})
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert net.training
     assert not any(m._forward_hooks for m in net.modules())

@@ -1,7 +1,10 @@
 """Networks of the paper, and their training."""
 
+import doctest
 import os
 from dataclasses import FrozenInstanceError
+from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from foretaste.losses import training_targets
-from foretaste.network import MLP, NETWORKS, WideResNet, build_network, fit, prepare, reset, resnet18
+from foretaste.network import MLP, NETWORKS, WideResNet, build_network, fit, fit_ll4al, prepare, reset, resnet18
 from foretaste.network.mlp_gradients import is_plain_mlp, mlp_gradients
 from foretaste.network.sgd import augment_batch, batch_indices, crop_batch, flip_batch, one_cycle
 
@@ -341,6 +344,18 @@ def test_cold_start_resets_buffers_and_keeps_what_is_frozen():
     assert all(torch.equal(before[k], net.state_dict()[k]) for k in before if k[0] in "01")
 
 
+@pytest.mark.parametrize("train", [fit, partial(fit_ll4al, layers=["0"])], ids=["fit", "fit_ll4al"])
+def test_a_cold_start_never_erases_weights_of_a_users_network(train):
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    before = weights(net)
+    x, y, *_ = digits(20)
+    with pytest.raises(ValueError, match=r"this Sequential is not one of foretaste's own networks.*start=\"warm\""):
+        train(net, x, y, start="cold", steps=3)
+    assert torch.equal(weights(net), before)
+    reset(net)  # asked for, it is done
+    assert not torch.equal(weights(net), before)
+
+
 def test_cold_start_names_the_module_it_cannot_reset():
     class Scale(nn.Module):
         def __init__(self):
@@ -354,7 +369,7 @@ def test_cold_start_names_the_module_it_cannot_reset():
     before = weights(net)
     x, y, *_ = digits(20)
     with pytest.raises(ValueError, match=r"module '0' \(Scale\).*reset_parameters"):
-        fit(net, x, y, start="cold")
+        reset(net)
     assert torch.equal(weights(net), before)
     fit(net, x, y, steps=3)
     assert not torch.equal(weights(net), before)
@@ -501,3 +516,9 @@ def test_fit_on_cuda():
     torch.cuda.set_rng_state(before)
     fit(MLP(64).cuda(), x.cuda(), y.cuda(), start="cold", steps=20)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["fit", "sgd", "build", "saved", "models", "weights"])
+def test_examples_in_the_docstrings(name):
+    module = import_module(f"foretaste.network.{name}")
+    assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0

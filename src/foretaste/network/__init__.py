@@ -29,5 +29,5 @@ from foretaste.network.saved import saved_network as saved_network
 from foretaste.network.sgd import Diverged as Diverged
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare
-from foretaste.network.sgd import reset as reset
 from foretaste.network.sgd import seeded as seeded
+from foretaste.network.weights import reset as reset

@@ -1,4 +1,4 @@
-"""Networks by name, as a configuration file asks for them."""
+"""Networks by name: built in, or ``package.module:function`` of the user's own."""
 
 import contextlib
 import copy
@@ -18,7 +18,7 @@ from foretaste.network.models import MLPSpec, ResNetSpec, WideResNetSpec
 
 Spec = MLPSpec | WideResNetSpec | ResNetSpec
 
-# name: (what it is made of, what the name alone already says)
+# name: (its settings, those that the name already fixes)
 NETWORKS: dict[str, tuple[Callable[..., Spec], dict[str, Any]]] = {
     "mlp": (MLPSpec, {}),
     "wrn1": (WideResNetSpec, {"layers": 1}),
@@ -29,7 +29,19 @@ NETWORKS: dict[str, tuple[Callable[..., Spec], dict[str, Any]]] = {
 
 
 def build_network(name: str, **options: Any) -> nn.Module:
-    """A new network: ``build("mlp", inputs=64)``, ``build("wrn1", channels=1, classes=10, widen=4)``."""
+    """Make one of the built-in networks.
+
+    Args:
+        name: a key of ``NETWORKS``: "mlp", "wrn1", "wrn2", "wrn3", "resnet18".
+        options: settings of that network, as in ``MLPSpec``, ``WideResNetSpec`` or ``ResNetSpec``.
+
+    Returns:
+        The network, with new weights.
+
+    Example:
+        >>> type(build_network("mlp", inputs=64, hidden=(32,))).__name__
+        'MLP'
+    """
     check_known("network", name, NETWORKS)
     make, said = NETWORKS[name]
     names = [f.name for f in fields(make) if f.name not in said]  # type: ignore[arg-type]
@@ -40,9 +52,6 @@ def build_network(name: str, **options: Any) -> nn.Module:
     return make(**said, **options).build()
 
 
-# A network by name: built in, or "package.module:function" of the user's own.
-
-
 def make_network(
     name: str,
     *,
@@ -50,10 +59,21 @@ def make_network(
     classes: int | None = None,
     shape: Sequence[int] | None = None,
 ) -> nn.Module:
-    """A new network for points of ``shape`` and so many classes; ``options`` say otherwise, and have the last word.
+    """Make a network for given data: built in, or by a function of the user's own.
 
-    A function or class of the user's own is told ``shape``, ``inputs``, ``channels`` and ``classes`` where it has
-    parameters of that name.
+    Args:
+        name: a key of ``NETWORKS``, or "package.module:function". The function gets ``shape``, ``inputs``, ``channels``
+            and ``classes`` where it has parameters of that name.
+        options: settings of the network; they override what follows from ``classes`` and ``shape``.
+        classes: outputs.
+        shape: of one point, (channels, height, width) for pictures.
+
+    Returns:
+        The network, with new weights or those that the user's function gave it.
+
+    Example:
+        >>> make_network("wrn1", options={"widen": 1}, classes=3, shape=(1, 8, 8)).head.out_features
+        3
     """
     told: dict[str, Any] = {"shape": None if shape is None else tuple(shape), "classes": classes}
     if shape is not None:
@@ -102,7 +122,7 @@ def _imported_function(name: str, told: Mapping[str, Any], must: set[str]) -> nn
 
 @contextlib.contextmanager
 def _import_from_here() -> Iterator[None]:
-    """The working folder importable, as it is for ``python -m``."""
+    """Make the working folder importable, as ``python -m`` does."""
     here = os.getcwd()
     sys.path.insert(0, here)
     importlib.invalidate_caches()

@@ -1,7 +1,7 @@
 """Training as a replayed CUDA graph: small networks on small batches spend their time on launches, not on arithmetic.
 
-A copy of the network is trained, in channels-last, and its weights are taken over at the end; so whatever fails on the
-way, the network itself is as it was and the eager loop begins from there. WRN1 on MNIST, batch 32, on an H200: 0.47 ms
+A copy of the network is trained, with channels last, and its weights are copied back at the end. Whatever fails on the
+way, the network itself is unchanged, and the eager loop starts from there. WRN1 on MNIST, batch 32, on an H200: 0.47 ms
 a step of widen 4 (eagerly 2.2 to 2.6) and 1.00 of widen 10 (2.4 to 2.7), with residuals and test accuracies of the
 eager loop; a recording takes 25 ms.
 """
@@ -31,21 +31,238 @@ from foretaste.network.sgd import (
     TrainingRecipe,
     augment_batch,
     batch_indices,
-    check_diverged,
     deterministic,
+    diverged_error,
     one_cycle,
     train_eager,
     train_mode,
 )
 
-# CUDA graphs: a step recorded once and replayed, without the host in between.
-#
-# A recording holds what one pass did. What the host decides anew each time would be lost in silence, so the pass is
-# watched for that, and the recording is held against a plain step before it is used.
+log = logging.getLogger("foretaste")
+
+FAST_MODES = ("auto", "off", "bf16", "float32")
+ONE_STREAM = threading.RLock()  # else a graph would also record what another thread does on the stream
+SHORT_TRAINING = 60  # steps; for fewer, recording takes longer than it saves
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The batches and rates of all S steps, on the device, and the position of the next step."""
+
+    order_SB: Tensor
+    lr_S: Tensor
+    momentum_S: Tensor
+    losses_S: Tensor  # written by each step
+    at: Tensor  # (1,): the step that comes next
+
+
+TapeStep = Callable[[], None]
+
+
+def train_fast(
+    fast: str,
+    net: nn.Module,
+    x: Tensor,
+    goal: TrainingTargets,
+    how: TrainingRecipe,
+    order_seed: int,
+    draw_seed: int,
+    progress: TrainingProgress | None,
+) -> float:
+    """Train as a CUDA graph where that is possible, else by the eager loop; the log says why."""
+    if fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING:
+        try:
+            return by_graph(in_bf16(fast, net), net, x, goal, how, order_seed, draw_seed, progress)
+        except CannotCaptureError as e:
+            log.warning("training runs step by step, because it cannot be a CUDA graph: %s", e)
+    return train_eager(net, x, goal, how, order_seed, draw_seed, progress)
+
+
+def in_bf16(fast: str, net: nn.Module) -> bool:
+    """Whether products are in bfloat16. "auto": if there are convolutions; otherwise launches dominate anyway."""
+    return fast == "bf16" or (fast == "auto" and any(isinstance(m, nn.Conv2d) for m in net.modules()))
+
+
+def by_graph(
+    bf16: bool,
+    net: nn.Module,
+    x: Tensor,
+    goal: TrainingTargets,
+    how: TrainingRecipe,
+    order_seed: int,
+    draw_seed: int,
+    progress: TrainingProgress | None,
+) -> float:
+    refuse_capture(net, how.dtype)
+    stream = stream_of(x.device)
+    stream.wait_stream(torch.cuda.current_stream(x.device))
+    with (
+        ONE_STREAM,
+        own_generator(x.device) as draws,
+        torch.cuda.device(x.device),
+        torch.cuda.stream(stream),
+        deterministic(),
+    ):
+        fresh = draws.get_state()
+        for last in (True, False):
+            draws.set_state(fresh)
+            try:
+                copied = TrainingTwin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
+                graph = record_graph(copied.step, copied.net, copied.state(), copied.draws, stream)
+                break
+            except CannotCaptureError:
+                raise
+            except Exception as e:  # a graph cannot hold this network; the eager loop can
+                if last and "view size" in str(e):
+                    continue  # the network calls .view() on a tensor with channels last
+                raise CannotCaptureError(f"{type(e).__name__}: {str(e).partition(chr(10))[0]}") from e
+        final = run_graph_training(copied.tape, graph.replay, len(x), how, progress, TAKEN_BY_GRAPH)
+        copied.give(net)
+    torch.cuda.current_stream(x.device).wait_stream(stream)
+    return final
+
+
+@dataclass(frozen=True)
+class TrainingTwin:
+    """A copy of the network in the fastest layout, with its tape and step."""
+
+    net: nn.Module
+    flat: FlatParameters
+    tape: Tape
+    draws: Generator
+    step: TapeStep
+
+    @classmethod
+    def of(
+        cls,
+        net: nn.Module,
+        x: Tensor,
+        goal: TrainingTargets,
+        how: TrainingRecipe,
+        order_seed: int,
+        draw_seed: int,
+        bf16: bool,
+        last: bool,
+    ) -> "TrainingTwin":
+        twin = copy.deepcopy(net)
+        train_mode(twin)
+        flat = flatten_parameters(channels_last(twin) if last else twin, bf16)
+        shown, as_shown = feed_tape(x, how)
+        t = make_tape(len(x), how, order_seed, x.device)
+        draws = Generator(x.device).manual_seed(draw_seed)
+        return cls(twin, flat, t, draws, make_stepper(twin, shown, goal, as_shown, t, flat, draws, last))
+
+    def state(self) -> list[list[Tensor]]:
+        """All tensors that a step changes."""
+        t, flat = self.tape, self.flat
+        return [[flat.theta_P], [flat.velocity_P], [flat.low_Q], [*self.net.buffers()], [t.losses_S], [t.at]]
+
+    @torch.no_grad()
+    def give(self, net: nn.Module) -> None:
+        """Copy parameters and buffers back to the original network, which is left in train mode."""
+        exact = {id(p): theta for p, theta in zip(self.flat.params, self.flat.exact)}
+        for mine, its in zip((*net.parameters(), *net.buffers()), (*self.net.parameters(), *self.net.buffers())):
+            mine.copy_(exact.get(id(its), its))
+        train_mode(net)
+
+
+@cache
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all trainings: graphs replayed on several streams deadlocked in TF32 kernels."""
+    return torch.cuda.Stream(device)
+
+
+def run_graph_training(
+    t: Tape, step: TapeStep, n: int, how: TrainingRecipe, progress: TrainingProgress | None, done: int = 0
+) -> float:
+    """Take the steps of ``t`` from ``done`` on; return what ``train`` does."""
+    every = max(1, how.steps // PROGRESS_REPORTS)
+    while done < how.steps:
+        to = min(how.steps, done - done % every + every)
+        for _ in range(done, to):
+            step()
+        done = to
+        if not math.isfinite(loss := float(t.losses_S[done - 1])):
+            raise diverged_error(f"the loss is {loss} at step {done} of {how.steps}", how)
+        if progress is not None:
+            progress(done, how.steps)
+    return float(t.losses_S[-math.ceil(n / how.batch_size) :].mean())
+
+
+# One SGD step as a tape. It reads its batch and its rates from buffers on the device, at a position that is a buffer
+# too. Nothing about a step changes on the host, so a CUDA graph can hold it. Run without a graph, on any device, it is
+# the same arithmetic; tests compare it with the eager loop.
+
+
+def make_tape(n: int, how: TrainingRecipe, order_seed: int, device: torch.device) -> Tape:
+    """The same batches and schedule as the eager loop has with this seed."""
+    order_SB = batch_indices(n, how.batch_size, how.steps, Generator().manual_seed(order_seed))
+    rates_S2 = torch.tensor([one_cycle(s, how.steps, how.max_lr) for s in range(how.steps)], dtype=how.dtype)
+    lr_S, momentum_S = (r_S.contiguous().to(device) for r_S in rates_S2.unbind(1))
+    losses_S = torch.zeros(how.steps, dtype=how.dtype, device=device)
+    return Tape(order_SB.to(device), lr_S, momentum_S, losses_S, torch.zeros(1, dtype=torch.int64, device=device))
+
+
+def feed_tape(x: Tensor, how: TrainingRecipe) -> tuple[Tensor, TrainingRecipe]:
+    """Without augmentation, prepare all points once; with it, put mean and std on the device."""
+    if not how.augment:
+        return how.feed(x), replace(how, normalise=None)
+    if how.normalise is None:
+        return x, how
+    mean, std = (torch.as_tensor(v, dtype=how.dtype, device=x.device) for v in how.normalise)
+    return x, replace(how, normalise=(mean, std))  # type: ignore[arg-type]
+
+
+def make_stepper(
+    net: nn.Module,
+    x: Tensor,
+    goal: TrainingTargets,
+    how: TrainingRecipe,
+    t: Tape,
+    flat: FlatParameters,
+    draws: Generator,
+    last: bool,
+) -> TapeStep:
+    """A function that takes the next step of ``t``. x and how come from ``feed_tape``; last: channels last."""
+    gradient = mlp_gradients(Mixed(net) if flat.bf16 else net, goal, flat.params)
+    mode: AbstractContextManager[object] = RewrittenOperations() if last else nullcontext()
+
+    def step() -> None:
+        at_B = t.order_SB.index_select(0, t.at)[0]
+        x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
+        if how.augment:
+            x_B = how.feed(augment_batch(x_B, how.augment, draws, how.pad))
+        with torch.enable_grad(), mode:
+            f_BC, grads = gradient(x_B, fit_B)
+        with torch.no_grad():
+            lr, momentum = t.lr_S.index_select(0, t.at)[0], t.momentum_S.index_select(0, t.at)[0]
+            flat.step(grads, lr, momentum, how.weight_decay)
+            t.losses_S.index_copy_(0, t.at, goal.of(f_BC, fit_B)[None])
+            t.at.add_(1)
+
+    return step
+
+
+class Mixed(nn.Module):
+    """A network with products in bfloat16; parameters, updates, statistics and the loss stay in float32."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x_n: Tensor) -> Tensor:
+        # No cache: it would reuse the weights of the step before.
+        with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
+            f_nC: Tensor = self.net(x_n)
+        return f_nC.float()
+
+
+# Recording. A graph repeats what one pass did on the device. Whatever the host decides anew at each step would be lost
+# without a word. So the pass is watched for that, and the graph is compared with a plain step before it is used.
 
 
 GraphStep = Callable[[], None]
-GRAPH_WARM_UP = 2  # plain steps before a capture: libraries make their handles and workspaces then
+GRAPH_WARM_UP = 2  # plain steps before a capture, in which libraries allocate their workspaces
 TAKEN_BY_GRAPH = GRAPH_WARM_UP + 1
 GRAPH_TOLERANCE = 0.02  # how far a replayed step may end from a plain one, of the step's own length
 
@@ -55,7 +272,7 @@ class CannotCaptureError(RuntimeError):
 
 
 def refuse_capture(net: nn.Module, dtype: torch.dtype) -> None:
-    """Raise where a capture is not even tried."""
+    """Raise for networks whose capture is not even tried."""
     if dtype != torch.float32:
         raise CannotCaptureError(f"the network is of {dtype}; the fused step reads its learning rate in float32")
     if isinstance(net, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or hasattr(net, "_orig_mod"):
@@ -73,7 +290,7 @@ def refuse_capture(net: nn.Module, dtype: torch.dtype) -> None:
 def record_graph(
     step: GraphStep, net: nn.Module, state: Sequence[Sequence[Tensor]], draws: Generator, stream: torch.cuda.Stream
 ) -> torch.cuda.CUDAGraph:
-    """The graph of a step, which acts on ``state``; TAKEN steps are taken on the way."""
+    """The graph of a step, which acts on ``state``. Takes TAKEN_BY_GRAPH steps on the way."""
     before = on_the_host(net)
     step()
     with synchronising_raises():
@@ -83,7 +300,7 @@ def record_graph(
         raise CannotCaptureError("a step draws or counts on the host, which a graph would not repeat")
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(draws)
-    # thread_local: what other threads of the process do on the GPU meanwhile is theirs.
+    # thread_local: other threads may use the GPU meanwhile.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
     check_graph(step, graph.replay, state, [draws, torch.cuda.default_generators[stream.device.index]])
@@ -121,7 +338,7 @@ def relative_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 def on_the_host(net: nn.Module) -> list[Any]:
-    """States of the host's generators, and the plain values that modules keep."""
+    """The state of the host's generators, and plain values that modules keep."""
     _, drawn, at, *_ = np.random.get_state()  # noqa: NPY002 (what a network might use)
     kept = [{k: v for k, v in vars(m).items() if isinstance(v, (bool, int, float, str))} for m in net.modules()]
     return [torch.default_generator.get_state().tolist(), random.getstate(), list(drawn), at, kept]
@@ -129,7 +346,7 @@ def on_the_host(net: nn.Module) -> list[Any]:
 
 @contextmanager
 def synchronising_raises() -> Iterator[None]:
-    """A capture that fails leaves the device's generator and allocator in disorder: better to fail before it."""
+    """Raise on a synchronisation. A capture that fails would leave generator and allocator in disorder."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it may miss some
@@ -142,7 +359,7 @@ def synchronising_raises() -> Iterator[None]:
 
 @contextmanager
 def own_generator(device: torch.device) -> Iterator[Generator]:
-    """The device's default generator on a copy of its state, which a graph may register and a failure spoil."""
+    """The device's default generator, on a copy of its state that a failed capture may spoil."""
     g = torch.cuda.default_generators[device.index]
     found = g.graphsafe_get_state()
     g.graphsafe_set_state(found.clone_state())
@@ -150,226 +367,3 @@ def own_generator(device: torch.device) -> Iterator[Generator]:
         yield g
     finally:
         g.graphsafe_set_state(found)
-
-
-# One SGD step that reads its batch and its rates from buffers on the device, by a counter that is there too.
-#
-# Nothing of it changes from step to step, so a CUDA graph can hold it. Run plainly, on any device, it is the
-# same arithmetic: tests hold it against the eager loop of ``_train``.
-
-
-TapeStep = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Tape:
-    """S steps of batches of B, and how far they are."""
-
-    order_SB: Tensor
-    lr_S: Tensor
-    momentum_S: Tensor
-    losses_S: Tensor  # written as they are done
-    at: Tensor  # (1,): the step that comes next
-
-
-def make_tape(n: int, how: TrainingRecipe, order_seed: int, device: torch.device) -> Tape:
-    """The order of batches and the schedule that the eager loop takes with the same seed."""
-    order_SB = batch_indices(n, how.batch_size, how.steps, Generator().manual_seed(order_seed))
-    rates_S2 = torch.tensor([one_cycle(s, how.steps, how.max_lr) for s in range(how.steps)], dtype=how.dtype)
-    lr_S, momentum_S = (r_S.contiguous().to(device) for r_S in rates_S2.unbind(1))
-    losses_S = torch.zeros(how.steps, dtype=how.dtype, device=device)
-    return Tape(order_SB.to(device), lr_S, momentum_S, losses_S, torch.zeros(1, dtype=torch.int64, device=device))
-
-
-def feed_tape(x: Tensor, how: TrainingRecipe) -> tuple[Tensor, TrainingRecipe]:
-    """Points that are the same each time they are shown are made ready once; for others the numbers are at hand."""
-    if not how.augment:
-        return how.feed(x), replace(how, normalise=None)
-    if how.normalise is None:
-        return x, how
-    mean, std = (torch.as_tensor(v, dtype=how.dtype, device=x.device) for v in how.normalise)
-    return x, replace(how, normalise=(mean, std))  # type: ignore[arg-type]
-
-
-def make_stepper(
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    t: Tape,
-    flat: FlatParameters,
-    draws: Generator,
-    last: bool,
-) -> TapeStep:
-    """The next step of ``t``, whatever it is. net: of ``flatten``; x, how: of ``fed``; last: its channels are."""
-    gradient = mlp_gradients(Mixed(net) if flat.bf16 else net, goal, flat.params)
-    mode: AbstractContextManager[object] = RewrittenOperations() if last else nullcontext()
-
-    def step() -> None:
-        at_B = t.order_SB.index_select(0, t.at)[0]
-        x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
-        if how.augment:
-            x_B = how.feed(augment_batch(x_B, how.augment, draws, how.pad))
-        with torch.enable_grad(), mode:
-            f_BC, grads = gradient(x_B, fit_B)
-        with torch.no_grad():
-            lr, momentum = t.lr_S.index_select(0, t.at)[0], t.momentum_S.index_select(0, t.at)[0]
-            flat.step(grads, lr, momentum, how.weight_decay)
-            t.losses_S.index_copy_(0, t.at, goal.of(f_BC, fit_B)[None])
-            t.at.add_(1)
-
-    return step
-
-
-class Mixed(nn.Module):
-    """A network whose products are in bfloat16: parameters, their steps, statistics and the loss stay in float32."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x_n: Tensor) -> Tensor:
-        # Without the cache: it would keep weights of one step for the next.
-        with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
-            f_nC: Tensor = self.net(x_n)
-        return f_nC.float()
-
-
-# Training as a replayed CUDA graph: small networks on small batches spend their time on launches, not on arithmetic.
-
-
-log = logging.getLogger("foretaste")
-
-FAST_MODES = ("auto", "off", "bf16", "float32")
-ONE_STREAM = threading.RLock()  # a second thread's work on the stream would be recorded into the first one's graph
-SHORT_TRAINING = 60  # steps under which a capture does not pay
-
-
-def train_fast(
-    fast: str,
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    order_seed: int,
-    draw_seed: int,
-    progress: TrainingProgress | None,
-) -> float:
-    """``train``, as a CUDA graph where that is possible; where it is not, the log says why."""
-    if fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING:
-        try:
-            return by_graph(in_bf16(fast, net), net, x, goal, how, order_seed, draw_seed, progress)
-        except CannotCaptureError as e:
-            log.warning("training runs step by step, for it cannot be a CUDA graph: %s", e)
-    return train_eager(net, x, goal, how, order_seed, draw_seed, progress)
-
-
-def in_bf16(fast: str, net: nn.Module) -> bool:
-    """Whether products are in bfloat16: with "auto", those of convolutions. Without any, launches are all there is."""
-    return fast == "bf16" or (fast == "auto" and any(isinstance(m, nn.Conv2d) for m in net.modules()))
-
-
-def by_graph(
-    bf16: bool,
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    order_seed: int,
-    draw_seed: int,
-    progress: TrainingProgress | None,
-) -> float:
-    refuse_capture(net, how.dtype)
-    stream = stream_of(x.device)
-    stream.wait_stream(torch.cuda.current_stream(x.device))
-    with (
-        ONE_STREAM,
-        own_generator(x.device) as draws,
-        torch.cuda.device(x.device),
-        torch.cuda.stream(stream),
-        deterministic(),
-    ):
-        fresh = draws.get_state()
-        for last in (True, False):
-            draws.set_state(fresh)
-            try:
-                copied = TrainingTwin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
-                graph = record_graph(copied.step, copied.net, copied.state(), copied.draws, stream)
-                break
-            except CannotCaptureError:
-                raise
-            except Exception as e:  # whatever a network does that a graph cannot hold: the eager loop does it
-                if last and "view size" in str(e):
-                    continue  # .view() of what has its channels last
-                raise CannotCaptureError(f"{type(e).__name__}: {str(e).partition(chr(10))[0]}") from e
-        final = run_graph_training(copied.tape, graph.replay, len(x), how, progress, TAKEN_BY_GRAPH)
-        copied.give(net)
-    torch.cuda.current_stream(x.device).wait_stream(stream)
-    return final
-
-
-@dataclass(frozen=True)
-class TrainingTwin:
-    """A copy of a network with all that its training needs, in the layout that is fastest."""
-
-    net: nn.Module
-    flat: FlatParameters
-    tape: Tape
-    draws: Generator
-    step: TapeStep
-
-    @classmethod
-    def of(
-        cls,
-        net: nn.Module,
-        x: Tensor,
-        goal: TrainingTargets,
-        how: TrainingRecipe,
-        order_seed: int,
-        draw_seed: int,
-        bf16: bool,
-        last: bool,
-    ) -> "TrainingTwin":
-        twin = copy.deepcopy(net)
-        train_mode(twin)
-        flat = flatten_parameters(channels_last(twin) if last else twin, bf16)
-        shown, as_shown = feed_tape(x, how)
-        t = make_tape(len(x), how, order_seed, x.device)
-        draws = Generator(x.device).manual_seed(draw_seed)
-        return cls(twin, flat, t, draws, make_stepper(twin, shown, goal, as_shown, t, flat, draws, last))
-
-    def state(self) -> list[list[Tensor]]:
-        """What a step changes."""
-        t, flat = self.tape, self.flat
-        return [[flat.theta_P], [flat.velocity_P], [flat.low_Q], [*self.net.buffers()], [t.losses_S], [t.at]]
-
-    @torch.no_grad()
-    def give(self, net: nn.Module) -> None:
-        """Its parameters and buffers to the network it was copied from, which is left in train mode."""
-        exact = {id(p): theta for p, theta in zip(self.flat.params, self.flat.exact)}
-        for mine, its in zip((*net.parameters(), *net.buffers()), (*self.net.parameters(), *self.net.buffers())):
-            mine.copy_(exact.get(id(its), its))
-        train_mode(net)
-
-
-@cache
-def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One for all trainings: memory is kept by stream, and graphs replayed on several deadlocked in TF32 kernels."""
-    return torch.cuda.Stream(device)
-
-
-def run_graph_training(
-    t: Tape, step: TapeStep, n: int, how: TrainingRecipe, progress: TrainingProgress | None, done: int = 0
-) -> float:
-    """Take the steps of ``t`` from ``done`` on; return what ``train`` does."""
-    every = max(1, how.steps // PROGRESS_REPORTS)
-    while done < how.steps:
-        to = min(how.steps, done - done % every + every)
-        for _ in range(done, to):
-            step()
-        done = to
-        if not math.isfinite(loss := float(t.losses_S[done - 1])):
-            raise check_diverged(f"the loss is {loss} at step {done} of {how.steps}", how)
-        if progress is not None:
-            progress(done, how.steps)
-    return float(t.losses_S[-math.ceil(n / how.batch_size) :].mean())

@@ -1,4 +1,4 @@
-"""Training on the labelled points (§4): SGD, one cycle, L2 or cross-entropy, warm or cold."""
+"""``ft.fit``: train a network on the labelled points (§4 of the paper) with one-cycle SGD."""
 
 import math
 import time
@@ -19,16 +19,171 @@ from foretaste.network.sgd import (
     PixelNormalise,
     TrainingProgress,
     TrainingRecipe,
-    check_diverged,
+    diverged_error,
     reestimate_batch_norm,
-    reset,
     seeded,
 )
+from foretaste.network.weights import new_weights
 
-# What a training is given, checked before anything changes.
+INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to which a network has learned its labels
 
 
 DEFAULT_STEPS, DEFAULT_EPOCHS = 1200, 320
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The result of a training, measured on the labelled points in eval mode (except ``loss``).
+
+    Attributes:
+        residual: mean of (f − t)² over points and classes, of softmax f for "ce". Look-ahead assumes that it is small.
+        loss: the training loss in train mode, mean of the last epoch.
+        accuracy: on the labelled points; None for regression.
+        seconds: of the whole training.
+        steps: SGD steps taken.
+        interpolates: whether the residual is at most 0.01 of the variance of the targets (9e-4 for ten classes).
+    """
+
+    residual: float
+    loss: float
+    accuracy: float | None
+    seconds: float
+    steps: int
+    interpolates: bool
+
+
+def fit(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: str = "l2",
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int = 32,
+    max_lr: float | None = None,
+    weight_decay: float = 0.0,
+    augment: str | None = None,
+    pad: int = 4,
+    start: str = "warm",
+    statistics: str = "labelled",
+    normalise: PixelNormalise | None = None,
+    seed: int = 0,
+    progress: TrainingProgress | None = None,
+    fast: str = "auto",
+) -> Fit:
+    """Train ``net`` in place on x and y, and leave it in eval mode. After an error the network is as it was before.
+
+    Args:
+        net: any torch module whose outputs are (N, C). Parameters with requires_grad=False stay as they are.
+        x: (N, ...) labelled points, one tensor: floats, or uint8 pixels, which are scaled to [0, 1].
+        y: (N,) class ids as integers, or float targets: (N, C), or (N,) for a network with one output.
+        loss: "l2", the squared error averaged over points and classes, towards 0/1 or the floats given; or "ce".
+        steps: SGD steps. None: 1200 steps or 320 epochs, whichever is more. WideResNets on MNIST need that to
+            interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320).
+        epochs: the same in passes over x; give steps or epochs.
+        batch_size: points in a batch; all batches have this size, or that of x where x is smaller.
+        max_lr: the largest learning rate of the one-cycle schedule. None: 0.5 for "l2", 0.1 for "ce".
+        weight_decay: of SGD, 0 or more.
+        augment: of pictures (N, channels, H, W) during training: "flip", "crop" or "crop+flip".
+        pad: black pixels around a picture before it is cropped.
+        start: "warm" goes on from the present weights with a fresh optimiser. "cold" draws new weights first. Only
+            foretaste's own networks can start cold: weights of any other may be pretrained, and are never drawn anew.
+        statistics: what BatchNorm uses in eval mode: "labelled", those of x under the trained network, or "running",
+            torch's averages over the last batches. The schedule ends near a learning rate of zero, so the two agree
+            (residual 2.1e-4 and 2.2e-4, test accuracy 81.6 and 81.1 on 100 MNIST images). After 30 steps "running" is
+            far behind.
+        normalise: (mean, std), numbers or one for each channel, applied to x.
+        seed: governs initialisation, the order of batches, augmentation and dropout. torch's generators are untouched.
+        progress: called with (steps done, all steps), about fifty times.
+        fast: on a GPU, "auto" replays the step as a CUDA graph, with products in bfloat16 where the network has
+            convolutions (parameters stay in float32; it interpolates as well). "bf16" and "float32" choose the
+            precision, "off" launches every operation, as a CPU does. Networks that a graph cannot hold are trained
+            that way too, and the log says why.
+
+    Returns:
+        A ``Fit``: residual, loss, accuracy, seconds, steps, and whether the network interpolates its labels.
+
+    Raises:
+        ValueError: an argument does not fit the network; the message says what to do.
+        Diverged: the loss became NaN or infinite.
+
+    Example:
+        >>> from foretaste.network import MLP, fit
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> fit(MLP(4, (16,), 2), x, y, steps=200).interpolates
+        True
+    """
+    began = time.perf_counter()
+    criterion = find_loss(loss)
+    check_known("start", start, ("warm", "cold"))
+    check_known("statistics", statistics, ("running", "labelled"))
+    check_known("fast", fast, FAST_MODES)
+    device, dtype = check_trainable(net)
+    check_training_points(x, device, dtype, augment, normalise)
+    size, count = training_length(net, len(x), batch_size, steps, epochs)
+    top = criterion.max_lr if max_lr is None else max_lr
+    if not (top > 0 and math.isfinite(top)) or not weight_decay >= 0 or pad < 0:
+        raise ValueError(
+            f"max_lr={top!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others 0 or more"
+        )
+    how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
+    # One seed for each use: the order of batches is then the same for every network and device.
+    init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
+    with restored_on_error(net), seeded(init_seed, device):
+        if start == "cold":
+            new_weights(net)
+        goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
+        final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
+        if statistics == "labelled":
+            reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
+        net.eval()
+        residual, accuracy = measure_fit(net, x, goal, how)
+        if not math.isfinite(residual):
+            raise diverged_error(f"the residual is {residual}", how)
+    seconds = time.perf_counter() - began
+    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale())
+
+
+@torch.no_grad()
+def measure_fit(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> tuple[float, float | None]:
+    """Mean squared residual, and accuracy if there are classes."""
+    f_NC = torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
+    hits = float((f_NC.argmax(1) == goal.t_NC.argmax(1)).double().mean()) if goal.classes else None
+    f_NC = goal.criterion.responses(f_NC)
+    return float((f_NC - goal.t_NC).square().double().mean()), hits
+
+
+@torch.no_grad()
+def count_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> int:
+    """The number of outputs C; raises unless the network in eval mode gives finite (n, C)."""
+    net.eval()
+    f_nC = net(how.feed(x[:2]))
+    if not isinstance(f_nC, Tensor) or f_nC.dim() != 2 or len(f_nC) != len(x[:2]):
+        got = tuple(f_nC.shape) if isinstance(f_nC, Tensor) else f"a {type(f_nC).__name__}"
+        raise ValueError(f"net returns {got} for {len(x[:2])} points; expected ({len(x[:2])}, C)")
+    if not torch.isfinite(f_nC).all():
+        raise ValueError("net returns NaN or infinite outputs before training; start from other weights")
+    return f_nC.shape[1]
+
+
+@contextmanager
+def restored_on_error(net: nn.Module) -> Iterator[None]:
+    """After an exception or Ctrl-C, restore parameters, buffers and train flags."""
+    tensors = [(t, t.detach().clone()) for t in (*net.parameters(), *net.buffers())]
+    flags = [(m, m.training) for m in net.modules()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for t, before in tensors:
+                t.copy_(before)
+        for m, training in flags:
+            m.training = training
+        raise
+
+
+# Checks, before anything changes.
 
 
 def check_trainable(net: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -70,7 +225,7 @@ def check_training_points(
 
 
 def training_length(net: nn.Module, n: int, batch_size: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
-    """(points in a batch, steps). A single point is taken twice, for BatchNorm cannot train on one."""
+    """(points in a batch, steps). A single point is used twice: BatchNorm cannot train on one."""
     check_counts(batch_size=batch_size)
     if batch_size == 1 and any(isinstance(m, _BatchNorm) for m in net.modules()):
         raise ValueError("batch_size=1 and net has BatchNorm, which cannot train on one point; use 2 or more")
@@ -83,137 +238,3 @@ def training_length(net: nn.Module, n: int, batch_size: int, steps: int | None, 
     check_counts(epochs=DEFAULT_EPOCHS if epochs is None else epochs)
     of_epochs = math.ceil((epochs or DEFAULT_EPOCHS) * n / size)
     return size, max(DEFAULT_STEPS, of_epochs) if epochs is None else of_epochs
-
-
-# Training on the labelled points (§4): SGD, one cycle, L2 or cross-entropy, warm or cold.
-
-
-INTERPOLATES = 0.01
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What a training left, measured on the labelled points in eval mode (``loss`` apart).
-
-    residual: mean of (f − t)² over points and classes, of softmax f for CE. Look-ahead assumes that it is small.
-    loss: the training loss in train mode, mean of the last epoch.
-    accuracy: None for regression.
-    interpolates: the residual is at most 0.01 of the variance of the targets: 9e-4 for ten classes.
-    """
-
-    residual: float
-    loss: float
-    accuracy: float | None
-    seconds: float
-    steps: int
-    interpolates: bool
-
-
-def fit(
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    loss: str = "l2",
-    steps: int | None = None,
-    epochs: int | None = None,
-    batch_size: int = 32,
-    max_lr: float | None = None,
-    weight_decay: float = 0.0,
-    augment: str | None = None,
-    pad: int = 4,
-    start: str = "warm",
-    statistics: str = "labelled",
-    normalise: PixelNormalise | None = None,
-    seed: int = 0,
-    progress: TrainingProgress | None = None,
-    fast: str = "auto",
-) -> Fit:
-    """Train ``net`` in place on x, y and leave it in eval mode; after an error it is as it was.
-
-    loss: "l2", the mean square over batch and classes towards 0/1 or the floats given, or "ce".
-    steps or epochs: None is 1200 steps or 320 epochs, whichever is more: what WideResNets on MNIST need to
-        interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320).
-    batch_size: batches run on over the end of an epoch, so all have this size, or that of x where it is smaller.
-    max_lr: the top of the one-cycle schedule; None is 0.5 for L2 and 0.1 for CE.
-    augment: "flip", "crop" (``pad`` black pixels all round) or "crop+flip".
-    start: "warm" goes on from the present weights with a fresh optimiser; "cold" initialises everything anew first.
-    statistics: what BatchNorm uses in eval mode: "labelled", those of x under the trained network, or "running",
-        torch's averages over the last batches. As the schedule ends near a learning rate of zero the two agree
-        (residual 2.1e-4 and 2.2e-4, test accuracy 81.6 and 81.1 on 100 MNIST images); after 30 steps "running" lags
-        far behind.
-    normalise: (mean, std), numbers or one a channel; uint8 pixels are taken to [0, 1] in any case.
-    seed: governs initialisation, order, augmentation and dropout; torch's own generators are left alone.
-    progress: called with (steps done, all steps), about fifty times.
-    fast: on a GPU, "auto" replays the step as a CUDA graph, with products in bfloat16 where the network has
-        convolutions (parameters stay in float32; it interpolates as well); "bf16" and "float32" (as torch is set) say
-        which; "off" launches every operation, as a CPU does. A network that a graph cannot hold is trained so too, and
-        the log says why.
-    """
-    began = time.perf_counter()
-    criterion = find_loss(loss)
-    check_known("start", start, ("warm", "cold"))
-    check_known("statistics", statistics, ("running", "labelled"))
-    check_known("fast", fast, FAST_MODES)
-    device, dtype = check_trainable(net)
-    check_training_points(x, device, dtype, augment, normalise)
-    size, count = training_length(net, len(x), batch_size, steps, epochs)
-    top = criterion.max_lr if max_lr is None else max_lr
-    if not (top > 0 and math.isfinite(top)) or not weight_decay >= 0 or pad < 0:
-        raise ValueError(
-            f"max_lr={top!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others 0 or more"
-        )
-    how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
-    # One seed for each use: the order of batches is then the same for every network and device.
-    init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
-    with restored_on_error(net), seeded(init_seed, device):
-        if start == "cold":
-            reset(net)
-        goal = training_targets(y, loss, len(x), outputs_in_chunks(net, x, how), device, dtype)
-        final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
-        if statistics == "labelled":
-            reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
-        net.eval()
-        residual, accuracy = measure_fit(net, x, goal, how)
-        if not math.isfinite(residual):
-            raise check_diverged(f"the residual is {residual}", how)
-    seconds = time.perf_counter() - began
-    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale())
-
-
-@torch.no_grad()
-def measure_fit(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> tuple[float, float | None]:
-    """Mean squared residual, and accuracy if there are classes."""
-    f_NC = torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
-    hits = float((f_NC.argmax(1) == goal.t_NC.argmax(1)).double().mean()) if goal.classes else None
-    f_NC = goal.criterion.responses(f_NC)
-    return float((f_NC - goal.t_NC).square().double().mean()), hits
-
-
-@torch.no_grad()
-def outputs_in_chunks(net: nn.Module, x: Tensor, how: TrainingRecipe) -> int:
-    """C; raises unless the network in eval mode gives finite (n, C)."""
-    net.eval()
-    f_nC = net(how.feed(x[:2]))
-    if not isinstance(f_nC, Tensor) or f_nC.dim() != 2 or len(f_nC) != len(x[:2]):
-        got = tuple(f_nC.shape) if isinstance(f_nC, Tensor) else f"a {type(f_nC).__name__}"
-        raise ValueError(f"net returns {got} for {len(x[:2])} points; expected ({len(x[:2])}, C)")
-    if not torch.isfinite(f_nC).all():
-        raise ValueError('net returns NaN or infinite outputs before training; use start="cold"')
-    return f_nC.shape[1]
-
-
-@contextmanager
-def restored_on_error(net: nn.Module) -> Iterator[None]:
-    """After an exception or Ctrl-C: parameters, buffers and train flags as they were."""
-    tensors = [(t, t.detach().clone()) for t in (*net.parameters(), *net.buffers())]
-    flags = [(m, m.training) for m in net.modules()]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for t, before in tensors:
-                t.copy_(before)
-        for m, training in flags:
-            m.training = training
-        raise

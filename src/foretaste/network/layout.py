@@ -1,7 +1,7 @@
-"""A copy of a network laid out for fast training: channels last, and parameters end to end.
+"""The memory layout of fast training on a GPU: channels last, and all parameters in one vector.
 
-So SGD is a few passes over one vector (9 µs for WRN1 of widen 4 on an H200; torch's fused step, tensor by tensor, takes
-22), and all weights go to bfloat16 at once.
+SGD is then a few passes over one vector (9 µs for WRN1 of widen 4 on an H200; torch's fused step, tensor by tensor,
+takes 22), and all weights go to bfloat16 at once.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ LOW_PRECISION = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # what autocast ta
 
 @torch.no_grad()
 def channels_last(net: nn.Module) -> nn.Module:
-    """Weights of 2-d convolutions with the channels last, which lays out everything between them so."""
+    """Store the weights of 2-d convolutions with channels last; activations between them follow."""
     for p in net.parameters():
         if p.dim() == 4:
-            # Not .contiguous(), which keeps the strides of 1×1 kernels: their outputs would be laid out anew.
+            # Not .contiguous(): it keeps the strides of 1×1 kernels, and their outputs would be copied.
             p.data = torch.empty_like(p, memory_format=torch.channels_last).copy_(p)
     return net
 
 
 @dataclass(frozen=True)
 class FlatParameters:
-    """Trained parameters θ and their velocities, end to end; of the first, ``low`` is what the network itself uses."""
+    """All trained parameters θ in one vector, with their velocities and a bfloat16 copy of the first Q."""
 
     params: list[nn.Parameter]
     theta_P: Tensor
     velocity_P: Tensor
-    low_Q: Tensor  # the first Q of θ in bfloat16; Q = 0 where all is in the network's own type
+    low_Q: Tensor  # the first Q of θ in bfloat16, which the network uses; Q = 0 without bfloat16
     exact: list[Tensor]  # θ, each in the shape of its parameter
     bf16: bool
 
@@ -54,7 +54,7 @@ class FlatParameters:
 
 @torch.no_grad()
 def flatten_parameters(net: nn.Module, bf16: bool) -> FlatParameters:
-    """Make the trained parameters of ``net`` views of one vector; with ``bf16`` those of LOW of its bfloat16 copy."""
+    """Make the trained parameters of ``net`` views of one vector; with ``bf16``, those of products of its low copy."""
     trained = [p for p in net.parameters() if p.requires_grad]
     others = {id(p) for m in net.modules() if type(m) not in LOW_PRECISION for p in m.parameters(recurse=False)}
     low = [p for p in trained if bf16 and id(p) not in others]
@@ -76,8 +76,7 @@ def as_stored(g: Tensor, p: Tensor) -> Tensor:
     return g.detach().as_strided((g.numel(),), (1,))
 
 
-# Functions that torch is slow at when it trains, on images with channels last: the same values by other means.
-#
+# Operations that torch is slow at in training with channels last, computed in another way with the same values.
 # Times are of (32, 128, 28, 28) in bfloat16 on an H200, where a step of WRN1 (widen 4, batch 32) took 653 µs before.
 
 
@@ -85,7 +84,7 @@ FEW_VALUES = 32  # values of a patch
 
 
 class RewrittenOperations(TorchFunctionMode):
-    """Within it, 2-d convolutions and the mean over pixels are computed otherwise: equal, and with channels last."""
+    """Inside this mode, 2-d convolutions and the mean over pixels take a faster way with the same result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,13 +156,13 @@ class PixelMean(torch.autograd.Function):
 
 
 def is_first_convolution(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
-    """A convolution of the images themselves, which have so few channels that cuDNN fills them up with zeros."""
+    """A convolution of the images themselves: they have so few channels that cuDNN pads them with zeros."""
     plain = isinstance(padding, tuple) and dilation == (1, 1) and groups == 1
     return plain and not x.requires_grad and weight[0].numel() < FEW_VALUES and weight.requires_grad
 
 
 def first_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any) -> Tensor:
-    """One product: patches filled up with ones, by kernels filled up with the bias (its gradient then comes too)."""
+    """One matrix product: patches padded with ones, times kernels padded with the bias, which gets its gradient too."""
     size, (high, wide) = weight[0].numel(), weight.shape[2:]
     k = -(-(size + 1) // 16) * 16  # tensor cores take rows of sixteen
     with torch.no_grad():

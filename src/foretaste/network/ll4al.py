@@ -1,4 +1,4 @@
-"""LL4AL's training (Yoo and Kweon 2019, arXiv 1905.03677, §3): network and loss-prediction module side by side."""
+"""LL4AL (Yoo and Kweon 2019, arXiv 1905.03677): a module beside the network learns to predict its loss."""
 
 import math
 import time
@@ -19,8 +19,8 @@ from foretaste.network.fit import (
     Fit,
     check_trainable,
     check_training_points,
+    count_outputs,
     measure_fit,
-    outputs_in_chunks,
     restored_on_error,
     training_length,
 )
@@ -29,15 +29,12 @@ from foretaste.network.sgd import (
     PixelNormalise,
     TrainingProgress,
     TrainingRecipe,
-    check_diverged,
+    diverged_error,
     reestimate_batch_norm,
-    reset,
     seeded,
     train_eager,
 )
-
-# The loss-prediction module of LL4AL (Yoo and Kweon 2019, arXiv 1905.03677), on named layers of any network.
-
+from foretaste.network.weights import new_weights
 
 FeatureLayers = Sequence[str] | Mapping[str, int]
 
@@ -53,6 +50,9 @@ CHANNELS_FIRST = (
     "AdaptiveAvgPool",
 )
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+REDUCTIONS = ("sum", "mean")
 
 
 class LossPrediction(nn.Module):
@@ -84,116 +84,6 @@ def ranking_loss(guess_n: Tensor, loss_n: Tensor, margin: float = 1.0) -> Tensor
     return F.relu(margin - sign * (i - j)).mean()
 
 
-def channel_axes(layers: FeatureLayers) -> dict[str, int | None]:
-    if isinstance(layers, str) or not isinstance(layers, (Sequence, Mapping)) or not layers:
-        raise ValueError(
-            f"layers is {layers!r}; expected names of submodules, as ['stages.0', 'tail'], at least one, "
-            "or a dict {name: dimension of its channels}"
-        )
-    if len(set(layers)) != len(layers):
-        raise ValueError(f"layers names one twice: {', '.join(layers)}")
-    return dict(layers) if isinstance(layers, Mapping) else dict.fromkeys(layers)
-
-
-def check_layers(net: nn.Module, layers: FeatureLayers) -> None:
-    names = [name for name, _ in net.named_modules() if name]
-    for name in channel_axes(layers):
-        check_known("feature layer", name, names)
-
-
-@contextmanager
-def layer_features(net: nn.Module, axes: Mapping[str, int | None]) -> Iterator[dict[str, Tensor]]:
-    """One pass of ``net`` within leaves the layers' pooled outputs; the hooks are gone afterwards."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str, axis: int | None) -> Any:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            if name in seen:
-                raise ValueError(f"feature layer {name!r} is called more than once in a pass; name one called once")
-            # At once, and never the output itself: an in-place activation may follow.
-            seen[name] = pool_features(name, module, out, axis)
-
-        return hook
-
-    handles = []
-    try:
-        for name, axis in axes.items():
-            handles.append(net.get_submodule(name).register_forward_hook(keep(name, axis)))
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def features_in_order(seen: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> list[Tensor]:
-    if unseen := [name for name in axes if name not in seen]:
-        raise ValueError(f"feature layer {unseen[0]!r} is never called in a pass of the network; name one that is")
-    return [seen[name] for name in axes]
-
-
-def pool_features(name: str, module: nn.Module, out: Any, axis: int | None) -> Tensor:
-    """(n, channels): the mean over all other dimensions."""
-    if not isinstance(out, Tensor) or not out.is_floating_point() or out.dim() < 2:
-        what = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-        raise ValueError(f"feature layer {name!r} gives {what}; expected a floating tensor (n, channels, ...)")
-    if out.dim() == 2:
-        return out.clone()
-    if axis is None:
-        if isinstance(module, CHANNELS_LAST):
-            axis = -1
-        elif out.dim() > 3 or type(module).__name__.startswith(CHANNELS_FIRST):
-            axis = 1
-        else:
-            raise ValueError(
-                f"feature layer {name!r}, a {type(module).__name__}, gives {tuple(out.shape)}: channels may come first "
-                f"or last; tell with layers={{{name!r}: 1}} or {{{name!r}: -1}}"
-            )
-    return out.movedim(axis, 1).flatten(2).mean(2)
-
-
-@torch.no_grad()
-def read_features(
-    net: nn.Module, x: Tensor | Mapping[str, Tensor], layers: FeatureLayers
-) -> tuple[Tensor, list[Tensor]]:
-    """Outputs (N, C) and features of every point, in eval mode; nothing of the network or of torch's RNG changes."""
-    axes = channel_axes(layers)
-    check_layers(net, axes)  # type: ignore[arg-type]
-    if any(m.training for m in net.modules()):
-        raise ValueError("net is in train mode; call net.eval() first")
-    device = next(net.parameters()).device
-    N = len(x if isinstance(x, Tensor) else next(iter(x.values())))
-    f, h = [], []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
-        for start in range(0, N, FORWARD_CHUNK):
-            at = slice(start, start + FORWARD_CHUNK)
-            args, named = ((x[at],), {}) if isinstance(x, Tensor) else ((), {k: v[at] for k, v in x.items()})
-            with layer_features(net, axes) as seen:
-                f.append(functional_call(net, {k: b.clone() for k, b in net.named_buffers()}, args, named))
-            h.append(features_in_order(seen, axes))
-    return torch.cat(f), [torch.cat(parts) for parts in zip(*h)]
-
-
-def predict_losses(net: nn.Module, module: LossPrediction, x: Tensor | Mapping[str, Tensor]) -> Tensor:
-    """(N,) predicted losses in float64; their order is what was learned, not their size. NaN raises."""
-    f_NC, h = read_features(net, x, module.layers)  # type: ignore[arg-type]
-    if (got := [t.shape[1] for t in h]) != (want := [read.in_features for read in module.read]):
-        raise ValueError(f"layers {', '.join(module.layers)} have widths {got}; the module was trained on {want}")
-    with torch.no_grad(), torch.autocast(h[0].device.type, enabled=False):
-        guess_N = module(h)
-    for what, values in (("outputs of net", f_NC.flatten(1)), ("predicted losses", guess_N[:, None])):
-        if not (fine := torch.isfinite(values).all(1)).all():
-            first = int((~fine).nonzero()[0])
-            raise ValueError(f"{what} are NaN or infinite for {int((~fine).sum())} points, first at {first}")
-    return guess_N.cpu().double() if guess_N.device.type == "mps" else guess_N.double()
-
-
-# LL4AL's training (Yoo and Kweon 2019, arXiv 1905.03677, §3): network and loss-prediction module side by side.
-
-
-REDUCTIONS = ("sum", "mean")
-# With fit's 0.5 for L2 the ranking loss leaves an MLP on 100 digits at chance, with 0.05 one or two points below fit.
-
-
 @dataclass(frozen=True)
 class RankedTargets(TrainingTargets):
     """The joint loss, (1/n) Σ l + weight · (2/n) Σ over pairs of the ranking loss; outputs are [f, l̂], (n, C + 1)."""
@@ -205,6 +95,16 @@ class RankedTargets(TrainingTargets):
     def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
         loss_n = self.criterion.point_values(f_nC[:, :-1], fit_n, self.reduction)
         return loss_n.mean() + self.weight * ranking_loss(f_nC[:, -1], loss_n.detach(), self.margin)
+
+
+@dataclass(frozen=True)
+class OrderTargets(TrainingTargets):
+    """The ranking loss alone: ``fit_N`` are the losses that the frozen network has, outputs l̂ (n, 1)."""
+
+    margin: float = 1.0
+
+    def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
+        return ranking_loss(f_nC[:, 0], fit_n, self.margin)
 
 
 class JointNetwork(nn.Module):
@@ -221,6 +121,17 @@ class JointNetwork(nn.Module):
         guess_n = self.module([t.detach() for t in h] if self.passes >= self.stop else h)
         self.passes += 1
         return torch.cat([f_nC, guess_n[:, None]], 1)
+
+
+class AloneNetwork(nn.Module):
+    """The module on the features of all layers in one row each."""
+
+    def __init__(self, module: LossPrediction, widths: list[int]) -> None:
+        super().__init__()
+        self.module, self.widths = module, widths
+
+    def forward(self, h_nD: Tensor) -> Tensor:
+        return self.module(h_nD.split(self.widths, 1))[:, None]
 
 
 def fit_ll4al(
@@ -283,8 +194,8 @@ def fit_ll4al(
     init_seed, order_seed, draw_seed, module_seed = ll4al_seeds(seed, 4)
     with restored_on_error(net), seeded(init_seed, device):
         if start == "cold":
-            reset(net)
-        goal = training_targets(y, loss, len(x), outputs_in_chunks(net, x, how), device, dtype)
+            new_weights(net)
+        goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
         with seeded(module_seed, device):
             widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
             module = LossPrediction(layers, widths, hidden).to(device, dtype)
@@ -298,52 +209,9 @@ def fit_ll4al(
         module.eval()
         residual, accuracy = measure_fit(net, x, goal, how)
         if not math.isfinite(residual):
-            raise check_diverged(f"the residual is {residual}", how)
+            raise diverged_error(f"the residual is {residual}", how)
     seconds = time.perf_counter() - began
     return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale()), module
-
-
-def ll4al_seeds(seed: int, n: int) -> list[int]:
-    return torch.randint(2**62, (n,), generator=Generator().manual_seed(seed)).tolist()
-
-
-def check_ll4al_numbers(
-    max_lr: float, weight_decay: float, pad: int, weight: float, margin: float, stop: float
-) -> None:
-    if not (max_lr > 0 and math.isfinite(max_lr)) or not weight_decay >= 0 or pad < 0:
-        raise ValueError(
-            f"max_lr={max_lr!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others at "
-            "least 0"
-        )
-    if not (0 <= weight < math.inf and 0 < margin < math.inf and 0 <= stop <= 1):
-        raise ValueError(
-            f"weight={weight!r}, margin={margin!r}, stop={stop!r}; expected weight of at least 0, margin above 0, "
-            "stop from 0 to 1, a share of the steps"
-        )
-
-
-# LL4AL's module for a network already trained: the ranking loss on features that no longer change.
-
-
-@dataclass(frozen=True)
-class OrderTargets(TrainingTargets):
-    """The ranking loss alone: ``fit_N`` are the losses that the frozen network has, outputs l̂ (n, 1)."""
-
-    margin: float = 1.0
-
-    def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
-        return ranking_loss(f_nC[:, 0], fit_n, self.margin)
-
-
-class AloneNetwork(nn.Module):
-    """The module on the features of all layers in one row each."""
-
-    def __init__(self, module: LossPrediction, widths: list[int]) -> None:
-        super().__init__()
-        self.module, self.widths = module, widths
-
-    def forward(self, h_nD: Tensor) -> Tensor:
-        return self.module(h_nD.split(self.widths, 1))[:, None]
 
 
 def fit_ll4al_alone(
@@ -390,3 +258,128 @@ def fit_ll4al_alone(
         order = OrderTargets(loss, loss_N, goal.t_NC, goal.classes, float(margin))
         train_eager(AloneNetwork(module, widths), torch.cat(h, 1), order, how, order_seed, draw_seed, None)
     return module.eval()
+
+
+def ll4al_seeds(seed: int, n: int) -> list[int]:
+    return torch.randint(2**62, (n,), generator=Generator().manual_seed(seed)).tolist()
+
+
+def check_ll4al_numbers(
+    max_lr: float, weight_decay: float, pad: int, weight: float, margin: float, stop: float
+) -> None:
+    if not (max_lr > 0 and math.isfinite(max_lr)) or not weight_decay >= 0 or pad < 0:
+        raise ValueError(
+            f"max_lr={max_lr!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others at "
+            "least 0"
+        )
+    if not (0 <= weight < math.inf and 0 < margin < math.inf and 0 <= stop <= 1):
+        raise ValueError(
+            f"weight={weight!r}, margin={margin!r}, stop={stop!r}; expected weight of at least 0, margin above 0, "
+            "stop from 0 to 1, a share of the steps"
+        )
+
+
+def predict_losses(net: nn.Module, module: LossPrediction, x: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """(N,) predicted losses in float64; their order is what was learned, not their size. NaN raises."""
+    f_NC, h = read_features(net, x, module.layers)  # type: ignore[arg-type]
+    if (got := [t.shape[1] for t in h]) != (want := [read.in_features for read in module.read]):
+        raise ValueError(f"layers {', '.join(module.layers)} have widths {got}; the module was trained on {want}")
+    with torch.no_grad(), torch.autocast(h[0].device.type, enabled=False):
+        guess_N = module(h)
+    for what, values in (("outputs of net", f_NC.flatten(1)), ("predicted losses", guess_N[:, None])):
+        if not (fine := torch.isfinite(values).all(1)).all():
+            first = int((~fine).nonzero()[0])
+            raise ValueError(f"{what} are NaN or infinite for {int((~fine).sum())} points, first at {first}")
+    return guess_N.cpu().double() if guess_N.device.type == "mps" else guess_N.double()
+
+
+# Features of named layers.
+
+
+@torch.no_grad()
+def read_features(
+    net: nn.Module, x: Tensor | Mapping[str, Tensor], layers: FeatureLayers
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs (N, C) and features of every point, in eval mode; nothing of the network or of torch's RNG changes."""
+    axes = channel_axes(layers)
+    check_layers(net, axes)  # type: ignore[arg-type]
+    if any(m.training for m in net.modules()):
+        raise ValueError("net is in train mode; call net.eval() first")
+    device = next(net.parameters()).device
+    N = len(x if isinstance(x, Tensor) else next(iter(x.values())))
+    f, h = [], []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
+        for start in range(0, N, FORWARD_CHUNK):
+            at = slice(start, start + FORWARD_CHUNK)
+            args, named = ((x[at],), {}) if isinstance(x, Tensor) else ((), {k: v[at] for k, v in x.items()})
+            with layer_features(net, axes) as seen:
+                f.append(functional_call(net, {k: b.clone() for k, b in net.named_buffers()}, args, named))
+            h.append(features_in_order(seen, axes))
+    return torch.cat(f), [torch.cat(parts) for parts in zip(*h)]
+
+
+@contextmanager
+def layer_features(net: nn.Module, axes: Mapping[str, int | None]) -> Iterator[dict[str, Tensor]]:
+    """One pass of ``net`` within leaves the layers' pooled outputs; the hooks are gone afterwards."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, axis: int | None) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            if name in seen:
+                raise ValueError(f"feature layer {name!r} is called more than once in a pass; name one called once")
+            # At once, and never the output itself: an in-place activation may follow.
+            seen[name] = pool_features(name, module, out, axis)
+
+        return hook
+
+    handles = []
+    try:
+        for name, axis in axes.items():
+            handles.append(net.get_submodule(name).register_forward_hook(keep(name, axis)))
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def features_in_order(seen: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> list[Tensor]:
+    if unseen := [name for name in axes if name not in seen]:
+        raise ValueError(f"feature layer {unseen[0]!r} is never called in a pass of the network; name one that is")
+    return [seen[name] for name in axes]
+
+
+def pool_features(name: str, module: nn.Module, out: Any, axis: int | None) -> Tensor:
+    """(n, channels): the mean over all other dimensions."""
+    if not isinstance(out, Tensor) or not out.is_floating_point() or out.dim() < 2:
+        what = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise ValueError(f"feature layer {name!r} gives {what}; expected a floating tensor (n, channels, ...)")
+    if out.dim() == 2:
+        return out.clone()
+    if axis is None:
+        if isinstance(module, CHANNELS_LAST):
+            axis = -1
+        elif out.dim() > 3 or type(module).__name__.startswith(CHANNELS_FIRST):
+            axis = 1
+        else:
+            raise ValueError(
+                f"feature layer {name!r}, a {type(module).__name__}, gives {tuple(out.shape)}: channels may come first "
+                f"or last; tell with layers={{{name!r}: 1}} or {{{name!r}: -1}}"
+            )
+    return out.movedim(axis, 1).flatten(2).mean(2)
+
+
+def channel_axes(layers: FeatureLayers) -> dict[str, int | None]:
+    if isinstance(layers, str) or not isinstance(layers, (Sequence, Mapping)) or not layers:
+        raise ValueError(
+            f"layers is {layers!r}; expected names of submodules, as ['stages.0', 'tail'], at least one, "
+            "or a dict {name: dimension of its channels}"
+        )
+    if len(set(layers)) != len(layers):
+        raise ValueError(f"layers names one twice: {', '.join(layers)}")
+    return dict(layers) if isinstance(layers, Mapping) else dict.fromkeys(layers)
+
+
+def check_layers(net: nn.Module, layers: FeatureLayers) -> None:
+    names = [name for name, _ in net.named_modules() if name]
+    for name in channel_axes(layers):
+        check_known("feature layer", name, names)

@@ -1,4 +1,4 @@
-"""Gradients of a small ReLU network without autograd, whose bookkeeping costs as much as the arithmetic there.
+"""Gradients of a small ReLU network without autograd, whose overhead would cost as much as the arithmetic.
 
 With h_0 = x, h_k = relu(h_{k−1} W_kᵀ + b_k), f = h_{K−1} W_Kᵀ + b_K and d_K = ∂loss/∂f:
 
@@ -15,7 +15,7 @@ from foretaste.losses import TrainingTargets
 from foretaste.network.models import MLP
 
 MLPStep = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
-SMALL_MLP = 4_000_000  # multiplications of one forward pass, under which a second thread costs more than it brings
+SMALL_MLP = 4_000_000  # multiplications of a forward pass; below it a second thread costs more than it saves
 
 
 def mlp_gradients(net: nn.Module, goal: TrainingTargets, params: list[nn.Parameter]) -> MLPStep:
@@ -31,7 +31,7 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets, params: list[nn.Paramet
 
 
 def is_plain_mlp(net: nn.Module, params: list[nn.Parameter]) -> bool:
-    """An MLP of ours with ReLUs, all of it trained, as made: nobody's hooks are to be passed over."""
+    """Whether net is our MLP with ReLUs, fully trained and without hooks, which would not be called."""
     return (
         type(net) is MLP
         and all(type(m) is (nn.ReLU if i % 2 else nn.Linear) for i, m in enumerate(net.layers))

@@ -1,4 +1,4 @@
-"""A multilayer perceptron on flattened inputs."""
+"""The networks that come along: an MLP, and the paper's WideResNets and ResNet18 (§4)."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +10,7 @@ from foretaste.errors import check_counts, check_known
 
 
 class ErfActivation(nn.Module):
-    """Here because its infinite-width kernel has a closed form."""
+    """erf(x), whose infinite-width kernel has a closed form."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.erf(x)
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "erf": ErfActivation
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """What an MLP is made of: ``build()`` makes a new one like it."""
+    """The settings of an MLP; ``build()`` makes a new one."""
 
     inputs: int
     hidden: tuple[int, ...] = (256, 256)
@@ -38,7 +38,18 @@ class MLPSpec:
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between them; ``hidden=()`` is a linear model."""
+    """A multilayer perceptron on flattened inputs.
+
+    Args:
+        inputs: values of one point: 784 for a 28×28 image.
+        hidden: widths of the hidden layers; () is a linear model.
+        classes: outputs.
+        activation: "relu", "erf", "tanh" or "gelu".
+
+    Example:
+        >>> MLP(784, (256, 256), 10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(
         self, inputs: int, hidden: tuple[int, ...] = (256, 256), classes: int = 10, activation: str = "relu"
@@ -63,7 +74,7 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True)
 class WideResNetSpec:
-    """What a WideResNet is made of: ``build()`` makes a new one like it."""
+    """The settings of a WideResNet; ``build()`` makes a new one."""
 
     layers: int = 1
     blocks: int = 1
@@ -101,7 +112,19 @@ class PreactivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A 3×3 stem to 16k channels; stages of 32k, 64k, 128k, the first of stride 1; BN-ReLU, mean over space, linear."""
+    """A 3×3 stem to 16k channels; stages of 32k, 64k, 128k, the first of stride 1; BN-ReLU, mean over space, linear.
+
+    Args:
+        layers: stages, 1 to 3; the paper's "1-layer" network has one.
+        blocks: residual blocks in a stage.
+        widen: the factor k of all widths.
+        channels: of a picture: 1 grey, 3 colour.
+        classes: outputs.
+
+    Example:
+        >>> WideResNet(1, widen=1)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(self, layers: int = 1, blocks: int = 1, widen: int = 10, channels: int = 1, classes: int = 10) -> None:
         super().__init__()
@@ -126,7 +149,7 @@ class WideResNet(nn.Module):
 
 @dataclass(frozen=True)
 class ResNetSpec:
-    """What a ResNet is made of: ``build()`` makes a new one like it. ``blocks`` counts them stage by stage."""
+    """The settings of a ResNet; ``build()`` makes a new one. ``blocks``: how many in each stage."""
 
     channels: int = 3
     classes: int = 10
@@ -188,15 +211,22 @@ class ResNet(nn.Module):
 
 
 def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> ResNet:
-    """Four stages of two blocks: 11.2 M parameters at width 64."""
+    """ResNet18: four stages of two blocks, 11.2 M parameters at width 64.
+
+    Args:
+        channels: of a picture: 1 grey, 3 colour.
+        classes: outputs.
+        width: channels of the first stage; each later stage has twice as many as the one before.
+
+    Example:
+        >>> resnet18(classes=5, width=8)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 5])
+    """
     return ResNet(channels, classes, width)
 
 
-# Which layers LL4AL reads in the networks of this folder.
-
-
 def feature_layers(net: nn.Module) -> list[str]:
-    """Names of the hidden activations of an MLP, of the blocks of a ResNet."""
+    """The layers that LL4AL reads: hidden activations of an MLP, blocks of a ResNet."""
     if isinstance(net, MLP) and net.spec.hidden:
         return [f"layers.{2 * k + 1}" for k in range(len(net.spec.hidden))]
     if isinstance(net, WideResNet | ResNet):

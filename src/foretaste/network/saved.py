@@ -1,4 +1,4 @@
-"""Networks in files: weights in safetensors, and beside them what they are the weights of."""
+"""Networks in files: weights in safetensors, with metadata that says which network they belong to."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from foretaste.network.build import NETWORKS, make_network
 from foretaste.network.sgd import PixelNormalise
 
-METADATA_KEY = "foretaste"  # of the file's metadata
+METADATA_KEY = "foretaste"  # in the file's metadata
 CONVERT_HINT = (
     "in Python: import torch, safetensors.torch; weights = torch.load(FILE, weights_only=False)  # runs what is in it; "
     'safetensors.torch.save_file(weights.state_dict(), "net.safetensors")'
@@ -27,7 +27,7 @@ CONVERT_HINT = (
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """What a file says of its weights; a file of someone else's says nothing."""
+    """The metadata of a file of weights; all None for a file that foretaste did not write."""
 
     network: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +48,21 @@ def save_network(
     loss: str | None = None,
     shape: Sequence[int] | None = None,
 ) -> Path:
-    """Write the weights, whole or not at all; ``load`` then needs no name. Built-in networks say theirs themselves."""
+    """Write a network's weights and what is needed to load them. An interrupted write leaves no file.
+
+    Args:
+        net: the network.
+        path: of the file, .safetensors.
+        network: its name, "package.module:function" for one of your own. Built-in networks know theirs.
+        options: settings to build it with; built-in networks know theirs.
+        classes: names of the classes, in the order of the outputs.
+        normalise: (mean, std) that its inputs were normalised with.
+        loss: the loss it was trained with.
+        shape: of one point.
+
+    Returns:
+        The path.
+    """
     name, own = _described(net)
     said = {
         "network": network or name,
@@ -58,7 +72,7 @@ def save_network(
         "loss": loss,
         "shape": None if shape is None else list(shape),
     }
-    # A copy each: the format has no tensors that share memory, and tied weights do.
+    # Copies: tied weights share memory, which the format does not allow.
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +91,7 @@ def save_network(
 
 
 def saved_network(path: str | os.PathLike[str]) -> SavedNetwork:
-    """What is said of the weights in a file."""
+    """Read the metadata of a file of weights."""
     if not _is_safetensors(Path(path)):
         return SavedNetwork()
     with _opened(Path(path)) as file:
@@ -105,10 +119,20 @@ def load_network(
     classes: int | None = None,
     shape: Sequence[int] | None = None,
 ) -> nn.Module:
-    """The network of that name with the weights in a file, in eval mode; ``name`` None is what ``save`` wrote.
+    """Make a network with the weights in a file, in eval mode.
 
-    Every tensor must be there with its shape, and no other. Half-precision weights become float32. ``classes`` None:
-    as many as a built-in network's weights are for.
+    Args:
+        name: of the network, as in ``make_network``; None takes the name in the file's metadata.
+        weights: the file: .safetensors, or a .pt that holds tensors alone.
+        options: settings of the network.
+        classes: outputs; None is what a built-in network's weights are for.
+        shape: of one point.
+
+    Returns:
+        The network. Half-precision weights become float32.
+
+    Raises:
+        ValueError: a tensor is missing, left over, of another shape, or not finite; all are named.
     """
     path = Path(weights)
     about = saved_network(path)
@@ -131,7 +155,7 @@ def load_network(
 
 
 def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
-    """Outputs of the last layer of a built-in network."""
+    """How many outputs the last layer of a built-in network has."""
     last = max(
         (int(k.split(".")[1]) for k in tensors if k.startswith("layers.") and k.split(".")[1].isdecimal()), default=0
     )
@@ -142,7 +166,7 @@ def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
 
 
 def _described(net: nn.Module) -> tuple[str | None, dict[str, Any]]:
-    """The name and options by which ``build`` makes such a network; inputs, channels and classes among them."""
+    """The name and options with which ``build_network`` makes such a network."""
     spec = getattr(net, "spec", None)
     for name, (kind, said) in NETWORKS.items():
         if isinstance(spec, kind) and all(getattr(spec, key) == value for key, value in said.items()):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""For authors of acquisition functions and strategies: the contract that ``ft.query`` counts on, as tests.
+"""Contract tests for authors of acquisition functions and strategies: what ``ft.query`` relies on.
 
 from foretaste.testing import check_acquisition, check_strategy
 

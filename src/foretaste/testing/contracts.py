@@ -1,4 +1,4 @@
-"""The contract of an acquisition function, fn(state) -> (U,) scores."""
+"""The contracts of acquisition functions and strategies, as tests that anybody can run on their own."""
 
 import logging
 import random
@@ -52,14 +52,25 @@ class ContractSetting:
 
 
 def check_acquisition(fn: Acquisition, *, regression: bool = False) -> None:
-    """Raise an AssertionError that says which clause ``fn(state) -> (U,)`` breaks, and where.
+    """Hold an acquisition function to the contract that ``ft.query`` relies on.
 
-    Shape; finite but for candidates taken; the same each time, and the state left as it was; permuting the pool
-    permutes the scores; copies in the pool score alike. On networks of 2 and 10 classes (with ``regression``, of one
-    output), in float32 and float64, by both losses, with a watched set other than the pool, before and after labels.
+    Scores have the right shape and are finite, except for candidates already taken. Two calls give the same scores and
+    leave the state unchanged. Permuting the pool permutes the scores, and copies of a point score alike. All this is
+    tried in float32 and float64, with both losses, with watched points that are not the pool, and after labels.
+
+    Args:
+        fn: ``fn(state) -> (U,)``, higher = label sooner.
+        regression: use networks with one output instead of 2 and 10 classes.
+
+    Raises:
+        AssertionError: says which clause is broken, and in which setting.
+
+    Example:
+        >>> from foretaste.acquire import variance
+        >>> check_acquisition(variance)
     """
     level = logging.getLogger("foretaste").level
-    logging.getLogger("foretaste").setLevel(logging.ERROR)  # that these networks are untrained is no news
+    logging.getLogger("foretaste").setLevel(logging.ERROR)  # these networks are untrained on purpose
     try:
         for setting in _contract_settings(regression):
             _check_setting(fn, setting)
@@ -84,7 +95,7 @@ def _check_setting(fn: Acquisition, setting: ContractSetting) -> None:
     y: Any = 0.5 if setting.C == 1 else 1
     scores_U = _contract_scores(fn, state, setting, "before any label")
     _contract_scores(fn, state.condition(2, y), setting, "after a label")
-    _contract_scores(fn, state.condition(2, None), setting, "with a label on its way")
+    _contract_scores(fn, state.condition(2, None), setting, "with a pending label")
     tolerance = 1e-6 if setting.dtype == torch.float64 else 1e-2  # S subtracts nearly equal numbers
     slack = tolerance * max(float(scores_U.abs().max()), 1e-12)
     if float((scores_U[3] - scores_U[7]).abs()) > slack:
@@ -128,7 +139,7 @@ def _public(state: State) -> list[Tensor]:
     return [state.net, state.mean, state.pool_net, state.pool_mean, state.u, S_WU]
 
 
-# What a query must leave as it found it, written down before and compared after.
+# What a query must not change: recorded before it, compared after it.
 
 
 def snapshot_network(net: nn.Module, *inputs: Tensor) -> dict[str, Any]:
@@ -167,11 +178,11 @@ def _same_value(a: Any, b: Any) -> bool:
     return bool(a == b) if type(a) is type(b) else False
 
 
-# The contract of a strategy, whether it scores or picks by itself: what ``ft.query`` promises of its batches.
+# The contract of a strategy, whether it scores candidates or picks a batch by itself.
 
 
-CONTRACT_POOL, CONTRACT_BATCH, BAD_VALUES = 11, 4, 5
-ORDER_SEED = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)
+CONTRACT_POOL, CONTRACT_BATCH, BAD_CANDIDATE = 11, 4, 5
+POOL_ORDER = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)
 MakeNet = Callable[[int], nn.Module]
 
 
@@ -251,14 +262,25 @@ def check_strategy(
     losses: Iterable[str] = ("l2", "ce"),
     **options: Any,
 ) -> None:
-    """Raise an AssertionError that says which clause a strategy breaks, and where.
+    """Hold a strategy to what ``ft.query`` promises of its batches.
 
-    By its name, or fn(state) -> (U,); ``options`` are its own settings. Every batch: int64, different positions. The
-    same seed, the same batch, whatever the global random state. Copies in the pool, a pool of nothing else, and the
-    whole pool, are fine; more than the pool, and a NaN output of the network, raise. Where the seed decides nothing,
-    permuting the pool permutes the batch. Weights, ``.grad``, flags, hooks, inputs and random states are as found, also
-    after an error. On networks of 2 and 100 classes (one output, where it takes that), float32 and float64, by each of
-    ``losses``. ``make_net(C)`` makes another network than an MLP, of 4 inputs in one tensor; its weights are replaced.
+    A batch has different int64 positions. The same seed gives the same batch, whatever the global random state. Copies
+    in the pool, a pool of copies only, and asking for the whole pool all work. A NaN output of the network raises. If
+    the seed makes no difference, permuting the pool permutes the batch. Weights, ``.grad``, flags, hooks, inputs and
+    random states are unchanged, also after an error. Networks have 2 and 100 classes (or one output, if the strategy
+    is for regression), in float32 and float64.
+
+    Args:
+        strategy: a registered name, or ``fn(state) -> (U,)``.
+        make_net: ``make_net(C)`` makes the network, of 4 inputs in one tensor; None is an MLP. Weights are replaced.
+        losses: the losses to try.
+        options: settings of the strategy.
+
+    Raises:
+        AssertionError: says which clause is broken, and in which case.
+
+    Example:
+        >>> check_strategy("margin", losses=["ce"])
     """
     needs = find_strategy(strategy).needs if isinstance(strategy, str) else ("classes",)
     if not isinstance(strategy, str) and options:
@@ -266,7 +288,7 @@ def check_strategy(
     make = make_net or (lambda C: MLPSpec(4, (16,), C).build())
     logger = logging.getLogger("foretaste")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # that these networks are untrained is no news
+    logger.setLevel(logging.ERROR)  # these networks are untrained on purpose
     try:
         losses = tuple(losses)
         for C in [1] if "regression" in needs else [2, 100] if "classes" in needs else [1, 2, 100]:
@@ -313,19 +335,19 @@ def _check_limits(case: ContractCase) -> None:
 def _check_permutation(case: ContractCase) -> None:
     first, *others = (case.picks("another seed", seed=seed) for seed in range(5))
     if any(other != first for other in others):
-        return  # by lot, or ties that the seed breaks
-    moved = case.picks("the pool permuted", case.x_U[list(ORDER_SEED)])
-    if (back := [ORDER_SEED[j] for j in moved]) != first:
+        return  # the strategy draws at random, or the seed breaks ties
+    moved = case.picks("the pool permuted", case.x_U[list(POOL_ORDER)])
+    if (back := [POOL_ORDER[j] for j in moved]) != first:
         raise AssertionError(f"permutation: with the pool permuted it takes {back}, and {first} before ({case})")
 
 
 def _check_nan(case: ContractCase) -> None:
-    """One candidate's outputs are NaN. A strategy that never calls the network cannot know, and is let off."""
-    net, bad, calls = case.net(), case.x_U[BAD_VALUES].to(case.dtype), [0]
+    """One candidate's outputs are NaN. A strategy that never calls the network cannot know, and passes."""
+    net, spoiled, calls = case.net(), case.x_U[BAD_CANDIDATE].to(case.dtype), [0]
 
     def spoil(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         calls[0] += 1
-        return torch.where((args[0] == bad).all(-1, keepdim=True), torch.nan, out)
+        return torch.where((args[0] == spoiled).all(-1, keepdim=True), torch.nan, out)
 
     net.register_forward_hook(spoil)
     try:
@@ -336,10 +358,12 @@ def _check_nan(case: ContractCase) -> None:
         if isinstance(e, AssertionError):
             raise
         raise AssertionError(
-            f"NaN: of the outputs of candidate {BAD_VALUES} gave {type(e).__name__}: {e} ({case})"
+            f"NaN: outputs of candidate {BAD_CANDIDATE} are NaN, and it raised {type(e).__name__}: {e} ({case})"
         ) from e
     if calls[0]:
-        raise AssertionError(f"NaN: of the outputs of candidate {BAD_VALUES} did not raise; it took {picked} ({case})")
+        raise AssertionError(
+            f"NaN: outputs of candidate {BAD_CANDIDATE} are NaN, and nothing was raised; picked {picked} ({case})"
+        )
 
 
 def _normal_points(*shape: int, seed: int) -> Tensor:
