@@ -1,0 +1,83 @@
+"""Each figure of the paper from its own arms of the records here: curves as SVG, means as CSV, a table on the screen.
+
+    python results/figures.py          # all of them
+    python results/figures.py fig3a
+
+Arms that several figures share were run once (results/PROGRAM.md). A figure is a choice of records: an arm keeps the
+name and the settings it was run with. "NTK", "gain" and "Random" without a width are of widen 10.
+"""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+
+from foretaste.report import curves, summarize
+from foretaste.study import load
+
+HERE = Path(__file__).parent
+WIDTHS = [f"{arm}, widen {k}" for k in (4, 2, 1) for arm in ("NTK", "gain", "Random")]
+
+# name: folders of records, and the arms that are shown
+FIGURES = {
+    "mnist-wrn1": (["mnist"], ["gain", "Margin", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"]),
+    "fig3a": (["mnist"], ["gain", "Sequential NTK", "NTK", "Random"]),
+    "fig3b": (["mnist"], ["NTK", "gain", "Random", *WIDTHS]),
+    "l2-ce": (["mnist"], ["NTK", "Random", "NTK, CE", "Random, CE"]),
+    "fig1b": (
+        ["mnist14"],
+        ["NN, gain", "NN, NTK", "NN, infinite NTK", "NN, one step", "NN, Random", "GP, infinite NTK", "GP, Random"],
+    ),
+    "fig1a": (["mnist14", "mnist14-naive"], ["NN, NTK", "NN, NTK, no block", "Naive", "NN, Random"]),
+    "mnist-cold": (["mnist-cold"], ["gain", "NTK", "Random"]),
+    "no-figure": (["digits-claims"], None),
+}
+# What a record does not say: Naive was run in a study of its own, and the Randoms are baselines themselves.
+AGAINST = {"Naive": "NN, Random", "Random, CE": None, **{f"Random, widen {k}": None for k in (4, 2, 1)}}
+
+
+def records_of(name: str) -> list:
+    folders, arms = FIGURES[name]
+    found = [r for folder in folders for r in load(HERE / folder)]
+    if arms is None:
+        arms = [a["name"] for a in json.loads((HERE / folders[0] / "study.json").read_text())["study"]["arms"]]
+    first = {arm: k for k, arm in enumerate(arms)}
+    return sorted((r for r in found if r["arm"] in first), key=lambda r: (first[r["arm"]], r["seed"], r["cycle"]))
+
+
+def make(name: str) -> None:
+    s = summarize(records_of(name))
+    pairs = {arm: AGAINST.get(arm, s.against.get(arm)) for arm in s.arms}
+    s = replace(s, against={arm: base for arm, base in pairs.items() if base})
+    out = HERE / name
+    out.mkdir(exist_ok=True)
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        curves(s).savefig(out / "curves.svg", metadata={"Date": None, "Creator": None})
+    with (out / "summary.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["arm", "labels", "mean", "half", "against", "difference", "half", "seeds"])
+        for arm in s.arms:
+            base = s.against.get(arm)
+            for cycle, labels in enumerate([*s.counts, "after the first query"]):
+                whole = cycle == len(s.counts)
+                e = s.average(arm) if whole else s.accuracy(arm, cycle)
+                d = None if base is None else s.lead(arm, base) if whole else s.difference(arm, base, cycle)
+                gap = ["", "", ""] if d is None else [base, f"{d.mean:.3f}", number(d.half)]
+                rows.writerow([arm, labels, f"{e.mean:.3f}", number(e.half), *gap, e.n])
+    print(f"\n{name}: seeds {', '.join(map(str, s.seeds))}; {s.counts[0]} to {s.counts[-1]} labels", *s.missing)
+    for arm in s.arms:
+        e, base = s.average(arm), s.against.get(arm)
+        d = "" if base is None else f"{s.lead(arm, base).mean:+.1f} ± {number(s.lead(arm, base).half, 1)} to {base}"
+        print(f"  {arm:22} {e.mean:.1f} ± {number(e.half, 1)}  {d}")
+
+
+def number(half: float | None, digits: int = 3) -> str:
+    return "" if half is None else f"{half:.{digits}f}"
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or [name for name, (folders, _) in FIGURES.items() if (HERE / folders[0]).is_dir()]:
+        make(each)

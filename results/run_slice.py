@@ -1,0 +1,74 @@
+"""Run studies one after another for a limited time; the same command again resumes.
+
+    python results/run_slice.py --out runs --minutes 9 --processes 6 results/mnist.toml results/mnist14.toml
+
+As `foretaste run`, but without an estimate, a page or a progress bar: it needs neither typer nor matplotlib.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from foretaste.study import about, prepared, read, run, smoke
+
+
+class TimeIsUp(Exception):
+    """The cycle in progress is lost; every finished one is on disk."""
+
+
+def describe(folder: Path, study, config: str, processes: int, device: str) -> None:
+    """study.json, which `foretaste report` reads."""
+    data = prepared(study.data, "cpu")
+    told = {
+        "study": study.plain(),
+        "classes": list(data.classes),
+        "about": about(study, data, command=f"foretaste run {config}", processes=processes, device=device),
+        "data": data.name,
+        "data_notes": list(data.notes),
+        "standin": None,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--seeds", type=int, nargs="*", help="those of the file unless told")
+    parser.add_argument("--smoke", action="store_true")
+    args = parser.parse_args()
+    began = time.monotonic()
+
+    def seen(record) -> None:
+        seconds = time.monotonic() - began
+        c, wrong = record["cost"], "diverged" if record["diverged"] else "" if record["interpolates"] else "!"
+        print(
+            f"{seconds:6.1f} {record['arm']:20} {record['seed']} {record['cycle']} acc {record['accuracy']:.4f} "
+            f"mse {record['residual']:.1e} {wrong} train {c['train']:.2f} measure {c['measure']:.2f} "
+            f"query {c['query'] or 0:.2f} {c['peak_memory'] / 1e9:.1f} GB",
+            flush=True,
+        )
+        if seconds > 60 * args.minutes:
+            raise TimeIsUp
+
+    try:
+        for config in args.configs:
+            study = read(config)
+            study = smoke(study) if args.smoke else study
+            folder = args.out / Path(config).stem
+            describe(folder, study, config, args.processes, args.device)
+            some = replace(study, seeds=tuple(args.seeds)) if args.seeds else study
+            run(some, folder, processes=args.processes, devices=(args.device,), seen=seen)
+            print(f"{time.monotonic() - began:6.1f} {config}: complete", flush=True)
+    except TimeIsUp:
+        print("time is up", flush=True)
+
+
+if __name__ == "__main__":
+    main()
