@@ -33,8 +33,8 @@ def test_verdicts(records, level, says):
     got = verdict(records)
     assert (got.level, says in got.headline) == (level, True), got.headline
     assert ("agree" in got.headline) == (level == "trust")
-    assert any("correlation of 0.9 or more and a ranking at 0.8" in line for line in got.lines)
-    assert any("care takes a correlation of 0.6" in line for line in got.lines)
+    assert any("correlation of at least 0.9 and a ranking of at least 0.8" in line for line in got.lines)
+    assert any("Care needs a correlation of at least 0.6" in line for line in got.lines)
 
 
 def test_few_candidates_and_one_repeat_in_words():
@@ -56,7 +56,7 @@ def test_warnings_of_the_verdict():
     bad[1]["interpolates"] = False
     assert "1 of 1 retrainings did not learn" in verdict(bad).warnings[0]
     assert best_setting(made_up(0.2))["output"] == "first"
-    assert any("The best of the 2 settings" in line for line in verdict(made_up(0.2)).lines)
+    assert any("Of the 2 settings tried" in line for line in verdict(made_up(0.2)).lines)
 
 
 def test_the_page_carries_everything_and_escapes(tmp_path):
@@ -69,7 +69,7 @@ def test_the_page_carries_everything_and_escapes(tmp_path):
         "&lt;i&gt;",
         "0.950",
         "as ft.query",
-        "best",
+        "highest correlation",
     ):
         assert text in page, text
     assert "<b>" not in page

@@ -149,8 +149,8 @@ def _better_setting(records: Sequence[Any], own: Any | None) -> str:
         return ""
     if top["correlation"] - own["correlation"] < 0.02:
         return f"No other of the {n} settings tried does clearly better."
-    text = f"The best of the {n} settings tried is {describe_setting(top)}: {top['correlation']:.2f}"
-    return f"{text}, found on these candidates themselves."
+    text = f"Of the {n} settings tried, {describe_setting(top)} has the highest correlation, {top['correlation']:.2f}"
+    return f"{text}; it was chosen on these same candidates."
 
 
 def _kernel_scale(records: Sequence[Any]) -> str:
@@ -168,8 +168,8 @@ def _kernel_scale(records: Sequence[Any]) -> str:
 
 def _thresholds() -> str:
     return (
-        f"To trust takes a correlation of {TRUSTED} or more and a ranking at {SAME_RANKING} or more, beyond chance; "
-        f"care takes a correlation of {WITH_CARE}, or such a ranking."
+        f"Trust needs a correlation of at least {TRUSTED} and a ranking of at least {SAME_RANKING}, beyond chance. "
+        f"Care needs a correlation of at least {WITH_CARE}, or such a ranking."
     )
 
 
@@ -314,7 +314,7 @@ def _settings_section(records: Sequence[Any]) -> PageSection | None:
     top, rows = best_setting(records), []
     for s in records_of_kind(records, "setting"):
         first, *cells = _setting_cells(s)
-        mark = (" · as ft.query" if s["own"] else "") + (" · best" if s is top else "")
+        mark = (" · as ft.query" if s["own"] else "") + (" · highest correlation" if s is top else "")
         rows.append(PageRow(first, cells, best=s is top, mark=mark))
     skipped = [f"Not tried: {describe_setting(s)}: {s['why']}." for s in records_of_kind(records, "skipped")]
     if not rows:
@@ -323,7 +323,7 @@ def _settings_section(records: Sequence[Any]) -> PageSection | None:
         "Correlation: of predicted with real changes, with their sign, over watched points, outputs and candidates. "
         "Rank: Spearman over candidates. Error: of the difference, relative to the real change; predicting no change "
         "has 1. Slope: real changes over predicted ones. Ridge: of the mean diagonal. Kernel: time to compute it. "
-        "The best is chosen on these same candidates."
+        "Bold: the highest correlation, chosen on these same candidates."
     )
     return PageSection("By setting", [note, *skipped], table=PageTable(SETTING_COLUMNS, rows))
 
@@ -341,7 +341,7 @@ def _retrainings_section(records: Sequence[Any], classes: Sequence[str]) -> Page
         "The first seed. Moved: Euclidean, over all watched outputs, from the network before. The first row, without "
         "a new label, is subtracted from the others."
     )
-    return PageSection("What was retrained", [note], table=PageTable(columns, rows))
+    return PageSection("What was retrained", [note], table=PageTable(columns, rows, words=(1, 2)))
 
 
 def _how_measured(about: Mapping[str, Any]) -> dict[str, str]:

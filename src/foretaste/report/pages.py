@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Pictures = Mapping[int, np.ndarray]
 PICTURED_QUERIES = 2
-MOST_PICTURES = 20  # of one query
+PICTURES_PER_QUERY = 20  # of one query
 WIDEST_CLASS = 14  # characters below a picture
 
 
@@ -207,7 +207,7 @@ def study_sections(s: Summary, name: str) -> list[PageSection]:
     return [section for section in sections if section is not None]
 
 
-def _arm_table(s: Summary, columns: Sequence[str], cells: Mapping[str, Sequence[str]], *words: int) -> PageTable:
+def _table_of_arms(s: Summary, columns: Sequence[str], cells: Mapping[str, Sequence[str]], *words: int) -> PageTable:
     """A row for each arm; the highest mean is bold."""
     inks, best = arm_inks(s), s.ranked()[0]
     return PageTable(columns, [PageRow(a, row, inks[a], a == best) for a, row in cells.items()], words)
@@ -225,7 +225,7 @@ def _accuracy_section(s: Summary) -> PageSection:
         "Mean is over the cycles after the first query, and so is the difference; bold is the highest mean. Numbered "
         "columns are numbers of labels. Query: median time of one query, everything included."
     )
-    table = _arm_table(s, columns, cells, *((3,) if several else ()))
+    table = _table_of_arms(s, columns, cells, *((3,) if several else ()))
     return PageSection("Test accuracy, %", [note], table=table)
 
 
@@ -248,7 +248,7 @@ def _area_section(s: Summary, name: str) -> PageSection | None:
     if s.against and len(s.seeds) > 1:
         note += " A hollow mark: not decided."
     charts = inline_charts(area_charts(s), f"{name}areas")
-    return PageSection("Area under the curve", [note], charts, _arm_table(s, columns, cells, 3, 4))
+    return PageSection("Area under the curve", [note], charts, _table_of_arms(s, columns, cells, 3, 4))
 
 
 def _verdict_of(e: Interval) -> str:
@@ -290,7 +290,7 @@ def _cost_section(s: Summary, name: str) -> PageSection | None:
         "memory is the most of any cycle: on a GPU of the device, on a CPU of the whole process."
     )
     columns = ["arm", "query", "of which", "training", "peak memory"]
-    table = _arm_table(s, columns, cells, 2)
+    table = _table_of_arms(s, columns, cells, 2)
     return PageSection("What a query costs", [note], inline_charts(charts, f"{name}times"), table)
 
 
@@ -321,7 +321,7 @@ def _pictured_query(record: Record, pictures: Pictures, classes: Sequence[str] |
     points = list(zip(record["queried"], record["predicted"], record["labels"]))
     shown = [
         {"src": thumbnail(pictures[i]), "predicted": _class_name(p, classes), "true": _class_name(t, classes)}
-        for i, p, t in [point for point in points if point[0] in pictures][:MOST_PICTURES]
+        for i, p, t in [point for point in points if point[0] in pictures][:PICTURES_PER_QUERY]
     ]
     wrong, kinds = sum(p != t for _, p, t in points), len(set(record["labels"]))
     note = f"at {record['labelled']} labels: {wrong} of {len(points)} mistaken, {kinds} "

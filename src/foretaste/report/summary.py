@@ -37,7 +37,7 @@ class Interval:
             return "one seed" if self.n == 1 else f"{self.n} seeds only"
         if self.half <= NO_WIDTH:
             return "no spread over seeds"
-        return "zero is inside" if abs(self.mean) <= self.half else None
+        return "zero is included" if abs(self.mean) <= self.half else None
 
     @property
     def decided(self) -> bool:
