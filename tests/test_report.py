@@ -438,6 +438,7 @@ def test_titles_have_room_beside_long_names():
         figure.draw_without_rendering()
         box = figure.axes[0]._left_title.get_window_extent()
         assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+        assert box.x0 < figure.axes[0].bbox.x0
 
 
 def test_times_are_medians():
@@ -493,6 +494,8 @@ def test_import_loads_neither_matplotlib_nor_typer():
 def test_examples_of_docstrings(module, tmp_path, monkeypatch):
     """They run where runs/fig2a, runs/cold and fidelity/records.jsonl are."""
     monkeypatch.chdir(tmp_path)
+    for user in ("runs", "comparison"):  # figures take most of the time, and other tests draw them
+        monkeypatch.setattr(f"foretaste.report.{user}.save_figures", lambda *_: None)
     write_run(tmp_path / "runs" / "fig2a", records())
     write_run(tmp_path / "runs" / "cold", records({"margin": 0.85, "random": 0.6}), study={"title": "Cold"})
     (tmp_path / "fidelity").mkdir()
