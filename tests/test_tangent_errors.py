@@ -2,6 +2,8 @@
 """Bad input gets a clear error; the network is left as it was, whatever happens."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,6 +17,14 @@ from networks import NETWORKS, Network
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)).eval()
+
+
+def words() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 3)).eval()
 
 
 class Calls(nn.Module):
@@ -53,7 +63,7 @@ BAD = {
         lambda: stolen(Calls(lambda net, x: net(x) - net(x).mean(0))), X, {}, "points influence one another"),
     "batch statistics in eval mode": (
         lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval(),
-        X, {}, "influence one another|more than 1 value"),
+        X, {}, r"module '1', a BatchNorm1d, has no running statistics.*track_running_stats=True"),
     "NaN inputs": (mlp, X.clone().index_put_((torch.tensor(1), torch.tensor(2)), torch.tensor(torch.nan)), {}, "x has 1 NaN"),
     "infinite inputs": (mlp, X / 0, {}, "NaN or infinite"),
     "NaN parameters": (diverged, X, {}, "parameter '0.weight' has NaN"),
@@ -70,6 +80,17 @@ BAD = {
     "an empty dict": (mlp, {}, {}, "empty dict"),
     "no points": (mlp, X[:0], {}, "no points"),
     "x2 of another shape": (mlp, X, {"x2": torch.randn(3, 5)}, r"x2 has points of shape \(5,\); expected \(4,\)"),
+    "a wider x": (mlp, torch.randn(5, 6), {}, r"x has points of shape \(6,\).*layer '0', a Linear, expects 4 features"),
+    "float64 for float32": (mlp, X.double(), {}, r"x has points of torch.float64.*are torch.float32; .*x\.float\(\)"),
+    "float32 for float64": (lambda: mlp().double(), X, {}, r"x has points of torch.float32.*float64; .*x\.double\(\)"),
+    "x2 of another dtype": (mlp, X, {"x2": X.double()}, r"x2 is torch.float64; expected torch.float32.*\.to\(torch.float32\)"),
+    "integer features": (mlp, X.long(), {}, r"x has points of torch.int64, .*x\.float\(\)"),
+    "both at once": (mlp, torch.randn(5, 6).double(), {}, r"x\.float\(\); x has points of shape \(6,\)"),
+    "bytes of images": (cnn, torch.zeros(5, 1, 6, 6, dtype=torch.uint8), {}, r"x has points of torch.uint8.*prepare\(x\)"),
+    "images without channels": (cnn, torch.zeros(5, 6, 6), {}, r"'0', a Conv2d, expects \(points, 1, height, width\)"),
+    "images of another size": (cnn, torch.zeros(5, 1, 8, 8), {}, r"layer '3', a Linear, expects 72 features.*\(3, 128\)"),
+    "indices too large": (words, torch.full((5, 2), 9), {}, "indices 0 to 4 and got 9 to 9"),
+    "indices that are floats": (words, torch.zeros(5, 2), {}, r"integer indices.*\.long\(\)"),
     "another device": (mlp, X.to("meta"), {}, "x is on meta and the network on cpu"),
     "unknown output": (mlp, X, {"output": "frist"}, "did you mean 'first'"),
     "a logit that is not there": (mlp, X, {"output": 3}, "net has 3 outputs"),
@@ -87,6 +108,66 @@ def test_bad_input_says_what_to_do(name: str) -> None:
     make, x, options, said = BAD[name]
     with pytest.raises((ValueError, TypeError), match=said):
         ft.ntk(make(), x, **options)
+
+
+@pytest.mark.parametrize("strategy", ["gain", "entropy", "badge", "naive"])
+def test_a_query_names_the_argument_that_does_not_fit(strategy: str) -> None:
+    def query(x_L: Tensor, x_U: Tensor) -> None:
+        ft.query(mlp(), x_L, torch.tensor([0, 1]), x_U, strategy=strategy, batch_size=1)
+
+    with pytest.raises(ValueError, match=r"x_U has points of shape \(6,\).*expects 4 features"):
+        query(X[:2], torch.randn(5, 6))
+    with pytest.raises(ValueError, match=r"x_U has points of torch.float64.*x_U\.float\(\)"):
+        query(X[:2], X.double())
+    if strategy != "badge":  # which does not use x_L
+        with pytest.raises(ValueError, match=r"x_L has points of shape \(6,\); expected \(4,\)"):
+            query(torch.randn(2, 6), X)
+        with pytest.raises(ValueError, match=r"x_L is torch.float64; expected torch.float32"):
+            query(X[:2].double(), X)
+
+
+def test_outputs_names_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"x has points of torch.float64"):
+        outputs(mlp(), X.double())
+    with pytest.raises(ValueError, match="test points has points of shape"):
+        outputs(mlp(), torch.randn(5, 6), name="test points")
+
+
+def test_a_network_that_converts_its_inputs_takes_any() -> None:
+    net = Calls(lambda net, x: net(x.float() / 255)).eval()
+    x = torch.randint(0, 256, (5, 4), dtype=torch.uint8)
+    assert torch.equal(ft.ntk(net, x), ft.ntk(net, x.double()))
+
+
+def test_an_error_of_the_network_itself_stays_what_it_is() -> None:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        raise KeyError("head")
+
+    with pytest.raises(KeyError, match="head") as e:
+        ft.ntk(Calls(forward).eval(), X)
+    assert "raised by net on the first points of x: ((3, 4), torch.float32)" in e.value.__notes__[0]
+
+
+@dataclass
+class ModelOutput:
+    """As Hugging Face's networks return it."""
+
+    logits: Tensor
+    loss: None = None
+
+
+@pytest.mark.parametrize("wrap", [ModelOutput, lambda f: {"logits": f, "loss": None}], ids=["object", "dict"])
+def test_outputs_with_logits_are_taken_as_they_are(wrap: Callable[[Tensor], object]) -> None:
+    net, plain = Calls(lambda net, x: wrap(net(x))).eval(), mlp()
+    for output in ("sum", "full"):
+        assert torch.equal(ft.ntk(net, X, output=output), ft.ntk(plain, X, output=output))
+    assert torch.equal(outputs(net, X), outputs(plain, X))
+    y = torch.tensor([0, 1])
+    for strategy in ("gain", "entropy", "badge"):
+        picks = [ft.query(n, X[:2], y, X[2:], batch_size=2, strategy=strategy).indices.tolist() for n in (net, plain)]
+        assert picks[0] == picks[1]
+    with pytest.raises(TypeError, match=r"returns a dict; expected a tensor.*logits"):
+        ft.ntk(Calls(lambda net, x: {"scores": net(x)}).eval(), X)
 
 
 class Slices(nn.Module):

@@ -1,9 +1,14 @@
-"""The network under study: unwrapped, checked, and called so that nothing is left behind on it."""
+"""The network under study: checked, frozen in eval mode, and called so that no call leaves a trace on it.
+
+The file has four parts: inputs, the frozen network, the state of torch during a pass, and the network's outputs. Its
+last functions explain why a network does not take an input.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,17 +17,25 @@ from torch.func import functional_call
 
 from foretaste.errors import did_you_mean
 
-# What a network is fed: one tensor, or a dict of tensors called as ``net(**x)``; the first dimension is the points.
-
-
+# A network's input: one tensor, or a dict of tensors, given as ``net(**x)``. The first dimension counts the points.
 Inputs = Tensor | Mapping[str, Tensor]
+OUTPUTS = ("sum", "first", "full", "trace")  # or the number of a logit
+Output = str | int
+Params = Callable[[str], bool] | Sequence[str] | None
+PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
+PROBE_POINTS = 3  # run through the network before anything else
+
+
+# ---- Inputs ----
 
 
 def input_parts(x: Inputs) -> dict[str, Tensor]:
+    """The tensors of ``x`` by key; a single tensor has the key ""."""
     return dict(x) if isinstance(x, Mapping) else {"": x}
 
 
 def count_points(x: Inputs) -> int:
+    """N, the length of the first dimension."""
     return next(iter(input_parts(x).values())).shape[0]
 
 
@@ -31,19 +44,15 @@ def take_points(x: Inputs, at: Any) -> Inputs:
     return {k: v[at] for k, v in x.items()} if isinstance(x, Mapping) else x[at]
 
 
-def input_bytes(x: Inputs) -> int:
-    return sum(v.numel() * v.element_size() for v in input_parts(x).values())
-
-
 def all_finite(t: Tensor) -> bool:
-    """No NaN or infinity, told by the extremes: no copy as large as the tensor is made."""
+    """Whether there is no NaN or infinity. Reads the extremes only, so no copy of the tensor is made."""
     if not t.is_floating_point() or t.numel() == 0:
         return True
     return bool(torch.isfinite(torch.stack(t.aminmax())).all())
 
 
 def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None = None) -> None:
-    """Raise with every fault of ``x`` at once; ``like`` is an input whose point shape it must share."""
+    """Raise with every fault of ``x`` at once. Points must have the shapes and float types of those of ``like``."""
     if not isinstance(x, (Tensor, Mapping)):
         hint = "; torch.from_numpy makes one of an array" if type(x).__module__ == "numpy" else ""
         raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor or a dict of tensors{hint}")
@@ -51,7 +60,7 @@ def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None
         raise ValueError(f"{name} is an empty dict; expected at least one tensor")
     faults: list[str] = []
     for key, v in input_parts(x).items():
-        label = f"{name}[{key!r}]" if key else name
+        label = part_label(name, key)
         if not isinstance(v, Tensor):
             raise TypeError(f"{label} is a {type(v).__name__}; expected a tensor")
         if v.dim() == 0:
@@ -64,29 +73,40 @@ def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None
         elif not all_finite(v):
             faults.append(f"{label} has {int((~torch.isfinite(v)).sum())} NaN or infinite values")
     if like is not None and not faults:
-        a = {k: tuple(v.shape[1:]) for k, v in input_parts(x).items()}
-        b = {k: tuple(v.shape[1:]) for k, v in input_parts(like).items()}
-        if a != b:
-            got, want = (str(s.get("", s)) for s in (a, b))
-            faults.append(f"{name} has points of shape {got}; expected {want} as the others have")
+        faults += compare_points(x, name, like)
     if faults:
         raise ValueError("; ".join(faults))
 
 
-# The network under study: unwrapped, checked, and called so that nothing is left behind on it.
+def compare_points(x: Inputs, name: str, like: Inputs) -> list[str]:
+    """How the points of ``x`` differ in shape or type from those of ``like``."""
+    a = {k: tuple(v.shape[1:]) for k, v in input_parts(x).items()}
+    b = {k: tuple(v.shape[1:]) for k, v in input_parts(like).items()}
+    if a != b:
+        got, want = (str(s.get("", s)) for s in (a, b))
+        return [f"{name} has points of shape {got}; expected {want} as the others have"]
+    faults = []
+    for key, want_part in input_parts(like).items():
+        came, wanted = input_parts(x)[key].dtype, want_part.dtype
+        if came != wanted and (came.is_floating_point or wanted.is_floating_point):
+            label = part_label(name, key)
+            faults.append(f"{label} is {came}; expected {wanted} as the others are: convert it with .to({wanted})")
+    return faults
 
 
-Output = str | int
-OUTPUTS = ("sum", "first", "full", "trace")  # or the number of a logit
-Params = Callable[[str], bool] | Sequence[str] | None
+def part_label(name: str, key: str) -> str:
+    return f"{name}[{key!r}]" if key else name
+
+
+# ---- The frozen network ----
 
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """A network in eval mode and the parameters its tangent is taken in.
+    """A network in eval mode, and the parameters that its gradients are taken in.
 
-    It is only ever called on detached parameters and cloned buffers: no ``.grad``, running statistic or
-    ``requires_grad`` flag of the user's network can change, whatever happens.
+    Calls use detached parameters and cloned buffers. So no ``.grad``, running statistic or ``requires_grad`` flag of
+    the user's network can change, even if a call fails.
     """
 
     net: nn.Module
@@ -94,25 +114,26 @@ class FrozenNetwork:
     output: Output
     device: torch.device
     dtype: torch.dtype
-    recurrent: bool = False
+    recurrent: bool = False  # has recurrences that cuDNN would run
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
+        """f(x), (N, C), with ``params`` in place of some of the network's parameters."""
         state = {k: p.detach() for k, p in self.net.named_parameters()}
         state |= {k: b.clone() for k, b in self.net.named_buffers()}
         state |= params or {}
         return self._run(x, state)
 
-    def bare(self, x: Inputs) -> Tensor:
-        """On the network's own parameters; for the few points on which everything else is checked."""
+    def call_attached(self, x: Inputs) -> Tensor:
+        """f(x) with the network's own parameters, to which autograd can go back. For checks on a few points."""
         return self._run(x, {k: b.clone() for k, b in self.net.named_buffers()})
 
     def _run(self, x: Inputs, state: dict[str, Tensor]) -> Tensor:
         args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
         with without_cudnn() if self.recurrent else nullcontext():  # its recurrences have no gradient in eval mode
-            return functional_call(self.net, state, args, kwargs)
+            return unwrap_logits(functional_call(self.net, state, args, kwargs))
 
     def heads(self, f_NC: Tensor) -> Tensor:
-        """(N, B): the outputs whose gradients make the kernel. B is 1, or C for "full" and "trace"."""
+        """(N, B): the functions of the outputs whose gradients make Θ. B is 1, or C for "full" and "trace"."""
         match self.output:
             case "sum":
                 return f_NC.sum(1, keepdim=True) / math.sqrt(f_NC.shape[1])
@@ -126,8 +147,16 @@ class FrozenNetwork:
                 return f_NC[:, int(k), None]
 
 
+def unwrap_logits(result: Any) -> Any:
+    """The tensor ``logits`` of what a network returns, if it has one (a Hugging Face ModelOutput, a dict)."""
+    if isinstance(result, Tensor):
+        return result
+    logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    return logits if isinstance(logits, Tensor) else result
+
+
 def unwrap(net: nn.Module) -> nn.Module:
-    """The module inside torch.compile, DistributedDataParallel or DataParallel: hooks and vmap need it bare."""
+    """The module inside torch.compile, DistributedDataParallel or DataParallel. Hooks and vmap need that one."""
     while True:
         if isinstance(inner := getattr(net, "_orig_mod", None), nn.Module):
             net = inner
@@ -138,16 +167,11 @@ def unwrap(net: nn.Module) -> nn.Module:
 
 
 def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> FrozenNetwork:
-    """Check ``net`` and choose its parameters; raises a ValueError that says what to do."""
+    """Check ``net`` and choose its parameters. Raises a ValueError that says what to do."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module")
     net = unwrap(net)
-    if net.training:
-        raise ValueError("net is in train mode, so Θ depends on the batch; call net.eval() first")
-    if training := [name for name, m in net.named_modules() if m.training]:
-        raise ValueError(
-            f"submodule {training[0]!r} is in train mode, so Θ depends on the batch; call net.eval() first"
-        )
+    check_eval_mode(net)
     chosen = choose_parameters(net, params)
     tensors = list(chosen.values())
     if half := {str(p.dtype) for p in tensors if p.dtype not in (torch.float32, torch.float64)}:
@@ -168,7 +192,24 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
     return FrozenNetwork(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
 
+def check_eval_mode(net: nn.Module) -> None:
+    """Raise if a module uses statistics of the batch: in train mode, or a BatchNorm without running statistics."""
+    if net.training:
+        raise ValueError("net is in train mode, so Θ depends on the batch; call net.eval() first")
+    for name, m in net.named_modules():
+        if m.training:
+            raise ValueError(f"submodule {name!r} is in train mode, so Θ depends on the batch; call net.eval() first")
+    for name, m in net.named_modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None and m.running_var is None:
+            raise ValueError(
+                f"module {name!r}, a {type(m).__name__}, has no running statistics, so it normalises by those of the "
+                "batch even in eval mode, and an output depends on the other points; train it with "
+                "track_running_stats=True, or use a GroupNorm or LayerNorm in its place"
+            )
+
+
 def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
+    """The parameters that ``params`` selects, detached, by name."""
     every = dict(net.named_parameters())
     if not every:
         raise ValueError("net has no parameters; its tangent kernel is zero")
@@ -191,11 +232,14 @@ def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
     return {k: every[k].detach() for k in params}
 
 
+# ---- The state of torch during a pass ----
+
+
 @contextmanager
 def isolated(device: torch.device, precision: str = "float32") -> Iterator[None]:
-    """RNG state as found, autocast off, gradients on: what the passes need whatever surrounds them.
+    """Gradients on, autocast off, and the random state restored at the end, whatever the caller's settings are.
 
-    precision: of float32 products on a CUDA device, "float32" or "tf32", whatever the user's own setting.
+    precision: of float32 products on a CUDA device, "float32" or "tf32". The caller's own setting is ignored.
     """
     devices = [device] if device.type == "cuda" else []
     with (
@@ -209,7 +253,7 @@ def isolated(device: torch.device, precision: str = "float32") -> Iterator[None]
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Torch's own kernels: its recurrences can be batched, its float64 convolutions are twice as fast."""
+    """Use torch's own kernels. Unlike cuDNN's, its recurrences can be batched; its float64 convolutions are faster."""
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
@@ -218,12 +262,9 @@ def without_cudnn() -> Iterator[None]:
         torch.backends.cudnn.enabled = before
 
 
-PRECISIONS = ("float32", "tf32", "half")  # of the engine; linearize and query have "auto" besides
-
-
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Matrix products and convolutions of float32 tensors in true float32, or in TF32; the same every time."""
+    """Compute products and convolutions of float32 tensors in true float32 or in TF32, reproducibly."""
     cudnn: Any = torch.backends.cudnn
     places = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     before, repeatable = [p.fp32_precision for p in places], cudnn.deterministic
@@ -238,21 +279,23 @@ def float32_products(precision: str) -> Iterator[None]:
             p.fp32_precision = was
 
 
-PROBE_POINTS = 3
+# ---- The network's outputs ----
 
 
 def probe_outputs(frozen: FrozenNetwork, x: Inputs, name: str = "x") -> int:
-    """Run a few points; return C. Raises unless outputs are (N, C), finite, and each point's own.
+    """Run a few points and return C. Raises unless outputs are (N, C) and finite, and each depends on its own point.
 
-    Points that influence one another (a BatchNorm of one's own on batch statistics, attention over the batch)
-    have no per-point gradient: each output alone must equal the same output in company.
+    Points that influence one another have no gradient of their own (attention over the batch, a hand-written norm on
+    batch statistics). So the output of a point fed alone must equal its output in a batch.
     """
     k = min(PROBE_POINTS, count_points(x))
     with isolated(frozen.device), torch.no_grad():
-        together = frozen.call(take_points(x, slice(k)))
+        with explained(frozen, take_points(x, slice(k)), name):
+            together = frozen.call(take_points(x, slice(k)))
         if not isinstance(together, Tensor):
             raise TypeError(
-                f"net returns a {type(together).__name__}; expected a tensor (N, C): wrap it to return logits"
+                f"net returns a {type(together).__name__}; expected a tensor (N, C), or an object or dict that has one "
+                "as its logits: wrap net in a module that returns its logits"
             )
         if together.dim() != 2 or together.shape[0] != k:
             raise ValueError(f"net returns {tuple(together.shape)} for {k} points; expected ({k}, C)")
@@ -274,12 +317,34 @@ def probe_outputs(frozen: FrozenNetwork, x: Inputs, name: str = "x") -> int:
 def outputs(
     net: nn.Module | FrozenNetwork, x: Inputs, *, chunk_size: int = 256, name: str = "x", precision: str = "float32"
 ) -> Tensor:
-    """f on every point, (N, C) in float64, in eval mode and without gradients."""
+    """f on every point, computed without gradients and in chunks.
+
+    Args:
+        net: a network in eval mode.
+        x: the points: a tensor, or a dict of tensors that is given as ``net(**x)``. The first dimension counts them.
+        chunk_size: how many points go through the network at once (default 256).
+        name: what errors call ``x`` (default "x").
+        precision: of float32 products on a CUDA device, "float32" (default) or "tf32". A CPU ignores it.
+
+    Returns:
+        A float64 tensor (N, C).
+
+    Raises:
+        ValueError: if the network is in train mode, if it does not take ``x`` (another width or dtype), or if an
+            output is NaN or infinite.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.tangent import outputs
+        >>> net = torch.nn.Linear(4, 3).eval()
+        >>> outputs(net, torch.ones(10, 4)).shape
+        torch.Size([10, 3])
+    """
     frozen = net if isinstance(net, FrozenNetwork) else freeze(net)
     check_inputs(x, name, frozen.device)
-    with isolated(frozen.device, precision), torch.no_grad():
-        chunks = [frozen.call(take_points(x, slice(i, i + chunk_size))) for i in range(0, count_points(x), chunk_size)]
-    f_NC = torch.cat(chunks)
+    chunks = (take_points(x, slice(i, i + chunk_size)) for i in range(0, count_points(x), chunk_size))
+    with isolated(frozen.device, precision), torch.no_grad(), explained(frozen, take_points(x, slice(2)), name):
+        f_NC = torch.cat([frozen.call(chunk) for chunk in chunks])
     if not torch.isfinite(f_NC).all():
         bad = int((~torch.isfinite(f_NC)).any(1).nonzero()[0])
         raise ValueError(f"net returns NaN or infinite outputs, first at point {bad} of {name}")
@@ -289,3 +354,96 @@ def outputs(
 def to_float64(t: Tensor) -> Tensor:
     """In float64, on the CPU where the device has none."""
     return t.cpu().double() if t.device.type == "mps" else t.double()
+
+
+# ---- Why a network does not take an input ----
+
+
+@contextmanager
+def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
+    """Replace torch's error about inputs of another width or type by one that names the argument.
+
+    x: a few points, on which the network is called again to find the layer that fails. Inputs are never converted:
+    whether bytes should be scaled, or float64 rounded, is for the caller to say.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if faults := find_misfit(frozen, x, name):
+            raise ValueError("; ".join(faults)) from error
+        shapes = {k: (tuple(v.shape), v.dtype) for k, v in input_parts(x).items()}
+        error.add_note(f"raised by net on the first points of {name}: {shapes.get('', shapes)}")
+        raise
+
+
+def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str) -> list[str]:
+    """What the network cannot take about ``x``, judged by the layer that fails. Empty if ``x`` is not at fault."""
+    stack: list[tuple[str, nn.Module, Any]] = []  # the modules that are running
+
+    def enter(label: str, m: nn.Module, args: tuple, kwargs: dict) -> None:
+        stack.append((label, m, next(iter([*args, *kwargs.values()]), None)))
+
+    hooks = []
+    for label, m in frozen.net.named_modules():
+        hooks.append(m.register_forward_pre_hook(partial(enter, label), with_kwargs=True))
+        hooks.append(m.register_forward_hook(lambda m, args, out: stack.pop() and None))
+    try:
+        frozen.call(x)
+        return []
+    except Exception:
+        label, m, got = stack[-1] if stack else ("", frozen.net, None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(got, Tensor):
+        return type_faults(frozen, x, name)
+    faults = [] if got.dtype == frozen.dtype or isinstance(m, nn.Embedding) else type_faults(frozen, x, name)
+    if wanted := describe_misfit(m, got):
+        shapes = {k: tuple(v.shape[1:]) for k, v in input_parts(x).items()}
+        layer = f"its layer {label!r}, a {type(m).__name__}," if label else f"a {type(m).__name__}, which"
+        faults.append(
+            f"{name} has points of shape {shapes.get('', shapes)}, which net does not take: {layer} {wanted}; "
+            "give points like those that net was trained on"
+        )
+    return faults
+
+
+def type_faults(frozen: FrozenNetwork, x: Inputs, name: str) -> list[str]:
+    """The parts of ``x`` that have another type than the network's parameters, and how to convert them."""
+    faults = []
+    convert = ".float()" if frozen.dtype == torch.float32 else ".double()"
+    alone = isinstance(x, Tensor) or len(x) == 1  # of several inputs the integers may be indices
+    for key, t in input_parts(x).items():
+        label = part_label(name, key)
+        if t.dtype == frozen.dtype or not (alone or t.is_floating_point()):
+            continue
+        fix = f"convert it with {label}{convert}"
+        if t.dtype == torch.uint8:
+            fix = f"scale bytes with foretaste.network.prepare({label}), as the training data were"
+        shape = tuple(t.shape[1:])
+        faults.append(f"{label} has points of {t.dtype}, shape {shape}, and net's parameters are {frozen.dtype}; {fix}")
+    return faults
+
+
+def describe_misfit(m: nn.Module, got: Tensor) -> str:
+    """What layer ``m`` expects where ``got`` has another shape, or indices that are too large; "" if it fits."""
+    came = f"got an input of shape {tuple(got.shape)}"
+    match m:
+        case nn.Linear() if not got.dim() or got.shape[-1] != m.in_features:
+            return f"expects {m.in_features} features and {came}"
+        case nn.Conv1d() | nn.Conv2d() | nn.Conv3d() if (
+            got.dim() != len(m.kernel_size) + 2 or got.shape[1] != m.in_channels
+        ):
+            space = ("length", "height, width", "depth, height, width")[len(m.kernel_size) - 1]
+            return f"expects (points, {m.in_channels}, {space}) and {came}"
+        case nn.modules.batchnorm._BatchNorm() if got.dim() < 2 or got.shape[1] != m.num_features:
+            return f"expects {m.num_features} channels and {came}"
+        case nn.LayerNorm() if tuple(got.shape[-len(m.normalized_shape) :]) != tuple(m.normalized_shape):
+            return f"expects a last shape of {tuple(m.normalized_shape)} and {came}"
+        case nn.Embedding() if got.is_floating_point():
+            return f"expects integer indices and got {got.dtype}; convert them with .long()"
+        case nn.Embedding() if got.numel() and not 0 <= int(got.min()) <= int(got.max()) < m.num_embeddings:
+            return f"expects indices 0 to {m.num_embeddings - 1} and got {int(got.min())} to {int(got.max())}"
+    return ""

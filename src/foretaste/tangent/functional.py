@@ -54,7 +54,7 @@ def autograd_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dic
     own = {k: p for k, p in frozen.net.named_parameters() if k in set(names) and p.requires_grad}
     rows: dict[str, list[Tensor]] = {k: [] for k in own}
     for i in range(count_points(x) if own else 0):
-        f_1C = frozen.bare(take_points(x, slice(i, i + 1)))
+        f_1C = frozen.call_attached(take_points(x, slice(i, i + 1)))
         if not f_1C.requires_grad:
             raise ValueError("net's output does not depend on its parameters through autograd; is it under no_grad?")
         got = torch.autograd.grad(frozen.heads(f_1C).sum(), list(own.values()), materialize_grads=True)
