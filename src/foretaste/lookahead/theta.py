@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretaste.tangent import (
+    BudgetError,
     FrozenNetwork,
     Inputs,
     PrecisionChoice,
@@ -19,6 +20,8 @@ from foretaste.tangent import (
     precisions_to_try,
     take_points,
 )
+
+MOST_WATCHED = 4096  # points that an error suggests to watch: with more, rankings hardly change (docs/guide.md, watch)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,10 @@ def kernels_of_network(
         if x_L is not None:
             blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
         diagonals = ["U", "W"] if w == "W" else []
-        theta, diag = gram(frozen, sets, blocks, diagonals, precision=precision, **how, f=f)
+        try:
+            theta, diag = gram(frozen, sets, blocks, diagonals, precision=precision, **how, f=f)
+        except BudgetError as e:
+            raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(count_points(x_U) * B, 0))
@@ -112,6 +118,30 @@ def kernels_of_network(
         return gram(frozen, sets, [("j", "U")], [], precision=precision, **how)[0]["j", "U"] * scale
 
     return KernelSource(load, row, True, choice)
+
+
+def suggest_watch(e: BudgetError, watched: bool) -> str:
+    """The end of an error about a pool too large for memory: how many watched points would fit.
+
+    watched: some points are watched already, rather than the whole pool.
+    """
+    U, L = e.job.sizes["U"], e.job.sizes.get("L", 0)
+    blocks = [("W", "U")] + ([("L", "L"), ("U", "L"), ("W", "L")] if L else [])
+
+    def fits(W: int) -> bool:
+        return e.fits({"L": L, "U": U, "W": W} if L else {"U": U, "W": W}, blocks, ["U", "W"])
+
+    low, high = 0, min(U, MOST_WATCHED)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    if not low:
+        return f"; or take a random part of the {U} candidates"
+    digits = 10 ** max(0, len(str(low)) - 2)
+    most = low if low == MOST_WATCHED else low // digits * digits  # rounded down to two digits
+    if watched:
+        return f"; or keep this budget and watch at most {most} points: watch={most}"
+    return f"; or keep this budget and give watch={most}: scores then sum over {most} points of the pool, not over all"
 
 
 def given_kernels(theta: ThetaBlocks, theta_UU: Tensor | None, B: int, scale: float) -> KernelSource:

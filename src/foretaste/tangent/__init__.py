@@ -22,6 +22,7 @@ from foretaste.tangent.kernel import ntk as ntk
 from foretaste.tangent.kernel import plan as plan
 from foretaste.tangent.memory import PeakMemory as PeakMemory
 from foretaste.tangent.memory import resolve_budget as resolve_budget
+from foretaste.tangent.planning import BudgetError as BudgetError
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
 from foretaste.tangent.precision import kernel_holds as kernel_holds

@@ -29,12 +29,9 @@ BYTE_UNITS = {
 
 
 def resolve_budget(budget: int | float | str | None, device: torch.device | None = None) -> int:
-    """Bytes. None is most of what the device has free, and half of it on a CPU, which others share."""
+    """Bytes. None is 0.9 of what a GPU has free, or 0.5 of what a CPU has, which other programs share."""
     if budget is None:
-        if device is not None and device.type == "cuda":
-            held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            return int(0.9 * (torch.cuda.mem_get_info(device)[0] + held))
-        return int(0.5 * free_memory())
+        return int((0.9 if device is not None and device.type == "cuda" else 0.5) * free_memory(device))
     if isinstance(budget, str):
         match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", budget)
         if not match or match[2].upper() not in BYTE_UNITS:
@@ -47,7 +44,11 @@ def resolve_budget(budget: int | float | str | None, device: torch.device | None
     return int(budget)
 
 
-def free_memory() -> int:
+def free_memory(device: torch.device | None = None) -> int:
+    """Bytes that are free on the device; on a GPU, with what torch keeps in its cache."""
+    if device is not None and device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     try:
         with open("/proc/meminfo") as f:
             return int(re.search(r"MemAvailable:\s+(\d+)", f.read())[1]) * 1024  # type: ignore[index]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from foretaste.errors import format_bytes
 from foretaste.tangent.accumulate import Block, ThetaSum
-from foretaste.tangent.memory import resolve_budget
+from foretaste.tangent.memory import free_memory, resolve_budget
 from foretaste.tangent.products import ProductLayer, split_products
 from foretaste.tangent.survey import LayerParameter, Survey
 
@@ -110,8 +111,25 @@ class KernelJob:
         return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * s.folded * max(self.item, 4)
 
 
+class BudgetError(ValueError):
+    """A budget is too small for a kernel. The caller may know a smaller kernel that serves, and ask whether it fits.
+
+    needed: bytes of the smallest budget that would do.
+    budget: bytes that were given, or chosen from what is free.
+    """
+
+    def __init__(self, message: str, job: KernelJob, needed: int, budget: int) -> None:
+        super().__init__(message)
+        self.job, self.needed, self.budget = job, needed, budget
+
+    def fits(self, sizes: Mapping[str, int], blocks: Sequence[Block], diagonals: Sequence[str] = ()) -> bool:
+        """Whether these blocks of Θ, between sets of so many points, fit the same budget with the same network."""
+        smaller = replace(self.job, sizes=sizes, blocks=blocks, diagonals=diagonals)
+        return try_plan(smaller, self.budget) is not None
+
+
 def make_plan(job: KernelJob, budget: int) -> KernelPlan:
-    """Raises a ValueError that says what budget would do, where this one is too small."""
+    """The plan for ``job``. Raises a BudgetError that says what budget would do, if this one is too small."""
     if made := try_plan(job, budget):
         return made
     low, high = budget, 2 * budget
@@ -120,13 +138,18 @@ def make_plan(job: KernelJob, budget: int) -> KernelPlan:
     while high - low > high // 50:
         middle = (low + high) // 2
         low, high = (low, middle) if try_plan(job, middle) else (middle, high)
-    while not try_plan(job, resolve_budget(enough := format_bytes(1.01 * high))):
+    while not try_plan(job, needed := resolve_budget(enough := format_bytes(1.01 * high))):
         high = int(1.02 * high)
-    raise ValueError(
-        f"a budget of {format_bytes(budget)} is too small for {job.points} points: "
-        f"Θ takes {format_bytes(job.theta)}, one point's "
-        f"pass {format_bytes(job.a_point(0))}, and gradients need room beside them; budget={enough!r} would do"
+    free = free_memory(torch.device(job.device))
+    if needed <= free:
+        remedy = f"budget={enough!r} would do"
+    else:
+        remedy = f"it needs {enough}, and only {format_bytes(free)} are free: take fewer points"
+    message = (
+        f"a budget of {format_bytes(budget)} is too small for {job.points} points: Θ takes {format_bytes(job.theta)}, "
+        f"one point's pass {format_bytes(job.a_point(0))}, and gradients need room beside them; {remedy}"
     )
+    raise BudgetError(message, job, needed, budget)
 
 
 def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
