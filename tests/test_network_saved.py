@@ -111,6 +111,45 @@ def test_a_missing_file_and_spoilt_metadata(tmp_path):
         saved_network(tmp_path / "m.safetensors")
 
 
+def with_metadata(path, **said):
+    """A file of weights whose metadata somebody else wrote."""
+    said = {"network": "mlp", "options": {}, "classes": None, "normalise": None, "loss": None, "shape": None} | said
+    tensors = {k: v.clone() for k, v in MLP(4, (3,), 2).state_dict().items()}
+    save_file(tensors, path, metadata={"foretaste": json.dumps(said)})
+    return path
+
+
+@pytest.mark.parametrize(("network", "options"), [("os:system", {"command": "touch ran"}), ("builtins:exec", {})])
+def test_a_file_does_not_choose_what_is_run(tmp_path, monkeypatch, network, options):
+    monkeypatch.chdir(tmp_path)
+    path = with_metadata(tmp_path / "w.safetensors", network=network, options=options)
+    with pytest.raises(ValueError, match="A file does not choose what is imported"):
+        load_network(None, path, shape=(4,))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        ("mlp", {"inputs": 4, "hidden": [10**9, 10**9]}),
+        ("mlp", {"inputs": 4, "hidden": [1] * 10**5}),
+        ("wrn1", {"blocks": 10**9}),
+        ("wrn1", {"widen": 10**6}),
+        ("resnet18", {"width": -(10**12)}),
+    ],
+)
+def test_sizes_in_metadata_are_bounded_before_anything_is_allocated(tmp_path, network, options):
+    path = with_metadata(tmp_path / "w.safetensors", network=network, options=options)
+    with pytest.raises(ValueError, match=r"w\.safetensors: its metadata has \w+=.* can be"):
+        load_network(None, path, shape=(1, 2, 2))
+
+
+@pytest.mark.parametrize("said", [{"network": 5}, {"loss": []}, {"shape": ["a"]}, {"options": 3}, {"classes": 7}])
+def test_metadata_of_the_wrong_kind_is_refused_by_name(tmp_path, said):
+    with pytest.raises(ValueError, match="metadata 'foretaste' cannot be read"):
+        saved_network(with_metadata(tmp_path / "w.safetensors", **said))
+
+
 def test_tied_and_half_weights(tmp_path):
     class Tied(nn.Module):
         def __init__(self):
@@ -155,7 +194,7 @@ def test_networks_of_ones_own_from_the_working_folder(own, tmp_path):
     assert [tuple(p.shape) for p in net.parameters()] == [(4, 4), (4,), (6, 4), (6,)]
     assert sys.path == before
     save_network(net, tmp_path / "n.safetensors", network=f"{own}:small", options={"width": 4})
-    again = load_network(None, tmp_path / "n.safetensors", classes=6, shape=(1, 2, 2))
+    again = load_network(f"{own}:small", tmp_path / "n.safetensors", classes=6, shape=(1, 2, 2))
     assert torch.equal(again[1].weight, net[1].weight)
     ready = make_network(f"{own}:ready")
     assert ready is not sys.modules[own].ready

@@ -19,6 +19,7 @@ from foretaste.network.build import NETWORKS, make_network
 from foretaste.network.sgd import PixelNormalise
 
 METADATA_KEY = "foretaste"  # in the file's metadata
+LONGEST_METADATA = 10_000_000  # characters; the names of classes are the most of it
 CONVERT_HINT = (
     "in Python: import torch, safetensors.torch; weights = torch.load(FILE, weights_only=False)  # runs what is in it; "
     'safetensors.torch.save_file(weights.state_dict(), "net.safetensors")'
@@ -99,13 +100,18 @@ def saved_network(path: str | os.PathLike[str]) -> SavedNetwork:
     if text is None:
         return SavedNetwork()
     try:
-        said = json.loads(text)
-        classes, shape = said["classes"], said["shape"]
+        if len(text) > LONGEST_METADATA:
+            raise ValueError(f"it has {len(text)} characters; expected at most {LONGEST_METADATA}")
+        found = json.loads(text)
+        classes, shape, network, loss = (found[key] for key in ("classes", "shape", "network", "loss"))
+        if not all(isinstance(word, str | None) for word in (network, loss)):
+            raise TypeError("network and loss are words")
         return SavedNetwork(
-            said["network"], dict(said["options"]), None if classes is None else tuple(map(str, classes)),
-            said["normalise"] and tuple(said["normalise"]), said["loss"], None if shape is None else tuple(shape),
+            network, dict(found["options"]), None if classes is None else tuple(map(str, classes)),
+            found["normalise"] and tuple(found["normalise"]), loss,
+            None if shape is None else tuple(int(n) for n in shape),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path}: its metadata {METADATA_KEY!r} cannot be read ({error!r}); give --network, or save it again"
         ) from None
@@ -132,7 +138,8 @@ def load_network(
         The network. Half-precision weights become float32.
 
     Raises:
-        ValueError: a tensor is missing, left over, of another shape, or not finite; all are named.
+        ValueError: a tensor is missing, left over, of another shape, or not finite; all are named. Or the file's
+            metadata names a network that is not built in: a file never chooses which code is run.
     """
     path = Path(weights)
     about = saved_network(path)
@@ -140,18 +147,40 @@ def load_network(
         raise ValueError(
             f"{path} does not say whose weights it has; name the network: wrn1, or package.module:function"
         )
+    if name is None and about.network not in NETWORKS:
+        raise ValueError(
+            f"{path} says that its weights are of {about.network!r}, which is not built in. A file does not choose "
+            "what is imported: name the network yourself, --network on the command line, if you trust it"
+        )
+    tensors = _tensors(path)
     if name is None or name == about.network:
+        _check_sizes(path, about.options, tensors)
         name, options = about.network, {**about.options, **(options or {})}
     assert name is not None
-    tensors = _tensors(path)
-    if classes is None and name in NETWORKS:
-        classes = _classes_in(tensors)
+    if name in NETWORKS:
+        classes = _classes_in(tensors) if classes is None else classes
+        with torch.device("meta"):  # shapes only: nothing is allocated before they are known to fit
+            outline = make_network(name, options=options, classes=classes, shape=shape)
+        _check_weights(path, outline.state_dict(), tensors, name)
     net = make_network(name, options=options, classes=classes, shape=shape)
     if any(t.dtype == torch.float64 for t in tensors.values()):
         net = net.double()
     _check_weights(path, net.state_dict(), tensors, name)
     net.load_state_dict(tensors)
     return net.eval()
+
+
+def _check_sizes(path: Path, options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raise if the metadata asks for a network that is larger than the weights beside it."""
+    values = sum(t.numel() for t in tensors.values())
+    for key, value in options.items():
+        numbers = value if isinstance(value, list) else [value]
+        most = len(tensors) if key in ("blocks", "layers") else values
+        if len(numbers) > len(tensors) or any(isinstance(n, int) and abs(n) > most for n in numbers):
+            raise ValueError(
+                f"{path}: its metadata has {key}={str(value)[:80]}, more than its {len(tensors)} tensors of "
+                f"{values} values can be; name the network and its options yourself"
+            )
 
 
 def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
