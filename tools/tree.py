@@ -147,7 +147,8 @@ def walked(root: Path) -> tuple[int, int]:
 
 
 def main() -> None:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "src" / "foretaste"
+    named = [a for a in sys.argv[1:] if a != "-v"]
+    root = Path(named[0]) if named else Path(__file__).parents[1] / "src" / "foretaste"
     tree, (files, depth) = read(root), walked(root)
     print(f"modules                                   {tree.modules}")
     print(f"lines of a module, median                 {tree.median_lines:g}")
