@@ -268,6 +268,17 @@ def pretrained(inputs, classes):
 """
 
 
+def test_a_function_that_returns_the_same_network_each_time(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "the_same_network.py").write_text(
+        "from torch import nn\nNET = nn.Linear(3, 3)\ndef net():\n    return NET\n"
+    )
+    of = replace(SMALL, network=Network("the_same_network:net"))
+    first, second = (timeless(records_of("random", 0, of=of)) for _ in range(2))
+    assert first == second  # the first run has not trained it
+    assert "from the weights that its function builds" in about(of, points(), command="", processes=1)["training"]
+
+
 @pytest.mark.parametrize("strategy", ["random", "ll4al"])
 @pytest.mark.parametrize("start", ["cold", "warm"])
 def test_weights_of_ones_own_network_are_those_its_function_builds(start, strategy, tmp_path, monkeypatch):

@@ -114,6 +114,27 @@ def test_all_that_is_wrong_is_said_at_once():
         assert part in str(caught.value)
 
 
+def test_faults_of_several_tables_are_said_with_the_others():
+    table = {
+        "arms": [
+            {"name": "a", "strategy": "gain", "against": "rnd", "train": {"batch": 0}, "query": {"ridge": -1}},
+            {"name": "a", "strategy": "random", "network": {"hiden": [3]}},
+        ],
+        "labels": {"init": 0, "per_cycle": 3, "subset": 2},
+        "train": {"steps": 3, "epochs": 3},
+        "seeds": [1, 1],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="6 things are wrong") as caught:
+        study_of(table)
+    for part in ("two arms are called 'a'", "arm 'a': unknown against 'rnd'", "init=0", "subset=2", "steps=3", "twice"):
+        assert part in str(caught.value)
+    table["arms"][1]["name"] = table["arms"][0]["against"] = "b"  # with good names, the keys that they replace
+    with pytest.raises(ValueError, match="6 things are wrong") as caught:
+        study_of(table)
+    for part in ("arm 'a': query: ridge=-1; expected at least 0", "arm 'b': network: unknown option 'hiden' of mlp"):
+        assert part in str(caught.value)
+
+
 def test_changes_go_into_tables_and_arms(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[[arms]]\nname = "a b"\nstrategy = "gain"\n[[arms]]\nstrategy = "random"\n[train]\nepochs = 3\n')

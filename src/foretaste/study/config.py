@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 import foretaste.query  # noqa: F401  registers the strategies that choose a batch by themselves
 from foretaste.acquire import SELECTS, find_strategy
@@ -17,6 +17,7 @@ from foretaste.losses import LOSSES
 from foretaste.network import NETWORKS
 from foretaste.study.settings import (
     Count,
+    LocatedError,
     Number,
     Options,
     SettingsError,
@@ -98,6 +99,12 @@ class Network:
         """Whether it is one of foretaste's own networks, not one that a function of the user's builds."""
         return ":" not in self.name
 
+    def override(self, keys: Options) -> "Network":
+        """This network with the keys of an arm. Under another name it keeps none of its options."""
+        own = {key: value for key, value in keys.items() if key != "name"}
+        name = keys.get("name", self.name)
+        return Network(name, {**(self.options if name == self.name else {}), **own})
+
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
@@ -142,6 +149,11 @@ class Train:
     start: Annotated[Text, one_of("start", ("cold", "warm"))] = "cold"
     statistics: Annotated[Text, one_of("statistics", ("labelled", "running"))] = "labelled"
 
+    def override(self, keys: Options) -> "Train":
+        """This training with the keys of an arm. Steps replace epochs, and the other way round."""
+        length = {"steps": None, "epochs": None} if {"steps", "epochs"} & {*keys} else {}
+        return replace(self, **length | dict(keys))
+
     @field_validator("epochs")
     @classmethod
     def _one_length(cls, epochs: int | None, info: ValidationInfo) -> int | None:
@@ -161,6 +173,10 @@ class Ask:
     method: Annotated[Text, one_of("method", METHODS)] = "auto"
     budget: Whole | Text | None = None
     precision: Annotated[Text, one_of("precision", PRECISION_CHOICES)] = "auto"
+
+    def override(self, keys: Options) -> "Ask":
+        """These arguments with the keys of an arm."""
+        return replace(self, **keys)
 
 
 @settings_table
@@ -263,27 +279,41 @@ class Study:
             raise ValueError(f"seeds={list(seeds)}; expected whole numbers, at least one and none twice")
         return seeds
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "Study":
-        """What involves several tables: names of arms, and the settings that an arm replaces."""
-        names, faults = [arm.name for arm in self.arms], []
-        if self.experiment == "loop" and not names:
-            faults.append(NO_ARMS)
-        if self.experiment != "loop" and names:
-            faults.append(f"experiment={self.experiment!r} compares no strategies; leave the arms out")
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            faults.append(f"two arms are called {name!r}; give each its own name")
-        for arm in self.arms:
+    @field_validator("arms")
+    @classmethod
+    def _named_apart(cls, arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+        names = [arm.name for arm in arms]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        faults = [f"two arms are called {name!r}; give each its own name" for name in twice]
+        for arm in arms:
             if arm.against is not None and arm.against not in names:
                 faults.append(f"arm {arm.name!r}: unknown against {arm.against!r}{did_you_mean(arm.against, names)}")
-            for part, override in (("network", self._network), ("train", self._train), ("query", self._query)):
-                try:
-                    override(arm)
-                except SettingsError as error:
-                    faults += [f"arm {arm.name!r}: {part}: {fault}" for fault in error.faults]
         if faults:
-            raise SettingsError(faults)
-        return self
+            raise LocatedError(faults)
+        return arms
+
+    @field_validator("experiment")
+    @classmethod
+    def _suits_the_arms(cls, experiment: str, info: ValidationInfo) -> str:
+        arms = info.data.get("arms")  # missing if they are faulty
+        if experiment == "loop" and arms == ():
+            raise LocatedError([NO_ARMS])
+        if experiment != "loop" and arms:
+            raise LocatedError([f"experiment={experiment!r} compares no strategies; leave the arms out"])
+        return experiment
+
+    @field_validator("network", "train", "query")
+    @classmethod
+    def _accepts_the_arms_keys(cls, table: Any, info: ValidationInfo) -> Any:
+        name, faults = str(info.field_name), list[str]()
+        for arm in info.data.get("arms", ()):
+            try:
+                table.override(getattr(arm, name))
+            except SettingsError as error:
+                faults += [f"arm {arm.name!r}: {name}: {fault}" for fault in error.faults]
+        if faults:
+            raise LocatedError(faults)
+        return table
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; a check of the mathematics has one that is never queried."""
@@ -310,23 +340,9 @@ class Study:
         """The settings with which the arm of that name runs."""
         arm = self.arm(name)
         return Trial(
-            arm.name, arm.strategy, arm.select, arm.options, arm.model, self.data, self.labels, self._network(arm),
-            self._train(arm), self._query(arm),
+            arm.name, arm.strategy, arm.select, arm.options, arm.model, self.data, self.labels,
+            self.network.override(arm.network), self.train.override(arm.train), self.query.override(arm.query),
         )  # fmt: skip
-
-    def _network(self, arm: Arm) -> Network:
-        """Another network has none of the study's options."""
-        own = {key: value for key, value in arm.network.items() if key != "name"}
-        name = arm.network.get("name", self.network.name)
-        return Network(name, {**(self.network.options if name == self.network.name else {}), **own})
-
-    def _train(self, arm: Arm) -> Train:
-        """An arm's steps replace the study's epochs, and the other way round."""
-        length = {"steps": None, "epochs": None} if {"steps", "epochs"} & {*arm.train} else {}
-        return replace(self.train, **length | dict(arm.train))
-
-    def _query(self, arm: Arm) -> Ask:
-        return replace(self.query, **arm.query)
 
     def plain(self) -> dict[str, Any]:
         """As JSON stores it."""

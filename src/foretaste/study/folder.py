@@ -256,7 +256,8 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         else f"{DEFAULT_STEPS} steps or {DEFAULT_EPOCHS} epochs, whichever is more,"
     )
     lr = "fit's own" if train.max_lr is None else f"{train.max_lr:g}"
-    start = "from new weights each cycle" if train.start == "cold" else "each cycle from the weights of the last"
+    new = "new weights" if study.network.built_in else "the weights that its function builds"
+    start = f"from {new} each cycle" if train.start == "cold" else "each cycle from the weights of the last"
     offered = "the whole pool" if labels.subset is None else f"{labels.subset} points drawn anew"
     augment = f", images augmented by {train.augment}" if train.augment else ""
     words = {

@@ -1,5 +1,6 @@
 """f in a study: the network of a trial on its data, trained cycle by cycle; or a Gaussian process in its place."""
 
+import copy
 import math
 import time
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ def derive_seed(seed: int, cycle: int, use: str) -> int:
 def trial_network(spec: Network, data: Images) -> nn.Module:
     """A new network for these data, on their device."""
     net = make_network(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
+    if not spec.built_in:
+        net = copy.deepcopy(net)  # the user's function may return the same network each time, and this one is trained
     return net.to(data.x.device)
 
 

@@ -47,10 +47,16 @@ class SettingsError(ValueError):
         super().__init__(faults[0] if len(faults) == 1 else f"{len(faults)} things are wrong: " + "; ".join(faults))
 
 
+class LocatedError(SettingsError):
+    """Faults that involve several tables. They say themselves where they are."""
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings_table(cls: type[TableClass]) -> type[TableClass]:
     """Make a class a frozen pydantic dataclass that refuses unknown keys and raises ``SettingsError``."""
-    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(cls)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", validate_default=True))(
+        cls
+    )
     validated = made.__init__
 
     @wraps(validated)
@@ -86,7 +92,9 @@ def describe_faults(error: ValidationError, table: type, keys: Mapping[str, Any]
         kind, context = found["type"], found.get("ctx", {})
         where, inner, loc = _table_of(found["loc"], kind == "value_error", table, keys)
         if kind == "value_error":
-            faults += [where + fault for fault in getattr(context["error"], "faults", [str(context["error"])])]
+            cause = context["error"]
+            where = "" if isinstance(cause, LocatedError) else where
+            faults += [where + fault for fault in getattr(cause, "faults", [str(cause)])]
         elif kind in ("unexpected_keyword_argument", "unexpected_positional_argument"):
             known = sorted({*(f.name for f in fields(inner)), *getattr(inner, "also_known", ())})
             faults.append(f"{where}unknown key {loc[0]!r}{did_you_mean(loc[0], known)}")
