@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types check bench clean
+.PHONY: demo test fast lint format types docs check bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,11 +31,18 @@ format: $(VENV)/.installed      ## rewrite files in the house format
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-check: lint types               ## everything CI asks for besides the tests
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs             ## the guide and the API reference as a site: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+check: lint types docs          ## everything CI asks for besides the tests
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
 	$(BIN)/foretaste bench
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo site

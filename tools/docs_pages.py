@@ -1,0 +1,154 @@
+"""Pages of the site that no file in docs/ holds: the README and its kin, and the reference. A hook of mkdocs.
+
+The reference has one page for each folder. The page lists what the folder's ``__init__`` exports, by the file that
+defines it. A new export appears without a change here. Names of the top level are described once, on their own page.
+"""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "foretaste"
+FROM_ROOT = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP = """# foretaste
+
+```python
+import foretaste as ft
+```
+
+These names are all that most users need. Other pages of this reference have what each folder exports.
+"""
+FILES_PAGE = """# foretaste.losses and foretaste.errors
+
+Two files that every folder may import.
+"""
+INDEX = """# Reference
+
+Made from the docstrings. One page for each folder of `src/foretaste/`, by the folder's `__init__`: what is not exported
+there is private. On a page, names stand under the file that defines them.
+
+| page | what |
+|---|---|
+| [foretaste](foretaste.md) | `ft.query`, `ft.linearize`, `ft.ntk`, `ft.fit` and the rest of the top level |
+"""
+FIRST = ("query", "Query", "linearize", "State", "ntk", "fit")  # of the top level; the others follow
+FOLDERS = (
+    "network", "data", "acquire", "query", "lookahead", "tangent", "tangent.infinite", "study", "report", "testing",
+)  # fmt: skip
+FILES = ("losses", "errors")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    from mkdocs.structure.files import File
+
+    pages = {made: links_from_root((ROOT / name).read_text(encoding="utf-8")) for name, made in FROM_ROOT.items()}
+    pages |= {f"reference/{name}.md": text for name, text in reference_pages().items()}
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """In pages of docs/, ``../README.md`` and its kin are pages of the site."""
+    for name, made in FROM_ROOT.items():
+        markdown = markdown.replace(f"](../{name}", f"]({made}")
+    return markdown
+
+
+def links_from_root(text: str) -> str:
+    """The text of a file beside docs/ as a page of docs/."""
+    text = re.sub(r"\]\(docs/", "](", text)
+    for name, made in FROM_ROOT.items():
+        text = text.replace(f"]({name}", f"]({made}")
+    return text
+
+
+def exports(folder: str) -> list[tuple[str, str, str]]:
+    """(name, module, name in that module) of all that a folder's ``__init__`` exports. The top level is ``""``."""
+    found = []
+    for node in ast.walk(ast.parse(source(f"foretaste.{folder}".rstrip(".")))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("foretaste."):
+            found += [(n.asname, node.module, n.name) for n in node.names if n.asname]
+    return found
+
+
+def top_level() -> dict[str, tuple[str, str]]:
+    """Names of ``foretaste`` itself, each with the module that defines it and its name there."""
+    found = {}
+    for name, folder, real in exports(""):
+        found[name] = next((m, r) for n, m, r in exports(folder.removeprefix("foretaste.")) if n == real)
+    first = [name for name in FIRST if name in found]
+    return {name: found[name] for name in (*first, *(name for name in found if name not in FIRST))}
+
+
+def described(module: str, real: str, heading: str) -> str:
+    """A function or a class, by mkdocstrings. What the library makes itself, with private fields, has no signature."""
+    options = f'heading: "{heading}", toc_label: "{heading}"'
+    node = definition(module, real)
+    if isinstance(node, ast.ClassDef) and any(
+        isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id.startswith("_")
+        for field in node.body
+    ):
+        options += ", show_signature: false"
+    return f"::: {module}.{real}\n    options: {{{options}}}\n"
+
+
+def definition(module: str, real: str) -> ast.stmt | None:
+    """The statement of a module that defines a name."""
+    for node in ast.parse(source(module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = {n.id for t in targets if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
+        if real in names or getattr(node, "name", None) == real:
+            return node
+    return None
+
+
+def source(module: str) -> str:
+    """The code of a module, or of a folder's ``__init__``."""
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+
+
+def summary(module: str) -> str:
+    """The first paragraph of a module's docstring."""
+    text = ast.get_docstring(ast.parse(source(module))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def folder_page(folder: str) -> str:
+    """What a folder exports, under the files that define it: functions and classes, then constants as they are set."""
+    at, top = f"foretaste.{folder}", top_level()
+    parts = [f"# {at}\n", f"::: {at}\n    options: {{members: false, show_root_heading: false}}\n"]
+    here: dict[str, list[tuple[str, str]]] = {}
+    for name, module, real in exports(folder):
+        if module.startswith(f"{at}.") and not (folder == "tangent" and ".infinite" in module):  # its own page
+            here.setdefault(module, []).append((name, real))
+    for module, names in here.items():
+        parts.append(f"## {module.removeprefix('foretaste.').replace('.', '/')}.py\n\n{summary(module)}\n")
+        constants: dict[str, None] = {}
+        for name, real in names:
+            node = definition(module, real)
+            if top.get(name) == (module, real):
+                parts.append(f"[ft.{name}](foretaste.md#{module}.{real})\n")
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                constants[ast.get_source_segment(source(module), node) or real] = None
+            else:
+                parts.append(described(module, real, name))
+        if constants:
+            parts.append("```python\n" + "\n".join(constants) + "\n```\n")
+    return "\n".join(parts)
+
+
+def reference_pages() -> dict[str, str]:
+    """The text of each page of the reference, by name."""
+    pages = {folder: folder_page(folder) for folder in FOLDERS}
+    pages["foretaste"] = "\n".join([TOP, *(described(*where, f"ft.{name}") for name, where in top_level().items())])
+    files = [f"::: foretaste.{name}\n    options: {{heading_level: 2}}\n" for name in FILES]
+    pages["files"] = "\n".join([FILES_PAGE, *files])
+    rows = [f"| [foretaste.{folder}]({folder}.md) | {summary('foretaste.' + folder)} |" for folder in FOLDERS]
+    rows += [f"| [foretaste.{name}](files.md#foretaste.{name}) | {summary('foretaste.' + name)} |" for name in FILES]
+    pages["index"] = INDEX + "\n".join(rows) + "\n"
+    return pages
