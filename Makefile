@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types docs check bench clean
+.PHONY: demo test fast lint format types docs check bench tree clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,7 +42,10 @@ check: lint types docs          ## everything CI asks for besides the tests
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
-	$(BIN)/foretaste bench
+	$(BIN)/python -m benchmarks
+
+tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
+	$(BIN)/python tools/tree.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo site

@@ -19,7 +19,7 @@ MAY["query"] = {"query", "network", *MAY["acquire"]}
 MAY["study"] = {"study", "data", *MAY["query"]}
 MAY["report"] = {"report", "study", "errors"}
 MAY["errors"], MAY["losses"] = set(), {"errors"}
-FREE = {"bench", "label", "connect", "cli", "testing", "__init__", "__main__"}  # may import everything
+FREE = {"label", "connect", "cli", "testing", "__init__", "__main__"}  # may import everything
 # Verbs of a folder, called as ``folder.verb``, and the names that a command shares with what it runs.
 SHARED: set[str] = set()
 
@@ -53,6 +53,15 @@ def test_the_direction_test_can_fail(tmp_path: Path) -> None:
 
 def test_folders_are_imported_through_their_face() -> None:
     assert TREE.reaching_inside == []
+
+
+def test_benchmarks_stand_outside_the_package_and_import_its_folders_through_their_face() -> None:
+    assert not [p for p in ROOT.rglob("*") if p.stem.lstrip("_").startswith("bench")]
+    files = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
+    assert files
+    for path in files:
+        inside = [m for m in tree.imports(ast.parse(path.read_text()), "foretaste") if m.count(".") > 1]
+        assert not inside, f"{path.name} imports {inside}"
 
 
 def test_no_module_has_a_leading_underscore() -> None:

@@ -4,8 +4,6 @@ import doctest
 import re
 import subprocess
 import sys
-import types
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -36,7 +34,8 @@ def test_version():
 def test_help_lists_commands_and_options():
     got = invoke("--help")
     assert got.exit_code == 0
-    assert all(name in got.stdout for name in ("demo", "bench"))
+    assert all(name in got.stdout for name in ("demo", "query"))
+    assert "bench" not in got.stdout
     text = plain(invoke("demo", "--help").stdout)
     assert all(name in text for name in ("--out", "--seeds", "--quick"))
 
@@ -60,35 +59,19 @@ def test_debug_lets_the_error_through(tmp_path):
     assert got.exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "words", [("demo", "--seeds", "0"), ("dmeo",), ("demo", "--nosuch"), ("bench", "--threads", "x")]
-)
+@pytest.mark.parametrize("words", [("demo", "--seeds", "0"), ("dmeo",), ("demo", "--nosuch"), ("demo", "--seeds", "x")])
 def test_wrong_usage_is_code_two(words):
     got = invoke(*words)
     assert got.exit_code == 2
     assert got.stderr
 
 
-def test_bench_passes_its_options_on(monkeypatch, tmp_path):
-    given = {}
-    monkeypatch.setitem(
-        sys.modules, "foretaste.bench", types.SimpleNamespace(run=lambda **options: given.update(options))
-    )
-    monkeypatch.setattr(foretaste, "bench", sys.modules["foretaste.bench"], raising=False)
-    assert invoke("bench").exit_code == 0
-    assert given == {"quick": False, "out": None, "threads": None, "neural_tangents": None}
-    words = ("--quick", "--threads", "2", "--out", str(tmp_path), "--neural-tangents", "python")
-    assert invoke("bench", *words).exit_code == 0
-    assert given == {"quick": True, "out": tmp_path, "threads": 2, "neural_tangents": Path("python")}
-
-
 def test_an_unforeseen_error_names_its_kind(monkeypatch):
-    def run(**options):
+    def home():
         raise KeyError("lost\nand found")
 
-    monkeypatch.setattr(foretaste, "bench", types.SimpleNamespace(run=run), raising=False)
-    monkeypatch.setitem(sys.modules, "foretaste.bench", foretaste.bench)
-    got = invoke("bench")
+    monkeypatch.setattr("foretaste.data.home", home)
+    got = invoke("data", "list")
     assert got.exit_code == 2
     assert got.stderr == "error: KeyError: 'lost\\nand found'\n"
 
@@ -113,12 +96,11 @@ def test_demo_quick_end_to_end(tmp_path):
 
 
 def test_ctrl_c_is_one_line_and_code_130(monkeypatch):
-    def run(**options):
+    def home():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(foretaste, "bench", types.SimpleNamespace(run=run), raising=False)
-    monkeypatch.setitem(sys.modules, "foretaste.bench", foretaste.bench)
-    got = invoke("bench")
+    monkeypatch.setattr("foretaste.data.home", home)
+    got = invoke("data", "list")
     assert (got.exit_code, got.stderr) == (130, "interrupted\n")
 
 

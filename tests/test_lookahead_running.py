@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.picks import synthetic_state, time_picks
 from cases import CASES, Case
 from foretaste.acquire import gain, mlmoc, variance
-from foretaste.bench._picks import picks, pool
 from foretaste.lookahead import State, from_kernels, kept
 from foretaste.lookahead.dense import DenseState
 
@@ -138,7 +138,7 @@ def test_one_matrix_follows_the_newest_state(wait: int) -> None:
 
 
 def test_factors_are_shared_and_not_copied_at_every_label() -> None:
-    state, _ = pool(10, 60, 3, "cpu", 0)
+    state, _ = synthetic_state(10, 60, 3, "cpu", 0)
     made = set()
     for j in range(50):
         state = state.condition(j)
@@ -203,7 +203,7 @@ def test_inside_and_outside_of_inference_mode() -> None:
     def walked(inside: bool) -> list[Tensor]:
         seen = []
         with torch.inference_mode(inside):
-            state, _ = pool(10, 40, 3, "cpu", 0)
+            state, _ = synthetic_state(10, 40, 3, "cpu", 0)
             for j in (0, 1, 2):
                 state = state.condition(j)
             seen.append(whole(state))
@@ -220,7 +220,7 @@ def test_inside_and_outside_of_inference_mode() -> None:
 
 def test_threads_that_ask_different_states() -> None:
     """Whichever turn they take, none reads a matrix that another is writing to."""
-    state, _ = pool(10, 120, 3, "cpu", 0)
+    state, _ = synthetic_state(10, 120, 3, "cpu", 0)
     wants = {}
     states = []
     for start in (0, 40):
@@ -258,7 +258,7 @@ def test_a_deep_copy_goes_its_own_way() -> None:
 
 @pytest.mark.parametrize("score", [gain, mlmoc, variance])
 def test_scores_do_not_depend_on_how_the_state_was_reached(score: Callable[[State], Tensor]) -> None:
-    state, y_U = pool(20, 80, 4, "cpu", 0)
+    state, y_U = synthetic_state(20, 80, 4, "cpu", 0)
     js = (3, 70, 12, 44, 5, 61)
     walked = state
     for j in js:
@@ -279,7 +279,7 @@ def state_of(state: State, y_U: list[int], js: tuple[int, ...]) -> State:
 
 def test_picks_are_the_same_with_and_without(wait: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows() -> list[tuple[str, str, tuple[int, ...]]]:
-        found = picks(("gain", "variance"), (60,), batch_size=15, L=10, rounds=1)
+        found = time_picks(("gain", "variance"), (60,), batch_size=15, L=10, rounds=1)
         return [(r.strategy, r.select, r.picked) for r in found]
 
     now = rows()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from benchmarks.picks import pick_batch, synthetic_state
 from cases import CASES, Case
 from foretaste.acquire import change, find_strategy, fused, gain, mlmoc, variance
 from foretaste.acquire.fused import SumTerm
-from foretaste.bench._picks import _batch, pool
 from foretaste.lookahead import State, from_kernels, kept
 from foretaste.lookahead.dense import DenseState
 from foretaste.query import select
@@ -112,7 +112,7 @@ def test_scores_are_the_same_either_way(
 
 def test_what_is_too_faint_for_float32_is_done_again(as_on_a_gpu: list[SumTerm]) -> None:
     """A far gap for everyone: every term is below float32's reach, and the ranking is still that of float64."""
-    state, _ = pool(20, 60, 4, "cpu", 0)
+    state, _ = synthetic_state(20, 60, 4, "cpu", 0)
     for j in (3, 4):
         state = state.condition(j)
     for scale in (1e-3, 1e-4, 1e-5):
@@ -128,10 +128,10 @@ def test_what_is_too_faint_for_float32_is_done_again(as_on_a_gpu: list[SumTerm])
 
 @pytest.mark.parametrize("select", ["greedy", "sequential"])
 def test_picks_are_those_of_float64(select: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, y_U = pool(20, 400, 4, "cpu", 0)
-    exact = _batch(state, y_U, "gain", select, 60, 0).picked
+    state, y_U = synthetic_state(20, 400, 4, "cpu", 0)
+    exact = pick_batch(state, y_U, "gain", select, 60, 0).picked
     monkeypatch.setattr(gain_module, "WORTH_QUICK_RISE", 1)
-    assert _batch(state, y_U, "gain", select, 60, 0).picked == exact
+    assert pick_batch(state, y_U, "gain", select, 60, 0).picked == exact
 
 
 def test_the_best_is_not_shut_and_among_equals_the_first_by_lot() -> None:
@@ -148,8 +148,8 @@ def test_the_best_is_not_shut_and_among_equals_the_first_by_lot() -> None:
 @pytest.mark.parametrize("kind", [ConnectionError, KeyboardInterrupt])
 @pytest.mark.parametrize("after", [0, 3])
 def test_what_an_oracle_answered_before_it_raised_is_kept(kind: type[BaseException], after: int) -> None:
-    state, y_U = pool(20, 60, 4, "cpu", 0)
-    whole = _batch(state, y_U, "gain", "sequential", 5, 0).picked
+    state, y_U = synthetic_state(20, 60, 4, "cpu", 0)
+    whole = pick_batch(state, y_U, "gain", "sequential", 5, 0).picked
     asked: list[int] = []
 
     def ask(j: int) -> int:
@@ -167,7 +167,7 @@ def test_what_an_oracle_answered_before_it_raised_is_kept(kind: type[BaseExcepti
 
 
 def test_a_refused_answer_is_not_among_those_kept() -> None:
-    state, _ = pool(20, 60, 4, "cpu", 0)
+    state, _ = synthetic_state(20, 60, 4, "cpu", 0)
     answers = iter([1, 2, 7])
     with pytest.raises(ValueError, match="outside the 4 classes") as caught:
         pick_each(
@@ -237,11 +237,11 @@ def test_the_kernel_is_its_twin(term: SumTerm, sizes: tuple[int, int, int], unit
 @pytest.mark.parametrize("select", ["greedy", "sequential"])
 def test_a_batch_on_a_gpu_is_that_of_float64_on_a_cpu(name: str, select: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.triton is not None, "torch for CUDA comes with Triton"
-    on_gpu, on_cpu = (pool(50, 1200, 10, device, 0) for device in ("cuda", "cpu"))
+    on_gpu, on_cpu = (synthetic_state(50, 1200, 10, device, 0) for device in ("cuda", "cpu"))
     assert fused.can_fuse_sums(on_gpu[0])
-    quick = _batch(*on_gpu, name, select, 40, 0).picked
+    quick = pick_batch(*on_gpu, name, select, 40, 0).picked
     monkeypatch.setattr(gain_module, "WORTH_QUICK_RISE", 2**40)
-    assert _batch(*on_cpu, name, select, 40, 0).picked == quick
+    assert pick_batch(*on_cpu, name, select, 40, 0).picked == quick
     scores = [find_strategy(name).fn(state).cpu() for state, _ in (on_gpu, on_cpu)]
     assert_close(*scores, rtol=2e-6, atol=0)
 

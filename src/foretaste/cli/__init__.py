@@ -3,7 +3,6 @@
 Heavy imports (torch, matplotlib, most of foretaste) stand inside the commands, so that ``foretaste --help`` is quick.
 """
 
-import foretaste.cli.bench
 import foretaste.cli.data
 import foretaste.cli.fidelity
 import foretaste.cli.query

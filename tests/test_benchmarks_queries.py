@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, in small on a CPU: that it measures what it says, not how fast things are."""
+"""The benchmarks of a GPU, small and on a CPU: they measure what they claim to. Speed is not tested."""
 
 import json
 import math
@@ -6,22 +6,27 @@ import math
 import pytest
 import torch
 
-from foretaste.bench import device_of, run_queries
-from foretaste.bench._growth import BASE, SERIES, power
-from foretaste.bench._kernels import per_point_gradients
-from foretaste.bench._pairs import recomputed
-from foretaste.bench._pools import WORKS, made_up, pool_of, real
-from foretaste.bench._queries import QueryRow, markdown
+from benchmarks.__main__ import find_device, run_queries
+from benchmarks.growth import BASE, SERIES, fit_power
+from benchmarks.queries import (
+    QUERY_WORKLOADS,
+    QueryRow,
+    queries_markdown,
+    real_images,
+    synthetic_images,
+    train_on,
+)
+from benchmarks.rivals import per_point_gradients, time_block_pairs
 from foretaste.network import WideResNet
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("by", ["torch.func", "JAX"])
-def test_a_pair_of_blocks_is_a_block_of_the_kernel(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if by == "JAX":
+@pytest.mark.parametrize("library", ["torch.func", "JAX"])
+def test_a_pair_of_blocks_is_a_block_of_the_kernel(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library == "JAX":
         pytest.importorskip("jax")
-        monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # on a GPU its products are in TF32 unless told
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # on a GPU its default is TF32
     else:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     torch.manual_seed(0)
@@ -32,23 +37,23 @@ def test_a_pair_of_blocks_is_a_block_of_the_kernel(by: str, monkeypatch: pytest.
             torch.nn.init.normal_(m.running_mean)
             torch.nn.init.normal_(m.weight)
     x = torch.randn(10, 1, 8, 8)
-    got = recomputed(net, x, 3)
+    got = time_block_pairs(net, x, 3)
     want = per_point_gradients(net, x)[:3, 3:6]
-    assert got.by.startswith(by)
+    assert got.library.startswith(library)
     assert got.count == 4 * 5 // 2
     assert float((got.kernel - want).norm() / want.norm()) <= 1e-5
 
 
-def test_made_up_pools_have_the_shapes_of_the_real_ones(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_synthetic_pools_have_the_shapes_of_the_real_ones(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
-    for work in WORKS:
-        x, y = made_up(work.small(), 3, CPU)
+    for work in QUERY_WORKLOADS:
+        x, y = synthetic_images(work.small(), 3, CPU)
         assert x.shape == (60, 3, 32, 32)
         assert int(y.max()) < work.classes
     with pytest.raises((FileNotFoundError, ValueError)):
-        real("mnist", 10, CPU)
-    pool = pool_of(WORKS[0].small(), CPU)
-    assert "made-up" in pool.name
+        real_images("mnist", 10, CPU)
+    pool = train_on(QUERY_WORKLOADS[0].small(), CPU)
+    assert "synthetic" in pool.name
     assert (len(pool.x_L), len(pool.x_U)) == (12, 48)
 
 
@@ -58,7 +63,7 @@ def test_real_images_are_found_and_standardised(monkeypatch: pytest.MonkeyPatch,
     g = np.random.default_rng(0)
     np.savez(tmp_path / "mnist.npz", x=g.integers(0, 255, (50, 8, 8), dtype=np.uint8), y=np.arange(50) % 5)
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
-    x, y = real("mnist", 30, CPU)
+    x, y = real_images("mnist", 30, CPU)
     assert x.shape == (30, 1, 8, 8)
     assert abs(float(x.mean())) < 1e-5
     assert float(x.std()) == pytest.approx(1, abs=1e-2)
@@ -67,28 +72,28 @@ def test_real_images_are_found_and_standardised(monkeypatch: pytest.MonkeyPatch,
 
 def test_power_of_a_power() -> None:
     at = [1.0, 2.0, 5.0, 9.0]
-    assert power(at, [3 * a**1.7 for a in at]) == pytest.approx(1.7)
-    assert math.isnan(power([1.0], [2.0]))
+    assert fit_power(at, [3 * a**1.7 for a in at]) == pytest.approx(1.7)
+    assert math.isnan(fit_power([1.0], [2.0]))
     assert set(SERIES) == set(BASE)
 
 
-def test_one_that_failed_has_a_row() -> None:
-    told = markdown([QueryRow("w", "badge", float("nan"), float("nan"), 0, float("nan"), "out of memory")])
-    assert "| badge | – | – | – |  |  | out of memory |" in told
+def test_a_contender_that_failed_has_a_row() -> None:
+    text = queries_markdown([QueryRow("w", "badge", float("nan"), float("nan"), 0, float("nan"), "out of memory")])
+    assert "| badge | – | – | – |  |  | out of memory |" in text
 
 
 def test_names_and_devices_are_checked() -> None:
-    with pytest.raises(ValueError, match="no workload is called 'wrn9'; expected some of wrn1, resnet18"):
+    with pytest.raises(ValueError, match="unknown benchmark 'wrn9'; did you mean 'wrn2'"):
         run_queries(CPU, only=["wrn9"], quick=True)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no CUDA device"):
-            device_of("cuda")
+            find_device("cuda")
 
 
 @pytest.mark.slow
 def test_a_small_run_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
-    monkeypatch.setattr("foretaste.bench._queries.NAIVE", 2)
+    monkeypatch.setattr("benchmarks.queries.NAIVE_CANDIDATES", 2)
     out = tmp_path / "bench.json"
     found = run_queries(CPU, only=["wrn1", "picks", "training", "growth"], quick=True, out=out)
     assert json.loads(out.read_text())["about"] == json.loads(json.dumps(found["about"]))
@@ -98,7 +103,7 @@ def test_a_small_run_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None
     assert rows["mlmoc, float32"]["spearman"] >= 0.999
     assert rows["mlmoc, half"]["tflops"] > 0
     assert "float32" in rows["mlmoc, auto"]["note"]
-    assert any(name.startswith("Jacobians anew") for name in rows)
+    assert any(name.startswith("Jacobians recomputed") for name in rows)
     assert "extrapolated from 2 candidates" in rows["naive: SGD, 15 epochs a candidate"]["note"]
     assert {r["U"] for r in found["picks"]} == {50, 80, 100}
     assert all(r["ms"] > 0 for r in found["picks"])

@@ -1,6 +1,6 @@
-"""Milliseconds from a label to the next query: condition on a pick, score every candidate anew, take the best.
+"""Milliseconds from a label to the next query: condition on a pick, score every candidate again, take the best.
 
-python -m foretaste.bench._picks [cpu | cuda]
+``python -m benchmarks.picks [cpu | cuda]``
 """
 
 import sys
@@ -19,18 +19,20 @@ from foretaste.query import ProgressCounter, pick_each
 
 
 @dataclass(frozen=True)
-class Row:
+class PickRow:
+    """One batch of picks."""
+
     strategy: str
     select: str
     U: int
     batch_size: int
     ms: float  # of a pick, the median
-    last_ms: float  # of the last tenth: what a pick costs when the others are kept
-    seconds: float  # of the batch, the first scores included, the kernel not
+    last_ms: float  # of the last tenth of the picks: their cost when many labels have been added
+    seconds: float  # of the batch, with the first scores, without the kernel
     picked: tuple[int, ...]
 
 
-def picks(
+def time_picks(
     strategies: Sequence[str] = ("gain", "mlmoc", "variance"),
     sizes: Sequence[int] = (1000, 4000),
     selects: Sequence[str] = ("greedy", "sequential"),
@@ -41,22 +43,23 @@ def picks(
     rounds: int = 3,
     device: str = "cpu",
     seed: int = 0,
-    said: Callable[[Row], None] = lambda row: None,
-) -> list[Row]:
-    """Each batch ``rounds`` times, the quickest kept. W = U, a kernel of full rank, a network that interpolates L."""
+) -> list[PickRow]:
+    """Each batch ``rounds`` times; the fastest counts. W = U, with a kernel of full rank and f interpolating L."""
     rows = []
     for U in sizes:
-        state, y_U = pool(L, U, C, device, seed)
+        state, y_U = synthetic_state(L, U, C, device, seed)
         for select in selects:
             for name in strategies:
-                best = min((_batch(state, y_U, name, select, batch_size, seed) for _ in range(rounds)), key=_ms)
-                rows.append(best)
-                said(best)
+                batches = [pick_batch(state, y_U, name, select, batch_size, seed) for _ in range(rounds)]
+                rows.append(min(batches, key=lambda row: row.ms))
     return rows
 
 
-def pool(L: int, U: int, C: int, device: str, seed: int) -> tuple[State, list[int]]:
-    """A state as training leaves it, without a network: clusters under a Gaussian kernel, f its regression on L."""
+def synthetic_state(L: int, U: int, C: int, device: str, seed: int) -> tuple[State, list[int]]:
+    """A state as training leaves it, without a network: clusters, a Gaussian kernel, and f its regression on L.
+
+    Also returns the classes of the pool.
+    """
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, C, (L + U,), generator=g)
     x = torch.randn(C, 16, generator=g)[y] + torch.randn(L + U, 16, generator=g)
@@ -67,36 +70,26 @@ def pool(L: int, U: int, C: int, device: str, seed: int) -> tuple[State, list[in
     A = LL + 1e-6 * torch.eye(L, dtype=LL.dtype, device=LL.device)
     f_UC = UL @ torch.linalg.solve(A, e_LC - 1 / C) + 1 / C
     state = from_kernels(LL, None, UL, UU, None, e_LC, None, f_UC, y[:L])
-    state.variance_blocks  # Θ, S and its diagonal are not what is measured  # noqa: B018
+    state.variance_blocks  # computed now: Θ, S and its diagonal are not what is timed  # noqa: B018
     return state, y[L:].tolist()
 
 
-def _batch(state: State, y_U: list[int], name: str, select: str, batch_size: int, seed: int) -> Row:
-    """Each pick ends in one number read from the device, so that a host's clock tells the time of a GPU too."""
+def pick_batch(state: State, y_U: list[int], name: str, select: str, batch_size: int, seed: int) -> PickRow:
+    """Pick one batch. Each pick reads a number from the device, so the host's clock is right for a GPU too."""
     score: Callable[[State], Tensor] = find_strategy(name).fn
     at: list[float] = []
     ask = (lambda j: y_U[j]) if select == "sequential" else None
     start = time.perf_counter()
-    got = pick_each(
-        state,
-        score,
-        select,
-        batch_size,
-        torch.Generator().manual_seed(seed),
-        ProgressCounter(lambda done, of: at.append(time.perf_counter())),
-        ask,
-    )
+    counter = ProgressCounter(lambda done, of: at.append(time.perf_counter()))
+    got = pick_each(state, score, select, batch_size, torch.Generator().manual_seed(seed), counter, ask)
     ms = [1e3 * (b - a) for a, b in pairwise(at)]
     tail = ms[-max(1, len(ms) // 10) :]
     took = time.perf_counter() - start
-    return Row(name, select, state.U, batch_size, median(ms), median(tail), took, tuple(got.indices))
+    return PickRow(name, select, state.U, batch_size, median(ms), median(tail), took, tuple(got.indices))
 
 
-def _ms(row: Row) -> float:
-    return row.ms
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
+def picks_markdown(rows: Sequence[PickRow]) -> str:
+    """One line for each batch."""
     lines = [
         "| strategy | select | U | batch | ms a pick | ms at the end | s a batch |",
         "|---|---|---|---|---|---|---|",
@@ -108,14 +101,14 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def standard(device: str, quick: bool = False) -> list[Row]:
-    """A few picks from pools of two sizes, and a large batch."""
+def time_standard_picks(device: str, quick: bool = False) -> list[PickRow]:
+    """A few picks from pools of two sizes, and one large batch."""
     few, (batch_size, many) = (1000, 4000), (1000, 6000) if device != "cpu" else (300, 2000)
     if quick:
         few, batch_size, many = (50, 100), 20, 80
-    found = picks(sizes=few, device=device)
-    return found + picks(("gain", "variance"), (many,), ("greedy",), batch_size=batch_size, rounds=1, device=device)
+    rows = time_picks(sizes=few, device=device)
+    return rows + time_picks(("gain", "variance"), (many,), ("greedy",), batch_size=batch_size, rounds=1, device=device)
 
 
 if __name__ == "__main__":
-    print(as_markdown(standard(sys.argv[1] if len(sys.argv) > 1 else "cpu")))
+    print(picks_markdown(time_standard_picks(sys.argv[1] if len(sys.argv) > 1 else "cpu")))

@@ -1,12 +1,12 @@
 """What a training costs, launched step by step and as a CUDA graph.
 
-``python -m foretaste.bench._training cuda mnist.npz``: the file has x (N, 28, 28) bytes and y (N,); without one,
-scikit-learn's digits are drawn larger. Both ways start from the same weights and see the same batches; seconds are of
-the whole of ``fit``, capture and measurement included.
+``python -m benchmarks.training cuda mnist.npz``: the file has x (N, 28, 28), in bytes, and y (N,). Without a file,
+scikit-learn's digits are used, enlarged. Both ways start from the same weights and see the same batches. Seconds are
+those of the whole ``fit``, with capture and measurement.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretaste.bench._measure import synchronize
+from benchmarks.measure import Progress, no_progress, synchronize
 from foretaste.network import WideResNet, fit, resnet18
 
-TEST = 4000
+TEST_POINTS = 4000
 
 
 @dataclass(frozen=True)
-class Workload:
+class TrainingWorkload:
+    """A network, the number of labelled points, and the arguments of ``fit``."""
+
     name: str
     make: Callable[[], nn.Module]
     labelled: int
@@ -34,7 +36,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """Of one way to train; seconds are the least of all seeds, the others one for each."""
+    """One way to train. Seconds are the least of all seeds; residuals and accuracies have one number for each seed."""
 
     workload: str
     fast: str
@@ -44,17 +46,17 @@ class TrainingRow:
     accuracies: list[float]
 
 
-WORKLOADS = [
-    Workload("WRN1, widen 4, L = 100, batch 32", lambda: WideResNet(1, widen=4), 100),
-    Workload("WRN1, widen 4, L = 280, batch 32", lambda: WideResNet(1, widen=4), 280),
-    Workload("WRN1, widen 4, L = 280, 320 epochs", lambda: WideResNet(1, widen=4), 280, steps=2800, seeds=2),
-    Workload("WRN1, widen 10, L = 100, batch 32", lambda: WideResNet(1, widen=10), 100),
-    Workload("ResNet18, L = 500, batch 128", lambda: resnet18(1), 500, 128, 400, 0.1),
+TRAINING_WORKLOADS = [
+    TrainingWorkload("WRN1, widen 4, L = 100, batch 32", lambda: WideResNet(1, widen=4), 100),
+    TrainingWorkload("WRN1, widen 4, L = 280, batch 32", lambda: WideResNet(1, widen=4), 280),
+    TrainingWorkload("WRN1, widen 4, L = 280, 320 epochs", lambda: WideResNet(1, widen=4), 280, steps=2800, seeds=2),
+    TrainingWorkload("WRN1, widen 10, L = 100, batch 32", lambda: WideResNet(1, widen=10), 100),
+    TrainingWorkload("ResNet18, L = 500, batch 128", lambda: resnet18(1), 500, 128, 400, 0.1),
 ]
 
 
-def images(path: str | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mixed once, the same way every time."""
+def training_images(path: str | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Images of 28 × 28 pixels and their classes, in an order that is always the same."""
     if path is None:
         from sklearn.datasets import load_digits
 
@@ -68,11 +70,11 @@ def images(path: str | None, device: torch.device) -> tuple[Tensor, Tensor]:
     return x[order].to(device), torch.tensor(y_N).long()[order].to(device)
 
 
-def compare(w: Workload, x: Tensor, y: Tensor, ways: tuple[str, ...]) -> list[TrainingRow]:
-    """Each way in turn, on seeds that choose the labelled points as well; a first turn warms up and does not count."""
+def compare_trainings(w: TrainingWorkload, x: Tensor, y: Tensor, ways: tuple[str, ...]) -> list[TrainingRow]:
+    """Each way in turn. A seed also chooses the labelled points. The first turn warms up and does not count."""
     device = x.device
     found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
-    test = min(TEST, len(x) // 2)
+    test = min(TEST_POINTS, len(x) // 2)
     x_T, y_T = x[-test:], y[-test:]
     for turn in range(-1, w.seeds):
         seed = max(turn, 0)
@@ -80,8 +82,8 @@ def compare(w: Workload, x: Tensor, y: Tensor, ways: tuple[str, ...]) -> list[Tr
         for way in ways:
             net = w.make().to(device)
             steps = w.steps if turn >= 0 else min(w.steps, 100)
-            how = {"steps": steps, "batch_size": w.batch_size, "max_lr": w.max_lr}
-            done = fit(net, x[at], y[at], start="cold", seed=seed, fast=way, **how)  # type: ignore[arg-type]
+            options = {"steps": steps, "batch_size": w.batch_size, "max_lr": w.max_lr}
+            done = fit(net, x[at], y[at], start="cold", seed=seed, fast=way, **options)  # type: ignore[arg-type]
             synchronize(device)
             with torch.no_grad():
                 right = torch.cat([net(part).argmax(1) for part in x_T.split(500)]) == y_T
@@ -94,8 +96,8 @@ def compare(w: Workload, x: Tensor, y: Tensor, ways: tuple[str, ...]) -> list[Tr
     return rows
 
 
-def markdown(rows: list[TrainingRow]) -> str:
-    """Ratios and differences of accuracy are to the first way of each workload, seed by seed."""
+def training_markdown(rows: Sequence[TrainingRow]) -> str:
+    """Ratios and differences of accuracy are relative to the first way of each workload, seed by seed."""
     out = ["| workload | way | s | ms a step | ratio | residual, mean (most) | test accuracy, % | difference |"]
     out.append("|---|---|---|---|---|---|---|---|")
     first: dict[str, TrainingRow] = {}
@@ -113,22 +115,16 @@ def markdown(rows: list[TrainingRow]) -> str:
     return "\n".join(out)
 
 
-def standard(
-    x: Tensor, y: Tensor, quick: bool = False, said: Callable[[str], None] = lambda name: None
-) -> list[TrainingRow]:
-    """All of WORKLOADS; quick: a few steps of the first."""
+def time_trainings(x: Tensor, y: Tensor, quick: bool = False, progress: Progress = no_progress) -> list[TrainingRow]:
+    """All of TRAINING_WORKLOADS; quick: a few steps of the first."""
     rows: list[TrainingRow] = []
-    for w in [replace(WORKLOADS[0], labelled=20, steps=4, seeds=2)] if quick else WORKLOADS:
-        said(w.name)
-        rows += compare(w, x, y, ("off", "auto") if x.is_cuda else ("off",))
+    for w in [replace(TRAINING_WORKLOADS[0], labelled=20, steps=4, seeds=2)] if quick else TRAINING_WORKLOADS:
+        progress(w.name)
+        rows += compare_trainings(w, x, y, ("off", "auto") if x.is_cuda else ("off",))
     return rows
 
 
-def main(arguments: list[str]) -> None:
-    device = torch.device(arguments[0] if arguments else "cpu")
-    x, y = images(arguments[1] if len(arguments) > 1 else None, device)
-    print(markdown(standard(x, y, said=lambda name: print(name, file=sys.stderr))))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    arguments = [*sys.argv[1:], None, None]
+    images = training_images(arguments[1], torch.device(arguments[0] or "cpu"))
+    print(training_markdown(time_trainings(*images, progress=lambda name: print(name, file=sys.stderr))))

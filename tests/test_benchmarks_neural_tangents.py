@@ -1,12 +1,12 @@
-"""The two sides of the comparison with neural-tangents compute the same kernels."""
+"""The comparison with neural-tangents: both libraries compute the same kernels."""
 
 import os
 
 import pytest
 import torch
 
-from foretaste.bench import _neural_tangents as bench
-from foretaste.bench import _neural_tangents_side as side
+from benchmarks import neural_tangents as bench
+from benchmarks.neural_tangents_process import TRACE_AXES
 
 PYTHON = os.environ.get("FORETASTE_NEURAL_TANGENTS", "")  # of an environment with neural-tangents and jax 0.5.3
 
@@ -14,11 +14,11 @@ PYTHON = os.environ.get("FORETASTE_NEURAL_TANGENTS", "")  # of an environment wi
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_arrays_are_the_network_with_channels_last(stride: int, flat: bool) -> None:
-    """The other side's forward, typed here with plain sums over offsets, gives the network's outputs."""
+    """The forward pass of the network in JAX, written here as plain sums over offsets, gives the same outputs."""
     torch.manual_seed(0)
     net = bench.SmallCNN((2, 9, 9), wide=4, stride=stride, flat=flat).double().eval()
     x = torch.randn(3, 2, 9, 9, dtype=torch.float64)
-    held = {k: torch.from_numpy(v) for k, v in bench.arrays(bench.Case("", net, x, None)).items()}
+    held = {k: torch.from_numpy(v) for k, v in bench.channels_last_arrays(bench.CNNCase("", net, x, None)).items()}
     assert "x2" not in held
     assert (int(held["stride"]), bool(held["flat"])) == (stride, flat)
     a = held["x1"]
@@ -36,16 +36,16 @@ def test_arrays_are_the_network_with_channels_last(stride: int, flat: bool) -> N
     torch.testing.assert_close(a @ held["head.weight"] + held["head.bias"], net(x))
 
 
-def test_ratio_is_of_the_quickest_of_theirs() -> None:
+def test_ratio_is_to_the_fastest_of_theirs() -> None:
     ms = {bench.OURS: 2.0, "a": 8.0, "b": 6.0}
-    row = bench.Row("net", 2, "full", ms, {k: 2 * v for k, v in ms.items()}, dict.fromkeys(ms, 1e-7))
+    row = bench.NeuralTangentsRow("net", 2, "full", ms, {k: 2 * v for k, v in ms.items()}, dict.fromkeys(ms, 1e-7))
     assert row.ratio(row.ms) == 3.0
-    assert "| 2 (4) | 8 (16) | 6 (12) | **3.00** (3.00) |" in bench.as_markdown([row])
+    assert "| 2 (4) | 8 (16) | 6 (12) | **3.00** (3.00) |" in bench.neural_tangents_markdown([row])
 
 
-def test_an_environment_without_it_is_named(tmp_path: object) -> None:
-    one = next(bench.cases(N=2))
-    with pytest.raises(RuntimeError, match="needs neural-tangents"), bench.other("false", one, 1, bench.WAYS):
+def test_an_environment_without_neural_tangents_is_named(tmp_path: object) -> None:
+    case, names = next(bench.cnn_cases(N=2)), bench.IMPLEMENTATIONS
+    with pytest.raises(RuntimeError, match="needs neural-tangents"), bench.other_process("false", case, 1, names):
         pass
 
 
@@ -56,13 +56,13 @@ def test_kernels_agree_with_neural_tangents(two: bool, stride: int) -> None:
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     net = bench.SmallCNN((1, 8, 8), wide=6, stride=stride, flat=True).eval()
-    one = bench.Case("small", net, torch.rand(5, 1, 8, 8), torch.rand(4, 1, 8, 8) if two else None)
-    ways = (*bench.WAYS, "NTK_VECTOR_PRODUCTS")
-    rows, about = bench.compare(PYTHON, one, threads=1, rounds=1, ways=ways)
+    case = bench.CNNCase("small", net, torch.rand(5, 1, 8, 8), torch.rand(4, 1, 8, 8) if two else None)
+    names = (*bench.IMPLEMENTATIONS, "NTK_VECTOR_PRODUCTS")
+    rows, about = bench.compare_libraries(PYTHON, case, threads=1, rounds=1, implementations=names)
     torch.set_num_threads(threads)
     assert "jax" in about
-    assert [r.kind for r in rows] == list(side.KINDS)
+    assert [r.kind for r in rows] == list(TRACE_AXES)
     for r in rows:
-        assert set(r.error) == {bench.OURS, *ways}
+        assert set(r.error) == {bench.OURS, *names}
         assert max(r.error.values()) <= 1e-5
         assert all(v > 0 for v in r.ms.values())

@@ -1,4 +1,4 @@
-"""Seconds and bytes, of contenders that take turns: machines are noisy, ratios measured in one run hold."""
+"""Seconds and bytes of contenders that take turns. Machines are noisy; ratios measured in one run hold."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,10 +10,17 @@ import torch
 from foretaste.tangent import PeakMemory
 
 Contender = Callable[[], Any]
+Progress = Callable[[str], None]
+
+
+def no_progress(name: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True)
 class Measured:
+    """What one contender took."""
+
     seconds: float  # the best of its turns
     nbytes: int  # peak of the tensors it made
     result: Any
@@ -21,22 +28,23 @@ class Measured:
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def turns(
+def take_turns(
     contenders: Mapping[str, Contender],
     device: torch.device,
     *,
     rounds: int = 3,
     patience: float = 20.0,
-    said: Callable[[str], None] = lambda name: None,
+    progress: Progress = no_progress,
 ) -> dict[str, Measured]:
-    """Each contender once for its memory (and to warm up), then in turns for its time.
+    """Run each contender once to measure its memory (and to warm up), then in turns to measure its time.
 
-    One that has taken ``patience`` seconds altogether is not run again. One that runs out of memory says so and the
-    others go on.
+    A contender that has taken ``patience`` seconds in total is not run again. If one runs out of memory, its row says
+    so and the others continue.
     """
     best: dict[str, float] = {}
     spent: dict[str, float] = {}
@@ -47,10 +55,10 @@ def turns(
         for name, run in contenders.items():
             if name in failed or (name in best and spent[name] > patience):
                 continue
-            said(name)
+            progress(name)
             try:
                 if turn == 0:
-                    peaks[name], results[name] = peak(run, device)
+                    peaks[name], results[name] = peak_bytes(run, device)
                     continue
                 synchronize(device)
                 start = time.perf_counter()
@@ -62,14 +70,15 @@ def turns(
             took = time.perf_counter() - start
             best[name] = min(took, best.get(name, took))
             spent[name] = spent.get(name, 0.0) + took
-    nothing = float("nan")
+    nan = float("nan")
     return {
-        name: Measured(best.get(name, nothing), peaks.get(name, 0), results.get(name), failed.get(name, ""))
+        name: Measured(best.get(name, nan), peaks.get(name, 0), results.get(name), failed.get(name, ""))
         for name in contenders
     }
 
 
-def peak(run: Contender, device: torch.device) -> tuple[int, Any]:
+def peak_bytes(run: Contender, device: torch.device) -> tuple[int, Any]:
+    """The most memory that a run's tensors took at one time, and the run's result."""
     if device.type != "cuda":
         with PeakMemory() as memory:
             result = run()

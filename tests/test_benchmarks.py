@@ -1,0 +1,92 @@
+"""The benchmarks measure what they claim to. How fast things are is not tested."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main, read_arguments, run_kernels
+from benchmarks.kernels import kernel_workloads
+from benchmarks.measure import take_turns
+from benchmarks.rivals import per_point_gradients
+from benchmarks.startup import time_startup
+from foretaste.tangent import ntk, rank_correlation
+
+
+def test_take_turns_counts_bytes_and_keeps_results() -> None:
+    got = take_turns({"big": lambda: torch.ones(1000), "small": lambda: torch.ones(10)}, torch.device("cpu"), rounds=2)
+    assert (got["big"].nbytes, got["small"].nbytes) == (4000, 40)
+    assert got["big"].seconds > 0
+    assert torch.equal(got["small"].result, torch.ones(10))
+
+
+def test_a_contender_without_memory_says_so_and_the_others_continue() -> None:
+    def greedy() -> None:
+        raise torch.OutOfMemoryError("no")
+
+    got = take_turns({"greedy": greedy, "modest": lambda: torch.ones(3)}, torch.device("cpu"), rounds=1)
+    assert "out of memory" in got["greedy"].failed
+    assert not got["modest"].failed
+
+
+def test_contenders_compute_the_same_kernel() -> None:
+    for work in kernel_workloads(torch.device("cpu"), quick=True):
+        x = work.x[:6].double()
+        work.net.double()
+        want = per_point_gradients(work.net, x).double()
+        assert float((ntk(work.net, x) - want).norm() / want.norm()) <= 1e-10
+        assert torch.allclose(per_point_gradients(work.net, x, 2), want, rtol=1e-10)
+
+
+def test_rank_correlation() -> None:
+    a = torch.tensor([3.0, 1.0, 2.0, 10.0])
+    assert rank_correlation(a, a**3) == pytest.approx(1)
+    assert rank_correlation(a, -a) == pytest.approx(-1)
+
+
+@pytest.mark.slow
+def test_float32_keeps_the_ranking_and_the_run_is_written(tmp_path) -> None:
+    found = run_kernels(quick=True, out=tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == json.loads(json.dumps(found))
+    for a in found["ranking"]:
+        assert a["mlmoc"] >= 0.999
+        assert a["gain"] >= 0.999
+    errors = [r["error"] for r in found["kernels"] if r["error"] == r["error"]]
+    assert len(errors) == 8
+    assert max(errors) <= 1e-5
+
+
+def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    given: dict = {}
+    monkeypatch.setattr("benchmarks.__main__.run_kernels", lambda **options: given.update(options))
+    main([])
+    assert given == {"quick": False, "out": None, "threads": None, "neural_tangents": None}
+    main(["--quick", "--threads", "2", "--out", str(tmp_path), "--neural-tangents", "python"])
+    assert given == {"quick": True, "out": tmp_path, "threads": 2, "neural_tangents": Path("python")}
+    monkeypatch.setattr("benchmarks.__main__.run_queries", lambda device, **options: given.update(options, on=device))
+    main(["--device", "cpu", "--only", "picks", "--only", "growth"])
+    assert given["on"] == torch.device("cpu")
+    assert given["only"] == ["picks", "growth"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--threads", "0"], "expected at least 1"),
+        (["--threads", "x"], "invalid int value"),
+        (["--only", "picks"], "give both"),
+    ],
+)
+def test_wrong_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_arguments(words)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_startup_times_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.startup.COMMANDS", {"nothing": ["-c", "pass"], "again": ["-c", "pass"]})
+    took = time_startup(2)
+    assert list(took) == ["nothing", "again"]
+    assert all(len(seconds) == 2 and seconds == sorted(seconds) for seconds in took.values())
