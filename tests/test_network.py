@@ -14,10 +14,19 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.testing import assert_close
 
-from foretaste.losses import training_targets
+from foretaste.losses import TrainingTargets, training_targets
 from foretaste.network import MLP, NETWORKS, WideResNet, build_network, fit, fit_ll4al, prepare, reset, resnet18
 from foretaste.network.mlp_gradients import is_plain_mlp, mlp_gradients
-from foretaste.network.sgd import augment_batch, batch_indices, crop_batch, flip_batch, one_cycle
+from foretaste.network.sgd import (
+    FORWARD_CHUNK,
+    TrainingRecipe,
+    augment_batch,
+    batch_indices,
+    crop_batch,
+    flip_batch,
+    one_cycle,
+    reestimate_batch_norm,
+)
 
 CPU = torch.device("cpu")
 
@@ -354,6 +363,47 @@ def test_a_cold_start_never_erases_weights_of_a_users_network(train):
     assert torch.equal(weights(net), before)
     reset(net)  # asked for, it is done
     assert not torch.equal(weights(net), before)
+
+
+def test_new_weights_keep_a_frozen_parameter_of_a_module_that_is_trained():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net[0].weight.requires_grad_(False)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    reset(net)
+    assert torch.equal(net[0].weight, before["0.weight"])
+    assert not torch.equal(net[0].bias, before["0.bias"])
+    assert not torch.equal(net[1].weight, before["1.weight"])
+
+
+def test_statistics_of_points_sorted_by_class_are_those_of_all_of_them():
+    """BatchNorm's variance is averaged over chunks: chunks of one class would miss the spread between classes."""
+    x = torch.cat([torch.randn(FORWARD_CHUNK, 3) - 4, torch.randn(FORWARD_CHUNK, 3) + 4])
+    net = nn.Sequential(nn.BatchNorm1d(3))
+    recipe = TrainingRecipe(1, 2, 0.1, 0.0, None, 0, None, torch.float32)
+    reestimate_batch_norm(net, x, recipe, torch.Generator().manual_seed(0))
+    assert_close(net[0].running_mean, x.mean(0), rtol=1e-3, atol=1e-3)
+    assert_close(net[0].running_var, x.var(0), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("t", "scale"),
+    [([[1.0], [3.0]], 1.0), ([[3.0], [3.0]], 9.0), ([[0.0], [0.0]], 1.0), ([[1.0, 0.0], [0.0, 1.0]], 0.25)],
+)
+def test_the_scale_of_targets(t, scale):
+    t = torch.tensor(t)
+    assert TrainingTargets("l2", t, t, classes=False).scale() == scale
+
+
+def test_the_users_autocast_changes_no_training():
+    x, y, *_ = digits(20)
+    results = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            results.append((fit(net, x, y, steps=20).residual, weights(net)))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_cold_start_names_the_module_it_cannot_reset():

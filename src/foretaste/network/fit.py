@@ -130,7 +130,8 @@ def fit(
     how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
     # One seed for each use: the order of batches is then the same for every network and device.
     init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
-    with restored_on_error(net), seeded(init_seed, device):
+    # Without the user's autocast: look-ahead is of the network as it is in its own precision.
+    with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
         if start == "cold":
             new_weights(net)
         goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)

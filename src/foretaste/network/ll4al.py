@@ -192,7 +192,8 @@ def fit_ll4al(
     how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
     # The first three are those of fit.
     init_seed, order_seed, draw_seed, module_seed = ll4al_seeds(seed, 4)
-    with restored_on_error(net), seeded(init_seed, device):
+    # Without the user's autocast: look-ahead is of the network as it is in its own precision.
+    with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
         if start == "cold":
             new_weights(net)
         goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
