@@ -303,6 +303,11 @@ def test_words_of_many_arms_stay_short():
     )
 
 
+def test_names_with_commas_are_told_apart():
+    rows = records({"a": 0.9, "NTK, CE": 0.8, "b": 0.7, "random": 0.6})
+    assert re.search(r"points above NTK, CE; \S+ ± \S+ points above b; ", report.details(report.summarize(rows)))
+
+
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_page_is_self_contained(tmp_path, seeds):
     pixels = np.eye(8)

@@ -23,6 +23,11 @@ def format_interval(e: Interval, sign: bool = False) -> str:
     return mean if e.half is None else f"{mean} ± {e.half:.1f}"
 
 
+def _join_names(parts: Sequence[str]) -> str:
+    """a, b and c; or a; b; c where a name has a comma itself."""
+    return "; ".join(parts) if len(parts) > 1 and any("," in part for part in parts) else join_words(parts)
+
+
 def headline(s: Summary) -> str:
     """The one sentence at the top: which differences the paired 95 % intervals decide.
 
@@ -88,7 +93,7 @@ def _against_own_baselines(s: Summary) -> str:
     if not above and not below:
         return "No strategy can be told from its own baseline"
     parts = [f"{len(names)} {'is' if len(names) == 1 else 'are'} {word}" for names, word in counts if names]
-    return f"Of {len(s.against)} arms with a baseline of their own, {join_words(parts)}"
+    return f"Of {len(s.against)} arms with a baseline of their own, {_join_names(parts)}"
 
 
 def _against_highest(s: Summary, best: str, rest: Sequence[str]) -> str:
@@ -110,7 +115,7 @@ def _by_sign(leads: Mapping[str, Interval]) -> tuple[list[str], list[str], list[
 def _first_few(names: Sequence[str], most: int = HEADLINE_ARMS) -> str:
     """All names, or the first and how many others."""
     rest = len(names) - most + 1
-    return join_words(list(names) if rest <= 1 else [*names[: most - 1], f"{rest} others"])
+    return _join_names(list(names) if rest <= 1 else [*names[: most - 1], f"{rest} others"])
 
 
 def details(s: Summary) -> str:
@@ -137,12 +142,12 @@ def _distances(s: Summary, best: str, rest: list[str]) -> str:
     if len(s.seeds) < LEAST_SEEDS:
         near, far = (rest, []) if len(rest) <= NAMED_ARMS else (rest[: NAMED_ARMS - 1], rest[NAMED_ARMS - 1 :])
         each = [f"{leads[name].mean:.1f} points above {name}" for name in near]
-        return f"It is {join_words([*each, *_range_of_leads(leads, far)])}; with {_count_seeds(s)} that may be chance."
+        return f"It is {_join_names([*each, *_range_of_leads(leads, far)])}; with {_count_seeds(s)} that may be chance."
     even = [name for name in rest if not leads[name].decided]
     behind = [name for name in rest if leads[name].decided]
     text = []
     if even:
-        parts = join_words([f"{name} ({format_interval(leads[name], sign=True)} points)" for name in even])
+        parts = _join_names([f"{name} ({format_interval(leads[name], sign=True)} points)" for name in even])
         text.append(f"On these seeds it cannot be told apart from {parts}.")
     if same := [name for name in even if (half := leads[name].half) is not None and half <= NO_WIDTH]:
         text.append(
@@ -152,7 +157,7 @@ def _distances(s: Summary, best: str, rest: list[str]) -> str:
     if behind:
         near, far = (behind, []) if len(behind) <= NAMED_ARMS else (behind[: NAMED_ARMS - 1], behind[NAMED_ARMS - 1 :])
         above = [f"{format_interval(leads[name])} points above {name}" for name in near]
-        text.append(f"It is {join_words([*above, *_range_of_leads(leads, far)])}.")
+        text.append(f"It is {_join_names([*above, *_range_of_leads(leads, far)])}.")
     return " ".join(text)
 
 
@@ -256,11 +261,11 @@ def learned_labels(s: Summary) -> tuple[bool, str]:
     failed = s.unlearned()
     if not failed:
         return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}."
-    parts = join_words([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
+    parts = _join_names([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
     diverged = {name: n for name in s.arms if (n := sum(r.get("diverged", False) for r in s.of(name)))}
     more = ""
     if diverged:
-        times = join_words([f"{n} of {name}" for name, n in diverged.items()])
+        times = _join_names([f"{n} of {name}" for name, n in diverged.items()])
         more = f" Trainings that diverged: {times}. What is shown for them is a network with new weights."
     return False, (
         f"Not every network learned its labels: {parts} did not; the largest labelled mean squared error is "
