@@ -95,7 +95,8 @@ def test_weights_of_ones_own_network_know_its_options(tmp_path, monkeypatch):
         ),
         tmp_path,
     )
-    net = load_network(None, tmp_path / "weights/random/0-0.safetensors", classes=10, shape=(1, 8, 8))
+    path = tmp_path / "weights/random/0-0.safetensors"
+    net = load_network("ours_with_options:net", path, classes=10, shape=(1, 8, 8))
     assert net[1].out_features == 5
 
 
