@@ -12,4 +12,4 @@ class DocstringDialect(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
             text = re.sub(r"^(\s*)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
-            obj.docstring.value = re.sub(r"(?<![\w`/])docs/(\w+)\.md", r"[docs/\1.md](../\1.html)", text)
+            obj.docstring.value = re.sub(r"(?<![\w`/])docs/(\w+)\.md", r"[docs/\1.md](../\1.md)", text)

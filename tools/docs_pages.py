@@ -12,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "foretaste"
 FROM_ROOT = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+RESULT = re.compile(r"\]\(\.\./(results/[^)#\s]+)")  # a link to a file of results/
+FOLDER = re.compile(r"\[([^\]]*)\]\(\.\./(results[^)#\s]*)\)")
 TOP = """# foretaste
 
 ```python
@@ -41,21 +43,25 @@ FILES = ("losses", "errors")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
+    """Add the generated pages, and the files beside docs/ that its pages show."""
     from mkdocs.structure.files import File
 
     pages = {made: links_from_root((ROOT / name).read_text(encoding="utf-8")) for name, made in FROM_ROOT.items()}
     pages |= {f"reference/{name}.md": text for name, text in reference_pages().items()}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    linked = [RESULT.findall(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))]
+    for path in sorted({path for found in linked for path in found if (ROOT / path).is_file()}):
+        files.append(File(path, str(ROOT), config.site_dir, use_directory_urls=False))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """In pages of docs/, ``../README.md`` and its kin are pages of the site."""
+    """In pages of docs/, ``../README.md`` and its kin are pages of the site; folders of results are not linked."""
     for name, made in FROM_ROOT.items():
         markdown = markdown.replace(f"](../{name}", f"]({made}")
-    return markdown
+    markdown = FOLDER.sub(lambda link: link[1] if (ROOT / link[2]).is_dir() else link[0], markdown)
+    return markdown.replace("](../results/", "](results/").replace("](../docs/", "](../")
 
 
 def links_from_root(text: str) -> str:
