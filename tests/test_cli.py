@@ -104,6 +104,19 @@ def test_ctrl_c_is_one_line_and_code_130(monkeypatch):
     assert (got.exit_code, got.stderr) == (130, "interrupted\n")
 
 
+@pytest.mark.slow
+def test_run_prints_what_its_intervals_decide(tmp_path):
+    from foretaste import report
+
+    changes = ["strategies=['random','margin']", "seeds=[0]", "labels.cycles=1", "train.steps=5"]
+    words = [word for change in changes for word in ("--set", change)]
+    got = invoke("run", "demo", *words, "--processes", "1", "--out", str(tmp_path / "run"))
+    assert got.exit_code == 0, got.output
+    summary = report.read_run(tmp_path / "run").summary()
+    assert f"{report.headline(summary)}. {report.details(summary)}" in got.stdout
+    assert str(tmp_path / "run" / "report" / "index.html") in got.stdout
+
+
 HEAVY = {"torch", "numpy", "scipy", "sklearn", "matplotlib", "PIL", "safetensors", "datasets"}
 
 

@@ -22,6 +22,7 @@ console = Console()
 PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
 
 COMMAND_ORDER = ("demo", "query", "fidelity", "run", "report", "data")  # in --help; what newcomers need first
+RESUMING = ("run", "data")  # commands that go on where they were interrupted
 
 
 class ForetasteGroup(TyperGroup):
@@ -38,7 +39,8 @@ class ForetasteGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            Console(stderr=True).print("interrupted")
+            more = "; the same command resumes" if ctx.invoked_subcommand in RESUMING else ""
+            Console(stderr=True).print(f"interrupted{more}")
             raise typer.Exit(130) from None
         except Exception as error:
             from_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")

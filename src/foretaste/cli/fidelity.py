@@ -128,7 +128,8 @@ def compare_with_retraining(problem: "LabellingProblem", **settings: Any) -> lis
         def show(done: int, total: int) -> None:
             if done == 1:
                 one = time.perf_counter() - began
-                say(f"{total} retrainings of about {format_seconds(one)} each: {format_seconds(one * total)} in all.")
+                each, all_ = format_seconds(one), format_seconds(one * total)
+                say(f"{total} retrainings of about {each} each: about {all_} in all.")
             progress(done, total)
 
         return fidelity(

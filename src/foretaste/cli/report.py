@@ -1,11 +1,14 @@
 """``foretaste report``: the page, figures and tables of a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretaste.cli.app import app, check_output_folder, console, say
+
+if TYPE_CHECKING:
+    from foretaste.report import Summary
 
 
 @app.command("report")
@@ -27,6 +30,13 @@ def report_command(
         page = make.compare(runs, out or Path("comparison"))
         found = [group.summary for group in make.groups(runs)]
     for summary in found:
-        console.print(make.table(summary))
-        say(*summary.missing, f"\n{make.headline(summary)}. {make.details(summary)}\n")
+        print_summary(summary)
     say(f"The page: {page.resolve()}")
+
+
+def print_summary(summary: "Summary") -> None:
+    """The table of a study, what is missing, and what its intervals decide."""
+    from foretaste.report import details, headline, table
+
+    console.print(table(summary))
+    say(*summary.missing, f"\n{headline(summary)}. {details(summary)}\n")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli.app import app, check_output_folder, console, counting_bar, say, usable_cores
+from foretaste.cli.report import print_summary
 from foretaste.errors import format_seconds
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def run_command(
     records = run_with_bar(study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description)
     page = report.folder(folder)
     if study.experiment == "loop":
-        console.print(report.table(records))
-    say(f"\nThe page: {page.resolve()}")
+        print_summary(report.summarize(records))
+    say(f"The page: {page.resolve()}")
 
 
 def command_line(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:
@@ -154,6 +155,5 @@ def demo_command(
         about=about(study, data, command=command, processes=processes) | {"time": format_seconds(seconds)},
         title=study.title,
     )
-    summary = report.summarize(records)
-    console.print(report.table(records))
-    say(f"\n{report.headline(summary)}. {report.details(summary)}", f"\nThe page: {page.resolve()}")
+    print_summary(report.summarize(records))
+    say(f"The page: {page.resolve()}")
