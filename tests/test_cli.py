@@ -101,7 +101,7 @@ def test_ctrl_c_is_one_line_and_code_130(monkeypatch):
 
     monkeypatch.setattr("foretaste.data.home", home)
     got = invoke("data", "list")
-    assert (got.exit_code, got.stderr) == (130, "interrupted\n")
+    assert (got.exit_code, got.stderr) == (130, "interrupted; the same command resumes\n")
 
 
 @pytest.mark.slow
