@@ -1,6 +1,7 @@
-"""What README.md and docs/guide.md show runs: every ```python block, in order, one namespace a file."""
+"""What the pages show is true: Python blocks of README.md and docs/guide.md run; links, files, names and commands exist."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from foretaste.acquire import registry
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+FILE = re.compile(r"(?<![\w/.:~-])((?:[a-z_.]+/)+[\w-]+\.(?:py|md|toml))(?![\w/])")
+NAME = re.compile(r"`(?:from )?(foretaste(?:\.\w+)+|ft(?:\.\w+)+)")
+PLACEHOLDER = re.compile(r"^\.|NAME")  # a folder outside the clone, a name to fill in
+COMMAND = re.compile(r"^foretaste ([a-z]+)", re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(.*?)^```$|`(foretaste [^`]*)`", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -75,3 +81,49 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor[1:] in {title.lower().replace(" ", "-") for title in titles}, f"{target} has no {anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_named_on_a_page_exist(page: Path) -> None:
+    """Paths are from the clone, from docs/, or from the package."""
+    named = {path for path in FILE.findall(page.read_text(encoding="utf-8")) if not PLACEHOLDER.search(path)}
+    homes = (ROOT, ROOT / "docs", ROOT / "src" / "foretaste")
+    assert not [path for path in sorted(named) if not any((home / path).exists() for home in homes)]
+
+
+def resolve(name: str) -> object:
+    """What a dotted name stands for; raises if there is no such thing."""
+    first, *rest = name.split(".")
+    found: object = import_module({"ft": "foretaste"}.get(first, first))
+    for k, part in enumerate(rest):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = import_module(".".join(["foretaste", *rest[: k + 1]]))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_used_on_a_page_exist(page: Path) -> None:
+    for name in set(NAME.findall(page.read_text(encoding="utf-8"))):
+        resolve(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_shown_on_a_page_exist(page: Path) -> None:
+    from foretaste.cli import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {group.name for group in app.registered_groups if group.name}
+    shown = [block or span for block, span in SHELL.findall(page.read_text(encoding="utf-8"))]
+    assert {name for code in shown for name in COMMAND.findall(code)} <= known
+
+
+def test_the_checks_of_a_page_can_fail(tmp_path: Path) -> None:
+    assert FILE.findall("see `acquire/gone.py` and https://a.b/c.md") == ["acquire/gone.py"]
+    assert SHELL.findall("`foretaste gone -n 3`") == [("", "foretaste gone -n 3")]
+    assert SHELL.findall("```sh\nmake x\nforetaste gone\n```") == [("make x\nforetaste gone\n", "")]
+    assert NAME.findall("`ft.nothing(3)` and `foretaste.query.gone`") == ["ft.nothing", "foretaste.query.gone"]
+    for name in ("ft.nothing", "foretaste.query.gone"):
+        with pytest.raises((AttributeError, ModuleNotFoundError)):
+            resolve(name)
