@@ -580,3 +580,29 @@ def test_a_saved_hugging_face_dataset(tmp_path, data):
     rows = table(tmp_path / "r.csv")
     assert {row["id"] for row in rows} == {str(i) for i in range(30, 40)}
     assert {row["predicted"] for row in rows} <= {f"digit {c}" for c in range(10)}
+
+
+def test_a_network_of_ones_own_that_returns_logits(files, monkeypatch):
+    """As those of Hugging Face do."""
+    code = """
+import types
+from torch import nn
+
+class Wrapped(nn.Module):
+    def __init__(self, inputs, classes=10):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+    def forward(self, x):
+        return types.SimpleNamespace(logits=self.body(x))
+"""
+    (files / "own_logits.py").write_text(code)
+    monkeypatch.chdir(files)
+    import safetensors.torch
+
+    weights = {"body.1.weight": torch.randn(10, 64), "body.1.bias": torch.zeros(10)}
+    safetensors.torch.save_file(weights, files / "w.safetensors")
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--network", "own_logits:Wrapped"]
+    got = invoke("query", *words, "--weights", files / "w.safetensors", "-n", 3, "--out", files / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert len(table(files / "r.csv")) == 60

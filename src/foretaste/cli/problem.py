@@ -196,9 +196,11 @@ def _count_outputs(net: "nn.Module", x: "Tensor", shape: tuple[int, ...], name: 
     """C, from a forward pass of a few points."""
     import torch
 
+    from foretaste.tangent import freeze
+
     try:
         with torch.no_grad():
-            f = net(x)
+            f = freeze(net, params=lambda name: True).call(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
