@@ -1,4 +1,4 @@
-"""What the pages show is true: Python blocks of README.md and docs/guide.md run; links, files, names and commands exist."""
+"""What the pages show is true: the Python of README.md and docs/guide.md runs; links, files, names, commands exist."""
 
 import re
 from importlib import import_module
