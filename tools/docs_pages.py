@@ -91,15 +91,12 @@ def top_level() -> dict[str, tuple[str, str]]:
 
 
 def described(module: str, real: str, heading: str) -> str:
-    """A function or a class, by mkdocstrings. What the library makes itself, with private fields, has no signature."""
-    options = f'heading: "{heading}", toc_label: "{heading}"'
+    """A function or a class, by mkdocstrings. Classes of fields show those, and not their signature (site.css)."""
+    text = f'::: {module}.{real}\n    options: {{heading: "{heading}", toc_label: "{heading}"}}\n'
     node = definition(module, real)
-    if isinstance(node, ast.ClassDef) and any(
-        isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id.startswith("_")
-        for field in node.body
-    ):
-        options += ", show_signature: false"
-    return f"::: {module}.{real}\n    options: {{{options}}}\n"
+    if isinstance(node, ast.ClassDef) and any(isinstance(field, ast.AnnAssign) for field in node.body):
+        return f'<div class="fields" markdown>\n\n{text}\n</div>\n'
+    return text
 
 
 def definition(module: str, real: str) -> ast.stmt | None:
@@ -127,7 +124,8 @@ def summary(module: str) -> str:
 def folder_page(folder: str) -> str:
     """What a folder exports, under the files that define it: functions and classes, then constants as they are set."""
     at, top = f"foretaste.{folder}", top_level()
-    parts = [f"# {at}\n", f"::: {at}\n    options: {{members: false, show_root_heading: false}}\n"]
+    options = "members: false, show_root_heading: false, show_root_toc_entry: false"
+    parts = [f"# {at}\n", f"::: {at}\n    options: {{{options}}}\n"]
     here: dict[str, list[tuple[str, str]]] = {}
     for name, module, real in exports(folder):
         if module.startswith(f"{at}.") and not (folder == "tangent" and ".infinite" in module):  # its own page
