@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from foretaste import acquire
 from foretaste.data import digits
-from foretaste.lookahead import from_kernels, theta
+from foretaste.lookahead import from_kernels, problem
 from foretaste.network import MLP, WideResNet, fit
 from foretaste.query import gp_predict, query
 from foretaste.query.infinite_width import gp_leave_one_out
@@ -40,7 +40,7 @@ def net():
 
 @pytest.fixture(autouse=True)
 def _no_empirical_kernel(monkeypatch):
-    monkeypatch.setattr(theta, "gram", lambda *a, **k: pytest.fail("the empirical kernel was computed"))
+    monkeypatch.setattr(problem, "gram", lambda *a, **k: pytest.fail("the empirical kernel was computed"))
 
 
 def ask(net, strategy, x_U=X_U, **settings):

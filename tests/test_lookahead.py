@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import foretaste.lookahead.theta as theta_module
+import foretaste.lookahead.problem as theta_module
 import oracles
 from cases import CASES, Case, mlp, vectors
 from foretaste.lookahead import State, from_kernels, linearize
@@ -277,8 +277,44 @@ def test_a_network_that_did_not_fit_is_said_so(caplog: pytest.LogCaptureFixture)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "foretaste"):
         _ = linearize(case.net, case.x_L, case.f("L"), case.x_U).u
-        _ = case.state(loss="ce").u
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_a_network_at_chance_is_warned_about(loss: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Cross-entropy too: what is measured is the residual of the softmax outputs."""
+    case = CASES[0]
+    with caplog.at_level(logging.WARNING, "foretaste"):
+        _ = case.state(loss=loss).u
+    assert "do not fit the labels" in caplog.text if loss == "ce" else "train longer" in caplog.text
+    assert 'loss="ce"' not in caplog.text
+
+
+@pytest.mark.parametrize("C", [1, 3])
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_a_network_trained_with_cross_entropy_is_told_which_loss_to_give(
+    C: int, loss: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the right loss it gets no warning; with the default one the warning names loss="ce"."""
+    torch.manual_seed(0)
+    net, x = mlp(2, C), torch.randn(60, 2)
+    y = (x[:, 0] > 0).long() if C == 1 else (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.05)
+    for _ in range(150):
+        optimiser.zero_grad()
+        f = net(x[:20])
+        if C == 1:
+            torch.nn.functional.binary_cross_entropy_with_logits(f[:, 0], y[:20].float()).backward()
+        else:
+            torch.nn.functional.cross_entropy(f, y[:20]).backward()
+        optimiser.step()
+    with caplog.at_level(logging.WARNING, "foretaste"):
+        state = linearize(net.eval(), x[:20], y[:20], x[20:], loss=loss)
+        _ = state.u
+    if loss == "ce":
+        assert caplog.text == ""
+    else:
+        assert 'it looks trained with cross-entropy. Give loss="ce"' in caplog.text
 
 
 def test_repr_is_short() -> None:

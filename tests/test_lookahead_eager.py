@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import CASES, Case
-from foretaste.lookahead import theta
+from foretaste.lookahead import problem
 
 linearize_module = import_module("foretaste.lookahead.linearize")
 
@@ -16,7 +16,7 @@ def test_eager_equals_lazy_and_runs_the_network_once(case: Case, monkeypatch: py
     lazy = case.state()
     (at, S_Wu), *_ = lazy.blocks()
     counted = {"gram": 0, "outputs": 0}
-    for module, name in ((theta, "gram"), (linearize_module, "outputs")):
+    for module, name in ((problem, "gram"), (linearize_module, "outputs")):
         real = getattr(module, name)
 
         def count(*args, real=real, name=name, **kwargs):

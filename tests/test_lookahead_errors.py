@@ -72,10 +72,10 @@ def test_bad_labels_of_a_candidate(y: Any, says: str) -> None:
 
 def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
     with pytest.raises(ValueError, match=r"regression wants floats: y_L.double\(\)"):
-        linearize(REGRESSION.net, REGRESSION.x_L, torch.zeros(6, dtype=torch.int64), REGRESSION.x_U)
+        linearize(REGRESSION.net, REGRESSION.x_L, torch.arange(6), REGRESSION.x_U)
     with pytest.raises(ValueError, match="regression wants floats"):
         REGRESSION.state().condition(0, 1)
-    with pytest.raises(ValueError, match="an output for each class"):
+    with pytest.raises(ValueError, match="binary classification, whose labels are 0 and 1"):
         REGRESSION.state(loss="ce")
     with pytest.raises(ValueError, match="rows ≥ 0 that sum to 1"):
         linearize(CASE.net, CASE.x_L, torch.full((7, 3), 0.5), CASE.x_U, loss="ce")
@@ -95,7 +95,7 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
         ({"theta_scale": 0.0}, "theta_scale is 0.0"),
         ({"ridge": -1.0, "loss": "mse"}, "ridge is -1.0.*unknown loss"),
         ({"watch": 0}, "watch=0 of a pool of 11"),
-        ({"watch": 12}, "expected 1 to 11"),
+        ({"watch_by": "contestd"}, "unknown watch_by 'contestd'; did you mean 'contested'"),
         ({"watch": torch.zeros(0, 4).double()}, "watch has no points"),
         ({"watch": torch.zeros(2, 5).double()}, r"watch has points of shape \(5,\); expected \(4,\)"),
     ],

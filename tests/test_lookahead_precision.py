@@ -116,8 +116,8 @@ def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) ->
 
 def test_a_kernel_without_a_factor_is_computed_anew_in_float32(trained, monkeypatch) -> None:
     net, x_L, y_L, x_U = trained
-    monkeypatch.setattr("foretaste.lookahead.theta.precisions_to_try", lambda choice, *args: ("half", "float32"))
-    monkeypatch.setattr("foretaste.lookahead.theta.kernel_holds", lambda *args: False)
+    monkeypatch.setattr("foretaste.lookahead.problem.precisions_to_try", lambda choice, *args: ("half", "float32"))
+    monkeypatch.setattr("foretaste.lookahead.problem.kernel_holds", lambda *args: False)
     state = linearize(net, x_L, y_L, x_U)
     want = linearize(net, x_L, y_L, x_U, precision="float32")
     assert torch.equal(mlmoc(state), mlmoc(want))

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from test_retrain_training import correlation, descend
 from torch import Tensor, nn
 
 import foretaste as ft
@@ -22,6 +21,7 @@ from foretaste.query.retraining import Retraining, epoch_batches
 from foretaste.tangent import freeze
 from foretaste.tangent.memory import PeakMemory
 from networks import NETWORKS
+from test_lookahead_training import correlation, descend
 
 SGD = {"epochs": 3, "minibatch": 4, "lr": 0.05, "momentum": 0.8}
 

@@ -16,8 +16,7 @@ from foretaste.acquire.fused import SumTerm
 from foretaste.lookahead import State, from_kernels, kept
 from foretaste.lookahead.dense import DenseState
 from foretaste.query import select
-from foretaste.query.duplicates import find_spent
-from foretaste.query.select import ProgressCounter, best_rank, pick_each
+from foretaste.query.select import ProgressCounter, best_rank, find_spent, pick_each
 
 gain_module = import_module("foretaste.acquire.gain")
 change_module = import_module("foretaste.acquire.change")
@@ -263,6 +262,6 @@ def test_twins_marked_at_once_are_those_of_the_plain_way(U: int) -> None:
         got = torch.zeros(U, dtype=torch.bool, device="cuda")
         got[0] = True  # what is set stays
         want[0] = True
-        select._mark_duplicates(got, state, before, j)
+        select._mark_spent(got, state, before, j)
         assert torch.equal(got, want)
     assert U < 7 or 2 <= int(got.sum()) < U

@@ -1,12 +1,24 @@
-"""f_lin on L+ without training (Eq. 5, 8, 10-12): State."""
+"""What a network would become with one more label, without training (Eq. 5, 8, 10-12).
+
+state.py says what a ``State`` is. linearize.py makes one, from a network or from kernels. dense.py and direct.py are
+its two kinds; kept.py holds the factors of kept labels, cross_entropy.py solves labels under cross-entropy. labels.py
+turns labels into targets, problem.py holds the outputs and the blocks of Θ.
+"""
 
 from foretaste.lookahead.dense import DenseState as DenseState
+from foretaste.lookahead.labels import BinaryOutputs as BinaryOutputs
+from foretaste.lookahead.labels import binary_params as binary_params
+from foretaste.lookahead.labels import class_ids as class_ids
+from foretaste.lookahead.labels import class_names as class_names
+from foretaste.lookahead.labels import holds_classes as holds_classes
 from foretaste.lookahead.labels import label_rules as label_rules
+from foretaste.lookahead.labels import text_labels as text_labels
 from foretaste.lookahead.linearize import METHODS as METHODS
 from foretaste.lookahead.linearize import PRECISION_CHOICES as PRECISION_CHOICES
+from foretaste.lookahead.linearize import WATCH_BY as WATCH_BY
 from foretaste.lookahead.linearize import check_settings as check_settings
 from foretaste.lookahead.linearize import from_kernels as from_kernels
 from foretaste.lookahead.linearize import linearize as linearize
 from foretaste.lookahead.linearize import watched_points as watched_points
+from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.state import State as State
-from foretaste.lookahead.state import cholesky as cholesky

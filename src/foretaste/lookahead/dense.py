@@ -15,14 +15,16 @@ from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.kept import Factors, RunningPosterior, UseParts
-from foretaste.lookahead.state import KeptLabel, Problem, State, cholesky
-from foretaste.lookahead.theta import diagonal_blocks, site_index, to_sites
+from foretaste.lookahead.problem import Problem, cholesky, diagonal_blocks, site_index, to_sites
+from foretaste.lookahead.state import KeptLabel, State
 
-# The base: what absorbing L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12).
+# --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedBase:
+    """The means, S and its diagonals after L. Never written to."""
+
     ridge: float
     scale: float
     mean_WC: Tensor
@@ -34,7 +36,7 @@ class SolvedBase:
 
 
 def solve_base(p: Problem) -> SolvedBase:
-    """Everything through one factor: with A = RRᵀ and H = R⁻¹Θ_L·, S = Θ − HᵀH and mean = f + HᵀR⁻¹(Y − f)."""
+    """Eq. 10 and S through one Cholesky factor: with A = RRᵀ and H = R⁻¹Θ_L·, S = Θ − HᵀH, mean = f + HᵀR⁻¹(Y − f)."""
     theta = p.kernels.load()
     ridge = p.resolve_ridge(theta)
     chol = cholesky(p.system(theta, ridge), ridge)
@@ -45,7 +47,7 @@ def solve_base(p: Problem) -> SolvedBase:
         half_R = torch.linalg.solve_triangular(chol, to_sites(p.y_LC - p.f_LC, p.B), upper=False)
         mean_UC = p.f_UC + (half_U.T @ half_R).reshape(p.f_UC.shape)
         mean_WC = mean_UC if p.same else p.f_WC + (half_W.T @ half_R).reshape(p.f_WC.shape)
-    # In place: S is the largest matrix there is, and Θ_WU is not asked for again.
+    # In place: S is the largest matrix there is, and nothing needs Θ_WU again.
     S_WU = (theta.WU if p.kernels.ours else theta.WU.clone()).addmm_(half_W.T, half_U, alpha=-1)
     if p.same:
         var_U = diagonal_blocks(S_WU, p.B)
@@ -66,9 +68,9 @@ def squared_blocks(half_U: Tensor, B: int) -> Tensor:
 
 @dataclass(eq=False)
 class Posterior:
-    """Solved on first need and shared by every state of one linearisation; rows S_jU of kept candidates stay.
+    """The base, solved on first need and shared by every state of one linearisation.
 
-    ``solved`` is never written to; ``running`` is, and no state needs it to be where it left it.
+    ``rows`` and ``running`` are caches, of rows S_jU and of S after kept labels: any state can rebuild them.
     """
 
     problem: Problem
@@ -81,6 +83,7 @@ class Posterior:
 
     @property
     def known(self) -> bool:
+        """Whether the base is solved already."""
         return "solved" in self.__dict__
 
     @property
@@ -109,7 +112,7 @@ class Posterior:
         return self.rows[j]
 
     def among(self, js: list[int]) -> Tensor:
-        """S_KK of candidates js, (k·B, k·B). The last needs no row: S is symmetric and its diagonal is at hand."""
+        """S_KK of candidates js, (k·B, k·B). The last one needs no row: S is symmetric and its diagonal is known."""
         p = self.problem
         at = site_index(js, p.B, p.f_WC.device)
         if p.same:
@@ -125,11 +128,13 @@ class Posterior:
         return S_KK
 
 
-# State by the block update of Eq. 12: a base after L, plus one factor for each kept label.
+# --- the state: the base, plus one factor for each kept label ---
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseState(State):
+    """The default state, ``method="dense"``: look-ahead by the block update of Eq. 12."""
+
     method: ClassVar[str] = "dense"
     _posterior: Posterior
     _factors: Factors = field(default_factory=Factors)
@@ -186,7 +191,7 @@ class DenseState(State):
         return replace(self, kept=kept, _factors=self._extend([j for j, _ in kept]))
 
     def _extend(self, js: list[int]) -> Factors:
-        """The factors of js, in that order; those that the two orders share from the start are kept."""
+        """The factors of js, in that order. Factors of a common beginning of the two orders are reused."""
         have = self._factors.js
         shared = len(have)
         if tuple(js[:shared]) != have:
@@ -197,6 +202,7 @@ class DenseState(State):
         return factors
 
     def _append(self, factors: Factors, j: int) -> Factors:
+        """One more factor: s = S_j· − F_jᵀF, s_j + λ = RRᵀ, F ← [F; R⁻¹s]. Here a kept label enters S."""
         base, B, same = self._posterior, self.B, self._problem.same
         here = slice(j * B, (j + 1) * B)
         s_U = base.row(j)
@@ -238,12 +244,12 @@ class DenseState(State):
 
     @cached_property
     def u(self) -> Tensor:
-        # The same, with one look at the device where nothing is amiss.
+        # The same values. One number is read from the device if all is well.
         return u_U if self.B == 1 and float((u_U := self.unchecked_u).min()) > 0 else super().u
 
     @cached_property
     def unchecked_u(self) -> Tensor:
-        """u with B = 1, as it comes: negative where no variance is left. For what turns NaN by it, and says so."""
+        """u with B = 1. May be ≤ 0 where no variance is left; the caller checks for NaN."""
         noise_U = self._problem.label_noise_U
         return self.variance_blocks[:, 0, 0] + (self.ridge if noise_U is None else noise_U)
 
@@ -269,11 +275,11 @@ class DenseState(State):
 
     @property
     def rows_together(self) -> bool:
-        """Whether rows of S lie together in memory, as ``from_parts`` gives them."""
+        """Whether rows of S are contiguous, as ``from_parts`` gives them."""
         return self._problem.same or self._posterior.solved.S_WU.stride(1) == 1
 
     def from_parts(self, use: UseParts) -> Tensor:
-        """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S: for what need not see the difference in memory."""
+        """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S, for code that does not need the difference in memory."""
         base_WU, factors, running = self._posterior.solved.S_WU, self._factors, self._posterior.running
 
         def by_rows(S_WU: Tensor, F_W: Tensor, F_U: Tensor) -> Tensor:

@@ -1,16 +1,36 @@
-"""State by Eq. 11 solved anew for each candidate: the paper's "without block", and finite time (Eq. 5)."""
+"""State by Eq. 11, solved anew for each candidate: the paper's "without block", and training for a finite time (Eq. 5).
+
+X is L and the labelled candidates, A_X = Θ_XX + λI. With R = Y − f on X,
+
+    f_lin = f + Θ_·X A_X⁻¹ R                      (Eq. 8, 11)
+    f_t   = f + Θ_·X A_X⁻¹ (I − e^{−t A_X}) R     (Eq. 5)
+
+It is slow, and the fast way (dense.py) is tested against it.
+"""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State, cholesky
-from foretaste.lookahead.theta import LoadedTheta, site_index, to_sites
+from foretaste.lookahead.problem import KernelSource, ThetaBlocks, cholesky, site_index, to_sites
+from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State
+
+
+@dataclass(eq=False)
+class LoadedTheta:
+    """Θ as it was computed, and rows of it; shared by all states of one linearisation."""
+
+    kernels: KernelSource
+    rows: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def theta(self) -> ThetaBlocks:
+        return self.kernels.load()
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +39,14 @@ class JoinedSystem:
 
     js: list[int]
     A: Tensor  # Θ_XX + λI
-    residual: Tensor  # Y − f on X; of what has no label, zero and unused
+    residual: Tensor  # Y − f on X; zero and unused where there is no label
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DirectState(State):
-    method: ClassVar[str] = "direct"
-    """The same interface as the dense state, each answer from a solve on L+ of its own: slow, and plainly Eq. 11."""
+    """``method="direct"``: each answer is a solve of Eq. 11 of its own."""
 
+    method: ClassVar[str] = "direct"
     _loaded: LoadedTheta
 
     @cached_property
@@ -51,7 +71,7 @@ class DirectState(State):
         return self._loaded.rows[j]
 
     def _join(self, labels: tuple[KeptLabel, ...]) -> JoinedSystem:
-        """X = L and the candidates of ``labels``; the last one's row is not needed, for Θ is symmetric."""
+        """X = L and the candidates of ``labels``. The last one needs no row: Θ is symmetric."""
         p, theta, B = self._problem, self._loaded.theta, self.B
         js = [j for j, _ in labels]
         at = site_index(js, B, p.f_WC.device)
@@ -118,7 +138,7 @@ class DirectState(State):
 
     @cached_property
     def _last(self) -> tuple[Tensor, Tensor, JoinedSystem]:
-        """For each candidate the last column x of A⁺⁻¹, solved anew: s_ij = Θ(x_i, X⁺) x and u_j = 1 / x_last."""
+        """For each candidate the last column x of A⁺⁻¹: S_ij = u_j Θ(x_i, X⁺) x and u_j = 1 / x_last."""
         if not math.isinf(self._problem.time):
             raise ValueError(
                 f"time={self._problem.time:g} has no S: f⁺ is affine in y, but what a label adds at finite time is not "
@@ -165,5 +185,5 @@ class DirectState(State):
         for at in self._widths(width):
             here = slice(at.start * self.B, at.stop * self.B)
             S = WX @ (last[at, :n] @ u_UBB[at]).permute(1, 0, 2).reshape(n, (at.stop - at.start) * self.B)
-            # x_last u = 1: the candidate's own column enters whole.
+            # x_last u = 1, so the candidate's own column has weight one.
             yield at, S + self._loaded.theta.WU[:, here]

@@ -1,9 +1,10 @@
-"""What kept labels take from S, and a running S from which most of it is already taken.
+"""Kept labels: the factors F that they take from S, and a running S with most of them subtracted.
 
-After k labels S is the base less F_WᵀF_U, with B rows of F a label. Taken anew at every pick that is W·U·k a pick, more
-than all else. So one matrix, shared by every state, follows the newest: the base less the first n factors of some order
-of labels. A state whose order starts alike needs the rest only, one to ``WAIT`` + 1 factors; any other starts from the
-base. Factors depend on the order of candidates alone, not on their labels, so that order says whose they are.
+After k labels S is the base less F_WᵀF_U, with B rows of F for each label. To subtract all of them at every pick costs
+W·U·k, more than all else. So one matrix, shared by every state, follows the newest state: the base less the first n
+factors of some order of candidates. A state whose order begins with the same candidates subtracts only the rest, at
+most ``WAITING_FACTORS`` + 1 factors; any other state starts from the base. Factors depend on the order of the
+candidates and not on their labels, so the order identifies them.
 """
 
 import logging
@@ -16,9 +17,9 @@ from torch import Tensor
 
 log = logging.getLogger("foretaste")
 
-WAITING_FACTORS = (
-    8  # factors not yet taken: at 4000² on two cores 10 ms for one and 12 ms for eight, 8 ms to take them for good
-)
+# Factors that may wait to be subtracted for good. At 4000² on two cores: a block with one waiting factor takes 10 ms,
+# with eight 12 ms, and subtracting them for good 8 ms.
+WAITING_FACTORS = 8
 
 _running_lock = threading.Lock()
 
@@ -27,7 +28,7 @@ UseParts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(eq=False)
 class FactorRows:
-    """Rows that grow at the end, with room to spare; what is written stays, so that states share their beginnings."""
+    """Rows of factors with spare room at the end. Written rows never change, so states can share them."""
 
     f_U: Tensor  # (room, U·B)
     f_W: Tensor  # the same tensor if W = U
@@ -35,12 +36,12 @@ class FactorRows:
 
     @staticmethod
     def like(f_U: Tensor, f_W: Tensor, room: int) -> "FactorRows":
-        with torch.inference_mode(False):  # else they could not be written to outside of it
+        with torch.inference_mode(False):  # inference tensors could not be written to later
             rows_U = f_U.new_empty(room, f_U.shape[1])
             return FactorRows(rows_U, rows_U if f_W is f_U else f_W.new_empty(room, f_W.shape[1]))
 
     def claim(self, start: int, n: int) -> bool:
-        """Whether ``n`` rows from ``start`` on are free; they are the caller's then."""
+        """Reserve ``n`` rows from ``start`` on for the caller; False if they are not free."""
         with _running_lock:
             free = self.filled == start and start + n <= len(self.f_U)
             if free:
@@ -55,26 +56,29 @@ class Factors:
     js: tuple[int, ...] = ()
     B: int = 1
     _rows: FactorRows | None = None
-    var_U: Tensor | None = None  # (U, B, B): the candidates' variance less that of F_UᵀF_U, None if not at hand
-    taken_U: Tensor | None = None  # (U,) bool: js, likewise
+    var_U: Tensor | None = None  # (U, B, B): the candidates' variance after these labels; None if not computed
+    taken_U: Tensor | None = None  # (U,) bool: the candidates js; None if not computed
 
     def U(self, start: int = 0) -> Tensor:
-        """Those from the ``start``-th on."""
+        """F_U, from the ``start``-th label on."""
         assert self._rows is not None
         return self._rows.f_U[start * self.B : len(self.js) * self.B]
 
     def W(self, start: int = 0) -> Tensor:
+        """F_W, from the ``start``-th label on."""
         assert self._rows is not None
         return self._rows.f_W[start * self.B : len(self.js) * self.B]
 
     def first(self, n: int) -> "Factors":
+        """The factors of the first n labels."""
         return self if n == len(self.js) else Factors(self.js[:n], self.B, self._rows)
 
     @torch.no_grad()
     def append(self, j: int, f_U: Tensor, f_W: Tensor, var_U: Tensor | None) -> "Factors":
-        """One more, (B, U·B) and (B, W·B): in place behind the others, unless another order went on from here.
+        """Add the factor of one label, f_U (B, U·B) and f_W (B, W·B), behind the others.
 
-        ``var_U`` is the variance it leaves: carried along, not summed over all at every label.
+        If another order of labels already continues from here, all rows are copied. ``var_U`` is the variance that is
+        left: carried along, so that it is not summed over all factors at every label.
         """
         rows, k, B = self._rows, len(self.js) * self.B, f_U.shape[0]
         if rows is None or not rows.claim(k, B):
@@ -98,25 +102,26 @@ class Factors:
 
 @dataclass(frozen=True, eq=False)
 class TakenPosterior:
-    """A matrix, and the candidates whose factors are taken from it."""
+    """S with some factors subtracted, and the candidates whose factors they are."""
 
     S_WU: Tensor
     js: tuple[int, ...]
 
     def starts(self, factors: Factors) -> bool:
+        """Whether the order of ``factors`` begins with these candidates."""
         return factors.js[: len(self.js)] == self.js
 
 
 @dataclass(eq=False)
 class RunningPosterior:
-    """The running S. Never handed out: a block of it is a copy, less the factors that wait, and stays what it is."""
+    """The running S. It is never handed out: a block is a copy, less the factors that still wait."""
 
-    taken: TakenPosterior | None = None  # None also while it is written to, or if that was interrupted
-    room: bool = True
+    taken: TakenPosterior | None = None  # also None while it is written to, or if that was interrupted
+    room: bool = True  # whether there was memory for it
 
     @torch.no_grad()
     def follow(self, base_WU: Tensor, factors: Factors) -> None:
-        """Take all factors but the last, if more than ``WAIT`` wait. Rebuilt from the base for another order."""
+        """Subtract all factors but the last if more than ``WAITING_FACTORS`` wait. For another order, begin anew."""
         if not self.room or self._waiting(factors) <= WAITING_FACTORS or not _running_lock.acquire(blocking=False):
             return
         try:
@@ -132,7 +137,7 @@ class RunningPosterior:
             self.taken = TakenPosterior(S_WU, most.js)
         except torch.OutOfMemoryError:
             self.room = False
-            log.warning("no memory for a second S of %d × %d: each pick of a long batch takes longer", *base_WU.shape)
+            log.warning("no memory for a second S of %d × %d: each pick of a large batch takes longer", *base_WU.shape)
         finally:
             _running_lock.release()
 
@@ -141,18 +146,18 @@ class RunningPosterior:
         return len(factors.js) - (len(taken.js) if taken and taken.starts(factors) else 0)
 
     def read(self, base_WU: Tensor, factors: Factors, use: UseParts) -> Tensor:
-        """``use(S_WU, F_W, F_U)``, where S_WU − F_WᵀF_U is the S of ``factors``. It is not to keep or change S_WU."""
+        """``use(S_WU, F_W, F_U)``, where S_WU − F_WᵀF_U is the S of ``factors``. It must not keep or change S_WU."""
         while True:
             taken = self.taken
             S_WU, n = base_WU, 0
             if taken and taken.starts(factors):
                 S_WU, n = taken.S_WU, len(taken.js)
             found = use(S_WU, factors.W(n), factors.U(n))
-            if S_WU is base_WU or self.taken is taken:  # else another thread wrote to it meanwhile
+            if S_WU is base_WU or self.taken is taken:  # otherwise another thread has written to it
                 return found
 
     def block(self, base_WU: Tensor, factors: Factors, at: slice, same: bool) -> Tensor:
-        """S_Wu of columns ``at``. W = U: S is symmetric, and its rows lie together in memory as columns do not."""
+        """S_Wu of columns ``at``. W = U: rows are read instead, for S is symmetric and its rows are contiguous."""
         if same:
             return self.read(base_WU, factors, lambda S, F_W, F_U: torch.addmm(S[at], F_U[:, at].T, F_W, alpha=-1)).T
         return self.read(base_WU, factors, lambda S, F_W, F_U: torch.addmm(S[:, at], F_W.T, F_U[:, at], alpha=-1))

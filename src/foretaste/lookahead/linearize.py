@@ -1,26 +1,29 @@
-"""From a trained network, its labelled points and a pool to a State."""
+"""From a trained network, its labelled points and a pool to a ``State``: ``linearize``, and ``from_kernels``."""
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean
 from foretaste.lookahead.dense import DenseState, Posterior
-from foretaste.lookahead.direct import DirectState
-from foretaste.lookahead.labels import label_rules
-from foretaste.lookahead.state import Problem, State
-from foretaste.lookahead.theta import (
-    LoadedTheta,
+from foretaste.lookahead.direct import DirectState, LoadedTheta
+from foretaste.lookahead.labels import BinaryOutputs, binary_params, holds_classes, label_rules
+from foretaste.lookahead.problem import (
+    Problem,
     ThetaBlocks,
     diagonal_blocks,
     given_kernels,
     kernels_of_network,
     load_now,
+    warn_unfitted,
 )
+from foretaste.lookahead.state import State
 from foretaste.losses import LOSSES
 from foretaste.tangent import (
     PRECISIONS,
@@ -36,18 +39,136 @@ from foretaste.tangent import (
     to_float64,
 )
 
-# The settings of a linearisation, checked, and the State they ask for.
-
-
 log = logging.getLogger("foretaste")
 
 METHODS = ("auto", "dense", "direct")
 PRECISION_CHOICES = ("auto", *PRECISIONS)
-UNFITTED = 0.1  # of the labels' own mean square: SGD has not interpolated L
+WATCH_BY = ("random", "contested")
+
+
+def linearize(
+    net: nn.Module,
+    x_L: Inputs | None,
+    y_L: Any,
+    x_U: Inputs,
+    *,
+    watch: Inputs | int | None = None,
+    output: Output = "sum",
+    ridge: float | None = None,
+    method: str = "auto",
+    loss: str = "l2",
+    time: float = math.inf,
+    params: Params = None,
+    budget: int | str | None = None,
+    precision: str = "auto",
+    theta_scale: float = 1.0,
+    seed: int = 0,
+    eager: bool = False,
+    classes: Sequence[str] | None = None,
+    watch_by: str = "random",
+    outputs_known: int | None = None,
+) -> State:
+    """Linearise a trained network: what it becomes with one more label, without training (Eq. 11, 12).
+
+    The mathematics is in docs/mathematics.md, Look-ahead.
+
+    Args:
+        net: a trained network in eval mode, float32 or float64. It is only read.
+        x_L: the labelled points, a tensor or a dict of tensors. None: nothing is labelled, and y_L is None too.
+        y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets, and floats (L,)
+            with a network of one output regression. One output with labels 0 and 1 (or booleans, or two names) is
+            binary classification: the state then has two outputs, (0, f) with loss="ce" and (1 − f, f) with "l2".
+        x_U: the candidates (the pool), as x_L.
+        watch: the watched points, over which scores sum. None (default): the candidates. Inputs: those instead. A
+            number: that many of the candidates, chosen by ``watch_by``; all of them if there are not so many.
+        output: the output whose gradient makes Θ: "sum" (default), "first", a number, "trace", or "full" for small
+            problems. See ``ft.ntk``.
+        ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL.
+        method: "dense" is the block update of Eq. 12; "direct" solves Eq. 11 for each candidate, slowly. "auto"
+            (default): dense, or direct if ``time`` is finite.
+        loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
+        time: t of Eq. 5, learning rate × steps on ½Σ‖f − y‖². Default: inf, training to convergence.
+        params: the parameters to differentiate: a function of the name, or names. None (default): all that require
+            grad.
+        budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
+            nine tenths on a GPU.
+        precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
+            sample as float64 does.
+        theta_scale: multiplies Θ; default 1. It changes the answer under cross-entropy, and with a given ridge.
+        seed: chooses the watched points where ``watch`` is a number and ``watch_by`` is "random"; default 0.
+        eager: compute Θ now, in the same pass as the outputs. Default: when S is first needed.
+        classes: the names of the classes, in the order of the outputs. Default: if the labels are text, the sorted
+            labels, provided that there are as many as outputs.
+        watch_by: what a number in ``watch`` takes: "random" points (default), or "contested", those whose two largest
+            outputs are nearest to each other. They hold nearly all of ``gain`` and ``flips``.
+        outputs_known: C, if the caller has run the network on such points already. Default: three points are run.
+
+    Returns:
+        A ``State``. It is lazy: outputs are computed now, Θ when S is first needed.
+
+    Raises:
+        ValueError: settings, labels or inputs do not fit. The message says what was expected.
+        TypeError: an argument is of the wrong type.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).eval()
+        >>> x = torch.randn(10, 2)
+        >>> ft.linearize(net, x[:3], ["cat", "dog", "eel"], x[3:], ridge=1e-3)
+        DenseState(L=3, U=7, W=7, C=3, loss='l2', ridge=0.001, kept=0)
+    """
+    check_settings(ridge, method, loss, time, theta_scale, precision, watch_by)
+    frozen = freeze(net, output=output, params=params)
+    check_inputs(x_U, "x_U", frozen.device)
+    if count_points(x_U) == 0:
+        raise ValueError("x_U is empty; expected at least one candidate")
+    if (x_L is None) != (y_L is None):
+        raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
+    if x_L is not None:
+        check_inputs(x_L, "x_L", frozen.device, like=x_U)
+        if count_points(x_L) == 0 and (y_L.numel() if isinstance(y_L, Tensor) else np.size(y_L)) == 0:
+            x_L = y_L = None
+    C = probe_outputs(frozen, x_U, "x_U") if outputs_known is None else outputs_known
+    if C == 1 and holds_classes(y_L, loss, classes):
+        two = BinaryOutputs(frozen.net, loss)
+        frozen, C = freeze(two, output=two.kernel_output, params=binary_params(params)), 2
+    home = to_float64(torch.empty(0, device=frozen.device)).device
+    labels = label_rules(y_L, C, loss, frozen.device, home, classes, isinstance(frozen.net, BinaryOutputs))
+    y_LC = torch.empty(0, C, dtype=torch.float64, device=home)
+    if x_L is not None:
+        y_LC = labels.targets(y_L, count_points(x_L), "y_L")
+
+    f: dict[str, Tensor] = {}
+    passes = "float32" if precision == "auto" else precision
+
+    def f_of(name: str, x: Inputs, argument: str) -> Tensor:
+        if name not in f:
+            f[name] = outputs(frozen, x, name=argument, precision=passes)
+        return f[name]
+
+    x_W, at_W = watched_points(watch, x_U, seed, (lambda: f_of("U", x_U, "x_U")) if watch_by == "contested" else None)
+    if x_W is not None:
+        check_inputs(x_W, "watch", frozen.device, like=x_U)
+        if count_points(x_W) == 0:
+            raise ValueError("watch has no points; give at least one, or None to watch the pool")
+    # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
+    sampled = (y_LC, ridge) if LOSSES[loss].quadratic else (None, (ridge or 0.0) + 4)
+    kernels = kernels_of_network(
+        frozen, C, x_L, x_U, x_W, y_LC=sampled[0], ridge=sampled[1], budget=budget, precision=precision,
+        scale=float(theta_scale), f=f,
+    )  # fmt: skip
+    if eager:
+        kernels = load_now(kernels)
+    f_UC = f_of("U", x_U, "x_U")
+    f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
+    f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
+    B = C if frozen.output == "full" else 1
+    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time), method)
 
 
 def make_state(p: Problem, method: str) -> State:
-    """A lazy state. That f does not fit the labels is said when Θ is first asked for: entropy does not mind."""
+    """A lazy state. A network that does not fit its labels is reported when Θ is first needed: entropy needs none."""
     kernels = p.kernels
 
     def load() -> ThetaBlocks:
@@ -61,7 +182,13 @@ def make_state(p: Problem, method: str) -> State:
 
 
 def check_settings(
-    ridge: float | None, method: str, loss: str, time: float, theta_scale: float, precision: str = "auto"
+    ridge: float | None,
+    method: str,
+    loss: str,
+    time: float,
+    theta_scale: float,
+    precision: str = "auto",
+    watch_by: str = "random",
 ) -> None:
     """Raise with every fault of the settings at once."""
     faults = []
@@ -83,12 +210,19 @@ def check_settings(
         faults.append(f"theta_scale is {theta_scale!r}; expected a number above 0")
     if precision not in PRECISION_CHOICES:
         faults.append(f"unknown precision {precision!r}{did_you_mean(precision, PRECISION_CHOICES)}")
+    if watch_by not in WATCH_BY:
+        faults.append(f"unknown watch_by {watch_by!r}{did_you_mean(watch_by, WATCH_BY)}")
     if faults:
         raise ValueError("; ".join(faults))
 
 
-def watched_points(watch: Inputs | int | None, x_U: Inputs, seed: int) -> tuple[Inputs | None, dict[int, int]]:
-    """The watched inputs (None: the pool itself), and where candidates stand among them if that is known."""
+def watched_points(
+    watch: Inputs | int | None, x_U: Inputs, seed: int, outputs_U: Callable[[], Tensor] | None = None
+) -> tuple[Inputs | None, dict[int, int]]:
+    """The watched inputs (None: the pool itself), and the positions of candidates among them where they are known.
+
+    A number takes random candidates; with ``outputs_U``, which gives f_UC, the most contested ones.
+    """
     if watch is None:
         return None, {}
     if isinstance(watch, bool) or not isinstance(watch, int):
@@ -96,102 +230,25 @@ def watched_points(watch: Inputs | int | None, x_U: Inputs, seed: int) -> tuple[
             raise TypeError("watch is a bool; expected None, inputs, or a number of pool points")
         return watch, {}
     n = count_points(x_U)
-    if not 1 <= watch <= n:
+    if watch < 1:
         raise ValueError(f"watch={watch} of a pool of {n}; expected 1 to {n}, or None to watch all of it")
-    picked = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:watch].sort().values.tolist()
+    if watch > n:
+        log.warning("watch is %d and the pool has %d points; all of them are watched", watch, n)
+        return None, {}
+    if outputs_U is None:
+        order_U = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    else:
+        f_UC = outputs_U()
+        if f_UC.shape[1] < 2:
+            raise ValueError('watch_by="contested" needs classes and this network has one output; use "random"')
+        top_U2 = f_UC.topk(2, 1).values
+        order_U = (top_U2[:, 0] - top_U2[:, 1]).argsort(stable=True)
+    picked = order_U[:watch].sort().values.tolist()
     first = next(iter(x_U.values())) if not isinstance(x_U, Tensor) else x_U
     return take_points(x_U, torch.tensor(picked, device=first.device)), {j: i for i, j in enumerate(picked)}
 
 
-def warn_unfitted(p: Problem) -> None:
-    if p.L == 0 or not p.criterion.quadratic:
-        return
-    of = float(p.centred_LC.square().mean())
-    if p.residual_L > UNFITTED * of:
-        log.warning(
-            "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
-            "training interpolates L, and its scores are noise otherwise; train longer",
-            p.residual_L,
-            of,
-        )
-
-
-# From a trained network, its labelled points and a pool to a State.
-
-
-def linearize(
-    net: nn.Module,
-    x_L: Inputs | None,
-    y_L: Any,
-    x_U: Inputs,
-    *,
-    watch: Inputs | int | None = None,
-    output: Output = "sum",
-    ridge: float | None = None,
-    method: str = "auto",
-    loss: str = "l2",
-    time: float = math.inf,
-    params: Params = None,
-    budget: int | str | None = None,
-    precision: str = "auto",
-    theta_scale: float = 1.0,
-    seed: int = 0,
-    eager: bool = False,
-    classes: int | None = None,
-) -> State:
-    """What ``net`` becomes with one label more, without training (Eq. 11, 12; docs/mathematics.md, Look-ahead).
-
-    Θ is computed on first need. Empty L: ``x_L=None, y_L=None``, or no rows. ``watch``: None is x_U; inputs are watched
-    instead; an int is that many random pool points by ``seed``. ``time`` is t of Eq. 5, learning rate × steps on
-    ½Σ‖f − y‖²; finite, it is solved directly. ``precision`` is of Θ on a CUDA device: "float32", "tf32", "half", or
-    "auto", the fastest that ranks a sample as float64 does. ``theta_scale`` multiplies Θ, which changes the answer
-    under cross-entropy (and with a given ridge). ``eager`` computes Θ now, and f with it: a pass less, if S is wanted.
-    ``classes`` is C, of a network that was already looked at with points like these.
-    """
-    check_settings(ridge, method, loss, time, theta_scale, precision)
-    frozen = freeze(net, output=output, params=params)
-    check_inputs(x_U, "x_U", frozen.device)
-    if count_points(x_U) == 0:
-        raise ValueError("x_U is empty; expected at least one candidate")
-    if (x_L is None) != (y_L is None):
-        raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
-    C = probe_outputs(frozen, x_U, "x_U") if classes is None else classes
-    labels = label_rules(y_L, C, loss, frozen.device, to_float64(torch.empty(0, device=frozen.device)).device)
-    y_LC = torch.empty(0, C, dtype=torch.float64, device=labels.home)
-    if x_L is not None:
-        check_inputs(x_L, "x_L", frozen.device, like=x_U)
-        if count_points(x_L) == 0 and torch.as_tensor(y_L).numel() == 0:
-            x_L = None
-        else:
-            y_LC = labels.targets(y_L, count_points(x_L), "y_L")
-    x_W, at_W = watched_points(watch, x_U, seed)
-    if x_W is not None:
-        check_inputs(x_W, "watch", frozen.device, like=x_U)
-        if count_points(x_W) == 0:
-            raise ValueError("watch has no points; give at least one, or None to watch the pool")
-    B = C if output == "full" else 1
-    f: dict[str, Tensor] = {}
-    # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
-    sampled = (y_LC, ridge) if LOSSES[loss].quadratic else (None, (ridge or 0.0) + 4)
-    kernels = kernels_of_network(
-        frozen, C, x_L, x_U, x_W, y_LC=sampled[0], ridge=sampled[1], budget=budget, precision=precision,
-        scale=float(theta_scale), f=f,
-    )  # fmt: skip
-    if eager:
-        kernels = load_now(kernels)
-
-    passes = "float32" if precision == "auto" else precision
-
-    def f_of(name: str, x: Inputs, said: str) -> Tensor:
-        return f[name] if name in f else outputs(frozen, x, name=said, precision=passes)
-
-    f_UC = f_of("U", x_U, "x_U")
-    f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
-    f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
-    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time), method)
-
-
-# A State on kernels of one's own: an infinite-width kernel, a Gaussian process.
+# --- a state on kernels of one's own: an infinite-width kernel, a Gaussian process ---
 
 
 def from_kernels(
@@ -213,10 +270,39 @@ def from_kernels(
     time: float = math.inf,
     theta_scale: float = 1.0,
 ) -> State:
-    """A State on kernels of one's own, in site layout (rows (n, b), b < B; B is 1 or C), and outputs f (N, C).
+    """A ``State`` on a kernel and outputs of your own, with no network.
 
-    W = U: theta_WL and f_W are None and theta_WU is Θ_UU. Otherwise ``diag_U``, (U,) or (U, B, B), is needed, and
-    ``theta_UU`` once a label is kept.
+    Kernels are in site layout: rows (n, b) with b < B, where B is 1 (one kernel for all classes) or C (full kernel).
+
+    Args:
+        theta_LL: (L·B, L·B), Θ of the labelled points.
+        theta_WL: (W·B, L·B). None if the candidates are watched.
+        theta_UL: (U·B, L·B).
+        theta_WU: (W·B, U·B); Θ_UU if the candidates are watched.
+        diag_U: (U,) or (U, B, B), the diagonal of Θ_UU. None only if the candidates are watched.
+        f_L, f_W, f_U: (L, C), (W, C), (U, C), outputs of the model. f_W is None if the candidates are watched.
+        y_L: labels, as in ``ft.linearize``. None if L is empty.
+        theta_UU: (U·B, U·B). Needed once a label is kept, if the candidates are not watched.
+        diag_W: (W,) or (W, B, B). Needed for ``watched_variance`` only.
+        ridge, method, loss, time, theta_scale: as in ``ft.linearize``.
+
+    Returns:
+        A ``State``.
+
+    Raises:
+        ValueError: shapes do not fit together; all of them are named.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.lookahead import from_kernels
+        >>> x = torch.linspace(0, 1, 6)
+        >>> theta = torch.exp(-(x[:, None] - x).square())
+        >>> f = torch.zeros(6, 1)
+        >>> state = from_kernels(
+        ...     theta[:2, :2], None, theta[2:, :2], theta[2:, 2:], None, f[:2], None, f[2:], torch.tensor([0.0, 1.0])
+        ... )
+        >>> state.lookahead(3, 0.5).shape
+        torch.Size([4, 1])
     """
     check_settings(ridge, method, loss, time, theta_scale)
     same = f_W is None
@@ -227,20 +313,19 @@ def from_kernels(
     f_LC, f_UC = f_L.double(), f_U.double()
     f_WC = f_UC if f_W is None else f_W.double()
     U, C = f_UC.shape
-    B = theta_UL.shape[0] // U
-    W, L = f_WC.shape[0], f_LC.shape[0]
+    B, W, L = theta_UL.shape[0] // U, f_WC.shape[0], f_LC.shape[0]
+    WL = theta_UL if theta_WL is None else theta_WL
     faults = [
         f"{name} is {tuple(t.shape)}, expected {want}"
         for name, t, want in (
             ("theta_LL", theta_LL, (L * B, L * B)),
-            ("theta_WL", theta_UL if theta_WL is None else theta_WL, (W * B, L * B)),
+            ("theta_WL", WL, (W * B, L * B)),
             ("theta_UL", theta_UL, (U * B, L * B)),
             ("theta_WU", theta_WU, (W * B, U * B)),
+            ("theta_UU", theta_UU, (U * B, U * B)),
         )
-        if tuple(t.shape) != want
+        if t is not None and tuple(t.shape) != want
     ]
-    if theta_UU is not None and tuple(theta_UU.shape) != (U * B, U * B):
-        faults.append(f"theta_UU is {tuple(theta_UU.shape)}, expected {(U * B, U * B)}")
     for name, diag, n in (("diag_U", diag_U, U), ("diag_W", diag_W, W)):
         if diag is not None and diag.numel() != n * B * B:
             faults.append(f"{name} is {tuple(diag.shape)}, expected {(n, B, B)}")

@@ -1,4 +1,15 @@
-"""State: a network after L and the labels kept since, and what one more label would make of it."""
+"""State: a trained network, linearised, after L and the labels kept since; and what one more label would make of it.
+
+A state is a value: its methods return new states and never change it. With A = Θ_LL + λI,
+
+    mean_i = f_i + Θ_iL A⁻¹ (Y − f_L)          outputs after training on L (Eq. 8, 10)
+    S_ij   = Θ_ij − Θ_iL A⁻¹ Θ_Lj              what L leaves unexplained between watched point i and candidate j
+    u_j    = S_jj + λ
+    f⁺_i   = mean_i + S_ij u_j⁻¹ (y − mean_j)  outputs if candidate j had label y (Eq. 12)
+
+There are two kinds: ``DenseState`` (dense.py) keeps S and updates it, ``DirectState`` (direct.py) solves Eq. 11 anew
+for each candidate. The derivation is in docs/mathematics.md, The base.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,133 +23,210 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import one_label
-from foretaste.lookahead.labels import LabelRules
-from foretaste.lookahead.theta import KernelSource, ThetaBlocks, to_sites
-from foretaste.losses import LOSSES, Loss
-from foretaste.tangent import DEFAULT_RIDGE
-
-# What every state of one linearisation shares: f on L, W and U, the labels, λ, and where Θ comes from.
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Problem:
-    labels: LabelRules
-    f_LC: Tensor
-    f_WC: Tensor
-    f_UC: Tensor
-    y_LC: Tensor
-    kernels: KernelSource
-    B: int
-    same: bool  # W = U
-    at_W: dict[int, int]  # candidate -> watched point, where that is known
-    ridge: float | None
-    loss: str
-    time: float
-
-    @property
-    def L(self) -> int:
-        return self.f_LC.shape[0]
-
-    @property
-    def criterion(self) -> Loss:
-        return LOSSES[self.loss]
-
-    @property
-    def free(self) -> bool:
-        """Whether the mean before any kept label is f itself, which costs no kernel."""
-        return not self.criterion.quadratic or self.L == 0
-
-    @cached_property
-    def label_noise_U(self) -> Tensor | None:
-        """Cross-entropy: 1 / (p(1 − p)), p the largest probability of the candidate (Laplace).
-
-        Of f before any label is kept: with the noise of a label fixed, S does not depend on the order of labels.
-        """
-        return self.criterion.label_noise(self.f_UC)
-
-    @property
-    def residual_L(self) -> float:
-        """Mean squared residual of f on L (cross-entropy: of its softmax); NaN with an empty L."""
-        return float((self.criterion.responses(self.f_LC) - self.y_LC).square().mean())
-
-    @property
-    def centred_LC(self) -> Tensor:
-        return self.y_LC - (self.y_LC.mean(0) if self.labels.regression else 1 / self.labels.C)
-
-    def resolve_ridge(self, theta: ThetaBlocks) -> float:
-        """λ as given, or 1e-6 of the mean diagonal of Θ_LL (of the candidates', if L is empty)."""
-        if self.ridge is not None:
-            return self.ridge
-        diag = theta.LL.diagonal() if self.L else theta.diag_U.diagonal(dim1=1, dim2=2)
-        return DEFAULT_RIDGE * float(diag.mean())
-
-    def system(self, theta: ThetaBlocks, ridge: float) -> Tensor:
-        """A = Θ_LL + λI. Cross-entropy: + diag 1/(p(1 − p)), the curvature that the fitted labels have left.
-
-        A label fitted to p = 0.99 resists little: with λ alone L would be held as rigidly as under L2. Correlation of
-        predicted with retrained logit changes (digits, L = 40, two seeds, losses 0.1 to 0.01 of MLPs of widths 512 to
-        2048): 0.71 to 0.80 with the noise and output="sum"; 0.41 to 0.60 with λ alone, whichever the output. Real
-        changes are 0.95 to 1.2 times those predicted, and 1.7 to 5 times with λ alone.
-        """
-        A = theta.LL.clone()
-        A.diagonal().add_(ridge)
-        if (noise_L := self.criterion.label_noise(self.f_LC)) is not None:
-            A.diagonal().add_(noise_L.repeat_interleave(self.B))
-        return A
-
-    def scale(self, chol: Tensor) -> float:
-        """s²: ten times the labels' leave-one-out variance, mean α²/d (docs/mathematics.md, The scale); 1 if L = ∅.
-
-        Cross-entropy: 1. There S is itself the prior's covariance of the logits, and ``theta_scale`` its calibration.
-        """
-        if self.free:
-            return 1.0
-        inverse = torch.cholesky_inverse(chol)
-        alpha = inverse @ to_sites(self.centred_LC, self.B)
-        return 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean())
-
-
-def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
-    """Raises with the least eigenvalue, and a λ that would hold."""
-    chol, info = torch.linalg.cholesky_ex(A)
-    if not info.any():
-        return chol
-    if not torch.isfinite(A).all():
-        raise ValueError(f"Θ_{what}{what} has NaN or infinite values; look at the network's outputs and gradients")
-    eigenvalues = torch.linalg.eigvalsh(A)
-    least, most = float(eigenvalues[0]), float(eigenvalues[-1])
-    need = max(1.1 * (ridge - least), 1e-13 * len(A) * most)
-    own = DEFAULT_RIDGE * float(A.diagonal().mean())
-    hint = f"try ridge > {need:.1e}"
-    # With λ = 0 it is mostly rounding that failed, and the least λ against that would hold nothing steady.
-    if ridge == 0 and own > need:
-        hint = f"some points repeat others; try ridge={own:.1e}, 1e-6 of the mean diagonal, or None for the default"
-    elif ridge == 0 and own <= 0:
-        hint = "nothing is left of it; try ridge=None, which is 1e-6 of the mean diagonal of Θ_LL"
-    raise ValueError(
-        f"Cholesky of Θ_{what}{what} + λI failed: {what}={len(A)}, λ={ridge:.1e}, least eigenvalue {least:.1e}; {hint}"
-    )
-
-
-# State: a network after L and the labels kept since, and what one more label would make of it.
-
+from foretaste.lookahead.problem import Problem
+from foretaste.losses import Loss
 
 COLUMN_BLOCK_BYTES = 64_000_000
 
-KeptLabel = tuple[int, Tensor | None]
+KeptLabel = tuple[int, Tensor | None]  # a candidate and its (C,) target; None: picked, and the label not known yet
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class State(ABC):
-    """f_lin on L and the kept labels (docs/mathematics.md, The base); all tensors are float64, not to be written to.
+    """A linearised network after L and the kept labels, made by ``ft.linearize`` or ``from_kernels``.
 
-    Site layout: B is 1 for a single-logit kernel Θ ⊗ I_C, whose C classes are C right-hand sides, and C for the full
-    kernel, whose rows are (point, class).
+    All tensors are float64 and must not be written to. They lie on the network's device (on the CPU where the device
+    has no float64). The state is lazy: Θ is computed when a method first needs S.
+
+    Attributes:
+        net: (W, C), outputs of the network on the watched points.
+        mean: (W, C), outputs of the linearised network there, after L and the kept labels.
+        pool_net, pool_mean: (U, C), the same on the candidates.
+        u: (U,), S_jj + λ of each candidate; (U, C, C) with ``output="full"``.
+        ridge: the λ in use.
+        scale: s² of the posterior's variance, which ``gain`` uses.
+        residual_L: mean squared residual of the network on L; look-ahead assumes that it is small.
+        kept: the labels kept so far, as (candidate, target) pairs.
+        taken: (U,) bool, the candidates in ``kept``.
+        L, W, U, C: the numbers of labelled points, watched points, candidates and outputs.
+        B: 1, or C with ``output="full"``.
+        loss, regression, method: the settings in use.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).eval()
+        >>> x, y_L = torch.randn(10, 2), torch.tensor([0, 1, 2, 0])
+        >>> state = ft.linearize(net, x[:4], y_L, x[4:])
+        >>> state.lookahead(5, 2).shape  # all six candidates are watched, three outputs each
+        torch.Size([6, 3])
+        >>> kept = state.condition(5, 2)
+        >>> bool(torch.allclose(kept.mean, state.lookahead(5, 2))), kept.taken.tolist()
+        (True, [False, False, False, False, False, True])
     """
 
     method: ClassVar[str]  # its name in ``method=``
     _problem: Problem
     kept: tuple[KeptLabel, ...]
+
+    # What one more label does.
+
+    @abstractmethod
+    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
+        """Outputs on the watched points if candidate j had label y (Eq. 11, 12), without training.
+
+        Args:
+            j: the candidate, a position in x_U.
+            y: its label: a class id or name, a (C,) target, or a float in regression.
+
+        Returns:
+            (W, C) float64. Kept labels count; candidates kept without a label (y=None) do not.
+
+        Raises:
+            IndexError: j is outside the pool.
+            ValueError: y is not a label that this network can have.
+        """
+
+    def condition(self, j: SupportsIndex, y: Any = None) -> "State":
+        """Keep one more label: the state after training on it too (Eq. 12), without training.
+
+        Args:
+            j: the candidate, a position in x_U.
+            y: its label, as for ``lookahead``. None: it will be labelled and the label is not known yet. S shrinks,
+                the mean stays. Greedy batches are built this way.
+
+        Returns:
+            A new state. A candidate that is kept already is relabelled, as if it had this label from the start.
+
+        Raises:
+            IndexError: j is outside the pool.
+            ValueError: y is not a label that this network can have.
+        """
+        j = self._candidate(j)
+        y_C = None if y is None else self._problem.labels.target(y)
+        if any(k == j for k, _ in self.kept):
+            return self._with(tuple((k, y_C if k == j else y_k) for k, y_k in self.kept))
+        return self._with((*self.kept, (j, y_C)))
+
+    def release(self, j: SupportsIndex) -> "State":
+        """Undo ``condition`` of candidate j, exactly.
+
+        Args:
+            j: a candidate whose label is kept.
+
+        Returns:
+            A new state without that label.
+
+        Raises:
+            ValueError: candidate j has no kept label.
+        """
+        j = self._candidate(j)
+        if all(k != j for k, _ in self.kept):
+            raise ValueError(f"candidate {j} has no kept label; kept are {[k for k, _ in self.kept][:20]}")
+        return self._with(tuple(label for label in self.kept if label[0] != j))
+
+    @abstractmethod
+    def _with(self, kept: tuple[KeptLabel, ...]) -> "State":
+        """This linearisation with other kept labels."""
+
+    def push(self, y_uC: Tensor, at: slice | Tensor = slice(None)) -> Tensor:
+        """(u, C): a_j such that f⁺_i = mean_i + S_ij a_j if candidate j of ``at`` had the target y_j (Eq. 12).
+
+        L2: a_j = u_j⁻¹ (y_j − mean_j). Cross-entropy: a = y − softmax(mean_j + S_jj a), by damped Newton. After labels
+        are kept, S is the Laplace approximation there; ``lookahead`` solves all labels together.
+
+        Args:
+            y_uC: targets, as ``targets`` makes them.
+            at: the candidates they are for; all of the pool by default.
+        """
+        if not self.criterion.quadratic:
+            return one_label(self.pool_mean[at], self.variance_blocks[at], y_uC)
+        e_uC = y_uC - self.pool_mean[at]
+        return e_uC / self.u[at][:, None] if self.B == 1 else torch.linalg.solve(self.u[at], e_uC)
+
+    def targets(self, y: Any) -> Tensor:
+        """Labels as (n, C) float64 targets: class ids and names become 0/1 rows. Raises if they do not fit."""
+        return self._problem.labels.targets(y)
+
+    # What the network puts out, and what L and the kept labels leave.
+
+    @property
+    def net(self) -> Tensor:
+        """f on the watched points, (W, C)."""
+        return self._problem.f_WC
+
+    @property
+    def pool_net(self) -> Tensor:
+        """f on the candidates, (U, C)."""
+        return self._problem.f_UC
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """f_lin on the watched points, (W, C)."""
+
+    @property
+    @abstractmethod
+    def pool_mean(self) -> Tensor:
+        """f_lin on the candidates, (U, C)."""
+
+    @property
+    @abstractmethod
+    def ridge(self) -> float:
+        """The λ in use; costs a kernel where it was not given."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """s² of the posterior's variance: ten times the leave-one-out value; 1 with an empty L or cross-entropy."""
+
+    @abstractmethod
+    def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """S in blocks of columns: (candidates, S_Wu), S_Wu of shape (W·B, u·B).
+
+        Args:
+            width: candidates in a block; by default as many as make about 64 MB.
+
+        Returns:
+            An iterator. A block may be a transposed view of rows, and must not be written to.
+
+        Raises:
+            ValueError: the state was made with a finite ``time``, which has no S.
+        """
+
+    @cached_property
+    def u(self) -> Tensor:
+        """S_jj + λ, (U,) or (U, B, B). Cross-entropy: the label's own noise 1/(p(1 − p)) in place of λ."""
+        noise_U = self._noise_U
+        if self.B > 1:
+            return self.variance_blocks + torch.diag_embed(noise_U[:, None].expand(-1, self.B))
+        u_U = self.variance_blocks[:, 0, 0] + noise_U
+        low = u_U <= 0
+        if (bad := low & ~self.taken).any():
+            j = int(u_U.masked_fill(~bad, math.inf).argmin())
+            need = max(2 * (self.ridge - float(u_U[j])), 1e-12 * float(u_U.abs().max()))
+            raise ValueError(
+                f"S_jj + λ is {float(u_U[j]):.1e} at candidate {j} ({int(bad.sum())} are not positive): what is "
+                f"labelled leaves it no variance at this precision; try ridge > {need:.1e}"
+            )
+        return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
+
+    @property
+    def _noise_U(self) -> Tensor:
+        noise_U = self._problem.label_noise_U
+        return self._problem.f_UC.new_full((self.U,), self.ridge) if noise_U is None else noise_U
+
+    @property
+    @abstractmethod
+    def variance_blocks(self) -> Tensor:
+        """S_jj of the candidates, (U, B, B)."""
+
+    @property
+    @abstractmethod
+    def watched_variance(self) -> Tensor:
+        """S_ii of the watched points: (W,) for B = 1, else (W, B, B)."""
+
+    # Sizes and settings.
 
     @property
     def L(self) -> int:
@@ -174,125 +262,25 @@ class State(ABC):
         return self._problem.labels.regression
 
     @property
-    def net(self) -> Tensor:
-        """f on the watched points, (W, C)."""
-        return self._problem.f_WC
-
-    @property
-    def pool_net(self) -> Tensor:
-        """f on the candidates, (U, C)."""
-        return self._problem.f_UC
-
-    @property
     def residual_L(self) -> float:
-        """Mean squared residual of f on L; the look-ahead assumes that it is small."""
+        """Mean squared residual of f on L (cross-entropy: of its softmax)."""
         return self._problem.residual_L
 
     @cached_property
     def taken(self) -> Tensor:
-        """(U,) bool: the candidates whose label is kept, or on its way."""
+        """(U,) bool: the candidates in ``kept``, with a label or without."""
         taken_U = torch.zeros(self.U, dtype=torch.bool, device=self.net.device)
         taken_U[[j for j, _ in self.kept]] = True
         return taken_U
 
-    def targets(self, y: Any) -> Tensor:
-        """Labels as (n, C) float64 targets, checked."""
-        return self._problem.labels.targets(y)
-
     @property
-    @abstractmethod
-    def mean(self) -> Tensor:
-        """f_lin on the watched points, (W, C)."""
-
-    @property
-    @abstractmethod
-    def pool_mean(self) -> Tensor:
-        """f_lin on the candidates, (U, C)."""
-
-    @property
-    @abstractmethod
-    def ridge(self) -> float:
-        """The λ in use; costs a kernel where it was not given."""
-
-    @property
-    @abstractmethod
-    def scale(self) -> float:
-        """s² of the posterior's variance: ten times the leave-one-out value; 1 with an empty L or cross-entropy."""
-
-    @property
-    @abstractmethod
-    def variance_blocks(self) -> Tensor:
-        """S_jj of the candidates, (U, B, B)."""
-
-    @property
-    @abstractmethod
-    def watched_variance(self) -> Tensor:
-        """S_ii of the watched points: (W,) for B = 1, else (W, B, B)."""
-
-    @abstractmethod
-    def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """S in column blocks: (candidates, S_Wu (W·B, u·B)), ``width`` candidates each, about 64 MB by default.
-
-        A block may be a transposed view of rows, and is not to be written to.
-        """
-
-    @abstractmethod
-    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
-        """Outputs on the watched points if candidate j had label y, (W, C). Labels on their way do not count."""
-
-    @abstractmethod
-    def _with(self, kept: tuple[KeptLabel, ...]) -> "State": ...
-
-    @cached_property
-    def u(self) -> Tensor:
-        """S_jj + λ, (U,) or (U, B, B). Cross-entropy: the label's own noise 1/(p(1 − p)) in place of λ."""
-        noise_U = self._noise_U
-        if self.B > 1:
-            return self.variance_blocks + torch.diag_embed(noise_U[:, None].expand(-1, self.B))
-        u_U = self.variance_blocks[:, 0, 0] + noise_U
-        low = u_U <= 0
-        if (bad := low & ~self.taken).any():
-            j = int(u_U.masked_fill(~bad, math.inf).argmin())
-            need = max(2 * (self.ridge - float(u_U[j])), 1e-12 * float(u_U.abs().max()))
-            raise ValueError(
-                f"S_jj + λ is {float(u_U[j]):.1e} at candidate {j} ({int(bad.sum())} are not positive): what is "
-                f"labelled leaves it no variance at this precision; try ridge > {need:.1e}"
-            )
-        return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
-
-    @property
-    def _noise_U(self) -> Tensor:
-        noise_U = self._problem.label_noise_U
-        return self._problem.f_UC.new_full((self.U,), self.ridge) if noise_U is None else noise_U
-
-    def push(self, y_uC: Tensor, at: slice | Tensor = slice(None)) -> Tensor:
-        """(u, C): a_j such that f⁺_i = mean_i + S_ij a_j if candidate j of ``at`` had the target y_j (Eq. 12).
-
-        L2: a_j = u_j⁻¹ (y_j − mean_j). Cross-entropy: a = y − softmax(mean_j + S_jj a), by damped Newton; after labels
-        are kept, S is the Laplace approximation there, and ``lookahead`` solves them all together.
-        """
-        if not self.criterion.quadratic:
-            return one_label(self.pool_mean[at], self.variance_blocks[at], y_uC)
-        e_uC = y_uC - self.pool_mean[at]
-        return e_uC / self.u[at][:, None] if self.B == 1 else torch.linalg.solve(self.u[at], e_uC)
-
-    def condition(self, j: SupportsIndex, y: Any = None) -> "State":
-        """Retrain on one more label (Eq. 12), without training. y = None: it is on its way, S shrinks, the mean stays.
-
-        A candidate already kept is relabelled, which equals having been taught so from the start.
-        """
-        j = self._candidate(j)
-        y_C = None if y is None else self._problem.labels.target(y)
-        if any(k == j for k, _ in self.kept):
-            return self._with(tuple((k, y_C if k == j else y_k) for k, y_k in self.kept))
-        return self._with((*self.kept, (j, y_C)))
-
-    def release(self, j: SupportsIndex) -> "State":
-        """Undo a kept label."""
-        j = self._candidate(j)
-        if all(k != j for k, _ in self.kept):
-            raise ValueError(f"candidate {j} has no kept label; kept are {[k for k, _ in self.kept][:20]}")
-        return self._with(tuple(label for label in self.kept if label[0] != j))
+    def precision_info(self) -> dict[str, Any]:
+        """The arithmetic Θ was computed in (the setting, if it was not), and how "auto" chose it."""
+        choice = self._problem.kernels.choice
+        used: dict[str, Any] = {"precision": choice.used or choice.asked}
+        if choice.asked == "auto" and choice.used:
+            used["precision_measured"] = {"asked": "auto", "spearman": dict(choice.spearman), "why": choice.why}
+        return used
 
     def _candidate(self, j: SupportsIndex) -> int:
         j = index(j)

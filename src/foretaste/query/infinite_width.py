@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from foretaste.acquire import mlmoc, register
 from foretaste.errors import did_you_mean
-from foretaste.lookahead import cholesky, from_kernels, label_rules
+from foretaste.lookahead import BinaryOutputs, cholesky, from_kernels, label_rules
+from foretaste.losses import LOSSES
 from foretaste.query.request import Request
 from foretaste.query.select import highest_scores
 from foretaste.tangent import DEFAULT_RIDGE, Inputs, check_inputs, count_points, freeze, outputs
@@ -239,14 +240,15 @@ def _known_outputs(request: Request, name: str, how: InfiniteOptions) -> tuple[K
             f"params= chooses parameters of the network, and strategy {name!r} has the infinite-width Θ of all its "
             'layers; leave it out, or give options={"spec": layers}'
         )
-    layer = infinite_layer(request.net, how)
+    layer = infinite_layer(request.given_net, how)
     x_L, y_L, x_U, x_W = request.x_L, request.y_L, request.x_U, request.x_W
     if (x_L is None) != (y_L is None):
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
     frozen = freeze(request.net, params=lambda name: True)  # of which only outputs are taken
     f_UC = outputs(frozen, x_U, name="x_U")
     f_LC = y_LC = f_UC[:0]
-    labels = label_rules(y_L, f_UC.shape[1], request.loss, frozen.device, f_UC.device)
+    binary = isinstance(request.net, BinaryOutputs)
+    labels = label_rules(y_L, f_UC.shape[1], request.loss, frozen.device, f_UC.device, binary=binary)
     if x_L is not None and (request.L or len(y_L)):
         check_inputs(x_L, "x_L", frozen.device, like=x_U)
         y_LC, f_LC = labels.targets(y_L, request.L, "y_L"), outputs(frozen, x_L, name="x_L")
@@ -266,9 +268,12 @@ def _most_change(
     request: Request, k: InfiniteBlocks, f: KnownOutputs, loss: str, ridge: float | None
 ) -> tuple[Tensor, Tensor]:
     f_W = None if k.WL is None else f.WC
+    # The sum of the two logits (0, f) of a binary network has the kernel Θ_f / 2 (``BinaryOutputs``).
+    halved = isinstance(request.net, BinaryOutputs) and not LOSSES[loss].quadratic
     state = from_kernels(
-        k.LL, k.WL, k.UL, k.WU, k.diag_U, f.LC, f_W, f.UC, f.y_LC, ridge=ridge, loss=loss, method=request.method
-    )
+        k.LL, k.WL, k.UL, k.WU, k.diag_U, f.LC, f_W, f.UC, f.y_LC, ridge=ridge, loss=loss, method=request.method,
+        theta_scale=0.5 if halved else 1.0,
+    )  # fmt: skip
     scores_U = mlmoc(state)
     request.info.update(method=state.method, watched=state.W, ridge=state.ridge)
     return highest_scores(scores_U, request.batch_size, request.generator), scores_U

@@ -1,5 +1,6 @@
-"""``ft.query``: which points to label next."""
+"""``ft.query``: which points to label next. It checks, linearises, scores, picks and answers."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,228 @@ from torch import Tensor, nn
 
 from foretaste.acquire import SELECTS, Strategy, find_strategy, finish_scores
 from foretaste.errors import did_you_mean
-from foretaste.lookahead import PRECISION_CHOICES, State, check_settings
+from foretaste.lookahead import (
+    PRECISION_CHOICES,
+    BinaryOutputs,
+    State,
+    binary_params,
+    check_settings,
+    class_ids,
+    class_names,
+    holds_classes,
+    text_labels,
+)
 from foretaste.query.request import Query, Request
-from foretaste.query.select import ProgressCounter, pick_by_strategy, pick_each, pick_top
-from foretaste.tangent import Inputs, Output, Params, resolve_budget
+from foretaste.query.select import (
+    Picked,
+    ProgressCounter,
+    labelled_copies,
+    pick_by_strategy,
+    pick_each,
+    pick_top,
+    restore_copies,
+)
+from foretaste.tangent import Inputs, Output, Params, freeze, resolve_budget
 
-# What is wrong with a query, all of it at once and before any work.
+log = logging.getLogger("foretaste")
+
+
+def query(
+    net: nn.Module,
+    x_L: Inputs | None,
+    y_L: Any,
+    x_U: Inputs,
+    *,
+    strategy: str | Callable[[State], Tensor] = "gain",
+    select: str = "auto",
+    batch_size: int = 20,
+    oracle: Callable[[Any], Any] | None = None,
+    ids: Sequence[Any] | None = None,
+    seed: int = 0,
+    loss: str = "l2",
+    watch: Inputs | int | None = None,
+    ridge: float | None = None,
+    output: Output = "sum",
+    method: str = "auto",
+    budget: int | str | None = None,
+    params: Params = None,
+    precision: str = "auto",
+    classes: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Query:
+    """The next ``batch_size`` points of a pool to label (Eq. 1).
+
+    docs/strategies.md lists the strategies and which arguments each of them uses. Others change nothing.
+
+    Args:
+        net: a trained network in eval mode, float32 or float64, that returns (N, C). It is only read.
+        x_L: the labelled points, a tensor, or a dict of tensors for a network called as ``net(**x)``. None: nothing is
+            labelled, and y_L is None too.
+        y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets, and floats (L,)
+            with one output regression. One output with labels 0 and 1, booleans or two names is binary classification:
+            the network is then used as one of two outputs, (0, f) with loss="ce" and (1 − f, f) with "l2".
+        x_U: the pool of candidates, as x_L. Exact copies of labelled points are picked only when nothing else is left.
+        strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "gain".
+        select: how a batch is made from scores. "top": the highest. "greedy": one by one, each pick conditioned on with
+            its label unknown. "fantasy": the same with its likeliest label. "sequential": the same with the oracle's.
+            "auto" (default): greedy for gain and variance, top for other scores; some strategies pick by themselves.
+        batch_size: how many points to pick, default 20. If the pool has fewer, all of them are picked, with a warning.
+        oracle: for select="sequential", a function that takes a point's id (its position, without ``ids``) and returns
+            its label. None skips the point.
+        ids: your ids of the candidates, one each and all different; returned as ``q.ids`` and given to the oracle.
+        seed: of ties, random strategies and randomly watched points; default 0. The same seed gives the same query.
+        loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
+        watch: the points over which scores sum. None (default): the pool. Inputs: those instead, for example the
+            population you care about. A number: that many points of the pool, for pools too large for memory.
+        ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL. Raise it for labels that are noisy.
+        output: the output whose gradient makes Θ: "sum" (default), "first", a number, "trace", or "full", which costs
+            C² times the memory. See ``ft.ntk``.
+        method: "auto" (default), "dense" or "direct", the slow one of the paper. See ``ft.linearize``.
+        budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
+            nine tenths on a GPU.
+        params: the parameters to differentiate: a function of the name, or names. None (default): all that require
+            grad. Fewer are faster, and another model.
+        precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
+            sample as float64 does. Give it in a loop, to measure only once.
+        classes: the names of the classes, in the order of the outputs. Default: if labels are text, the sorted labels,
+            provided that there are as many as outputs.
+        options: the strategy's own settings, a dict; for example {"scale": 0.1} for gain.
+        progress: ``progress(done, total)``, called after each pick, or by a strategy that retrains for each candidate.
+
+    Returns:
+        A ``Query``: ``q.indices`` are positions in x_U, best first; also ids, scores, labels, seconds and info.
+
+    Raises:
+        ValueError: arguments do not fit; all wrong ones are named at once, before any work.
+        TypeError: inputs are of the wrong type.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).eval()
+        >>> x, y = torch.randn(40, 2), torch.arange(40) % 3
+        >>> q = ft.query(net, x[:10], y[:10], x[10:], batch_size=3)
+        >>> len(q), q.info["strategy"], q.info["select"]
+        (3, 'gain', 'greedy')
+        >>> names = ["cat", "dog", "eel"]
+        >>> q = ft.query(
+        ...     net, x[:10], [names[c] for c in y[:10]], x[10:], batch_size=2, select="sequential", oracle=lambda j: "dog"
+        ... )
+        >>> q.labels
+        ['dog', 'dog']
+    """
+    begin = time.perf_counter()
+    # Check.
+    generator, counter = torch.Generator().manual_seed(seed), ProgressCounter(progress)
+    request = Request(
+        net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
+        budget=budget, params=params, precision=precision, seed=seed, classes=classes, progress=counter,
+    )  # fmt: skip
+    how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
+    request = prepare_request(request, how)
+    copies_U = labelled_copies(request.x_L, request.x_U)
+    seconds = {"outputs": 0.0, "kernel": 0.0}
+    if how.picks:
+        asked = request if copies_U is None else request.restrict_to((~copies_U).nonzero()[:, 0])
+        got, state, kernel = pick_by_strategy(how, asked, settings, counter), asked.made, False
+        if copies_U is not None:
+            got = restore_copies(got, copies_U, request.batch_size, generator)
+    else:
+        # Linearise. One pass over the pool gives f and, where the strategy needs it, Θ.
+        state = request.state
+        seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
+        if request.eager:
+            start = time.perf_counter()
+            _ = state.u
+            seconds["kernel"] += time.perf_counter() - start
+        # Score and pick.
+        got = _pick_by_score(request, how, select, settings, oracle, ids, copies_U, counter)
+        kernel = request.eager or (select != "top" and len(got.indices) > (0 if select == "sequential" else 1))
+    # Answer.
+    seconds |= got.seconds | {"total": time.perf_counter() - begin}
+    info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
+    if state is not None:
+        info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
+    # If no kernel was needed, λ and s² are not worth one.
+    info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
+    info |= request.info
+    return Query(
+        np.asarray(got.indices, dtype=np.int64),
+        None if ids is None else [ids[j] for j in got.indices],
+        got.scores_U,
+        got.labels,
+        seconds,
+        info,
+    )
+
+
+def _pick_by_score(
+    request: Request,
+    how: Strategy,
+    select: str,
+    settings: dict[str, Any],
+    oracle: Callable[[Any], Any] | None,
+    ids: Sequence[Any] | None,
+    copies_U: Tensor | None,
+    counter: ProgressCounter,
+) -> Picked:
+    """A batch by a strategy that scores."""
+
+    def score(state: State) -> Tensor:
+        return finish_scores(state, how.fn(state, **settings), how.name)
+
+    n, generator = request.batch_size, request.generator
+    if select == "top":
+        got = pick_top(request.state, score, n, generator, counter, copies_U)
+    else:
+        ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
+        got = pick_each(request.state, score, select, n, generator, counter, ask, copies_U)
+    if copies_U is not None and got.scores_U is not None:
+        got.scores_U = got.scores_U.masked_fill(copies_U.to(got.scores_U.device), -torch.inf)
+    return got
+
+
+def prepare_request(request: Request, how: Strategy) -> Request:
+    """The request as the strategy gets it: no more points than there are, class ids for names, two outputs for one.
+
+    The network is run on three points, unless the strategy and the labels need nothing of it.
+    """
+    if request.batch_size > request.U:
+        log.warning("batch_size is %d and the pool has %d points; all are picked", request.batch_size, request.U)
+    changes: dict[str, Any] = {
+        "batch_size": min(request.batch_size, request.U),
+        "eager": not how.picks and "kernel" in how.needs,
+    }
+    y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
+    if how.picks and not how.needs and not named:
+        return replace(request, **changes)
+    C = request.C
+    if C == 1 and holds_classes(y_L, request.loss, request.classes):
+        two = BinaryOutputs(freeze(request.net, params=lambda name: True).net, request.loss)
+        changes |= {"net": two, "params": binary_params(request.params), "output": two.kernel_output}
+        request.info["binary"] = "one output and two classes: " + (
+            "class 1 where f > 1/2" if two.quadratic else "a logit"
+        )
+        C = 2
+    if {"classes", "regression"} & {*how.needs}:
+        how.check(C)
+    if (names := class_names(y_L, request.classes, C)) is not None:
+        changes["classes"], request.info["classes"] = names, list(names)
+        if text_labels(y_L) is not None:
+            changes["y_L"] = class_ids(y_L, names).to(next(request.net.parameters()).device)
+    request = replace(request, **changes)
+    vars(request)["C"] = C  # known, so that the points are not run again
+    return request
+
+
+# --- what is wrong with a query: all of it at once, before any work ---
 
 
 def check_request(
     request: Request, strategy: Any, select: Any, oracle: Any, ids: Any, options: Any, progress: Any
 ) -> tuple[Strategy, str, dict[str, Any]]:
-    """The strategy, the selection that "auto" stands for and the strategy's settings; raises with every fault."""
+    """The strategy, its selection ("auto" resolved) and its settings. Raises with every fault, before any work."""
     faults: list[str] = []
     how, settings = _resolve_strategy(strategy, options, faults)
     select = _resolve_select(how, select, faults)
@@ -36,15 +247,13 @@ def check_request(
     elif select in ("top", "greedy", "fantasy", "own") and oracle is not None:
         faults.append(f'an oracle is only asked with select="sequential", and select is {select!r}')
     x_U, batch_size = request.x_U, request.batch_size
-    U = request.U if isinstance(x_U, Tensor) or (isinstance(x_U, Mapping) and x_U) else None  # else: linearize tells
+    U = request.U if isinstance(x_U, Tensor) or (isinstance(x_U, Mapping) and x_U) else None  # else: linearize raises
     if U == 0:
         faults.append("x_U is empty; expected at least one candidate")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int):
         faults.append(f"batch_size is {batch_size!r}; expected a whole number")
     elif batch_size < 1:
         faults.append(f"batch_size is {batch_size}; expected at least 1")
-    elif U and batch_size > U:
-        faults.append(f"batch_size is {batch_size} and the pool has {U} points; expected at most {U}")
     if ids is not None and U is not None:
         _check_ids(ids, U, faults)
     _collect_fault(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
@@ -115,94 +324,3 @@ def _check_ids(ids: Any, U: int, faults: list[str]) -> None:
             seen[one] = i
     except TypeError as e:
         faults.append(f"ids is a {type(ids).__name__} ({e}); expected a sequence of hashable ids")
-
-
-# ``ft.query``: which points to label next.
-
-
-def query(
-    net: nn.Module,
-    x_L: Inputs | None,
-    y_L: Any,
-    x_U: Inputs,
-    *,
-    strategy: str | Callable[[State], Tensor] = "gain",
-    select: str = "auto",
-    batch_size: int = 20,
-    oracle: Callable[[Any], Any] | None = None,
-    ids: Sequence[Any] | None = None,
-    seed: int = 0,
-    loss: str = "l2",
-    watch: Inputs | int | None = None,
-    ridge: float | None = None,
-    output: Output = "sum",
-    method: str = "auto",
-    budget: int | str | None = None,
-    params: Params = None,
-    precision: str = "auto",
-    options: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], object] | None = None,
-) -> Query:
-    """The next ``batch_size`` points of x_U to label (Eq. 1; docs/mathematics.md, Batches).
-
-    strategy: a name of ``ft.strategies()``, or fn(state) -> (U,). select: "auto" (the strategy's own), "top", "greedy",
-    "fantasy", or "sequential", which calls ``oracle(id, or position if there are none) -> label`` after each pick;
-    None skips. progress(done, total) is called after each pick, or by a strategy that retrains as it goes on. The rest
-    is of ``ft.linearize``, and changes nothing where a strategy has no use for it (docs/strategies.md).
-    """
-    begin = time.perf_counter()
-    generator, tally = torch.Generator().manual_seed(seed), ProgressCounter(progress)
-    request = Request(
-        net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
-        budget=budget, params=params, precision=precision, seed=seed, progress=tally,
-    )  # fmt: skip
-    how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
-    seconds = {"outputs": 0.0, "kernel": 0.0}
-    # One pass over the pool gives f and, where it is needed, Θ.
-    request = replace(request, eager=not how.picks and "kernel" in how.needs)
-    if {"classes", "regression"} & {*how.needs}:
-        how.check(request.C)
-    if how.picks:
-        got, kernel = pick_by_strategy(how, request, settings, tally), False
-    else:
-        _ = request.state
-        seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
-        if kernel := "kernel" in how.needs:
-            start = time.perf_counter()
-            _ = request.state.u
-            seconds["kernel"] += time.perf_counter() - start
-        ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
-
-        def score(state: State) -> Tensor:
-            return finish_scores(state, how.fn(state, **settings), how.name)
-
-        if select == "top":
-            got = pick_top(request.state, score, batch_size, generator, tally)
-        else:
-            got = pick_each(request.state, score, select, batch_size, generator, tally, ask)
-            kernel |= len(got.indices) > (0 if select == "sequential" else 1)
-    seconds |= got.seconds | {"total": time.perf_counter() - begin}
-    info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
-    if (state := request.made) is not None:
-        info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W}
-        info |= precision_info(state)
-    # Of a strategy that needed no kernel, λ and s² are not worth one.
-    info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
-    info |= request.info
-    return Query(
-        np.asarray(got.indices, dtype=np.int64),
-        None if ids is None else [ids[j] for j in got.indices],
-        got.scores_U,
-        got.labels,
-        seconds,
-        info,
-    )
-
-
-def precision_info(state: State) -> dict[str, Any]:
-    """The arithmetic Θ was computed in (what was asked for, if it was not), and with "auto" what it was chosen by."""
-    choice = state._problem.kernels.choice
-    taken: dict[str, Any] = {"precision": choice.used or choice.asked}
-    if choice.asked == "auto" and choice.used:
-        taken["precision_measured"] = {"asked": "auto", "spearman": dict(choice.spearman), "why": choice.why}
-    return taken

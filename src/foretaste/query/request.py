@@ -1,7 +1,7 @@
-"""What a strategy that picks by itself is given."""
+"""A query's question and answer: ``Request`` is what a strategy that picks by itself is given, ``Query`` the result."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,18 +9,49 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foretaste.lookahead import State, linearize, watched_points
-from foretaste.tangent import Inputs, Output, Params, check_inputs, count_points, freeze, probe_outputs
+from foretaste.lookahead import BinaryOutputs, State, linearize, watched_points
+from foretaste.tangent import (
+    Inputs,
+    Output,
+    Params,
+    check_inputs,
+    count_points,
+    freeze,
+    probe_outputs,
+    take_points,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One question: which ``batch_size`` of x_U next? Registered with ``picks=True``, a strategy answers with their
-    positions, best first, or with (positions, scores_U).
+    """The question: which ``batch_size`` points of x_U next?
 
-    ``generator`` is on the CPU and seeded by ``seed``. ``progress(done, total)`` is for work that takes long; where it
-    is never called, the picks are counted. ``info`` is the strategy's to fill, and goes into ``q.info``. The other
-    settings are those of ``ft.query``, as they came; one that a strategy has no use for changes nothing.
+    A function registered with ``ft.register(name, picks=True)`` takes a request. It returns the positions of its picks,
+    best first, or a tuple (positions, scores), scores of shape (U,).
+
+    Attributes:
+        net: the network. A network of one output with two classes comes as one of two outputs
+            (``foretaste.lookahead.BinaryOutputs``).
+        x_L, y_L: labelled points and their labels; None if there are none. Class names have become class ids.
+        x_U: the candidates. Exact copies of labelled points are not among them, unless there is nothing else.
+        batch_size: how many to pick, at most ``U``.
+        generator: a random generator on the CPU, seeded by ``seed``. Use it, and no other.
+        loss, watch, ridge, output, method, budget, params, precision, seed, classes: as given to ``ft.query``. A
+            strategy may ignore those that do not concern it.
+        watch_by: what a number in ``watch`` takes, declared by the strategy (``ft.register``).
+        eager: whether ``state`` computes its kernel at once.
+        progress: ``progress(done, total)``, to be called by a strategy that takes long. If it is never called, picks
+            are counted.
+        info: a dict that the strategy may fill; it goes into ``q.info``.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> @ft.register("oldest", picks=True)
+        ... def oldest(request):
+        ...     return range(request.batch_size)
+        >>> x = torch.randn(10, 2)
+        >>> ft.query(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], strategy="oldest", batch_size=3).indices
+        array([0, 1, 2])
     """
 
     net: nn.Module
@@ -38,58 +69,78 @@ class Request:
     params: Params = None
     precision: str = "auto"
     seed: int = 0
-    eager: bool = False  # whether the state's kernel is computed with it
+    classes: Sequence[str] | None = None
+    watch_by: str = "random"
+    eager: bool = False
     progress: Callable[[int, int], object] = lambda done, total: None
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
     def L(self) -> int:
+        """The number of labelled points."""
         return 0 if self.x_L is None else count_points(self.x_L)
 
     @property
     def U(self) -> int:
+        """The number of candidates."""
         return count_points(self.x_U)
 
     @cached_property
     def C(self) -> int:
-        """Outputs of the network, by a few points of the pool: finite, (N, C), and each point's own, or it raises."""
+        """The number of outputs, found by running three candidates. Raises if outputs are not finite and (N, C)."""
         if self.made is not None:
             return self.made.C
-        frozen = freeze(self.net, params=lambda name: True)  # a frozen network has outputs too
+        frozen = freeze(self.net, params=lambda name: True)  # a network without trainable parameters has outputs too
         check_inputs(self.x_U, "x_U", frozen.device)
         return probe_outputs(frozen, self.x_U, "x_U")
 
+    @property
+    def given_net(self) -> nn.Module:
+        """The network as it was given to ``ft.query``, also if it has one output and two classes."""
+        return self.net.net if isinstance(self.net, BinaryOutputs) else self.net
+
     @cached_property
     def x_W(self) -> Inputs:
-        """The watched points, those of ``state``: x_U itself, the inputs given, or some of x_U by ``seed``."""
+        """The watched points: x_U itself, the inputs given, or random points of x_U by ``seed``."""
         x_W, _ = watched_points(self.watch, self.x_U, self.seed)
         return self.x_U if x_W is None else x_W
 
     @cached_property
     def state(self) -> State:
-        """The linearised network; asked for, it costs a pass over the pool, and a kernel when S is."""
+        """The linearised network. Its first use costs a pass over the pool, and a kernel when S is needed."""
         return linearize(
             self.net, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
-            method=self.method, loss=self.loss, params=self.params, budget=self.budget,
-            precision=self.precision, seed=self.seed, eager=self.eager, classes=self.__dict__.get("C"),
+            method=self.method, loss=self.loss, params=self.params, budget=self.budget, precision=self.precision,
+            seed=self.seed, eager=self.eager, classes=self.classes, watch_by=self.watch_by,
+            outputs_known=self.__dict__.get("C"),
         )  # fmt: skip
 
     @property
     def made(self) -> State | None:
-        """The state, if it was asked for."""
+        """The state if the strategy has used it, else None."""
         return self.__dict__.get("state")
 
-
-# The answer to a query.
+    def restrict_to(self, positions_u: Tensor) -> "Request":
+        """The same question about some candidates only."""
+        first = self.x_U if isinstance(self.x_U, Tensor) else next(iter(self.x_U.values()))
+        x_u = take_points(self.x_U, positions_u.to(first.device))
+        return replace(self, x_U=x_u, batch_size=min(self.batch_size, len(positions_u)))
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """Which points to label, best first.
+    """The answer of ``ft.query``: which points to label, best first. ``len(q)`` is their number.
 
-    indices: int64 positions in x_U, none twice. ids: the caller's, where given. scores: (U,) before the first pick
-    (None where a strategy that picks by itself has none). labels: the oracle's answers, in the order of indices.
-    seconds: by stage. info: what was used (strategy, select, method, ridge, scale, ...) and the residual of L.
+    Attributes:
+        indices: int64 array (n,) of positions in x_U, none twice.
+        ids: the caller's ids of these points, or None if no ``ids`` were given.
+        scores: (U,) float64 tensor, the score of every candidate before the first pick; higher = label sooner. −inf for
+            copies of labelled points. None if the strategy has no scores.
+        labels: what the oracle said, in the order of ``indices``; empty without an oracle.
+        seconds: time of each stage: "outputs", "kernel", "score", "select", "total".
+        info: what was used: "strategy", "select", "options", "loss", "seed", "ridge" and "scale" (None if no kernel was
+            needed); with a state also "method", "watched", "residual_L" and "precision"; "classes" if classes have
+            names, "binary" if one output tells two classes apart, and what the strategy adds.
     """
 
     indices: np.ndarray

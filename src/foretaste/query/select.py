@@ -1,4 +1,8 @@
-"""From scores to a batch (Eq. 1): at once, or one by one with each pick conditioned on."""
+"""From scores to a batch (Eq. 1): all at once, or one by one with each pick conditioned on. And which points to avoid.
+
+A batch avoids two kinds of duplicates while other points are left: exact copies of labelled points, and candidates that a
+pick has made uninformative.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,32 +15,43 @@ from torch import Tensor
 
 from foretaste.acquire import Strategy, pseudo_labels, register
 from foretaste.lookahead import State
-from foretaste.query.duplicates import SPENT_VARIANCE, TWIN_TOLERANCE, can_mark_fused, find_spent, mark_spent_fused
 from foretaste.query.request import Request
+from foretaste.tangent import Inputs
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no GPU build of torch: plain torch is used
+    triton = None
 
 ScoreFunction = Callable[[State], Tensor]
 AskOracle = Callable[[int], Any]
 
+# --- picks by score ---
+
 
 @dataclass
 class ProgressCounter:
-    """``tell(done, total)``, and whether it was ever called."""
+    """The caller's ``progress(done, total)``, and whether it was ever called."""
 
-    tell: Callable[[int, int], object] | None = None
-    told: bool = False
+    report: Callable[[int, int], object] | None = None
+    called: bool = False
 
     def __call__(self, done: int, total: int) -> None:
-        self.told = True
-        if self.tell is not None:
-            self.tell(done, total)
+        self.called = True
+        if self.report is not None:
+            self.report(done, total)
 
-    def all(self, total: int) -> None:
+    def count_all(self, total: int) -> None:
+        """Report every pick at once."""
         for done in range(1, total + 1):
             self(done, total)
 
 
 @dataclass
 class Picked:
+    """A batch: positions in the pool, the oracle's answers, the first scores, and the time it took."""
+
     indices: list[int] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     scores_U: Tensor | None = None
@@ -44,15 +59,24 @@ class Picked:
 
 
 def pick_top(
-    state: State, score: ScoreFunction, batch_size: int, generator: torch.Generator, progress: ProgressCounter
+    state: State,
+    score: ScoreFunction,
+    batch_size: int,
+    generator: torch.Generator,
+    progress: ProgressCounter,
+    copies_U: Tensor | None = None,
 ) -> Picked:
-    """The ``batch_size`` highest scores."""
+    """The ``batch_size`` highest scores; those of ``copies_U`` come last."""
     got = Picked()
     got.scores_U = _timed_scores(got, score, state)
     start = time.perf_counter()
-    got.indices = highest_scores(got.scores_U, batch_size, generator).tolist()
+    ranked_U = highest_scores(got.scores_U, state.U, generator)
+    if copies_U is not None:
+        last_U = copies_U[ranked_U]
+        ranked_U = torch.cat([ranked_U[~last_U], ranked_U[last_U]])
+    got.indices = ranked_U[:batch_size].tolist()
     got.seconds["select"] += time.perf_counter() - start
-    progress.all(batch_size)
+    progress.count_all(batch_size)
     return got
 
 
@@ -64,16 +88,18 @@ def pick_each(
     generator: torch.Generator,
     progress: ProgressCounter,
     ask: AskOracle | None = None,
+    copies_U: Tensor | None = None,
 ) -> Picked:
-    """One by one, each pick conditioned on before the next scores; fewer only where the oracle skipped the rest.
+    """One by one, each pick conditioned on before the next scores. Fewer only if the oracle skips the rest.
 
-    "greedy": its label is unknown, S shrinks and the mean stays. "fantasy": its likeliest label is kept. "sequential":
-    the answer of ``ask`` is kept; None passes the point over, and it does not count. Whatever is raised on the way, by
-    the oracle or at the keyboard, carries the answers so far: ``answered``, a list of (position, label), and a note.
+    "greedy": the label is unknown, so S shrinks and the mean stays. "fantasy": the likeliest label is kept.
+    "sequential": the answer of ``ask`` is kept; None skips the point, and it does not count. Any exception on the way,
+    of the oracle or a KeyboardInterrupt, carries the answers so far: ``answered``, a list of (position, label), and a
+    note. ``copies_U`` (bool, on the CPU) are taken only when nothing else is left.
     """
     got = Picked()
     try:
-        _pick_each(got, state, score, select, batch_size, generator, progress, ask)
+        _pick_each(got, state, score, select, batch_size, generator, progress, ask, copies_U)
     except BaseException as e:
         if ask is not None:
             _add_answers(e, got)
@@ -90,13 +116,16 @@ def _pick_each(
     generator: torch.Generator,
     progress: ProgressCounter,
     ask: AskOracle | None,
+    copies_U: Tensor | None,
 ) -> None:
     rank_U = torch.randperm(state.U, generator=generator)
     order, rank_U = rank_U.argsort().tolist(), rank_U.to(state.net.device)
     scores_U = got.scores_U = _timed_scores(got, score, state)
-    shut = [j for j, _ in state.kept]  # taken, or skipped by the oracle; here, for asking a GPU is waiting for it
-    spent_U = state.taken.clone()  # those, and what a pick has made uninformative
-    fresh = True  # whether there are others
+    shut = [j for j, _ in state.kept]  # picked, or skipped by the oracle. A list: reading it from a GPU would wait
+    spent_U = state.taken.clone()  # those, and what is avoided while others are left
+    if copies_U is not None:
+        spent_U |= copies_U.to(spent_U.device)
+    fresh = True  # whether others are left
     while len(got.indices) < batch_size and len(shut) < state.U:
         if (rank := best_rank(scores_U, spent_U, rank_U)) == state.U:
             fresh, spent_U = False, torch.zeros_like(spent_U)
@@ -112,39 +141,30 @@ def _pick_each(
             got.labels.append(label)
         start = time.perf_counter()
         more = len(got.indices) + 1 < batch_size
-        if more or ask is not None:  # an answer is kept to the last, for that checks it
+        if more or ask is not None:  # the last answer is kept too, because that checks it
             before, state = state, _keep_pick(state, j, select, got)
         got.indices.append(j)
         progress(len(got.indices), batch_size)
         if more:
             if fresh:
-                _mark_duplicates(spent_U, state, before, j)
+                _mark_spent(spent_U, state, before, j)
             got.seconds["select"] += time.perf_counter() - start
             scores_U = _timed_scores(got, score, state)
 
 
 def highest_scores(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """(n,) positions of the highest scores, best first, on the CPU; ties are broken by lot."""
+    """(n,) positions of the highest scores, best first, on the CPU. Ties are broken at random."""
     rank_U = torch.randperm(len(scores_U), generator=generator)
     return rank_U[scores_U.cpu()[rank_U].argsort(descending=True, stable=True)[:n]]
 
 
 def best_rank(scores_U: Tensor, shut_U: Tensor, rank_U: Tensor) -> int:
-    """The rank of the highest score that is not shut, the lowest among equals; U if all are shut.
+    """The rank of the highest score that is not shut, the lowest rank among equals; U if all are shut.
 
     Few operations and one number read: on a GPU each costs as much as the arithmetic of all.
     """
     highest = scores_U.masked_fill(shut_U, -torch.inf).max()
     return int(rank_U.masked_fill((scores_U != highest) | shut_U, len(rank_U)).min())
-
-
-def _mark_duplicates(spent_U: Tensor, state: State, before: State, j: int) -> None:
-    """``spent_U`` |= spent(state, before, j), in place."""
-    if state.B == 1 and can_mark_fused(before.variance_blocks):
-        var_U, left_U = (s.variance_blocks.reshape(-1) for s in (before, state))
-        mark_spent_fused(spent_U, var_U, left_U, j, TWIN_TOLERANCE, SPENT_VARIANCE)
-    else:
-        spent_U |= find_spent(state, before, j)
 
 
 def _keep_pick(state: State, j: int, select: str, got: Picked) -> State:
@@ -161,7 +181,7 @@ def _keep_pick(state: State, j: int, select: str, got: Picked) -> State:
 
 def _add_answers(e: BaseException, got: Picked) -> None:
     answered = list(zip(got.indices, got.labels))
-    with suppress(AttributeError):  # an exception with slots has room for the note alone
+    with suppress(AttributeError):  # an exception with slots has room for the note only
         e.answered = answered  # type: ignore[attr-defined]
     if answered and not getattr(e, "__notes__", None):
         e.add_note(f"answered before it, as (position, label): {answered}; the exception has them as .answered")
@@ -174,10 +194,11 @@ def _timed_scores(got: Picked, score: ScoreFunction, state: State) -> Tensor:
     return scores_U
 
 
-# Strategies that pick by themselves, held to what every batch is held to.
+# --- picks by strategies that choose a batch themselves ---
 
 
 def pick_by_strategy(how: Strategy, request: Request, settings: dict[str, Any], progress: ProgressCounter) -> Picked:
+    """The strategy's own batch, checked: ``batch_size`` different positions, and scores without NaN."""
     start = time.perf_counter()
     answer = how.fn(request, **settings)
     indices, scores_U = answer if isinstance(answer, tuple) else (answer, None)
@@ -191,8 +212,8 @@ def pick_by_strategy(how: Strategy, request: Request, settings: dict[str, Any], 
             f"strategy {how.name!r} picked {len(got.indices)} points, {len(set(got.indices))} of them different and "
             f"{len(wrong)} outside the pool; expected {request.batch_size} different positions below {request.U}"
         )
-    if not progress.told:
-        progress.all(request.batch_size)
+    if not progress.called:
+        progress.count_all(request.batch_size)
     return got
 
 
@@ -203,11 +224,129 @@ def _checked_scores(scores_U: Tensor, U: int, how: Strategy) -> Tensor:
     return scores_U
 
 
-# The baseline: points at random.
-
-
 @register("random", picks=True, instant=True)
 def random(request: Request) -> tuple[Tensor, Tensor]:
-    """The ``batch_size`` largest of U uniform draws; costs nothing."""
+    """Random points, the baseline: the ``batch_size`` largest of U uniform draws. Costs nothing; no options."""
     draws_U = torch.rand(request.U, generator=request.generator, dtype=torch.float64)
     return draws_U.topk(request.batch_size).indices, draws_U
+
+
+# --- exact copies of labelled points ---
+
+HASHED_COLUMNS = 64  # numbers of a point that are hashed first
+HASH_CHUNK = 2**22  # numbers hashed at a time
+
+
+def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
+    """(U,) bool on the CPU: candidates that equal a labelled point in every number. None if none do, or all.
+
+    Such a point is labelled already. Costs a hash of 64 numbers of each point, and one of all numbers where those agree.
+    """
+    if x_L is None:
+        return None
+    parts_L, parts_U = ([x] if isinstance(x, Tensor) else [x[k] for k in sorted(x)] for x in (x_L, x_U))
+    if not len(parts_L[0]) or any(a.shape[1:] != b.shape[1:] or a.dtype != b.dtype for a, b in zip(parts_L, parts_U)):
+        return None
+    near_U = torch.isin(_hash_points(parts_U, HASHED_COLUMNS), _hash_points(parts_L, HASHED_COLUMNS)).nonzero()[:, 0]
+    if not len(near_U):
+        return None
+    copies_U = torch.zeros(len(parts_U[0]), dtype=torch.bool)
+    alike = torch.isin(_hash_points([x[near_U] for x in parts_U]), _hash_points(parts_L))
+    copies_U[near_U[alike].cpu()] = True
+    return copies_U if copies_U.any() and not copies_U.all() else None
+
+
+def _hash_points(parts: list[Tensor], most: int | None = None) -> Tensor:
+    """(N,) int64: a hash of each point, of at most ``most`` numbers of each part. Two of all numbers agree by chance
+    once in 2⁶⁴."""
+    hash_N = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
+    g = torch.Generator().manual_seed(0)
+    for x in parts:
+        x_ND = x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None]
+        columns = torch.randperm(x_ND.shape[1], generator=g)[:most].sort().values.to(x.device)
+        odd = (2 * torch.randint(2**62, (len(columns),), generator=g) + 1).to(x.device)
+        step = max(1, HASH_CHUNK // max(1, len(columns)))
+        for start in range(0, len(x_ND), step):
+            x_nD = x_ND[start : start + step][:, columns]
+            # + 0.0 makes −0.0 the same as 0.0, as they are to the network.
+            bits_nD = (x_nD.double() + 0.0).view(torch.int64) if x.is_floating_point() else x_nD.long()
+            hash_N[start : start + step] += ((bits_nD ^ (bits_nD >> 29)) * odd).sum(1)
+    return hash_N
+
+
+def restore_copies(got: Picked, copies_U: Tensor, batch_size: int, generator: torch.Generator) -> Picked:
+    """A batch of the other points, as positions in the whole pool. Copies fill what is left of it, at random."""
+    others, copies = (~copies_U).nonzero()[:, 0], copies_U.nonzero()[:, 0]
+    got.indices = others[got.indices].tolist()
+    missing = batch_size - len(got.indices)
+    got.indices += copies[torch.randperm(len(copies), generator=generator)[: max(missing, 0)]].tolist()
+    if got.scores_U is not None:
+        scores_U = got.scores_U.new_full((len(copies_U),), -torch.inf)
+        scores_U[others.to(scores_U.device)] = got.scores_U
+        got.scores_U = scores_U
+    return got
+
+
+# --- candidates that a pick has made uninformative, whatever their score says ---
+#
+# Entropy does not know that a copy of a point is about to be labelled; S does. Conditioning on j lowers the variance of k
+# by S_jk²/u_j, and its own by S_jj²/u_j. So the squared correlation of k with j is  ρ² = (drop_k / drop_j) (S_jj / S_kk).
+# It is 1 for a point that the linearised network cannot move without moving j alike, however noisy labels are.
+
+TWIN_TOLERANCE = 1e-5  # 1 − ρ²: what float32 kernels leave between two copies of a point
+SPENT_VARIANCE = 1e-6  # of the largest variance in the pool: S is rounding below it
+MARK_BLOCK = 1024
+
+
+def find_spent(state: State, before: State, j: int) -> Tensor:
+    """(U,) bool: twins of j, where ``state`` is ``before`` conditioned on j, and candidates with no variance left."""
+    var_U, left_U = _total_variance(before), _total_variance(state)
+    drop_U = var_U - left_U
+    like_j = (drop_U * var_U[j] - drop_U[j] * var_U).abs() <= TWIN_TOLERANCE * drop_U[j] * var_U
+    return like_j | (left_U <= SPENT_VARIANCE * var_U.max())
+
+
+def _total_variance(state: State) -> Tensor:
+    """tr S_jj, (U,)."""
+    return torch.einsum("ubb->u", state.variance_blocks)
+
+
+def _mark_spent(spent_U: Tensor, state: State, before: State, j: int) -> None:
+    """``spent_U`` |= find_spent(state, before, j), in place."""
+    if state.B == 1 and can_mark_fused(before.variance_blocks):
+        var_U, left_U = (s.variance_blocks.reshape(-1) for s in (before, state))
+        mark_spent_fused(spent_U, var_U, left_U, j, TWIN_TOLERANCE, SPENT_VARIANCE)
+    else:
+        spent_U |= find_spent(state, before, j)
+
+
+def can_mark_fused(var_U: Tensor) -> bool:
+    return triton is not None and var_U.is_cuda and var_U.dtype == torch.float64
+
+
+def mark_spent_fused(spent_U: Tensor, var_U: Tensor, left_U: Tensor, j: int, twin: float, least: float) -> None:
+    """``find_spent`` for a single-logit kernel on a GPU, in place: one launch instead of twenty.
+
+    ``var_U`` and ``left_U`` are S_kk before and after j is taken.
+    """
+    U = len(var_U)
+    _mark[(triton.cdiv(U, MARK_BLOCK),)](
+        spent_U.view(torch.uint8), var_U, left_U, var_U.max(), j, U, twin, least, BLOCK=MARK_BLOCK
+    )  # fmt: skip
+
+
+if triton is not None:
+
+    @triton.jit(do_not_specialize=["j", "U"])
+    def _mark(  # type: ignore[no-untyped-def]
+        spent, var, left, largest, j, U, twin: tl.constexpr, least: tl.constexpr, BLOCK: tl.constexpr
+    ):
+        k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = k < U
+        var_k = tl.load(var + k, mask=inside, other=0.0)
+        left_k = tl.load(left + k, mask=inside, other=0.0)
+        var_j = tl.load(var + j)
+        drop_j = var_j - tl.load(left + j)
+        alike = tl.abs((var_k - left_k) * var_j - drop_j * var_k) <= twin * drop_j * var_k
+        nothing = left_k <= least * tl.load(largest)
+        tl.store(spent + k, tl.full((BLOCK,), 1, tl.uint8), mask=inside & (alike | nothing))

@@ -1,0 +1,341 @@
+"""What all states of one linearisation share: the network's outputs, the targets, λ, and where Θ comes from.
+
+Site layout: Θ has rows (n, b), b < B. B is 1 for a kernel of one number, which all C classes share (Θ ⊗ I_C); then the
+classes are C right-hand sides. B is C for the full kernel, whose rows are (point, class).
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretaste.lookahead.labels import LabelRules
+from foretaste.losses import LOSSES, Loss
+from foretaste.tangent import (
+    DEFAULT_RIDGE,
+    BudgetError,
+    FrozenNetwork,
+    Inputs,
+    PrecisionChoice,
+    count_points,
+    gram,
+    kernel_holds,
+    precisions_to_try,
+    take_points,
+)
+
+log = logging.getLogger("foretaste")
+
+UNFITTED = 0.1  # squared loss: the residual on L, as a share of the labels' own mean square, above which we warn
+UNFITTED_CLASSES = 0.5  # cross-entropy: the same for softmax outputs; a network at chance leaves about 1
+MOST_WATCHED = 4096  # points that an error suggests to watch: with more, rankings hardly change (docs/guide.md, watch)
+
+# --- Θ between L, W and U, computed when it is first needed ---
+
+
+@dataclass(frozen=True)
+class ThetaBlocks:
+    """The blocks that f_lin on L+ needs. With W = U, ``WL`` is ``UL`` and ``WU`` is Θ_UU."""
+
+    LL: Tensor
+    WL: Tensor
+    UL: Tensor
+    WU: Tensor
+    diag_U: Tensor  # (U, B, B)
+    diag_W: Tensor | None
+
+    def scaled(self, by: float) -> "ThetaBlocks":
+        if by == 1.0:
+            return self
+        UL = self.UL * by
+        WL = UL if self.WL is self.UL else self.WL * by
+        diag_W = None if self.diag_W is None else self.diag_W * by
+        return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W)
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Where Θ comes from: ``load`` gives all blocks at once, ``row(j)`` Θ(x_j, U) of one candidate, (B, U·B)."""
+
+    load: Callable[[], ThetaBlocks]
+    row: Callable[[int], Tensor]
+    ours: bool  # whether the blocks that ``load`` gives may be overwritten
+    choice: PrecisionChoice = field(default_factory=lambda: PrecisionChoice("given"))  # filled when Θ is loaded
+
+
+def kernels_of_network(
+    frozen: FrozenNetwork,
+    C: int,
+    x_L: Inputs | None,
+    x_U: Inputs,
+    x_W: Inputs | None,
+    *,
+    y_LC: Tensor | None,
+    ridge: float | None,
+    budget: int | str | None,
+    precision: str,
+    scale: float,
+    f: dict[str, Tensor] | None = None,
+) -> KernelSource:
+    """Θ by one run of the tangent engine. x_W is None for W = U, x_L is None for an empty L.
+
+    That run also fills ``f`` with the outputs on L, W and U. The caller has checked the network and the inputs.
+    ``y_LC`` and ``ridge`` only help to choose the precision.
+    """
+    B = C if frozen.output == "full" else 1
+    how: dict[str, Any] = {"budget": budget, "classes": C}
+    choice = PrecisionChoice(precision)
+
+    def load() -> ThetaBlocks:
+        sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+        points = sum(count_points(x) for x in sets.values())
+        own = None if ridge is None else ridge / scale
+        ways = precisions_to_try(choice, frozen, C, x_L, x_U, y_LC, own, points, budget)
+        for choice.used in ways[:-1]:
+            theta = blocks_in(choice.used, sets)
+            if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
+                return theta.scaled(scale)
+            choice.spearman[choice.used] = math.nan
+            del theta  # before the next is made
+        choice.used = ways[-1]
+        return blocks_in(choice.used, sets).scaled(scale)
+
+    def blocks_in(precision: str, sets: dict[str, Inputs]) -> ThetaBlocks:
+        w = "U" if x_W is None else "W"
+        blocks = [(w, "U")]
+        if x_L is not None:
+            blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
+        diagonals = ["U", "W"] if w == "W" else []
+        try:
+            theta, diag = gram(frozen, sets, blocks, diagonals, precision=precision, **how, f=f)
+        except BudgetError as e:
+            raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
+        none = theta[w, "U"].new_zeros
+        LL = theta.get(("L", "L"), none(0, 0))
+        UL = theta.get(("U", "L"), none(count_points(x_U) * B, 0))
+        if w == "U":
+            diag_U = diagonal_blocks(theta["U", "U"], B)
+            return ThetaBlocks(LL, UL, UL, theta["U", "U"], diag_U, diag_U)
+        WL = theta.get(("W", "L"), none(theta["W", "U"].shape[0], 0))
+        return ThetaBlocks(LL, WL, UL, theta["W", "U"], diag["U"], diag["W"])
+
+    def row(j: int) -> Tensor:
+        sets = {"j": take_points(x_U, slice(j, j + 1)), "U": x_U}
+        precision = choice.used or ("float32" if choice.asked == "auto" else choice.asked)
+        return gram(frozen, sets, [("j", "U")], [], precision=precision, **how)[0]["j", "U"] * scale
+
+    return KernelSource(load, row, True, choice)
+
+
+def suggest_watch(e: BudgetError, watched: bool) -> str:
+    """The end of an error about a pool too large for memory: how many watched points would fit.
+
+    watched: some points are watched already, rather than the whole pool.
+    """
+    U, L = e.job.sizes["U"], e.job.sizes.get("L", 0)
+    blocks = [("W", "U")] + ([("L", "L"), ("U", "L"), ("W", "L")] if L else [])
+
+    def fits(W: int) -> bool:
+        return e.fits({"L": L, "U": U, "W": W} if L else {"U": U, "W": W}, blocks, ["U", "W"])
+
+    low, high = 0, min(U, MOST_WATCHED)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    if not low:
+        return f"; or take a random part of the {U} candidates"
+    digits = 10 ** max(0, len(str(low)) - 2)
+    most = low if low == MOST_WATCHED else low // digits * digits  # rounded down to two digits
+    if watched:
+        return f"; or keep this budget and watch at most {most} points: watch={most}"
+    return f"; or keep this budget and give watch={most}: scores then sum over {most} points of the pool, not over all"
+
+
+def given_kernels(theta: ThetaBlocks, theta_UU: Tensor | None, B: int, scale: float) -> KernelSource:
+    """A source of kernels that are at hand already."""
+
+    def row(j: int) -> Tensor:
+        if theta_UU is None:
+            raise ValueError(
+                f"keeping candidate {j} needs Θ(x_{j}, U), and the watched points are not the pool; give theta_UU"
+            )
+        return theta_UU[j * B : (j + 1) * B].double() * scale
+
+    return KernelSource(lambda: theta.scaled(scale), row, ours=scale != 1.0)
+
+
+def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
+    """(N, B, B), copied out of (N·B, N·B)."""
+    n = theta.shape[0] // B
+    return theta.reshape(n, B, n, B).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
+
+
+def load_now(kernels: KernelSource) -> KernelSource:
+    """The same source with Θ computed now. ``load`` gives it once, so that nobody else keeps it in memory."""
+    box = [kernels.load()]
+    return KernelSource(box.pop, kernels.row, kernels.ours, kernels.choice)
+
+
+def to_sites(t_NC: Tensor, B: int) -> Tensor:
+    """(N, C) as right-hand sides in site space, (N·B, C/B)."""
+    return t_NC.reshape(t_NC.shape[0] * B, t_NC.shape[1] // B)
+
+
+def site_index(js: list[int], B: int, device: torch.device) -> Tensor:
+    """The rows of points js in site layout, (k·B,)."""
+    j = torch.tensor(js, dtype=torch.int64, device=device)
+    return (j[:, None] * B + torch.arange(B, device=device)).flatten()
+
+
+# --- the problem, and whether the network fits its labels ---
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Problem:
+    """f on L, W and U, the targets of L, λ, and where Θ comes from."""
+
+    labels: LabelRules
+    f_LC: Tensor
+    f_WC: Tensor
+    f_UC: Tensor
+    y_LC: Tensor
+    kernels: KernelSource
+    B: int
+    same: bool  # W = U
+    at_W: dict[int, int]  # candidate -> watched point, where that is known
+    ridge: float | None
+    loss: str
+    time: float
+
+    @property
+    def L(self) -> int:
+        return self.f_LC.shape[0]
+
+    @property
+    def criterion(self) -> Loss:
+        return LOSSES[self.loss]
+
+    @property
+    def free(self) -> bool:
+        """Whether the mean before any kept label is f itself, which costs no kernel."""
+        return not self.criterion.quadratic or self.L == 0
+
+    @cached_property
+    def label_noise_U(self) -> Tensor | None:
+        """Cross-entropy: 1 / (p(1 − p)), p the largest probability of the candidate (Laplace).
+
+        It is of f before any label is kept: with fixed noise, S does not depend on the order of labels.
+        """
+        return self.criterion.label_noise(self.f_UC)
+
+    @property
+    def residual_L(self) -> float:
+        """Mean squared residual of f on L (cross-entropy: of its softmax); NaN with an empty L."""
+        return self.residual_under(self.criterion)
+
+    def residual_under(self, criterion: Loss) -> float:
+        """The mean squared residual on L if the network was trained with another loss."""
+        return float((criterion.responses(self.f_LC) - self.y_LC).square().mean())
+
+    @property
+    def centred_LC(self) -> Tensor:
+        """The targets less what is known without a network: their mean in regression, 1/C for classes."""
+        return self.y_LC - (self.y_LC.mean(0) if self.labels.regression else 1 / self.labels.C)
+
+    def resolve_ridge(self, theta: ThetaBlocks) -> float:
+        """λ as given, or 1e-6 of the mean diagonal of Θ_LL (of the candidates', if L is empty)."""
+        if self.ridge is not None:
+            return self.ridge
+        diag = theta.LL.diagonal() if self.L else theta.diag_U.diagonal(dim1=1, dim2=2)
+        return DEFAULT_RIDGE * float(diag.mean())
+
+    def system(self, theta: ThetaBlocks, ridge: float) -> Tensor:
+        """A = Θ_LL + λI. Cross-entropy: + diag 1/(p(1 − p)), the curvature that the fitted labels have left.
+
+        A label fitted to p = 0.99 resists little: with λ alone L would be held as rigidly as under L2. Correlation of
+        predicted with retrained logit changes (digits, L = 40, two seeds, losses 0.1 to 0.01 of MLPs of widths 512 to
+        2048): 0.71 to 0.80 with the noise and output="sum"; 0.41 to 0.60 with λ alone, whichever the output. Real
+        changes are 0.95 to 1.2 times those predicted, and 1.7 to 5 times with λ alone.
+        """
+        A = theta.LL.clone()
+        A.diagonal().add_(ridge)
+        if (noise_L := self.criterion.label_noise(self.f_LC)) is not None:
+            A.diagonal().add_(noise_L.repeat_interleave(self.B))
+        return A
+
+    def scale(self, chol: Tensor) -> float:
+        """s²: ten times the labels' leave-one-out variance, mean α²/d (docs/mathematics.md, The scale); 1 if L = ∅.
+
+        Cross-entropy: 1. There S is itself the prior's covariance of the logits, and ``theta_scale`` its calibration.
+        """
+        if self.free:
+            return 1.0
+        inverse = torch.cholesky_inverse(chol)
+        alpha = inverse @ to_sites(self.centred_LC, self.B)
+        return 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean())
+
+
+def warn_unfitted(p: Problem) -> None:
+    """Log a warning if the network does not fit its labels, which look-ahead assumes.
+
+    What is measured: the mean squared residual on L (cross-entropy: of the softmax outputs), as a share of the mean
+    square of y − 1/C, which a network that knows nothing leaves. Thresholds: 0.1, and 0.5 under cross-entropy.
+    """
+    if p.L == 0:
+        return
+    unlearned, residual = float(p.centred_LC.square().mean()), p.residual_L
+    if residual <= (UNFITTED if p.criterion.quadratic else UNFITTED_CLASSES) * unlearned:
+        return
+    if not p.criterion.quadratic:
+        log.warning(
+            "the softmax outputs do not fit the labels: their mean squared residual on L is %.2g, and equal "
+            "probabilities have %.2g. Look-ahead assumes a trained network, and its scores are noise otherwise; train "
+            "longer",
+            residual,
+            unlearned,
+        )
+        return
+    for other in LOSSES.values():
+        if other.quadratic or p.labels.regression:
+            continue
+        theirs = p.residual_under(other)
+        if theirs < residual and theirs <= UNFITTED_CLASSES * unlearned:
+            log.warning(
+                'the network\'s mean squared residual on L is %.2g with loss="%s", and %.2g with loss="%s": it looks '
+                'trained with %s. Give loss="%s"; otherwise scores are noise',
+                residual, p.loss, theirs, other.name, other.title, other.name,
+            )  # fmt: skip
+            return
+    log.warning(
+        "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
+        "training interpolates L, and its scores are noise otherwise; train longer",
+        residual,
+        unlearned,
+    )
+
+
+def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
+    """The lower factor of A = Θ + λI; raises with the least eigenvalue, and a λ that would hold."""
+    chol, info = torch.linalg.cholesky_ex(A)
+    if not info.any():
+        return chol
+    if not torch.isfinite(A).all():
+        raise ValueError(f"Θ_{what}{what} has NaN or infinite values; look at the network's outputs and gradients")
+    eigenvalues = torch.linalg.eigvalsh(A)
+    least, most = float(eigenvalues[0]), float(eigenvalues[-1])
+    need = max(1.1 * (ridge - least), 1e-13 * len(A) * most)
+    own = DEFAULT_RIDGE * float(A.diagonal().mean())
+    hint = f"try ridge > {need:.1e}"
+    # With λ = 0 mostly rounding has failed, and the least λ against that would hold nothing steady.
+    if ridge == 0 and own > need:
+        hint = f"some points repeat others; try ridge={own:.1e}, 1e-6 of the mean diagonal, or None for the default"
+    elif ridge == 0 and own <= 0:
+        hint = "nothing is left of it; try ridge=None, which is 1e-6 of the mean diagonal of Θ_LL"
+    raise ValueError(
+        f"Cholesky of Θ_{what}{what} + λI failed: {what}={len(A)}, λ={ridge:.1e}, least eigenvalue {least:.1e}; {hint}"
+    )
