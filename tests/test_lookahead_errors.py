@@ -71,7 +71,7 @@ def test_bad_labels_of_a_candidate(y: Any, says: str) -> None:
 
 
 def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
-    with pytest.raises(ValueError, match=r"regression wants floats: y_L.double\(\)"):
+    with pytest.raises(ValueError, match=r"integers from 0 to 5.*regression wants floats: y_L.double\(\)"):
         linearize(REGRESSION.net, REGRESSION.x_L, torch.arange(6), REGRESSION.x_U)
     with pytest.raises(ValueError, match="regression wants floats"):
         REGRESSION.state().condition(0, 1)

@@ -68,7 +68,7 @@ class LabelRules:
     def _tensor(self, y: Any, name: str) -> Tensor:
         """Labels as numbers: names as class ids, and of two classes also True, False, 0.0 and 1.0."""
         if text_labels(y) is not None:
-            return class_ids(y, self.names, name).to(self.device)
+            return names_to_ids(y, self.names, name).to(self.device)
         t = label_tensor(y, name, allow_bool=self.binary)
         if t.dtype == torch.bool or (self.binary and t.is_floating_point() and t.dim() < 2 and zeros_and_ones(t)):
             return t.long()
@@ -115,7 +115,7 @@ def label_rules(
     binary: bool = False,
 ) -> LabelRules:
     """Regression is one output and floats; integers and text are always classes."""
-    names = class_names(y_L, classes, C)
+    names = resolve_class_names(y_L, classes, C)
     if C == 1:
         floats = y_L is None or (y := label_tensor(y_L, "y_L")).is_floating_point() or y.numel() == 0
         if not floats:
@@ -128,7 +128,7 @@ def label_rules(
     return LabelRules(C, C == 1, loss, device, home, names, binary)
 
 
-def class_names(y_L: Any, classes: Sequence[str] | None, C: int) -> tuple[str, ...] | None:
+def resolve_class_names(y_L: Any, classes: Sequence[str] | None, C: int) -> tuple[str, ...] | None:
     """The names of the C classes: ``classes``, or the sorted labels if they are text and C of them differ."""
     text = text_labels(y_L)
     if classes is None:
@@ -166,7 +166,7 @@ def text_labels(y: Any) -> np.ndarray | None:
     return None
 
 
-def class_ids(y: Any, names: Sequence[str] | None, name: str = "y_L") -> Tensor:
+def names_to_ids(y: Any, names: Sequence[str] | None, name: str = "y_L") -> Tensor:
     """Class names as class ids, on the CPU."""
     text = text_labels(y)
     assert text is not None
@@ -241,7 +241,8 @@ def holds_classes(y_L: Any, loss: str, classes: Sequence[str] | None) -> bool:
     if not zeros_and_ones(t):
         raise ValueError(
             f"y_L holds integers from {int(t.min())} to {int(t.max())}, which are class ids, and one output tells two "
-            "classes apart, 0 and 1; give the network an output for each class, and regression wants floats: y_L.double()"
+            "classes apart, 0 and 1; give the network an output for each class. If they are numbers, regression wants "
+            "floats: y_L.double()"
         )
     return True
 

@@ -1,4 +1,4 @@
-"""What goes into a network's last layer: the layer is found by running the network, not by its name."""
+"""The features of ``badge``: what goes into a network's last layer. It is found by running the network."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,25 +8,31 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean
+from foretaste.lookahead import BinaryOutputs
 from foretaste.tangent import PROBE_POINTS, FrozenNetwork, Inputs, count_points, isolated, take_points, to_float64
 
-SeenCall = tuple[Any, Any]  # what a layer was given, what it returned
+LayerCall = tuple[Any, Any]  # the input of a layer, and its output
 
 
 def find_last_layer(frozen: FrozenNetwork, x: Inputs, layer: str | None) -> str:
-    """The name of the last nn.Linear whose output is the network's, or ``layer``, if it can serve; a few points run."""
+    """The name of the last nn.Linear whose output is the network's, or ``layer``, if it has an input for each point.
+
+    Three points are run. In ``BinaryOutputs`` names start with "net.", which the caller need not know.
+    """
+    inside = "net." if isinstance(frozen.net, BinaryOutputs) else ""
     modules = {name: m for name, m in frozen.net.named_modules() if name}
     if layer is not None:
-        if layer not in modules:
-            raise ValueError(f"unknown layer {layer!r}{did_you_mean(layer, modules, 'The network has')}")
-        last_layer_inputs(frozen, take_points(x, slice(PROBE_POINTS)), layer)
-        return layer
+        known = [name.removeprefix(inside) for name in modules if name != "net" or not inside]
+        if layer not in known:
+            raise ValueError(f"unknown layer {layer!r}{did_you_mean(layer, known, 'The network has')}")
+        last_layer_inputs(frozen, take_points(x, slice(PROBE_POINTS)), inside + layer)
+        return inside + layer
     linear: dict[str, nn.Module] = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     linear |= {"": frozen.net} if isinstance(frozen.net, nn.Linear) else {}
     with _record_calls(linear) as calls:
         f_NC = _run_frozen(frozen, take_points(x, slice(PROBE_POINTS)))
     for name, (_, out) in reversed(calls.items()):
-        if _same_tensor(out, f_NC):
+        if _same_tensor(out, _of_last_layer(frozen, f_NC)):
             return name
     raise ValueError(
         f"no nn.Linear of this network returns what the network returns ({', '.join(linear) or 'it has none'}), so the "
@@ -37,9 +43,9 @@ def find_last_layer(frozen: FrozenNetwork, x: Inputs, layer: str | None) -> str:
 def last_layer_inputs(
     frozen: FrozenNetwork, x: Inputs, layer: str, *, chunk_size: int = 256, last: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """f (N, C) and what went into ``layer``, flattened to (N, D); both float64.
+    """f (N, C) and the inputs of ``layer``, flattened to (N, D); both float64.
 
-    last: the layer's output must be f, at every point. NaN or infinity raises with the first point.
+    last: the layer's output must be f, at every point. NaN or infinity raises and names the first point.
     """
     module = frozen.net.get_submodule(layer)
     f_chunks, h_chunks = [], []
@@ -54,7 +60,7 @@ def last_layer_inputs(
             if not (finite := torch.isfinite(values.flatten(1)).all(1)).all():
                 bad = start + int((~finite).nonzero()[0])
                 raise ValueError(f"net gives NaN or infinite {what}, first at point {bad} of x_U")
-        if last and not _same_tensor(out, f_nC):
+        if last and not _same_tensor(out, _of_last_layer(frozen, f_nC)):
             raise ValueError(
                 f"layer {layer!r} returns what the network does at the first points and not at points {start} and "
                 'after; name the module whose input is to be the features with options={"layer": name}'
@@ -64,15 +70,20 @@ def last_layer_inputs(
     return torch.cat(f_chunks), torch.cat(h_chunks)
 
 
+def _of_last_layer(frozen: FrozenNetwork, f_NC: Tensor) -> Tensor:
+    """What the last layer returns if the network returns f_NC."""
+    return f_NC[:, 1:] if isinstance(frozen.net, BinaryOutputs) else f_NC
+
+
 def _run_frozen(frozen: FrozenNetwork, x: Inputs) -> Tensor:
     with isolated(frozen.device), torch.no_grad():
         return frozen.call(x)
 
 
 @contextmanager
-def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, SeenCall]]:
-    """The last call of each module, in the order of those calls. Clones: what follows may write in place."""
-    calls: dict[str, SeenCall] = {}
+def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, LayerCall]]:
+    """The last call of each module, in the order of the calls. Tensors are cloned: later layers may write in place."""
+    calls: dict[str, LayerCall] = {}
 
     def hook(name: str) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

@@ -19,9 +19,9 @@ from foretaste.lookahead import (
     State,
     binary_params,
     check_settings,
-    class_ids,
-    class_names,
     holds_classes,
+    names_to_ids,
+    resolve_class_names,
     text_labels,
 )
 from foretaste.query.request import Query, Request
@@ -118,9 +118,8 @@ def query(
         >>> len(q), q.info["strategy"], q.info["select"]
         (3, 'gain', 'greedy')
         >>> names = ["cat", "dog", "eel"]
-        >>> q = ft.query(
-        ...     net, x[:10], [names[c] for c in y[:10]], x[10:], batch_size=2, select="sequential", oracle=lambda j: "dog"
-        ... )
+        >>> y_L = [names[c] for c in y[:10]]
+        >>> q = ft.query(net, x[:10], y_L, x[10:], batch_size=2, select="sequential", oracle=lambda j: "dog")
         >>> q.labels
         ['dog', 'dog']
     """
@@ -213,16 +212,14 @@ def prepare_request(request: Request, how: Strategy) -> Request:
     if C == 1 and holds_classes(y_L, request.loss, request.classes):
         two = BinaryOutputs(freeze(request.net, params=lambda name: True).net, request.loss)
         changes |= {"net": two, "params": binary_params(request.params), "output": two.kernel_output}
-        request.info["binary"] = "one output and two classes: " + (
-            "class 1 where f > 1/2" if two.quadratic else "a logit"
-        )
+        request.info["binary"] = f"one output, two classes: 1 where f > {'1/2' if two.quadratic else '0'}"
         C = 2
     if {"classes", "regression"} & {*how.needs}:
         how.check(C)
-    if (names := class_names(y_L, request.classes, C)) is not None:
+    if (names := resolve_class_names(y_L, request.classes, C)) is not None:
         changes["classes"], request.info["classes"] = names, list(names)
         if text_labels(y_L) is not None:
-            changes["y_L"] = class_ids(y_L, names).to(next(request.net.parameters()).device)
+            changes["y_L"] = names_to_ids(y_L, names).to(next(request.net.parameters()).device)
     request = replace(request, **changes)
     vars(request)["C"] = C  # known, so that the points are not run again
     return request

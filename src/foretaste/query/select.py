@@ -1,7 +1,7 @@
 """From scores to a batch (Eq. 1): all at once, or one by one with each pick conditioned on. And which points to avoid.
 
-A batch avoids two kinds of duplicates while other points are left: exact copies of labelled points, and candidates that a
-pick has made uninformative.
+A batch avoids two kinds of duplicates while other points are left: exact copies of labelled points, and candidates
+that a pick has made uninformative.
 """
 
 import time
@@ -240,7 +240,7 @@ HASH_CHUNK = 2**22  # numbers hashed at a time
 def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
     """(U,) bool on the CPU: candidates that equal a labelled point in every number. None if none do, or all.
 
-    Such a point is labelled already. Costs a hash of 64 numbers of each point, and one of all numbers where those agree.
+    Such a point is labelled already. Costs a hash of 64 numbers of each point, and of all numbers where those agree.
     """
     if x_L is None:
         return None
@@ -257,8 +257,7 @@ def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
 
 
 def _hash_points(parts: list[Tensor], most: int | None = None) -> Tensor:
-    """(N,) int64: a hash of each point, of at most ``most`` numbers of each part. Two of all numbers agree by chance
-    once in 2⁶⁴."""
+    """(N,) int64: a hash of each point, of at most ``most`` numbers of each part."""
     hash_N = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
     g = torch.Generator().manual_seed(0)
     for x in parts:
@@ -289,8 +288,11 @@ def restore_copies(got: Picked, copies_U: Tensor, batch_size: int, generator: to
 
 # --- candidates that a pick has made uninformative, whatever their score says ---
 #
-# Entropy does not know that a copy of a point is about to be labelled; S does. Conditioning on j lowers the variance of k
-# by S_jk²/u_j, and its own by S_jj²/u_j. So the squared correlation of k with j is  ρ² = (drop_k / drop_j) (S_jj / S_kk).
+# Entropy does not know that a copy of a point is about to be labelled; S does. Conditioning on j lowers the variance of
+# k by S_jk²/u_j, and its own by S_jj²/u_j. So the squared correlation of k with j is
+#
+#     ρ² = (drop_k / drop_j) (S_jj / S_kk)
+#
 # It is 1 for a point that the linearised network cannot move without moving j alike, however noisy labels are.
 
 TWIN_TOLERANCE = 1e-5  # 1 − ρ²: what float32 kernels leave between two copies of a point
