@@ -12,6 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "foretaste"
 FROM_ROOT = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+REFERENCE_HERE = ("the reference: `make docs`, then open `site/index.html`", "[the reference](reference/index.md)")
 RESULT = re.compile(r"\]\(\.\./(results/[^)#\s]+)")  # a link to a file of results/
 FOLDER = re.compile(r"\[([^\]]*)\]\(\.\./(results[^)#\s]*)\)")
 TOP = """# foretaste
@@ -60,6 +61,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """In pages of docs/, ``../README.md`` and its kin are pages of the site; folders of results are not linked."""
     for name, made in FROM_ROOT.items():
         markdown = markdown.replace(f"](../{name}", f"]({made}")
+    markdown = markdown.replace(*REFERENCE_HERE)
     markdown = FOLDER.sub(lambda link: link[1] if (ROOT / link[2]).is_dir() else link[0], markdown)
     return markdown.replace("](../results/", "](results/").replace("](../docs/", "](../")
 
