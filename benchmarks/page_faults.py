@@ -10,7 +10,7 @@ import sys
 
 ROUNDS = """
 import resource, torch
-from foretaste.tangent.memory import keep_memory
+from foretaste.tangent.accumulate import keep_memory
 if {keep}:
     keep_memory()
 def count_faults():

@@ -10,8 +10,7 @@ from torch import nn
 from foretaste.query import query
 from foretaste.query.badge import _squared_distances, kmeanspp, loss_residuals
 from foretaste.query.last_layer import find_last_layer, last_layer_inputs
-from foretaste.tangent import freeze
-from foretaste.tangent.memory import PeakMemory
+from foretaste.tangent import PeakMemory, freeze
 
 OPTIONS = [{}, {"gradient": "ce"}, {"first": "uniform"}, {"bias": True}]
 

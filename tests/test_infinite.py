@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import foretaste as ft
 from foretaste.network import MLP, WideResNet, resnet18
+from foretaste.tangent import PeakMemory
 from foretaste.tangent.infinite.counterpart import counterpart
 from foretaste.tangent.infinite.kernel import _input_covariance, infinite_ntk
 from foretaste.tangent.infinite.layers import (
@@ -28,7 +29,6 @@ from foretaste.tangent.infinite.layers import (
     Serial,
     Signal,
 )
-from foretaste.tangent.memory import PeakMemory
 
 R2 = 2**0.5
 PLAIN = {"relu": Relu, "erf": Erf, "flatten": Flatten, "pool": GlobalAveragePool, "identity": Identity}
@@ -434,11 +434,11 @@ def test_networks_without_a_counterpart_say_so(net, message):
         (Serial(Conv(3), Residual(Conv(3, 3, 2)), Flatten(), Dense(1)), (3, 4, 4), "stride"),
         (Serial(Conv(3), Dense(1)), (3, 4, 4), "Flatten"),
         (Serial(Conv(3), Relu()), (3, 4, 4), "ends with space"),
-        (Serial(Conv(3), Flatten(), Dense(1)), (3,), "no space came"),
-        (Serial(Dense(3), GlobalAveragePool()), (3,), "no space came"),
+        (Serial(Conv(3), Flatten(), Dense(1)), (3,), "without space"),
+        (Serial(Dense(3), GlobalAveragePool()), (3,), "without space"),
         (Serial(Conv(3, 9), Flatten(), Dense(1)), (3, 4, 4), "larger than its padded input"),
         (Serial(Conv(3, (3, 3)), Flatten(), Dense(1)), (3, 4), "one number, or 1"),
-        (MLP(5), (3,), "has 5 inputs; 3 came"),
+        (MLP(5), (3,), "got 3 inputs; expected 5"),
     ],
 )
 def test_layers_without_a_closed_form_say_so(net, shape, message):

@@ -18,8 +18,7 @@ from cases import Pair, conv, mlp
 from foretaste.losses import probabilities
 from foretaste.query import query
 from foretaste.query.retraining import Retraining, epoch_batches
-from foretaste.tangent import freeze
-from foretaste.tangent.memory import PeakMemory
+from foretaste.tangent import PeakMemory, freeze
 from networks import NETWORKS
 from test_lookahead_training import correlation, descend
 

@@ -1,5 +1,7 @@
 """ft.ntk against the Gram matrix of plain per-point gradients, on every network of the table."""
 
+import doctest
+import importlib
 import logging
 
 import pytest
@@ -7,8 +9,7 @@ import torch
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import count_points, gram, plan, take_points
-from foretaste.tangent.memory import PeakMemory, resolve_budget
+from foretaste.tangent import PeakMemory, count_points, gram, plan, resolve_budget, take_points
 from networks import NETWORKS, Network
 
 N = 7
@@ -220,3 +221,10 @@ def test_a_cpu_out_of_memory_says_so() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         ft.ntk(net, torch.randn(40, 6))
     assert net.asked == 1
+
+
+@pytest.mark.parametrize("module", ["frozen", "kernel", "survey", "infinite.kernel", "infinite.counterpart"])
+def test_examples_run(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"foretaste.tangent.{module}"))
+    assert result.attempted
+    assert not result.failed

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretaste.tangent.memory import LARGE_PAGE, LARGE_PAGE_WORTH, keep_memory, large_pages
+from foretaste.tangent.accumulate import LARGE_PAGE, LARGE_PAGE_WORTH, keep_memory, large_pages
 
 
 @pytest.mark.parametrize(

@@ -77,21 +77,21 @@ def test_a_checked_network_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:
-    """A chunk of ten was planned with room for the widest rows; the pass forms narrow ones, and half is left to it."""
+    """The plan has room for ten points with the widest rows. The pass forms narrow rows, and may take half the rest."""
     case = next(c for c in NETWORKS if c.name == "wrn")
     frozen, x = freeze(case.built(torch.float32)), case.points(3, torch.float32)
     found = survey_network(frozen, x, probe_outputs(frozen, x))
-    narrow, wide = sorted(found.layers, key=lambda ly: ly.p)[:: len(found.layers) - 1]
+    narrow, wide = sorted(found.layers, key=lambda layer: layer.numel)[:: len(found.layers) - 1]
     groups = [LayerGroup(formed=[(narrow, slice(0, narrow.shape[0]))], stashed=[wide])]
     for device, left in (("cuda", 0), ("cuda", 10**8), ("cuda", 10**10), ("cpu", 10**10)):
-        job = KernelJob(found, {}, {"x": 3000}, [("x", "x")], (), item=2, device=device)
-        work = 10 * job.a_point(wide.p)
+        job = KernelJob(found, {}, {"x": 3000}, [("x", "x")], (), entry_bytes=2, device=device)
+        work = 10 * job.point_bytes(wide.numel)
         points, taken = larger_chunk(job, groups, 10, work, left)
         if device == "cpu":
             assert (points, taken) == (10, work)
             continue
-        assert points * job.a_point(narrow.p) <= taken <= work + left
-        assert points == min(CHUNK_MOST, (work + left // 2) // job.a_point(narrow.p))
+        assert points * job.point_bytes(narrow.numel) <= taken <= work + left
+        assert points == min(CHUNK_MOST, (work + left // 2) // job.point_bytes(narrow.numel))
         assert points >= (CHUNK_MOST if left == 10**10 else 10)
 
 
@@ -124,11 +124,11 @@ def test_fused_planes_and_norms_are_the_plain_ones(size: tuple[int, int], monkey
     extent = (size[0] + 2, -(-(size[1] + 2) // 4) * 4)
     norm = torch.nn.BatchNorm2d(11).cuda().eval()
     torch.nn.init.normal_(norm.running_mean)
-    laid, rows = rules.lay_rows(a, (1, 1), extent, 3, 1, 7), rules.batch_norm(norm, "weight", a, b, slice(2, 9))
+    laid, rows = rules.lay_in_grid(a, (1, 1), extent, 3, 1, 7), rules.batch_norm(norm, "weight", a, b, slice(2, 9))
     whole = rules.batch_norm(norm, "weight", a, b, slice(0, 11))
     assert fused.fusible(a)
     monkeypatch.setattr(rules, "fusible", lambda t: False)
-    assert torch.equal(laid, rules.lay_rows(a, (1, 1), extent, 3, 1, 7))
+    assert torch.equal(laid, rules.lay_in_grid(a, (1, 1), extent, 3, 1, 7))
     plain = rules.batch_norm(norm, "weight", a, b, slice(0, 11))
     assert torch.allclose(whole, plain, rtol=1e-4, atol=1e-4)
     assert torch.allclose(rows, plain[:, 2:9], rtol=1e-4, atol=1e-4)

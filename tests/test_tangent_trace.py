@@ -5,8 +5,7 @@ import torch
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import gram, plan, take_points
-from foretaste.tangent.memory import PeakMemory, resolve_budget
+from foretaste.tangent import PeakMemory, gram, plan, resolve_budget, take_points
 from networks import NETWORKS, Network
 
 N = 7

@@ -17,17 +17,17 @@ Setting = Callable[[pytest.MonkeyPatch], None]
 
 
 def products(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("foretaste.tangent.products.EXACT_COST", {"cpu": 0})
+    patch.setattr("foretaste.tangent.planning.EXACT_COST", {"cpu": 0})
 
 
 def rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("foretaste.tangent.products.EXACT_COST", {"cpu": 1e9})
+    patch.setattr("foretaste.tangent.planning.EXACT_COST", {"cpu": 1e9})
     patch.setattr("foretaste.tangent.planning.SLAB_BYTES", 1 << 40)
 
 
 def slabs(patch: pytest.MonkeyPatch) -> None:
     """Of a few columns, from every layer whose A and G are not much larger than its rows."""
-    patch.setattr("foretaste.tangent.products.EXACT_COST", {"cpu": 1e9})
+    patch.setattr("foretaste.tangent.planning.EXACT_COST", {"cpu": 1e9})
     patch.setattr("foretaste.tangent.planning.SLAB_BYTES", 1)
     patch.setattr("foretaste.tangent.planning.SLAB_LEAST", 3)
     patch.setattr("foretaste.tangent.planning.SLAB_WORTH", 0.01)

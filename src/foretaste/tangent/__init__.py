@@ -1,4 +1,4 @@
-"""∇θ f(x), and Θ contracted from it within a memory budget (Eq. 4)."""
+"""The neural tangent kernel Θ of a network (Eq. 4), within a memory budget. kernel.py says what is in which file."""
 
 from foretaste.tangent.frozen import OUTPUTS as OUTPUTS
 from foretaste.tangent.frozen import PRECISIONS as PRECISIONS
@@ -20,11 +20,11 @@ from foretaste.tangent.infinite.kernel import infinite_ntk as infinite_ntk
 from foretaste.tangent.kernel import gram as gram
 from foretaste.tangent.kernel import ntk as ntk
 from foretaste.tangent.kernel import plan as plan
-from foretaste.tangent.memory import PeakMemory as PeakMemory
-from foretaste.tangent.memory import resolve_budget as resolve_budget
 from foretaste.tangent.planning import BudgetError as BudgetError
+from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
 from foretaste.tangent.precision import kernel_holds as kernel_holds
 from foretaste.tangent.precision import precisions_to_try as precisions_to_try
 from foretaste.tangent.precision import rank_correlation as rank_correlation
+from foretaste.tangent.survey import PeakMemory as PeakMemory

@@ -1,32 +1,55 @@
-"""Θ in float64, added up from slabs of gradient rows and from products that never form a row."""
+"""Θ in float64, added up from rows of gradients and from layers that need no rows.
 
+J has a row for each point and head, the gradient of that head at that point. All rows share a large common gradient,
+and the posterior S will subtract nearly equal entries of Θ. So each row is stored less a common row μ, J̃ = J − 1μᵀ,
+and what μ contributes is added in float64:
+
+    J Jᵀ = J̃ J̃ᵀ + (J̃μ) 1ᵀ + 1 (J̃μ)ᵀ + ‖μ‖²
+
+Any μ gives the same Θ. The mean of the first points is known when the first rows are written, so it is that.
+
+``GradientRows`` holds J̃ for one slab of columns (parameters). ``ThetaSum`` adds J̃ J̃ᵀ of slab after slab to Θ, one
+strip of Θ's rows at a time.
+"""
+
+import ctypes
 import math
+import mmap
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from foretaste.tangent.frozen import to_float64
 from foretaste.tangent.fused import centre_fused, fusible
-from foretaste.tangent.memory import large_pages
 
-# Gradient rows on their way into Θ: centred as they are written, in the precision they will be multiplied in.
-
-
-ALIGN = 64  # columns: rows that begin at odd places multiply at a fraction of a GPU's speed
-EVEN = 8  # points or channels: so do products with a number of columns that is no multiple of it
+# A GPU multiplies at full speed only if rows begin at multiples of ALIGN columns, and if the number of points (or
+# channels) is a multiple of EVEN.
+ALIGN = 64
+EVEN = 8
 PANEL = 1 << 16  # columns that lie together on a GPU, and are summed in float32
-HALF_PEAK = 256.0  # what the largest gradient entry is scaled to in float16, whose largest number is 65504
+HALF_PEAK = 256.0  # the largest gradient entry is scaled to this in float16, whose largest number is 65504
 FLOAT64_SLAB = 1 << 17  # entries converted to float64 at once
-FLOAT64_SLAB_CUDA = 1 << 27  # there a launch is what costs
+FLOAT64_SLAB_CUDA = 1 << 27  # on a GPU launches cost more than memory
+# On Linux, for tensors on a CPU; see ``large_pages`` and ``keep_memory``.
+LARGE_PAGE = 2 << 20  # bytes of a large page
+LARGE_PAGE_WORTH = 8 * LARGE_PAGE  # bytes of a tensor from which large pages save time
+LARGEST_KEPT = 31 << 20  # bytes of the largest tensor whose freed memory glibc can be made to keep: just under 32 MiB
+
+Block = tuple[str, str]
+# The float64 kernel of one layer between spans of points i and j, (|i|·B, |j|·B), and its B × B diagonal on a span.
+LayerKernel = Callable[[slice, slice], Tensor]
+LayerDiagonal = Callable[[slice], Tensor]
 
 
 class GradientRows:
-    """J (N, B, w) less a common row μ, for a slab of w columns, as panels of at most PANEL columns.
+    """J̃ (N, B, w) for a slab of w columns, in panels of at most PANEL columns.
 
-    All rows share a large common gradient. What is left without it needs few digits: TF32 keeps ten bits of each entry,
-    and so does float16, at twice the speed and half the memory, if entries are scaled into its range. Any μ will do
-    (_theta.py), so it is the mean of the first points written, and each row is centred when it is written.
+    Rows are centred as they are written. A centred row needs few digits: TF32 keeps ten bits of each entry. So does
+    float16, at twice the speed and half the memory, if entries are scaled into its range.
     """
 
     def __init__(
@@ -39,49 +62,58 @@ class GradientRows:
         largest: float,
         old: "GradientRows | None" = None,
     ) -> None:
-        """``old``: rows that are no longer needed, whose memory may do."""
+        """Make room for ``points`` rows of ``heads`` heads and ``width`` columns.
+
+        like: new tensors take its dtype and device.
+        half: store the rows in float16.
+        largest: the largest entry of a gradient that was seen.
+        old: rows that are no longer needed; their memory is used again if it is large enough.
+        """
         self.width, self.points = width, points
         self.scale = 2.0 ** round(math.log2(HALF_PEAK / largest)) if half and largest > 0 else 1.0
         self.panel, count, rows = panel_shape(points, width, like.is_cuda)
-        of = torch.float16 if half else like.dtype
+        dtype = torch.float16 if half else like.dtype
         shape = (count, rows, heads, self.panel)
         if old is not None and old.data.numel() >= math.prod(shape):
             self.data: Tensor = old.data.view(-1)[: math.prod(shape)].view(shape)
         else:
-            self.data = large_pages(like.new_empty(shape, dtype=of))
+            self.data = large_pages(like.new_empty(shape, dtype=dtype))
         self.data[:, points:] = 0
-        for q, here, _ in self.pieces(slice(width, count * self.panel)):
-            self.data[q, :, :, here] = 0
+        for q, inside, _ in self.pieces(slice(width, count * self.panel)):
+            self.data[q, :, :, inside] = 0
         self.mu_Bw = like.new_zeros(heads, width)
         self.shift_NBB = to_float64(like).new_zeros(points, heads, heads)  # J̃_nb · μ_b'
 
     def write(self, at: slice, columns: slice, rows_nBw: Tensor) -> None:
-        """Points are written from the first on. A rule may have given G itself as rows: they are not overwritten."""
+        """Write some columns of the points ``at``, starting with the first point.
+
+        ``rows_nBw`` is not changed: it may be G itself, for the bias of a layer.
+        """
         mu_Bw = self.mu_Bw[:, columns]
         if at.start == 0:
             mu_Bw.copy_(rows_nBw.mean(0))
-        if fusible(rows_nBw) and rows_nBw.shape[1] == 1 and rows_nBw.stride(2) == 1:
+        if rows_nBw.is_cuda and fusible(rows_nBw) and rows_nBw.shape[1] == 1 and rows_nBw.stride(2) == 1:
             to = self.data[:, at, 0]
             self.shift_NBB[at, 0, 0] += centre_fused(rows_nBw[:, 0], mu_Bw[0], to, columns.start, self.scale)
             return
         plain = len(self.data) == 1 and self.scale == 1.0 and self.data.dtype == rows_nBw.dtype
-        if plain:  # no copy between
+        if plain:  # without an intermediate copy
             rows_nBw = torch.sub(rows_nBw, mu_Bw, out=self.data[0, at, :, columns])
         else:
             rows_nBw = rows_nBw - mu_Bw
         step = max(1, (FLOAT64_SLAB_CUDA if rows_nBw.is_cuda else FLOAT64_SLAB) // max(rows_nBw[..., 0].numel(), 1))
         for i in range(0, rows_nBw.shape[2], step):
-            some = rows_nBw[:, :, i : i + step]
-            self.shift_NBB[at] += to_float64(some) @ to_float64(mu_Bw[:, i : i + step]).T
+            part = rows_nBw[:, :, i : i + step]
+            self.shift_NBB[at] += to_float64(part) @ to_float64(mu_Bw[:, i : i + step]).T
         if plain:
             return
         if self.scale != 1.0:
             rows_nBw *= self.scale
-        for q, here, of in self.pieces(columns):
-            self.data[q, at, :, here] = rows_nBw[:, :, of]
+        for q, inside, source in self.pieces(columns):
+            self.data[q, at, :, inside] = rows_nBw[:, :, source]
 
     def pieces(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:
-        """(panel, columns in it, the same counted from the first of ``columns``)."""
+        """Cut ``columns`` at the panels' edges: (panel, columns inside it, the same columns counted from the first)."""
         start = columns.start
         while start < columns.stop:
             q, low = divmod(start, self.panel)
@@ -95,41 +127,30 @@ class GradientRows:
         return mu @ mu.T
 
     def times(self, q: int, i: slice, j: slice) -> Tensor:
-        """J̃_i J̃_jᵀ · scale² of a panel, (|i|·B, |j|·B), in float32 or the rows' own precision."""
+        """J̃_i J̃_jᵀ · scale² of panel q, (|i|·B, |j|·B), in float32 or the rows' own precision."""
         n = (j.stop - j.start) * self.data.shape[2]
-        if self.data.is_cuda:  # rows beyond j are multiplied too, and their products left out
+        if self.data.is_cuda:  # multiply some rows beyond j too, to make their number even, and drop their products
             j = slice(j.start, min(j.start + -(-(j.stop - j.start) // EVEN) * EVEN, self.data.shape[1]))
         a, b = (self.data[q, at].flatten(0, 1) for at in (i, j))
         if a.dtype != torch.float16:
             return (a @ b.T)[:, :n]
         if a.is_cuda:
             return torch.mm(a, b.T, out_dtype=torch.float32)[:, :n]
-        return a.float() @ b.float().T  # the same arithmetic: products of two halves are exact in float32
+        return a.float() @ b.float().T  # as exact: the product of two float16 numbers is a float32 number
 
 
 def panel_shape(points: int, width: int, cuda: bool) -> tuple[int, int, int]:
-    """Columns of a panel, panels, and points with those added that make products even."""
+    """The columns of a panel, the number of panels, and the number of rows with padding."""
     if not cuda:
         return width, 1, points
     count = max(1, -(-width // PANEL))
     return -(-width // (count * ALIGN)) * ALIGN, count, -(-points // EVEN) * EVEN
 
 
-# Θ in float64, added up from slabs of gradient rows and from products that never form a row.
-
-
-Block = tuple[str, str]
-# The float64 kernel of one layer between spans of points i and j, (|i|·B, |j|·B), and its B × B diagonal on a span.
-LayerProduct = Callable[[slice, slice], Tensor]
-LayerDiagonal = Callable[[slice], Tensor]
-
-
 class ThetaSum:
-    """The blocks (a, b), and the B × B diagonals, of Θ between named sets of points laid out one after another.
+    """Some blocks (a, b) of Θ, and some B × B diagonals, between named sets of points.
 
-    Rows of the Jacobian share a large common component μ, and S will subtract nearly equal numbers, so rows are
-    centred before they are multiplied (_rows.py), and μ's part is put back in float64:
-    J Jᵀ = J̃ J̃ᵀ + (J̃μ) 1ᵀ + 1 (J̃μ)ᵀ + ‖μ‖². Any μ gives the same Θ.
+    The rows of all sets lie one after another; ``spans`` says where each set is.
     """
 
     def __init__(
@@ -148,12 +169,13 @@ class ThetaSum:
 
     @staticmethod
     def nbytes(sizes: Mapping[str, int], blocks: Sequence[Block], diagonals: Sequence[str], heads: int) -> int:
+        """Bytes of the sum itself."""
         entries = sum(sizes[a] * sizes[b] for a, b in set(blocks)) + sum(sizes[a] for a in diagonals)
         return 8 * heads**2 * (entries + 2 * sum(sizes.values()))
 
     @staticmethod
     def working_bytes(sizes: Mapping[str, int], blocks: Sequence[Block], heads: int, device: str) -> int:
-        """Of one tile in its own precision and in float64, of the kernels that make it, and of a slab in float64."""
+        """Bytes of one tile in its own precision and in float64, of its factors, and of a slab in float64."""
         cuda = device == "cuda"
         tile = max((min(strip_rows(sizes[a], cuda, a == b), sizes[a]) * sizes[b] for a, b in blocks), default=0)
         return 24 * heads**2 * tile + 8 * (FLOAT64_SLAB_CUDA if device == "cuda" else FLOAT64_SLAB)
@@ -171,17 +193,18 @@ class ThetaSum:
                 own = own_products(panel[self.spans[a]], rows.mu_Bw.dtype, self.cuda)
                 diagonal += own.to(diagonal.device) * rows.scale**-2
 
-    def add_product(self, product: LayerProduct, own: LayerDiagonal) -> None:
+    def add_kernel(self, kernel: LayerKernel, own: LayerDiagonal) -> None:
+        """Add the kernel of a layer whose rows are not formed."""
         for (a, b), theta in self.blocks.items():
             for i, j in self.tiles(a, b):
-                theta[self.local(a, i), self.local(b, j)] += product(i, j)
+                theta[self.local(a, i), self.local(b, j)] += kernel(i, j)
         for a, diagonal in self.diagonals.items():
             for at in slices(len(diagonal), 64):
                 start = self.spans[a].start
                 diagonal[at] += own(slice(start + at.start, start + at.stop))
 
     def tiles(self, a: str, b: str) -> Iterator[tuple[slice, slice]]:
-        """Pairs of spans of points that cover the block; on a symmetric one, its lower triangle only."""
+        """Pairs of spans of points that cover the block, or the lower triangle of a symmetric block."""
         span_a, span_b = self.spans[a], self.spans[b]
         n = span_a.stop - span_a.start
         for cut in slices(n, strip_rows(n, self.cuda, a == b)):
@@ -189,11 +212,12 @@ class ThetaSum:
             yield i, slice(span_b.start, i.stop if a == b else span_b.stop)
 
     def local(self, name: str, at: slice) -> slice:
+        """The rows of set ``name``'s own block for the points ``at``, counted over all sets."""
         start = self.spans[name].start
         return slice((at.start - start) * self.heads, (at.stop - start) * self.heads)
 
     def finish(self) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-        """Put the common part back, mirror symmetric blocks."""
+        """Add what μ contributes, mirror symmetric blocks, and return blocks and diagonals."""
         for (a, b), theta in self.blocks.items():
             d_a, d_b = self.shift_NBB[self.spans[a]], self.shift_NBB[self.spans[b]]
             view = theta.view(len(d_a), self.heads, len(d_b), self.heads)
@@ -211,7 +235,7 @@ class ThetaSum:
 
 
 def own_products(rows_NBw: Tensor, dtype: torch.dtype, cuda: bool) -> Tensor:
-    """(N, B, B), each point's rows with themselves. A GPU has no good product of one row with one column."""
+    """(N, B, B): the products of each point's rows with themselves. On a GPU a norm is faster than a product."""
     if cuda and rows_NBw.shape[1] == 1:
         return torch.linalg.vector_norm(rows_NBw, dim=2, keepdim=True, dtype=dtype).square()
     r = rows_NBw.to(dtype)
@@ -219,9 +243,11 @@ def own_products(rows_NBw: Tensor, dtype: torch.dtype, cuda: bool) -> Tensor:
 
 
 def strip_rows(n: int, cuda: bool, symmetric: bool) -> int:
-    """Rows of a strip. On a CPU six strips spare five twelfths of a symmetric product; under 64 rows they lose more
-    speed than that, and other products need not be cut so small. On an H200 strips of a thousand rows multiply as fast
-    as larger ones (1000 × 6000 at 750 TFLOP/s, 3000 × 3000 at 540), and waste less beyond the diagonal.
+    """How many rows of a block are multiplied at once.
+
+    On a CPU, six strips save five twelfths of a symmetric product. Strips under 64 rows lose more speed than they save.
+    On an H200, strips of a thousand rows multiply as fast as larger ones (1000 × 6000 at 750 TFLOP/s, 3000 × 3000 at
+    540), and compute less beyond the diagonal.
     """
     if not symmetric:
         return 4096 if cuda else min(2048, max(256, -(-n // 6)))
@@ -232,5 +258,40 @@ def strip_rows(n: int, cuda: bool, symmetric: bool) -> int:
 
 
 def slices(n: int, step: int) -> Iterator[slice]:
+    """0 to n in slices of at most ``step``."""
     for i in range(0, n, step):
         yield slice(i, min(i + step, n))
+
+
+def large_pages(t: Tensor) -> Tensor:
+    """Return ``t``, a new tensor; on Linux, ask for large pages for its memory before it is first written.
+
+    Fresh memory comes page by page, which costs as much as using it: with large pages, 512 times fewer of them.
+    """
+    if (
+        sys.platform != "linux"
+        or t.device.type != "cpu"
+        or t.nbytes < LARGE_PAGE_WORTH
+        or not hasattr(mmap, "MADV_HUGEPAGE")
+    ):
+        return t
+    start = -(-t.data_ptr() // LARGE_PAGE) * LARGE_PAGE
+    length = (t.data_ptr() + t.nbytes - start) // LARGE_PAGE * LARGE_PAGE
+    with suppress(OSError, AttributeError):  # only advice: nothing depends on it
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return t
+
+
+@cache
+def keep_memory() -> None:
+    """Once per process, make glibc keep the freed memory of tensors of up to LARGEST_KEPT bytes, and use it again.
+
+    glibc returns large blocks to the system until it has seen one of that size freed. So allocate one and free it,
+    without writing to it. Otherwise it depends on chance, and passes take 1.5 times as long in some processes.
+    """
+    if sys.platform != "linux":
+        return
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        libc.free(libc.malloc(ctypes.c_size_t(LARGEST_KEPT)))

@@ -1,4 +1,8 @@
-"""Per-point gradients through torch.func: for whatever has no rule of its own (an LSTM, a bare nn.Parameter)."""
+"""Gradients for each point without a rule: through torch.func, or by plain autograd.
+
+``functional_rows`` serves whatever has no rule (an LSTM, a bare nn.Parameter). ``autograd_rows`` is the reference that
+the rules and torch.func are checked against.
+"""
 
 import logging
 import warnings
@@ -14,50 +18,54 @@ log = logging.getLogger("foretaste")
 
 
 def functional_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """{name: (N, B, p)}, the gradient of each head at each point for just these parameters."""
+    """{name: (N, B, p)}, the gradient of each head at each point, for these parameters only."""
     theta = {k: frozen.params[k] for k in names}
-    full = frozen.output in ("full", "trace")
+    all_outputs = frozen.output in ("full", "trace")
 
     def head(theta: dict[str, Tensor], one: Inputs) -> Tensor:
         f_B = frozen.heads(frozen.call(take_points(one, None), theta))[0]
-        return f_B if full else f_B[0]
+        return f_B if all_outputs else f_B[0]
 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
-            rows = vmap(jacrev(head) if full else grad(head), in_dims=(None, 0))(theta, x)
+            rows = vmap(jacrev(head) if all_outputs else grad(head), in_dims=(None, 0))(theta, x)
     except RuntimeError as e:
-        log.info("torch.func cannot batch %s (%s); going point by point", ", ".join(names), str(e).split("\n")[0])
+        reason = str(e).split("\n")[0]
+        log.info("torch.func cannot batch %s (%s); computing one point at a time", ", ".join(names), reason)
         return rows_one_by_one(frozen, x, names)
     return {k: rows[k].reshape(count_points(x), -1, theta[k].numel()) for k in names}
 
 
 def rows_one_by_one(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """The same by plain autograd, a point at a time: slow, and right for whatever autograd is right for."""
+    """The same by plain autograd, one point at a time: slow, but right wherever autograd is."""
     theta = {k: frozen.params[k].detach().requires_grad_() for k in names}
     rows: dict[str, list[Tensor]] = {k: [] for k in names}
     for i in range(count_points(x)):
         heads = frozen.heads(frozen.call(take_points(x, slice(i, i + 1)), theta))[0]
         for b in range(len(heads)):
             more = b < len(heads) - 1
-            got = torch.autograd.grad(heads[b], list(theta.values()), retain_graph=more, materialize_grads=True)
-            for k, g in zip(names, got):
+            grads = torch.autograd.grad(heads[b], list(theta.values()), retain_graph=more, materialize_grads=True)
+            for k, g in zip(names, grads):
                 rows[k].append(g.flatten())
     return {k: torch.stack(v).unflatten(0, (count_points(x), -1)) for k, v in rows.items()}
 
 
 def autograd_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """{name: (N, p)}: what the network's own parameters get from autograd; only those that require grad.
+    """{name: (N, p)}: the gradient of the sum of heads in the network's own parameters, if they require grad.
 
-    Nothing stands between: this is the truth that the rules and torch.func are held against.
+    The network is called as the user calls it, with nothing between. So these gradients are the truth.
     """
-    own = {k: p for k, p in frozen.net.named_parameters() if k in set(names) and p.requires_grad}
-    rows: dict[str, list[Tensor]] = {k: [] for k in own}
-    for i in range(count_points(x) if own else 0):
+    params = {k: p for k, p in frozen.net.named_parameters() if k in set(names) and p.requires_grad}
+    rows: dict[str, list[Tensor]] = {k: [] for k in params}
+    for i in range(count_points(x) if params else 0):
         f_1C = frozen.call_attached(take_points(x, slice(i, i + 1)))
         if not f_1C.requires_grad:
-            raise ValueError("net's output does not depend on its parameters through autograd; is it under no_grad?")
-        got = torch.autograd.grad(frozen.heads(f_1C).sum(), list(own.values()), materialize_grads=True)
-        for k, g in zip(own, got):
+            raise ValueError(
+                "net's output does not depend on its parameters through autograd; remove torch.no_grad() from its "
+                "forward"
+            )
+        grads = torch.autograd.grad(frozen.heads(f_1C).sum(), list(params.values()), materialize_grads=True)
+        for k, g in zip(params, grads):
             rows[k].append(g.flatten())
     return {k: torch.stack(v) for k, v in rows.items()}

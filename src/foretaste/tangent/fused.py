@@ -1,4 +1,8 @@
-"""Triton kernels for what torch does in several passes over a GPU's memory; each has a plain twin at its caller."""
+"""Triton kernels for a GPU: each reads memory once where torch reads it several times.
+
+Each has a plain version in torch at its caller, which serves on a CPU, in float64, or without Triton. Tests compare
+the two.
+"""
 
 import torch
 from torch import Tensor
@@ -6,20 +10,21 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no GPU build of torch: the plain twins serve
+except ImportError:  # torch is built without a GPU
     triton = None
 
-FUSED_SPAN, FUSED_BLOCK = 16384, 1024
+FUSED_SPAN, FUSED_BLOCK = 16384, 1024  # columns that one program handles, and how many of them at a time
 
 
 def fusible(t: Tensor) -> bool:
+    """Whether the kernels of this file can work on ``t``."""
     return triton is not None and t.is_cuda and t.dtype == torch.float32
 
 
 def centre_fused(rows_nw: Tensor, mu_w: Tensor, out_qnp: Tensor, first: int, scale: float) -> Tensor:
-    """Write (rows − μ)·scale from column ``first`` of the panels on; returns (rows − μ)·μ in float64, (n,).
+    """Write (rows − μ)·scale from column ``first`` of the panels on. Returns (rows − μ)·μ in float64, (n,).
 
-    One read, one write.
+    Reads and writes each entry once. The plain version is in ``accumulate.GradientRows.write``.
     """
     n, width = rows_nw.shape
     spans = triton.cdiv(width, FUSED_SPAN)
@@ -32,14 +37,14 @@ def centre_fused(rows_nw: Tensor, mu_w: Tensor, out_qnp: Tensor, first: int, sca
 
 
 def lay_fused(t: Tensor, low: tuple[int, int], extent: tuple[int, int], copies: int, step: int, tail: int) -> Tensor:
-    """Planes (n, c, h, w) laid into larger ones, several times over: see ``_rules.lay``, whose twin this is."""
+    """Lay planes (n, c, h, w) into larger ones, in several shifted copies. Plain version: ``rules.lay_in_grid``."""
     n, c, h, w = t.shape
     length = extent[0] * extent[1] + tail
     out = torch.empty(n, c * copies, length, dtype=t.dtype, device=t.device)
     across = triton.next_power_of_2(extent[1])
     rows = triton.cdiv(length, extent[1])
     down = min(max(1, 2 * FUSED_BLOCK // across), triton.next_power_of_2(rows))
-    planes = max(1, 2 * FUSED_BLOCK // (across * down))  # of a late layer a plane is a few pixels
+    planes = max(1, 2 * FUSED_BLOCK // (across * down))  # in late layers a plane has few pixels
     _lay[(triton.cdiv(n * c, planes), copies, triton.cdiv(rows, down))](
         t, out, n * c, c, h, w, *t.stride(), low[0], low[1], step, extent[1], length,
         PLANES=planes, DOWN=down, ACROSS=across,
@@ -48,7 +53,7 @@ def lay_fused(t: Tensor, low: tuple[int, int], extent: tuple[int, int], copies: 
 
 
 def fused_products(a_nct: Tensor, b_nct: Tensor, less_c: Tensor) -> Tensor:
-    """Σ_t (a − less) · b, (n, c): one read of each. See ``_rules.batch_norm``, whose twin this is."""
+    """Σ_t (a − less) · b, (n, c), with one read of each. The plain version is in ``rules.batch_norm``."""
     n, c, t = a_nct.shape
     across = min(triton.next_power_of_2(t), FUSED_BLOCK)
     down = max(1, 2 * FUSED_BLOCK // across)
@@ -73,7 +78,7 @@ if triton is not None:
             m = tl.load(mu + at, mask=inside, other=0.0)
             c = tl.load(rows + n * row_stride + at, mask=inside, other=0.0) - m
             total += c.to(tl.float64) * m.to(tl.float64)
-            # A block meets two panels at most: where there are several, each is wider than it.
+            # A block touches two panels at most: if there are several panels, each is wider than a block.
             begin = first + span * SPAN + k * BLOCK
             q = begin // panel
             column = begin - q * panel + tl.arange(0, BLOCK)

@@ -1,8 +1,20 @@
-"""Θ between named sets of points (Eq. 4 without the expectation): one engine run for all the blocks that are needed.
+"""The empirical neural tangent kernel Θ (Eq. 4 without the expectation), between sets of points.
 
-One forward and one backward give every layer's input A and output gradient G at every point; each layer's gradient is
-formed, contracted, added to Θ and freed, so that P never stands in memory at once. See _rules.py for how a gradient is
-formed, _products.py for layers that need none, _theta.py for the contraction, _plan.py for how it is cut to the budget.
+``ntk`` is Θ of one or two sets. ``gram`` computes several blocks at once, for look-ahead. ``plan`` says what ``ntk``
+would do.
+
+Each pass is one forward and one backward, which give every layer's input A and output gradient G at every point. From
+them each layer's gradient is formed, multiplied, added to Θ and freed. So the gradients of all P parameters are never
+in memory at once. The other files:
+
+    frozen.py      the network, its inputs and their checks
+    survey.py      which parameters have a rule; one pass that records A and G
+    rules.py       how a layer's gradient is formed from A and G, and layers that need none
+    functional.py  gradients of whatever has no rule
+    planning.py    how the work is cut to fit the memory budget
+    accumulate.py  how rows of gradients are stored, multiplied and added to Θ
+    fused.py       kernels for a GPU, written in Triton
+    precision.py   which precision keeps a ranking
 """
 
 import logging
@@ -14,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean
-from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, slices
+from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
 from foretaste.tangent.frozen import (
     PRECISIONS,
     FrozenNetwork,
@@ -30,212 +42,12 @@ from foretaste.tangent.frozen import (
     to_float64,
 )
 from foretaste.tangent.functional import functional_rows
-from foretaste.tangent.memory import keep_memory, resolve_budget
-from foretaste.tangent.planning import KernelJob, KernelPlan, LayerGroup, make_plan
-from foretaste.tangent.survey import LayerCalls, LayerParameter, Survey, align_calls, record_pass, survey_network
+from foretaste.tangent.planning import KernelJob, KernelPlan, LayerGroup, make_plan, resolve_budget
+from foretaste.tangent.rules import LayerCalls
+from foretaste.tangent.survey import LayerParameter, Survey, align_calls, record_pass, survey_network
 
 log = logging.getLogger("foretaste")
 KernelProgress = Callable[[int, int], None]
-
-
-def gram(
-    net: nn.Module | FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str] = (),
-    *,
-    output: Output = "sum",
-    params: Params = None,
-    budget: int | float | str | None = None,
-    precision: str = "float32",
-    progress: KernelProgress | None = None,
-    f: dict[str, Tensor] | None = None,
-    classes: int | None = None,
-) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-    """Θ for each block (a, b), float64 (N_a·B, N_b·B), and for each diagonal, (N_a, B, B). B is 1, or C for "full".
-
-    precision, of a float32 network: "float32"; "tf32", passes and products in TF32 on a CUDA device; "half", the same
-    with rows kept and multiplied in float16. Rankings survive the latter two only because rows are centred (_rows.py).
-    f: a dict to be filled with the network's outputs on each set, (N, C) in float64, which a pass has anyway.
-    net: a Subject, with its ``classes``, was checked and so were the sets; it has its own output and params.
-    """
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
-    if isinstance(net, FrozenNetwork):
-        frozen = net
-    else:
-        frozen = freeze(net, output=output, params=params)
-        sets = check_sets(frozen, sets)
-    if precision == "half" and frozen.dtype == torch.float64:
-        raise ValueError("precision='half' is for float32 networks; this one is float64, whose digits it would waste")
-    try:
-        return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
-    except torch.OutOfMemoryError:
-        if budget is not None or frozen.device.type != "cuda":
-            raise
-    # What torch had free lay in pieces: give them back, and plan anew with what there is then.
-    log.info("out of memory: once more, with what torch had cached given back to the device")
-    torch.cuda.empty_cache()
-    return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
-
-
-def compute_gram(
-    frozen: FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str],
-    budget: int | float | str | None,
-    precision: str,
-    progress: KernelProgress | None,
-    f: dict[str, Tensor] | None,
-    classes: int | None,
-) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-    """``gram`` of a network and sets that were checked."""
-    found, plan = plan_gram(frozen, sets, blocks, diagonals, budget, 2 if precision == "half" else None, classes)
-    log.debug("Θ: %s", plan)
-    like = next(iter(frozen.params.values()))
-    theta = ThetaSum({k: count_points(x) for k, x in sets.items()}, blocks, diagonals, found.heads, like)
-    points = sum(count_points(x) for x in sets.values())
-    total, done = len(plan.groups) * points, 0
-    seen: list[Tensor] = []
-    keep_memory()
-    with isolated(frozen.device, precision):
-        for k, group in enumerate(plan.groups):
-            run = LayerPass(frozen, found, group, points, half=precision == "half")
-            for at, x in iterate_chunks(sets, plan.chunk_size):
-                f_nC = run.add(at, x)
-                if k == 0 and f_nC is not None:
-                    seen.append(f_nC)
-                done += at.stop - at.start
-                if progress:
-                    progress(done, total)
-            run.contract(theta, plan)
-            del run  # its A and G, before the next group's are made
-    if f is not None and seen:
-        f |= zip(sets, to_float64(torch.cat(seen)).split([count_points(x) for x in sets.values()]))
-    return theta.finish()
-
-
-def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """The sets that have points; all of one shape."""
-    first: Inputs | None = None
-    for name, x in sets.items():
-        check_inputs(x, name, frozen.device, like=first)
-        first = x if first is None else first
-    return dict(sets)
-
-
-def plan_gram(
-    frozen: FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str],
-    budget: int | float | str | None,
-    item: int | None = None,
-    classes: int | None = None,
-) -> tuple[Survey, KernelPlan]:
-    """Look at the network with a few points, unless its C is known, and plan the work."""
-    name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
-    if count_points(x) == 0:
-        raise ValueError(f"{' and '.join(sets)} have no points")
-    found = survey_network(frozen, x, probe_outputs(frozen, x, name) if classes is None else classes)
-    job = KernelJob(
-        found,
-        {k: frozen.params[k].numel() for k in found.functional},
-        {k: count_points(v) for k, v in sets.items()},
-        blocks,
-        diagonals,
-        item=item or next(iter(frozen.params.values())).element_size(),
-        device=frozen.device.type,
-    )
-    return found, make_plan(job, resolve_budget(budget, frozen.device))
-
-
-def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
-    """Every point once: its place among all points, and itself."""
-    start = 0
-    for x in sets.values():
-        for at in slices(count_points(x), chunk_size):
-            yield slice(start + at.start, start + at.stop), take_points(x, at)
-        start += count_points(x)
-
-
-class LayerPass:
-    """One pass over all points for one group of layers: rows formed on the way, A and G kept for the rest."""
-
-    def __init__(self, frozen: FrozenNetwork, found: Survey, group: LayerGroup, points: int, half: bool) -> None:
-        self.frozen, self.found, self.group, self.points, self.half = frozen, found, group, points, half
-        self.rows = self.new_rows(group.width) if group.width else None
-        self.kept: LayerCalls = {}
-        self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
-
-    def new_rows(self, width: int, old: GradientRows | None = None) -> GradientRows:
-        like = next(iter(self.frozen.params.values()))
-        wide = width * self.found.folded
-        return GradientRows(self.points, self.found.heads, wide, like, self.half, self.found.largest, old)
-
-    def write(self, rows: GradientRows, at: slice, start: int, rows_nBw: Tensor) -> int:
-        """Rows of a chunk from parameter ``start`` on; returns the parameter after them."""
-        stop, fold = start + rows_nBw.shape[2], self.found.folded
-        rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
-        return stop
-
-    def add(self, at: slice, x: Inputs) -> Tensor | None:
-        """Take a chunk of points; returns f on them, if this pass has it."""
-        start, f_NC = 0, None
-        if modules := self.group.modules:
-            calls, f_NC = record_pass(self.frozen, modules, x)
-            self.finite &= torch.isfinite(f_NC).all()  # read once, at the end: reading waits for the device
-            ready = align_calls(calls, self.found.axes, at.stop - at.start, self.found.heads * self.found.folded)
-            for layer, cut in self.group.formed:
-                assert self.rows is not None
-                start = self.write(self.rows, at, start, layer.heads(cut, ready))
-            for m in self.group.kept:
-                self.keep(m, at, ready[m])
-        if self.group.functional:
-            found = functional_rows(self.frozen, x, list(dict.fromkeys(name for name, _ in self.group.functional)))
-            for name, cut in self.group.functional:
-                assert self.rows is not None
-                start = self.write(self.rows, at, start, found[name][:, :, cut])
-        return f_NC
-
-    def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
-        if m not in self.kept:
-            self.kept[m] = [tuple(t.new_empty(self.points, *t.shape[1:]) for t in call) for call in calls]  # type: ignore[misc]
-        if len(calls) != len(self.kept[m]):
-            times = f"{len(self.kept[m])} times for some points and {len(calls)} for others"
-            raise ValueError(f"a {type(m).__name__} is called {times}; Θ needs the same of every point")
-        for (to_a, to_g), (a, g) in zip(self.kept[m], calls):
-            to_a[at], to_g[at] = a, g
-
-    def contract(self, theta: ThetaSum, plan: KernelPlan) -> None:
-        if not self.finite:
-            raise ValueError("net returns NaN or infinite outputs for some of the points")
-        if self.rows is not None:
-            theta.add_rows(self.rows)
-            self.rows = None  # frees its memory for the slabs below
-        for product in self.group.products:
-            a, g = product.gather(self.kept, self.found.folded)
-            kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
-            theta.add_product(kernel, partial(product.diagonal, a, g))
-        for layer in self.group.stashed:
-            channels = self.group.slab // layer.width(slice(0, 1))
-            channels = max(layer.grain, channels // layer.grain * layer.grain)
-            channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
-            rows: GradientRows | None = None
-            for cut in slices(layer.length, channels):
-                rows = self.slab(layer, cut, plan.slab_size, rows)
-                theta.add_rows(rows)
-
-    def slab(self, layer: LayerParameter, cut: slice, slab_size: int, old: GradientRows | None) -> GradientRows:
-        rows = self.new_rows(layer.width(cut), old)
-        for at in slices(self.points, slab_size):
-            part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
-            self.write(rows, at, 0, layer.heads(cut, part))
-        return rows
-
-
-# The empirical neural tangent kernel (Eq. 4).
 
 
 def ntk(
@@ -249,14 +61,42 @@ def ntk(
     precision: str = "float32",
     progress: KernelProgress | None = None,
 ) -> Tensor:
-    """Θ(x, x2) = ∇f(x) ∇f(x2)ᵀ of a network in eval mode, (N, N2) in float64; x2 None is x, at half the work.
+    """The neural tangent kernel of a network in eval mode, Θ(x, x2) = ∇f(x) ∇f(x2)ᵀ (Eq. 4).
 
-    output: which function of the outputs is differentiated. "sum" is Σ_c f_c / √C, "first" the paper's single logit,
-        an int that logit, "full" all of them: (N, N2, C, C), "trace" the mean of its diagonal, Σ_c Θ_cc / C, for less.
-    params: None is every parameter that requires grad; else a callable(name) -> bool, or names.
-    budget: bytes, or "8GB", that the engine's own tensors may take, Θ included; ``plan`` tells what it would do.
-    precision: "float32", or on a CUDA device "tf32" or "half", several times faster: see ``tangent.gram``.
-    progress: called with (points done, points to do), once a chunk.
+    Args:
+        net: the network, in eval mode. It returns a tensor (N, C), or an object or dict with such a tensor ``logits``.
+        x: N points: a tensor, or a dict of tensors that is given as ``net(**x)``. The first dimension counts the
+            points. Inputs are not converted: a float32 network needs float32 points.
+        x2: N2 points of the same kind. None (default) means ``x``, at half the work.
+        output: which function of the C outputs is differentiated. "sum" (default) is Σ_c f_c / √C. "first" is the
+            first output, as in the paper; an int is the output of that number. "full" is all of them. "trace" is the
+            mean of the diagonal of "full", Σ_c Θ_cc / C, at less cost.
+        params: which parameters count. None (default) means all that require grad; or a sequence of names, or a
+            function from a name to a bool.
+        budget: how much memory the computation may take, Θ included: bytes, or a string such as "8GB". None (default)
+            means half of what is free, or 0.9 of it on a GPU.
+        precision: "float32" (default), or on a CUDA device "tf32" or "half", which are several times faster and keep
+            about three digits of the gradients' differences. A float64 network is computed in float64.
+        progress: a function that is called with (points done, points to do) after each chunk. None (default): none.
+
+    Returns:
+        A float64 tensor (N, N2), on the network's device; for ``output="full"``, (N, N2, C, C).
+
+    Raises:
+        ValueError: if the network is in train mode or has NaN weights, if it does not take the points, or if an
+            argument is unknown. ``BudgetError``, a ValueError, if the budget is too small: it names one that would do.
+        TypeError: if an argument has the wrong type.
+
+    Example:
+        >>> import foretaste as ft
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+        >>> x = torch.randn(10, 4)
+        >>> theta = ft.ntk(net, x)
+        >>> theta.shape
+        torch.Size([10, 10])
+        >>> ft.ntk(net, x[:2], x, output="full").shape
+        torch.Size([2, 10, 3, 3])
     """
     sets, pair = pair_sets(x, x2)
     how: dict[str, Any] = {"output": output, "params": params, "budget": budget, "precision": precision}
@@ -276,11 +116,280 @@ def plan(
     params: Params = None,
     budget: int | float | str | None = None,
 ) -> KernelPlan:
-    """What ``ntk`` would do: passes, points at a time, estimated peak memory. Costs a few points' passes."""
+    """What ``ntk`` would do with these arguments. It runs a few points only.
+
+    Args:
+        net: the network, in eval mode.
+        x: the points, as for ``ntk``.
+        x2: other points, or None (default) for ``x``.
+        output: as for ``ntk`` (default "sum").
+        params: as for ``ntk`` (default None).
+        budget: bytes, a string such as "8GB", or None (default), as for ``ntk``.
+
+    Returns:
+        A ``KernelPlan``. ``groups`` has an entry for each pass over all points, ``chunk_size`` is how many points go
+        through the network at once, ``nbytes`` the estimated peak memory in bytes. ``str(plan)`` is a summary.
+
+    Raises:
+        BudgetError: if the budget is too small. It names one that would do.
+        ValueError: as for ``ntk``.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.tangent import plan
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+        >>> made = plan(net, torch.randn(100, 4), budget="1GB")
+        >>> len(made.groups), made.chunk_size
+        (1, 100)
+    """
     sets, pair = pair_sets(x, x2)
     frozen = freeze(net, output=output, params=params)
-    return plan_gram(frozen, check_sets(frozen, sets), [pair], (), budget)[1]
+    check_sets(frozen, sets)
+    return plan_gram(frozen, sets, [pair], (), budget)[1]
 
 
-def pair_sets(x: Inputs, x2: Inputs | None) -> tuple[dict[str, Inputs], tuple[str, str]]:
+def pair_sets(x: Inputs, x2: Inputs | None) -> tuple[dict[str, Inputs], Block]:
+    """Named sets for ``gram``, and the block that is wanted."""
     return ({"x": x}, ("x", "x")) if x2 is None else ({"x": x, "x2": x2}, ("x", "x2"))
+
+
+def gram(
+    net: nn.Module | FrozenNetwork,
+    sets: Mapping[str, Inputs],
+    blocks: Sequence[Block],
+    diagonals: Sequence[str] = (),
+    *,
+    output: Output = "sum",
+    params: Params = None,
+    budget: int | float | str | None = None,
+    precision: str = "float32",
+    progress: KernelProgress | None = None,
+    f: dict[str, Tensor] | None = None,
+    classes: int | None = None,
+) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
+    """Several blocks of Θ between named sets of points, from the same passes.
+
+    B is the number of heads: C for ``output="full"``, else 1. Rows of a block are (point, head).
+
+    Args:
+        net: the network, in eval mode. A ``FrozenNetwork`` has its own output and params; it and the sets are not
+            checked again.
+        sets: points by name, all of one shape. A set may be empty.
+        blocks: pairs of names (a, b). A pair (a, a) costs half the work.
+        diagonals: names whose points are also wanted each with itself. Default: none.
+        output: as for ``ntk`` (default "sum").
+        params: as for ``ntk`` (default None).
+        budget: bytes, a string such as "8GB", or None (default), as for ``ntk``.
+        precision: of a float32 network. "float32" (default). "tf32": passes and products in TF32, on a CUDA device.
+            "half": the same, with gradients stored and multiplied in float16. Rankings survive these two only because
+            gradients are centred first (accumulate.py).
+        progress: a function that is called with (points done, points to do) after each chunk. None (default): none.
+        f: a dict to fill with the network's outputs on each set, float64 (N, C), which the passes compute anyway.
+            None (default): not wanted.
+        classes: C, if it is known; the network is then not probed. Default None.
+
+    Returns:
+        Two dicts of float64 tensors: for each block (a, b), Θ of shape (N_a·B, N_b·B); for each diagonal, (N, B, B).
+
+    Raises:
+        BudgetError: if the budget is too small. It names one that would do.
+        ValueError: as for ``ntk``.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.tangent import gram
+        >>> net = torch.nn.Linear(4, 3).eval()
+        >>> sets = {"L": torch.randn(5, 4), "U": torch.randn(20, 4)}
+        >>> theta, own = gram(net, sets, [("L", "L"), ("U", "L")], ["U"])
+        >>> theta["U", "L"].shape, own["U"].shape
+        (torch.Size([20, 5]), torch.Size([20, 1, 1]))
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
+    if isinstance(net, FrozenNetwork):
+        frozen = net
+    else:
+        frozen = freeze(net, output=output, params=params)
+        check_sets(frozen, sets)
+    if precision == "half" and frozen.dtype == torch.float64:
+        raise ValueError(
+            "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
+        )
+    try:
+        return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
+    except torch.OutOfMemoryError:
+        if budget is not None or frozen.device.type != "cuda":
+            raise
+    # The free memory was in pieces too small to use. Return it to the device, and plan again with what is free then.
+    log.info("out of memory: emptying torch's cache and trying once more")
+    torch.cuda.empty_cache()
+    return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
+
+
+def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
+    """Raise unless all sets are valid inputs with points of one shape."""
+    first: Inputs | None = None
+    for name, x in sets.items():
+        check_inputs(x, name, frozen.device, like=first)
+        first = x if first is None else first
+
+
+# ---- The computation ----
+
+
+def compute_gram(
+    frozen: FrozenNetwork,
+    sets: Mapping[str, Inputs],
+    blocks: Sequence[Block],
+    diagonals: Sequence[str],
+    budget: int | float | str | None,
+    precision: str,
+    progress: KernelProgress | None,
+    f: dict[str, Tensor] | None,
+    classes: int | None,
+) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
+    """``gram``, of a network and sets that are checked."""
+    survey, plan = plan_gram(frozen, sets, blocks, diagonals, budget, 2 if precision == "half" else None, classes)
+    log.debug("Θ: %s", plan)
+    like = next(iter(frozen.params.values()))
+    theta = ThetaSum({k: count_points(x) for k, x in sets.items()}, blocks, diagonals, survey.heads, like)
+    points = sum(count_points(x) for x in sets.values())
+    total, done = len(plan.groups) * points, 0
+    f_chunks: list[Tensor] = []
+    keep_memory()
+    with isolated(frozen.device, precision):
+        for k, group in enumerate(plan.groups):
+            layer_pass = LayerPass(frozen, survey, group, points, half=precision == "half")
+            for at, x in iterate_chunks(sets, plan.chunk_size):
+                f_nC = layer_pass.add(at, x)
+                if k == 0 and f_nC is not None:
+                    f_chunks.append(f_nC)
+                done += at.stop - at.start
+                if progress:
+                    progress(done, total)
+            layer_pass.contract(theta, plan)
+            del layer_pass  # frees its A and G before the next group's are recorded
+    if f is not None and f_chunks:
+        f |= zip(sets, to_float64(torch.cat(f_chunks)).split([count_points(x) for x in sets.values()]))
+    return theta.finish()
+
+
+def plan_gram(
+    frozen: FrozenNetwork,
+    sets: Mapping[str, Inputs],
+    blocks: Sequence[Block],
+    diagonals: Sequence[str],
+    budget: int | float | str | None,
+    entry_bytes: int | None = None,
+    classes: int | None = None,
+) -> tuple[Survey, KernelPlan]:
+    """Survey the network with a few points, and plan the work. Probes the network first unless C is known."""
+    name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
+    if count_points(x) == 0:
+        raise ValueError(f"{' and '.join(sets)} have no points; give at least one")
+    survey = survey_network(frozen, x, probe_outputs(frozen, x, name) if classes is None else classes)
+    job = KernelJob(
+        survey,
+        {k: frozen.params[k].numel() for k in survey.functional},
+        {k: count_points(v) for k, v in sets.items()},
+        blocks,
+        diagonals,
+        entry_bytes or next(iter(frozen.params.values())).element_size(),
+        frozen.device.type,
+    )
+    return survey, make_plan(job, resolve_budget(budget, frozen.device))
+
+
+def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
+    """Every point once: its place among the points of all sets, and the points themselves."""
+    start = 0
+    for x in sets.values():
+        for at in slices(count_points(x), chunk_size):
+            yield slice(start + at.start, start + at.stop), take_points(x, at)
+        start += count_points(x)
+
+
+class LayerPass:
+    """One pass over all points, for one group of layers. ``add`` takes the points, ``contract`` adds to Θ.
+
+    Rows of ``group.formed`` and ``group.functional`` are written during the pass; A and G are kept for the others.
+    """
+
+    def __init__(self, frozen: FrozenNetwork, survey: Survey, group: LayerGroup, points: int, half: bool) -> None:
+        self.frozen, self.survey, self.group, self.points, self.half = frozen, survey, group, points, half
+        self.rows = self.new_rows(group.width) if group.width else None
+        self.kept: LayerCalls = {}
+        self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
+
+    def new_rows(self, width: int, old: GradientRows | None = None) -> GradientRows:
+        """Room for ``width`` columns of all points, in the memory of ``old`` if that is large enough."""
+        like = next(iter(self.frozen.params.values()))
+        wide = width * self.survey.folded
+        return GradientRows(self.points, self.survey.heads, wide, like, self.half, self.survey.largest, old)
+
+    def write(self, rows: GradientRows, at: slice, start: int, rows_nBw: Tensor) -> int:
+        """Write the rows of a chunk from column ``start`` on; returns the column after them."""
+        stop, fold = start + rows_nBw.shape[2], self.survey.folded
+        rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
+        return stop
+
+    def add(self, at: slice, x: Inputs) -> Tensor | None:
+        """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it."""
+        start, f_NC = 0, None
+        if modules := self.group.modules:
+            calls, f_NC = record_pass(self.frozen, modules, x)
+            self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
+            ready = align_calls(calls, self.survey.axes, at.stop - at.start, self.survey.heads * self.survey.folded)
+            for layer, cut in self.group.formed:
+                assert self.rows is not None
+                start = self.write(self.rows, at, start, layer.rows(cut, ready))
+            for m in self.group.kept:
+                self.keep(m, at, ready[m])
+        if self.group.functional:
+            names = list(dict.fromkeys(name for name, _ in self.group.functional))
+            gradients = functional_rows(self.frozen, x, names)
+            for name, cut in self.group.functional:
+                assert self.rows is not None
+                start = self.write(self.rows, at, start, gradients[name][:, :, cut])
+        return f_NC
+
+    def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
+        """Copy A and G of a module's calls to where those of all points are kept."""
+        if m not in self.kept:
+            self.kept[m] = [tuple(t.new_empty(self.points, *t.shape[1:]) for t in call) for call in calls]  # type: ignore[misc]
+        if len(calls) != len(self.kept[m]):
+            times = f"{len(self.kept[m])} times for some points and {len(calls)} for others"
+            raise ValueError(
+                f"a {type(m).__name__} is called {times}; Θ needs the same calls for every point: let net's forward "
+                "not depend on the points' values"
+            )
+        for (to_a, to_g), (a, g) in zip(self.kept[m], calls):
+            to_a[at], to_g[at] = a, g
+
+    def contract(self, theta: ThetaSum, plan: KernelPlan) -> None:
+        """Add what the group's layers contribute to Θ."""
+        if not self.finite:
+            raise ValueError("net returns NaN or infinite outputs for some of the points")
+        if self.rows is not None:
+            theta.add_rows(self.rows)
+            self.rows = None  # frees their memory for the slabs below
+        for product in self.group.products:
+            a, g = product.gather(self.kept, self.survey.folded)
+            kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
+            theta.add_kernel(kernel, partial(product.diagonal, a, g))
+        for layer in self.group.stashed:
+            channels = self.group.slab // layer.width(slice(0, 1))
+            channels = max(layer.grain, channels // layer.grain * layer.grain)
+            channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
+            rows: GradientRows | None = None
+            for cut in slices(layer.length, channels):
+                rows = self.form_slab(layer, cut, plan.slab_size, rows)
+                theta.add_rows(rows)
+
+    def form_slab(self, layer: LayerParameter, cut: slice, slab_size: int, old: GradientRows | None) -> GradientRows:
+        """The rows of all points for a slice of a stashed layer, formed from the A and G that were kept."""
+        rows = self.new_rows(layer.width(cut), old)
+        for at in slices(self.points, slab_size):
+            part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
+            self.write(rows, at, 0, layer.rows(cut, part))
+        return rows

@@ -1,6 +1,17 @@
-"""How to fit the work in memory: which gradients are formed in which pass, and how many points go at a time."""
+"""How to fit a kernel into memory: which gradients are formed in which pass, and how many points go at a time.
+
+``resolve_budget`` reads the budget, ``make_plan`` fits a ``KernelJob`` into it. Each pass over all points serves one
+``LayerGroup``. A layer is handled in one of these ways, whichever is cheapest and fits:
+
+    formed      its rows of gradients are written during the pass
+    stashed     A and G are kept, and rows are formed from them after the pass, in slabs of some columns at a time
+    products    A and G are kept, and no row is formed (``rules.ProductLayer``)
+    functional  it has no rule: torch.func gives its rows during the pass
+"""
 
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,57 +20,102 @@ from torch import nn
 
 from foretaste.errors import format_bytes
 from foretaste.tangent.accumulate import Block, ThetaSum
-from foretaste.tangent.memory import free_memory, resolve_budget
-from foretaste.tangent.products import ProductLayer, split_products
+from foretaste.tangent.rules import CONVOLUTIONS, ProductLayer
 from foretaste.tangent.survey import LayerParameter, Survey
 
-# Bytes of a chunk's pass beyond which more points at a time gain nothing, and how few points are ever wasteful.
+# A chunk is the points of one pass. Passes of more bytes than CHUNK_BYTES are no faster per point.
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 34}
-CHUNK_LEAST = 8
-CHUNK_MOST = 1024
-# On a CPU fresh memory is slow, so that rows much larger than the A and G they come from are formed in slabs of so
-# many bytes, in memory used over and over; but of so many columns at least, for each slab is added to all of Θ.
+CHUNK_LEAST = 8  # points
+CHUNK_MOST = 1024  # points, on a GPU
+# Fresh memory is slow on a CPU. So rows that are SLAB_WORTH times as large as their A and G are formed in slabs of
+# SLAB_BYTES, always in the same memory. But in slabs of SLAB_LEAST columns at least: each is added to all of Θ.
 SLAB_BYTES = 3 << 24
 SLAB_LEAST = 1 << 12
-SLAB_WORTH = 4  # times that rows are larger than their A and G, at least
-TILE_BYTES = 1 << 24  # of the kernels between positions that a product sums
+SLAB_WORTH = 4
+TILE_BYTES = 1 << 24  # of the intermediate results of a ProductLayer
+# The cost of a float64 operation, relative to one in the rows' precision: 10 on an H200, more on consumer cards.
+EXACT_COST = {"cpu": 2, "cuda": 32}
+ENTRY_COST = 100  # operations that one entry of a formed row costs besides: fresh memory, written, centred, read
+BYTE_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+def resolve_budget(budget: int | float | str | None, device: torch.device | None = None) -> int:
+    """Bytes. None is 0.9 of what a GPU has free, or 0.5 of what a CPU has, which other programs share."""
+    if budget is None:
+        return int((0.9 if device is not None and device.type == "cuda" else 0.5) * free_memory(device))
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", budget)
+        if not match or match[2].upper() not in BYTE_UNITS:
+            raise ValueError(f"budget is {budget!r}; expected bytes or a size such as '8GB' or '500MiB'")
+        budget = float(match[1]) * BYTE_UNITS[match[2].upper()]
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise TypeError(f"budget is a {type(budget).__name__}; expected bytes or a size such as '8GB'")
+    if budget <= 0:
+        raise ValueError(f"budget is {budget}; expected a positive number of bytes")
+    return int(budget)
+
+
+def free_memory(device: torch.device | None = None) -> int:
+    """Bytes that are free on the device; on a GPU, with what torch keeps in its cache."""
+    if device is not None and device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    try:
+        with open("/proc/meminfo") as f:
+            return int(re.search(r"MemAvailable:\s+(\d+)", f.read())[1]) * 1024  # type: ignore[index]
+    except (OSError, TypeError):
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        return pages * os.sysconf("SC_PAGE_SIZE") if pages else 4 * 10**9
+
+
+# ---- The plan and the job ----
 
 
 @dataclass
 class LayerGroup:
-    """What one pass over all points brings home.
-
-    ``formed`` are rows written during the pass. ``stashed`` layers keep A and G, smaller than their rows, and form
-    rows slab by slab afterwards; ``products`` keep A and G and never form any; ``functional`` rows are torch.func's.
-    """
+    """What one pass over all points serves; see the top of this file."""
 
     formed: list[tuple[LayerParameter, slice]] = field(default_factory=list)
     functional: list[tuple[str, slice]] = field(default_factory=list)
     stashed: list[LayerParameter] = field(default_factory=list)
     products: list[ProductLayer] = field(default_factory=list)
-    width: int = 0  # columns of the rows written during the pass
-    held: int = 0  # bytes of A and G kept
-    slab: int = 0  # columns of rows formed at once from what is stashed
+    width: int = 0  # columns of the rows that are written during the pass
+    kept_bytes: int = 0  # of A and G
+    slab: int = 0  # columns of a slab
 
     @property
     def modules(self) -> list[nn.Module]:
-        formed = [m for ly, _ in self.formed for m in ly.modules]
+        """Those whose A and G the pass records."""
+        formed = [m for layer, _ in self.formed for m in layer.modules]
         return list(dict.fromkeys([*formed, *self.kept]))
 
     @property
     def kept(self) -> list[nn.Module]:
-        stashed = [m for ly in self.stashed for m in ly.modules]
-        return list(dict.fromkeys([*stashed, *(m for pr in self.products for m in pr.modules)]))
+        """Those whose A and G are kept after the pass."""
+        stashed = [m for layer in self.stashed for m in layer.modules]
+        return list(dict.fromkeys([*stashed, *(m for layer in self.products for m in layer.modules)]))
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    groups: list[LayerGroup] = field(repr=False)
-    chunk_size: int  # points of a pass
-    slab_size: int  # points whose rows are formed at once from what is stashed
-    tile_bytes: int  # of the kernels between positions that a product layer sums
-    nbytes: int  # estimated peak of the engine's own tensors
-    budget: int
+    """How a kernel is computed. ``str(plan)`` says it in one line."""
+
+    groups: list[LayerGroup] = field(repr=False)  # one for each pass over all points
+    chunk_size: int  # points that go through the network at once
+    slab_size: int  # points whose rows are formed at once from stashed A and G
+    tile_bytes: int  # of the intermediate results of a ProductLayer
+    nbytes: int  # estimated peak of the tensors that computing Θ makes, Θ included
+    budget: int  # bytes
 
     def __str__(self) -> str:
         passes = "1 pass" if len(self.groups) == 1 else f"{len(self.groups)} passes"
@@ -69,14 +125,14 @@ class KernelPlan:
 
 @dataclass(frozen=True)
 class KernelJob:
-    """What has to be planned for."""
+    """What has to be computed: blocks and diagonals of Θ between sets of points, for a network that was surveyed."""
 
     survey: Survey
-    numels: Mapping[str, int]  # entries of each parameter that goes through torch.func
-    sizes: Mapping[str, int]
+    functional_entries: Mapping[str, int]  # of each parameter that goes through torch.func
+    sizes: Mapping[str, int]  # points of each set
     blocks: Sequence[Block]
     diagonals: Sequence[str]
-    item: int  # bytes of one entry of a gradient row
+    entry_bytes: int  # of one entry of a row of gradients
     device: str
 
     @property
@@ -85,30 +141,34 @@ class KernelJob:
 
     @property
     def pairs(self) -> int:
-        """Of points in the blocks; a symmetric block has half."""
+        """Pairs of points in all blocks; a symmetric block has half."""
         return sum(self.sizes[a] * self.sizes[b] // (2 if a == b else 1) for a, b in self.blocks)
 
     @property
-    def row(self) -> int:
-        """Bytes of one parameter's column of rows."""
-        return self.points * self.survey.heads * self.survey.folded * self.item
+    def column_bytes(self) -> int:
+        """Of one parameter entry, in the rows of all points and heads."""
+        return self.points * self.survey.heads * self.survey.folded * self.entry_bytes
 
     @property
-    def slab(self) -> int:
-        """Bytes of rows that are best formed at once; 0: as many as there is room for."""
-        return max(SLAB_BYTES, SLAB_LEAST * self.row // self.survey.folded) if self.device == "cpu" else 0
+    def slab_bytes(self) -> int:
+        """The best size of a slab; 0 means as large as there is room for."""
+        least = SLAB_LEAST * self.column_bytes // self.survey.folded
+        return max(SLAB_BYTES, least) if self.device == "cpu" else 0
 
     @property
-    def theta(self) -> int:
+    def theta_bytes(self) -> int:
         return ThetaSum.nbytes(self.sizes, self.blocks, self.diagonals, self.survey.heads)
 
-    def a_point(self, width: int) -> int:
-        """Bytes of a pass for one point: activations and their gradients, padded copies, rows not yet in place."""
+    def point_bytes(self, width: int) -> int:
+        """Of a pass for one point that forms ``width`` columns: activations, their gradients, copies, and new rows."""
         s = self.survey
-        most = max((s.held[m] for ly in s.layers for m in ly.modules), default=0)
-        if self.device == "cpu" and s.heads * s.folded == 1 and not self.numels:  # nothing is copied beside the pass
-            return 5 * s.pass_bytes // 4 + 3 * most + 2 * width * max(self.item, 4)
-        return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * s.folded * max(self.item, 4)
+        most = max((s.call_bytes[m] for layer in s.layers for m in layer.modules), default=0)
+        if self.device == "cpu" and s.heads * s.folded == 1 and not self.functional_entries:  # nothing is copied
+            return 5 * s.pass_bytes // 4 + 3 * most + 2 * width * max(self.entry_bytes, 4)
+        return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * s.folded * max(self.entry_bytes, 4)
+
+
+# ---- Making a plan ----
 
 
 class BudgetError(ValueError):
@@ -146,149 +206,203 @@ def make_plan(job: KernelJob, budget: int) -> KernelPlan:
     else:
         remedy = f"it needs {enough}, and only {format_bytes(free)} are free: take fewer points"
     message = (
-        f"a budget of {format_bytes(budget)} is too small for {job.points} points: Θ takes {format_bytes(job.theta)}, "
-        f"one point's pass {format_bytes(job.a_point(0))}, and gradients need room beside them; {remedy}"
+        f"a budget of {format_bytes(budget)} is too small for {job.points} points: Θ takes "
+        f"{format_bytes(job.theta_bytes)}, one point's pass {format_bytes(job.point_bytes(0))}, and gradients need "
+        f"room beside them; {remedy}"
     )
     raise BudgetError(message, job, needed, budget)
 
 
 def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
-    """The first that fits of: products kept whole, many points at a time; fewer points; every gradient formed.
+    """The fastest plan that fits, or None. ProductLayers get less and less memory, down to none at all.
 
-    On a CPU a pass of four points is nearly as fast for each as one of many: fewer passes are worth fewer points.
+    A chunk's pass gets a quarter of the memory beside Θ, or else room for one point. On a CPU, smaller parts are tried
+    too: a pass of four points is nearly as fast per point as one of many, so fewer passes are worth smaller chunks.
     """
-    if job.survey.survey_bytes > budget or job.theta >= budget:
+    if job.survey.survey_bytes > budget or job.theta_bytes >= budget:
         return None
-    shares = (4, 6, 8, 12, 16) if job.device == "cpu" else (4,)
-    for part in (4, 1, math.inf):
-        made = [plan for most in shares if (plan := lay_out_groups(job, budget, part, most))]
+    chunk_parts = (4, 6, 8, 12, 16) if job.device == "cpu" else (4,)
+    for product_part in (4, 1, math.inf):
+        made = [plan for part in chunk_parts if (plan := lay_out_groups(job, budget, product_part, part))]
         if made:
             return min(made, key=lambda plan: len(plan.groups) * (1 + 1 / plan.chunk_size))
-        if plan := lay_out_groups(job, budget, part, math.inf):
+        if plan := lay_out_groups(job, budget, product_part, math.inf):
             return plan
     return None
 
 
-def lay_out_groups(job: KernelJob, budget: int, part: float, most: float) -> KernelPlan | None:
-    """Products may take 1/part of what Θ leaves free, a chunk's pass 1/most; None where that leads nowhere."""
-    survey, row, points = job.survey, job.row, job.points
-    spare = budget - job.theta
-    products, layers = split_products(survey, points, job.pairs, job.device)
-    # A product needs A and G once more, in float64. Where that is too much, rows are formed in slices instead.
-    doubled = {pr: 2 * 8 * points * pr.entries for pr in products}
-    large = [pr for pr in products if doubled[pr] > spare / part]
-    products = [pr for pr in products if pr not in large]
-    layers += [ly for ly in survey.layers if any(ly.modules == pr.modules for pr in large)]
-    layers = layers[::-1]  # from the top: the first groups then need less of the backward pass
-    summed = any(sum(survey.positions[m] for m in pr.modules) > 1 for pr in products)
-    tile_bytes = min(TILE_BYTES, spare // 16) if summed else 0
-    tile = ThetaSum.working_bytes(job.sizes, job.blocks, survey.heads, job.device)
-    tile += max((doubled[pr] for pr in products), default=0) + tile_bytes
+def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part: float) -> KernelPlan | None:
+    """A plan where a ProductLayer may take 1/product_part of the memory beside Θ, and a chunk's pass 1/chunk_part.
 
-    widest = max([ly.p for ly in layers] + [sum(job.numels.values())], default=0)
-    width = min(widest, spare // row + 1)  # a piece of rows is no wider
-    a_point = job.a_point(max(width, sum(job.numels.values())))  # torch.func gives whole parameters
-    useful = max(CHUNK_LEAST, CHUNK_BYTES.get(job.device, 1 << 28) // max(a_point, 1))
-    chunk = max(1, min(useful, points, int(spare / most / max(a_point, 1))))
-    work = max(tile, chunk * a_point)
+    None if that does not fit.
+    """
+    survey, column_bytes, points = job.survey, job.column_bytes, job.points
+    spare = budget - job.theta_bytes
+    products, layers = split_products(survey, points, job.pairs, job.device)
+    # A ProductLayer needs A and G twice, in float64. If that is too much, form rows in slices instead.
+    product_bytes = {layer: 2 * 8 * points * layer.entries for layer in products}
+    large = [layer for layer in products if product_bytes[layer] > spare / product_part]
+    products = [layer for layer in products if layer not in large]
+    layers += [layer for layer in survey.layers if any(layer.modules == other.modules for other in large)]
+    layers = layers[::-1]  # from the top: then the first groups need less of the backward pass
+    summed = any(sum(survey.positions[m] for m in layer.modules) > 1 for layer in products)
+    tile_bytes = min(TILE_BYTES, spare // 16) if summed else 0
+    contraction = ThetaSum.working_bytes(job.sizes, job.blocks, survey.heads, job.device)
+    contraction += max((product_bytes[layer] for layer in products), default=0) + tile_bytes
+
+    functional_width = sum(job.functional_entries.values())  # torch.func gives whole parameters
+    widest = max([layer.numel for layer in layers] + [functional_width], default=0)
+    width = min(widest, spare // column_bytes + 1)  # rows that are formed at once are no wider
+    point_bytes = job.point_bytes(max(width, functional_width))
+    useful = max(CHUNK_LEAST, CHUNK_BYTES.get(job.device, 1 << 28) // max(point_bytes, 1))
+    chunk = max(1, min(useful, points, int(spare / chunk_part / max(point_bytes, 1))))
+    work = max(contraction, chunk * point_bytes)
     room = spare - work
-    few = job.slab // row
-    groups = fill_groups(survey, products, layers, job.numels, room, row, points, few)
+    slab = job.slab_bytes // column_bytes
+    groups = fill_groups(job, products, layers, room, slab)
     if groups is None:
         return None
     for g in groups:
-        g.slab = slab_columns(g, min(room, g.held + few * row) if few else room, row)
-    peak = max(g.held + max(g.width, g.slab) * row for g in groups)
-    nbytes = max(job.theta + work + peak, survey.survey_bytes)
+        slab_room = min(room, g.kept_bytes + slab * column_bytes) if slab else room
+        g.slab = slab_columns(g, slab_room, column_bytes)
+    peak = max(g.kept_bytes + max(g.width, g.slab) * column_bytes for g in groups)
+    nbytes = max(job.theta_bytes + work + peak, survey.survey_bytes)
     if nbytes > budget:
         return None
-    many, work = larger_chunk(job, groups, chunk, work, budget - nbytes)
-    nbytes = max(job.theta + work + peak, survey.survey_bytes)
-    return KernelPlan(groups, many, chunk, tile_bytes, nbytes, budget)
+    chunk_size, work = larger_chunk(job, groups, chunk, work, budget - nbytes)
+    nbytes = max(job.theta_bytes + work + peak, survey.survey_bytes)
+    return KernelPlan(groups, chunk_size, chunk, tile_bytes, nbytes, budget)
 
 
 def larger_chunk(job: KernelJob, groups: list[LayerGroup], chunk: int, work: int, left: int) -> tuple[int, int]:
-    """Points of a pass and the bytes of its work, on a GPU, where a pass of few points waits for its launches.
+    """On a GPU, where small passes wait for launches: more points for a pass, and the bytes that it then takes.
 
-    The pass need not have room for rows wider than those it forms itself, and may take what the plan leaves.
+    The pass only needs room for the rows that it forms itself, and may take half of what the plan leaves.
     """
     if job.device != "cuda":
         return chunk, work
-    width = max([ly.width(at) for g in groups for ly, at in g.formed] + [sum(job.numels.values())])
-    a_point = max(job.a_point(width), 1)
-    points = max(chunk, min(job.points, CHUNK_MOST, (work + left // 2) // a_point))
-    return points, max(work, points * a_point)
+    formed = [layer.width(at) for g in groups for layer, at in g.formed]
+    point_bytes = max(job.point_bytes(max([*formed, sum(job.functional_entries.values())])), 1)
+    points = max(chunk, min(job.points, CHUNK_MOST, (work + left // 2) // point_bytes))
+    return points, max(work, points * point_bytes)
 
 
-def slab_columns(group: LayerGroup, room: int, row: int) -> int:
+def slab_columns(group: LayerGroup, room: int, column_bytes: int) -> int:
+    """Columns of a slab: as many as fit, but one slice of every stashed layer at least."""
     if not group.stashed:
         return 0
-    least = max(ly.width(slice(0, ly.grain)) for ly in group.stashed)
-    return max(min((room - group.held) // row, max(ly.p for ly in group.stashed)), least)
+    least = max(layer.width(slice(0, layer.grain)) for layer in group.stashed)
+    most = max(layer.numel for layer in group.stashed)
+    return max(min((room - group.kept_bytes) // column_bytes, most), least)
 
 
 def fill_groups(
-    survey: Survey,
-    products: list[ProductLayer],
-    layers: list[LayerParameter],
-    numels: Mapping[str, int],
-    room: int,
-    row: int,
-    points: int,
-    few: int,
+    job: KernelJob, products: list[ProductLayer], layers: list[LayerParameter], room: int, slab: int
 ) -> list[LayerGroup] | None:
-    """Groups of at most ``room`` bytes, or None where something does not fit.
+    """Groups of at most ``room`` bytes, or None if something does not fit.
 
-    Rows are cut where they must be; A and G are kept where that is smaller, or where ``few`` columns at a time are
-    better than all of them.
+    Rows are cut as finely as they must be. A and G are stashed if they are smaller than the rows, or if rows are better
+    formed in slabs of ``slab`` columns.
     """
+    column_bytes = job.column_bytes
 
-    def held(modules: Sequence[nn.Module]) -> int:
-        return points * sum(survey.held[m] for m in dict.fromkeys(modules))
+    def calls_bytes(modules: Sequence[nn.Module]) -> int:
+        return job.points * sum(job.survey.call_bytes[m] for m in dict.fromkeys(modules))
 
-    everything = sum(ly.p for ly in layers) * row + sum(numels.values()) * row
-    ample = everything + held([m for pr in products for m in pr.modules]) <= room
-    # For the rows formed from what is stashed.
-    reserve = max([room // 4, *(ly.width(slice(0, ly.grain)) * row for ly in layers)])
+    rows_bytes = sum(layer.numel for layer in layers) * column_bytes
+    rows_bytes += sum(job.functional_entries.values()) * column_bytes
+    ample = rows_bytes + calls_bytes([m for layer in products for m in layer.modules]) <= room
+    # Memory for the slabs.
+    reserve = max([room // 4, *(layer.width(slice(0, layer.grain)) * column_bytes for layer in layers)])
     groups = [group := LayerGroup()]
-    for pr in products:
-        if group.held and group.held + held(pr.modules) > room - reserve:
+    for product in products:
+        if group.kept_bytes and group.kept_bytes + calls_bytes(product.modules) > room - reserve:
             groups.append(group := LayerGroup())
-        group.products.append(pr)
-        group.held += held(pr.modules)
-    for ly in layers:
-        keep = held(ly.modules)
-        small = keep < ly.p * row // 2 if not ample else few and ly.p > 2 * few and SLAB_WORTH * keep < ly.p * row
-        if small and keep <= room - reserve:
-            if group.held + keep + max(reserve, group.width * row) > room:
+        group.products.append(product)
+        group.kept_bytes += calls_bytes(product.modules)
+    for layer in layers:
+        kept, formed = calls_bytes(layer.modules), layer.numel * column_bytes
+        stash = slab and layer.numel > 2 * slab and SLAB_WORTH * kept < formed if ample else kept < formed // 2
+        if stash and kept <= room - reserve:
+            if group.kept_bytes + kept + max(reserve, group.width * column_bytes) > room:
                 groups.append(group := LayerGroup())
-            group.stashed.append(ly)
-            group.held += keep
+            group.stashed.append(layer)
+            group.kept_bytes += kept
             continue
         start = 0
-        while start < ly.length:
-            fit = (room - group.held - group.width * row) // (ly.width(slice(0, 1)) * row)
-            fit = fit // ly.grain * ly.grain
+        while start < layer.length:
+            fit = room - group.kept_bytes - group.width * column_bytes
+            fit = fit // (layer.width(slice(0, 1)) * column_bytes) // layer.grain * layer.grain
             if fit <= 0:
                 if not (group.modules or group.functional):
                     return None
                 groups.append(group := LayerGroup())
                 continue
-            at = slice(start, min(start + fit, ly.length))
-            group.formed.append((ly, at))
-            group.width += ly.width(at)
+            at = slice(start, min(start + fit, layer.length))
+            group.formed.append((layer, at))
+            group.width += layer.width(at)
             start = at.stop
-    for name, p in numels.items():
+    for name, entries in job.functional_entries.items():
         start = 0
-        while start < p:
-            fit = (room - group.held) // row - group.width
+        while start < entries:
+            fit = (room - group.kept_bytes) // column_bytes - group.width
             if fit <= 0:
                 if not (group.modules or group.functional):
                     return None
                 groups.append(group := LayerGroup())
                 continue
-            at = slice(start, min(start + fit, p))
+            at = slice(start, min(start + fit, entries))
             group.functional.append((name, at))
             group.width += at.stop - at.start
             start = at.stop
     return groups
+
+
+# ---- Which layers are cheaper as products ----
+
+
+def split_products(
+    survey: Survey, points: int, pairs: int, device: str
+) -> tuple[list[ProductLayer], list[LayerParameter]]:
+    """The layers that are cheaper as products, for Θ of so many pairs of points, and the others."""
+    products: dict[tuple[nn.Module, ...], dict[str, bool]] = {}
+    rest: list[LayerParameter] = []
+    for layer in survey.layers:
+        kinds = {type(m) for m in layer.modules}
+        t = sum(survey.positions[m] for m in layer.modules)
+        same_name = len({name for _, name in layer.uses}) == 1
+        local = layer.uses[0][1]
+        if kinds == {nn.Linear} and same_name:
+            pays = t == 1 or (local == "weight" and product_is_cheaper(survey, layer, t, points, pairs, device))
+        elif kinds == {nn.Embedding} and len({getattr(m, "padding_idx", None) for m in layer.modules}) == 1:
+            pays = t * t <= layer.shape[0]
+        elif len(layer.modules) == 1 and kinds <= set(CONVOLUTIONS) and getattr(layer.modules[0], "groups", 0) == 1:
+            pays = local == "weight" and product_is_cheaper(survey, layer, t, points, pairs, device)
+        else:
+            pays = False
+        if pays or (same_name and layer.modules in products):
+            products.setdefault(layer.modules, {})[local] = True
+        else:
+            rest.append(layer)
+    return [
+        ProductLayer(modules, of.get("weight", False), of.get("bias", False), product_entries(survey, modules))
+        for modules, of in products.items()
+    ], rest
+
+
+def product_is_cheaper(survey: Survey, layer: LayerParameter, t: int, points: int, pairs: int, device: str) -> bool:
+    """Whether products of A and G at t positions cost less than rows, formed per point and multiplied per pair."""
+    o, heads = layer.shape[0], survey.heads
+    d, wide = layer.numel // o, o * survey.folded
+    product = t * t * d + (t * t * wide if heads == 1 else t * heads * o * (t + heads))
+    rows = heads**2 * d * wide + heads * d * wide * (ENTRY_COST + t) * points / max(pairs, 1)
+    return EXACT_COST.get(device, 2) * product <= rows
+
+
+def product_entries(survey: Survey, modules: tuple[nn.Module, ...]) -> int:
+    """The entries of A and G of a ProductLayer, for each point."""
+    m = modules[0]
+    weight = m._parameters["weight"]
+    assert weight is not None
+    d, o = (1, weight.shape[1]) if type(m) is nn.Embedding else (weight[0].numel(), weight.shape[0])
+    return sum(survey.positions[m] for m in modules) * (d + survey.heads * survey.folded * o)

@@ -1,8 +1,8 @@
-"""Which arithmetic Θ is computed in: the fastest that keeps a ranking, measured on a few points of the same pool.
+"""``precision="auto"``: the fastest precision of Θ that keeps a ranking, measured on a sample of the same points.
 
-A kernel's norm does not tell (S subtracts nearly equal numbers), so a sample of L and U is ranked twice, by Θ from
-float64 passes and products and by Θ from each candidate, and the rankings are compared. What a sample cannot show is
-looked for in the whole Θ: that A = Θ_LL + λI has a factor, and every candidate a positive variance.
+The norm of an error in Θ says little, because S subtracts nearly equal numbers. So a sample of L and U is ranked by Θ
+in float64 and by Θ in each precision, and the rankings are compared. A sample cannot show everything. So the whole Θ
+is checked too: A = Θ_LL + λI must have a Cholesky factor, and every candidate a positive variance.
 """
 
 import logging
@@ -28,24 +28,21 @@ from foretaste.tangent.kernel import gram
 
 log = logging.getLogger("foretaste")
 
-DEFAULT_RIDGE = 1e-6  # λ where none is given, as a share of the mean diagonal of Θ_LL
-
+DEFAULT_RIDGE = 1e-6  # λ if none is given, as a share of the mean diagonal of Θ_LL
 SAMPLE_POINTS = 128  # of L, and of U
-WORTH_MEASURING = 8 * SAMPLE_POINTS  # points: with fewer, float32 takes no longer than the measurement
-ENOUGH_CORRELATION = 0.999  # Spearman, of the worse of two scores
-TRIED_PRECISIONS = (
-    "half",
-    "tf32",
-)  # quickest first; both keep ten bits, so the second hardly ever passes where the first fails
+WORTH_MEASURING = 8 * SAMPLE_POINTS  # points; with fewer, Θ in float32 takes no longer than the measurement
+ENOUGH_CORRELATION = 0.999  # Spearman's, for the worse of two scores
+# Fastest first. Both keep ten bits, so "tf32" hardly ever passes where "half" fails.
+TRIED_PRECISIONS = ("half", "tf32")
 
 
 @dataclass
 class PrecisionChoice:
-    """``used`` is None until Θ is computed; ``spearman`` has what was measured, NaN where a factor failed."""
+    """Which precision was asked for, which was used, and why."""
 
     asked: str
-    used: str | None = None
-    spearman: dict[str, float] = field(default_factory=dict)
+    used: str | None = None  # None until Θ is computed
+    spearman: dict[str, float] = field(default_factory=dict)  # as measured; NaN if A had no Cholesky factor
     why: str = ""
 
 
@@ -61,7 +58,7 @@ def precisions_to_try(
     budget: int | str | None,
     seed: int = 0,
 ) -> Sequence[str]:
-    """The precisions to compute Θ in until one holds, quickest first. Fills ``choice.spearman`` and ``choice.why``."""
+    """The precisions to try for Θ until ``kernel_holds``, fastest first. Fills ``choice``'s spearman and why."""
     if choice.asked != "auto":
         return (choice.asked,)
     if frozen.device.type != "cuda" or frozen.dtype != torch.float32:
@@ -72,7 +69,7 @@ def precisions_to_try(
         return ("float32",)
     try:
         choice.spearman.update(measure_precisions(frozen, C, x_L, x_U, y_LC, ridge, TRIED_PRECISIONS, budget, seed))
-    except (RuntimeError, ValueError, TypeError) as e:  # a network that has float32 written into it, a small budget
+    except (RuntimeError, ValueError, TypeError) as e:  # the network casts to float32, or the budget is small
         choice.why = f"float64 could not be measured: {str(e).splitlines()[0][:120]}"
         log.warning("precision='auto' takes float32: %s", choice.why)
         return ("float32",)
@@ -94,21 +91,20 @@ def measure_precisions(
     budget: int | str | None,
     seed: int,
 ) -> dict[str, float]:
-    """Spearman to float64 of the worse of two scores, by each precision in turn until one is enough."""
+    """For each precision, until one is enough: the rank correlation with float64, for the worse of two scores."""
     g = torch.Generator().manual_seed(seed)
     at_U = torch.randperm(count_points(x_U), generator=g)[:SAMPLE_POINTS].to(frozen.device)
     sets = {"U": take_points(x_U, at_U)}
     if x_L is not None:
         at_L = torch.randperm(count_points(x_L), generator=g)[:SAMPLE_POINTS].to(frozen.device)
         sets["L"], y_LC = take_points(x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
-    frozen = (
-        replace(frozen, output="sum") if frozen.output == "full" else frozen
-    )  # rounding is the same, C² times less of it
+    if frozen.output == "full":  # "sum" rounds in the same way, at 1/C² of the work
+        frozen = replace(frozen, output="sum")
     twin = freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params))
     with without_cudnn():
         want = score_sample(twin, C, {k: double_inputs(x) for k, x in sets.items()}, y_LC, ridge, "float32", budget)
     if want is None:
-        raise ValueError("the sample's kernel has no factor in float64 either")
+        raise ValueError("the sample's kernel has no Cholesky factor, even in float64")
     found: dict[str, float] = {}
     for precision in tried:
         got = score_sample(frozen, C, sets, y_LC, ridge, precision, budget)
@@ -127,9 +123,9 @@ def score_sample(
     precision: str,
     budget: int | str | None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Two scores of the sample, its own watched points: Σ_i S_ij²/u_j, and MLMOC (Eq. 13); None where A has no factor.
+    """Two scores of the sample, which watches itself: Σ_i S_ij²/u_j, and MLMOC (Eq. 13).
 
-    y_LC None: the mean is f.
+    None if A has no Cholesky factor. If y_LC is None, the mean is f.
     """
     f: dict[str, Tensor] = {}
     blocks = [("U", "U")] + ([("L", "L"), ("U", "L")] if "L" in sets else [])
@@ -158,7 +154,7 @@ def score_sample(
 
 
 def kernel_holds(LL: Tensor, UL: Tensor, diag_UBB: Tensor, ridge: float | None) -> bool:
-    """Whether A has a factor and every candidate is left a positive variance, of all points."""
+    """Whether A has a Cholesky factor, and every candidate a positive posterior variance."""
     if len(LL) == 0:
         return True
     ridge = DEFAULT_RIDGE * float(LL.diagonal().mean()) if ridge is None else ridge
@@ -173,6 +169,8 @@ def kernel_holds(LL: Tensor, UL: Tensor, diag_UBB: Tensor, ridge: float | None) 
 
 
 def double_inputs(x: Inputs) -> Inputs:
+    """The same points in float64; integers stay."""
+
     def wide(t: Tensor) -> Tensor:
         return t.double() if t.is_floating_point() else t
 
@@ -180,7 +178,7 @@ def double_inputs(x: Inputs) -> Inputs:
 
 
 def rank_correlation(a_N: Tensor, b_N: Tensor) -> float:
-    """Spearman's, with ties; 1 for a single point, and NaN where one of the two is constant."""
+    """Spearman's rank correlation, with ties. 1 for a single point, NaN if one of the two is constant."""
     if len(a_N) < 2:
         return 1.0
     from scipy.stats import rankdata

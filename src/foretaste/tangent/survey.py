@@ -1,26 +1,168 @@
-"""What the network is made of: which parameters have a rule, verified on a few points, and what each costs to hold."""
+"""What the network is made of: which parameters have a rule, and how much memory a pass takes.
+
+``survey_network`` runs two points through the network before any kernel is computed. It finds the modules whose
+gradients a rule can form (rules.py), checks each rule against autograd, and measures the bytes of a pass. Parameters
+without a valid rule go through torch.func (functional.py), which is slower.
+
+``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer.
+"""
 
 import logging
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, isolated, take_points
 from foretaste.tangent.functional import autograd_rows, functional_rows
-from foretaste.tangent.memory import PeakMemory
-from foretaste.tangent.rules import HEADS, RULES, cut_axis, has_rule
+from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule
 
-# One forward and one backward that remember each layer's input and its output's gradient, for a chunk of points.
+log = logging.getLogger("foretaste")
+ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
+
+
+@dataclass(frozen=True)
+class LayerParameter:
+    """A parameter with a rule, and the modules that use it: several if it is tied."""
+
+    name: str
+    uses: tuple[ParameterUse, ...]
+    shape: torch.Size
+    axis: int  # the dimension along which it is cut, if it is too large to handle at once
+    grain: int  # the smallest slice of that dimension; longer ones are multiples of it
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(m for m, _ in self.uses)
+
+    @property
+    def length(self) -> int:
+        """Of the dimension along which it is cut."""
+        return self.shape[self.axis]
+
+    def width(self, at: slice) -> int:
+        """The number of entries in the slice ``at``."""
+        return (at.stop - at.start) * (self.numel // self.length)
+
+    def head_rows(self, at: slice, calls: LayerCalls, head: int) -> Tensor:
+        """(n, width): the gradient of one head in the slice ``at``, summed over all uses and calls."""
+        total = None
+        for m, local in self.uses:
+            for a, g in calls[m]:
+                rows = RULES[type(m)](m, local, a.flatten(0, 1), g[:, head].flatten(0, 1), at)
+                rows = rows.view(a.shape[0], a.shape[1], -1).sum(1) if a.shape[1] > 1 else rows
+                total = rows if total is None else total + rows
+        assert total is not None
+        return total
+
+    def rows(self, at: slice, calls: LayerCalls) -> Tensor:
+        """(n, B, width): the gradients of all heads."""
+        count = calls[self.modules[0]][0][1].shape[1]
+        (m, local), *tied = self.uses
+        if count > 1 and not tied and type(m) in HEAD_RULES and len(calls[m]) == 1:
+            a, g = calls[m][0]
+            together = HEAD_RULES[type(m)](m, local, a.flatten(0, 1), g.transpose(1, 2).flatten(0, 1), at)
+            if together is not None:
+                return together if a.shape[1] == 1 else together.unflatten(0, a.shape[:2]).sum(1)
+        rows = [self.head_rows(at, calls, b) for b in range(count)]
+        return rows[0][:, None] if count == 1 else torch.stack(rows, 1)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a look at two points shows. Bytes and positions are for one point."""
+
+    layers: list[LayerParameter]
+    functional: list[str]  # the parameters without a rule
+    heads: int  # B of Θ's B × B blocks
+    folded: int  # heads whose gradients stand side by side in one row: C for "trace", Σ_c ∇f_c·∇f_c, else 1
+    call_bytes: dict[nn.Module, int] = field(repr=False)  # of A and G
+    positions: dict[nn.Module, int] = field(repr=False)  # at which a module's weight is used, over all its calls
+    axes: dict[nn.Module, int] = field(repr=False)  # the dimension of A and G that counts the points
+    pass_bytes: int  # peak of one forward and backward
+    survey_bytes: int  # peak of this survey, for all its points
+    largest: float  # the largest entry of a gradient that was seen
+
+
+def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
+    """Run the first two points of ``x``. One head is enough: the others use the same layers."""
+    k = min(2, count_points(x))
+    points = take_points(x, slice(k))
+    heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
+    backward_passes = heads * folded
+    one_head = replace(frozen, output="sum")
+    layers = find_ruled_parameters(frozen)
+    modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
+    with isolated(frozen.device):
+        with PeakMemory() as memory:
+            alone, _ = record_pass(one_head, modules, take_points(points, slice(1)))
+        together, _ = record_pass(one_head, modules, points)
+        axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
+        calls = align_calls(together, axes, k, 1)
+        readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
+        verified, largest = verify_rules(one_head, points, readable, calls)
+    with_rule = {layer.name for layer in verified}
+    functional = [name for name in frozen.params if name not in with_rule]
+    if functional:
+        log.info(
+            "no rule for %d of %d parameters (%s%s): their gradients go through torch.func, which is slower",
+            len(functional), len(frozen.params), ", ".join(functional[:4]), ", ..." if len(functional) > 4 else "",
+        )  # fmt: skip
+    call_bytes, positions = {}, {}
+    for m, pairs in calls.items():
+        call_bytes[m] = sum(a.nbytes + backward_passes * g.nbytes for a, g in pairs) // k
+        positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
+    g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
+    pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
+    # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules. A PeakMemory
+    # around them would take longer than they do.
+    survey_bytes = 2 * k * memory.peak + 6 * k * sum(p.nbytes for p in frozen.params.values())
+    return Survey(verified, functional, heads, folded, call_bytes, positions, axes, pass_bytes, survey_bytes, largest)
+
+
+def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
+    """The chosen parameters that only modules with a rule own, in the network's order."""
+    owners: dict[int, list[ParameterUse | None]] = {}
+    for m in frozen.net.modules():
+        for local, p in m._parameters.items():
+            if p is not None:
+                owners.setdefault(id(p), []).append((m, local) if has_rule(m) else None)
+    every = dict(frozen.net.named_parameters())
+    layers = []
+    for name in frozen.params:
+        uses = [use for use in owners[id(every[name])] if use is not None]
+        if len(uses) == len(owners[id(every[name])]):
+            (axis, grain), *others = {cut_axis(m, local) for m, local in uses}
+            if not others:
+                layers.append(LayerParameter(name, tuple(uses), every[name].shape, axis, grain))
+    return layers
+
+
+def count_positions(m: nn.Module, a: Tensor, g: Tensor) -> int:
+    """Positions at which a Linear, an Embedding or a convolution uses its weight, over all points."""
+    if type(m) is nn.Embedding:
+        return a.numel()
+    return g.numel() // int(getattr(m, "out_channels", g.shape[-1]))
+
+
+# ---- One forward and one backward ----
 
 
 @dataclass
 class LayerCall:
-    """One call of a module: its input A, and G_b for each head b (absent where head b does not depend on it)."""
+    """One call of a module: its input A, and G for each head. A head that does not depend on the call has no G."""
 
     a: Tensor
-    shape: torch.Size
+    shape: torch.Size  # of the output
     grads: dict[int, Tensor] = field(default_factory=dict)
 
     def g(self, head: int) -> Tensor:
@@ -33,26 +175,26 @@ class LayerCall:
 def record_pass(
     frozen: FrozenNetwork, modules: Iterable[nn.Module], x: Inputs
 ) -> tuple[dict[nn.Module, list[LayerCall]], Tensor]:
-    """Run x once; returns the calls of each module in order, and f(x).
+    """Run x once. Returns the calls of each module in order, and f(x).
 
-    Parameters are detached, so no weight gradient is ever computed. The graph starts at a zero ``token`` added to the
-    first remembered outputs, hence reaches no lower than it must. A tensor hook set before an in-place operation sees
-    the gradient of the value before it, so ``ReLU(inplace=True)`` behind a layer does no harm.
+    Parameters are detached, so no gradient of a weight is computed. The graph starts at a zero ``token`` that is added
+    to the first recorded outputs, so the backward pass goes no lower than it must. A tensor hook that is set before an
+    in-place operation sees the gradient of the value before it. So ``ReLU(inplace=True)`` after a layer does no harm.
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
     calls: dict[nn.Module, list[LayerCall]] = {m: [] for m in modules}
     head = 0
 
-    def remember(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
+    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
         call = LayerCall((args[0] if args else kwargs["input"]).detach(), out.shape)
         calls[m].append(call)
         if not out.requires_grad:
             out = out + token
-        if out.requires_grad:  # not inside the network's own torch.no_grad()
+        if out.requires_grad:  # False inside the network's own torch.no_grad()
             out.register_hook(lambda g: call.grads.__setitem__(head, g))
         return out
 
-    hooks = [m.register_forward_hook(remember, with_kwargs=True) for m in calls]
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
     try:
         f_NC = frozen.call(x)
         heads = frozen.heads(f_NC)
@@ -61,226 +203,157 @@ def record_pass(
                 last = head == heads.shape[1] - 1
                 torch.autograd.grad(heads[:, head].sum(), token, retain_graph=not last, allow_unused=True)
     finally:
-        for h in hooks:
-            h.remove()
+        for hook in hooks:
+            hook.remove()
     return calls, f_NC.detach()
 
 
-# What the network is made of: which parameters have a rule, verified on a few points, and what each costs to hold.
+def find_point_axis(alone: Sequence[LayerCall], together: Sequence[LayerCall], k: int) -> int | None:
+    """The dimension of A and G that is k times as long for k points as for one, in every call; None if none is."""
 
+    def find_axis(one: torch.Size, many: torch.Size) -> int | None:
+        for d in (0, 1):
+            if len(one) > d and many[d] == k * one[d] and all(many[e] == one[e] for e in range(len(one)) if e != d):
+                return d
+        return None
 
-log = logging.getLogger("foretaste")
-ParameterUse = tuple[nn.Module, str]
-
-
-@dataclass(frozen=True)
-class LayerParameter:
-    """A parameter with a rule: the modules that use it (several where it is tied) under their own names for it."""
-
-    name: str
-    sources: tuple[ParameterUse, ...]
-    shape: torch.Size
-    axis: int  # along which it is cut where it is too large at once
-    grain: int  # and how finely it may be
-
-    @property
-    def p(self) -> int:
-        return self.shape.numel()
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        return tuple(m for m, _ in self.sources)
-
-    @property
-    def length(self) -> int:
-        return self.shape[self.axis]
-
-    def width(self, at: slice) -> int:
-        return (at.stop - at.start) * (self.p // self.length)
-
-    def rows(self, at: slice, calls: "LayerCalls", head: int) -> Tensor:
-        """(n, width) gradients of the slice ``at`` of its axis."""
-        total = None
-        for m, local in self.sources:
-            for a, g in calls[m]:
-                r = RULES[type(m)](m, local, a.flatten(0, 1), g[:, head].flatten(0, 1), at)
-                r = r.view(a.shape[0], a.shape[1], -1).sum(1) if a.shape[1] > 1 else r
-                total = r if total is None else total + r
-        assert total is not None
-        return total
-
-    def heads(self, at: slice, calls: "LayerCalls") -> Tensor:
-        """(n, B, width), of every head."""
-        count = calls[self.modules[0]][0][1].shape[1]
-        (m, local), *tied = self.sources
-        if count > 1 and not tied and type(m) in HEADS and len(calls[m]) == 1:
-            a, g = calls[m][0]
-            together = HEADS[type(m)](m, local, a.flatten(0, 1), g.transpose(1, 2).flatten(0, 1), at)
-            if together is not None:
-                return together if a.shape[1] == 1 else together.unflatten(0, a.shape[:2]).sum(1)
-        rows = [self.rows(at, calls, b) for b in range(count)]
-        return rows[0][:, None] if count == 1 else torch.stack(rows, 1)
-
-
-# For each module, for each of its calls: A (n, fold, ...) and the G of all heads, (n, B, fold, ...).
-LayerCalls = dict[nn.Module, list[tuple[Tensor, Tensor]]]
-
-
-@dataclass(frozen=True)
-class Survey:
-    layers: list[LayerParameter]
-    functional: list[str]
-    heads: int  # B of Θ's B × B blocks
-    folded: int  # heads whose gradients stand side by side in one row: C for "trace", Σ_c ∇f_c·∇f_c, else 1
-    held: dict[nn.Module, int] = field(repr=False)  # bytes of A and G, a point
-    positions: dict[nn.Module, int] = field(repr=False)  # where its weight is used, over all its calls, a point
-    axes: dict[nn.Module, int] = field(repr=False)  # which dimension of A and G is the points
-    pass_bytes: int  # peak of one forward and backward, a point
-    survey_bytes: int  # peak of this survey
-    largest: float  # entry of a gradient, among those seen
+    if not together or len(alone) != len(together):
+        return None
+    axes = {
+        find_axis(one, many)
+        for c1, ck in zip(alone, together)
+        for one, many in ((c1.a.shape, ck.a.shape), (c1.shape, ck.shape))
+    }
+    return axes.pop() if len(axes) == 1 else None
 
 
 def align_calls(calls: dict[nn.Module, list[LayerCall]], axes: dict[nn.Module, int], n: int, heads: int) -> LayerCalls:
-    """A and G with the points first, then heads, then what the network folded into them (frames, windows).
+    """A and G with the points first, then heads (G only), then what the network folded into the points' dimension.
 
-    The gradients in ``calls`` are freed.
+    Frees the gradients in ``calls``.
     """
 
     def points_first(t: Tensor, axis: int) -> Tensor:
         t = t.movedim(axis, 0) if axis else t
         return t.unflatten(0, (n, t.shape[0] // n))
 
-    def every_head(c: LayerCall, axis: int) -> Tensor:
-        g = [points_first(c.g(b), axis) for b in range(heads)]
-        c.grads.clear()
+    def all_heads(call: LayerCall, axis: int) -> Tensor:
+        g = [points_first(call.g(b), axis) for b in range(heads)]
+        call.grads.clear()
         return g[0][:, None] if heads == 1 else torch.stack(g, 1)
 
     return {
-        m: [(points_first(c.a, axes[m]), every_head(c, axes[m])) for c in of] for m, of in calls.items() if m in axes
+        m: [(points_first(call.a, axes[m]), all_heads(call, axes[m])) for call in made]
+        for m, made in calls.items()
+        if m in axes
     }
 
 
-def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
-    """Run a few points. One head is enough to see what every head does."""
-    k = min(2, count_points(x))
-    few = take_points(x, slice(k))
-    heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
-    backward = heads * folded
-    one = replace(frozen, output="sum")
-    layers = ruled_parameters(frozen)
-    modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
-    with isolated(frozen.device):
-        with PeakMemory() as single:
-            alone, _ = record_pass(one, modules, take_points(few, slice(1)))
-        calls, _ = record_pass(one, modules, few)
-        axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], calls[m], k)) is not None}
-        at_hand = align_calls(calls, axes, k, 1)
-        sound, largest = verify_rules(one, few, [ly for ly in layers if all(m in axes for m in ly.modules)], at_hand)
-    functional = [name for name in frozen.params if name not in {ly.name for ly in sound}]
-    if functional:
-        log.info(
-            "no rule for %d of %d parameters (%s%s): through torch.func, slower",
-            len(functional), len(frozen.params), ", ".join(functional[:4]), ", ..." if len(functional) > 4 else "",
-        )  # fmt: skip
-    held, positions = {}, {}
-    for m, of in at_hand.items():
-        held[m] = sum(a.nbytes + backward * g.nbytes for a, g in of) // k
-        positions[m] = sum(count_positions(m, a, g) for a, g in of) // k
-    a_pass = single.peak + (backward - 1) * sum(g.nbytes for of in at_hand.values() for _, g in of) // k
-    # Two points' passes, their gradients by autograd, stacked, and by the rules. Counting them costs more than they do.
-    survey_bytes = 2 * k * single.peak + 6 * k * sum(p.nbytes for p in frozen.params.values())
-    return Survey(sound, functional, heads, folded, held, positions, axes, a_pass, survey_bytes, largest)
-
-
-def count_positions(m: nn.Module, a: Tensor, g: Tensor) -> int:
-    """Positions at which a Linear, an Embedding or a convolution uses its weight, of all points."""
-    if type(m) is nn.Embedding:
-        return a.numel()
-    return g.numel() // int(getattr(m, "out_channels", g.shape[-1]))
-
-
-def ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
-    """The chosen parameters all of whose holders are modules with a rule, in the network's order."""
-    holders: dict[int, list[ParameterUse | None]] = {}
-    for m in frozen.net.modules():
-        for local, p in m._parameters.items():
-            if p is not None:
-                holders.setdefault(id(p), []).append((m, local) if has_rule(m) else None)
-    own = dict(frozen.net.named_parameters())
-    layers = []
-    for name in frozen.params:
-        sources = [s for s in holders[id(own[name])] if s is not None]
-        if len(sources) == len(holders[id(own[name])]):
-            (axis, grain), *others = {cut_axis(m, local) for m, local in sources}
-            if not others:
-                layers.append(LayerParameter(name, tuple(sources), own[name].shape, axis, grain))
-    return layers
-
-
-def find_point_axis(alone: Sequence[LayerCall], company: Sequence[LayerCall], k: int) -> int | None:
-    """Which dimension grows with the number of points, the same for A and G in every call; None where there is none."""
-
-    def axis(one: torch.Size, many: torch.Size) -> int | None:
-        for d in (0, 1):
-            if len(one) > d and many[d] == k * one[d] and all(many[e] == one[e] for e in range(len(one)) if e != d):
-                return d
-        return None
-
-    if not company or len(alone) != len(company):
-        return None
-    found = {axis(s, t) for c1, ck in zip(alone, company) for s, t in ((c1.a.shape, ck.a.shape), (c1.shape, ck.shape))}
-    return found.pop() if len(found) == 1 else None
+# ---- Are the rules right for this network? ----
 
 
 def verify_rules(
     frozen: FrozenNetwork, x: Inputs, layers: list[LayerParameter], calls: LayerCalls
 ) -> tuple[list[LayerParameter], float]:
-    """The layers whose rule gives autograd's own per-point gradient on a few points; the others are said in the log.
+    """The layers whose rule agrees with autograd on the points ``x``, and the largest entry of a gradient.
 
-    This is what makes the rules safe: a weight used behind its module's back (``F.linear(x, self.embed.weight)``),
-    an input changed in place, a module called under torch.utils.checkpoint fail here and go through torch.func.
-    What torch.func itself gets wrong (a forward that wraps its parameters anew) is refused.
+    This makes the rules safe. A rule fails here if the network uses a weight outside its module
+    (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint;
+    the parameter then goes through torch.func. Raises where torch.func itself is wrong: a forward that makes new
+    parameters out of its own.
     """
     truth = autograd_rows(frozen, x, list(frozen.params))
-    like = torch.zeros((), dtype=frozen.dtype, device=frozen.device)
-    largest = torch.stack([like, *(t.abs().amax() for t in truth.values())]).amax() if truth else like + 1
-    pairs: dict[str, Tensor] = {}
+    zero = torch.zeros((), dtype=frozen.dtype, device=frozen.device)
+    largest = torch.stack([zero, *(t.abs().amax() for t in truth.values())]).amax() if truth else zero + 1
+    products: dict[str, Tensor] = {}
 
     def compare(name: str, rows_np: Tensor) -> None:
-        # Columns are in the rule's own order: compare what order does not change, all inner products of the rows.
-        pairs[name] = torch.stack(
-            [inner_products(rows_np), inner_products(truth.pop(name))]
-        )  # the truth is freed as soon as it is used
+        # A rule orders its columns freely. So compare the inner products of the rows, which do not depend on the order.
+        # ``pop`` frees the true gradient as soon as it is used.
+        products[name] = torch.stack([inner_products(rows_np), inner_products(truth.pop(name))])
 
-    known = [ly for ly in layers if ly.name in truth]
-    for ly in known:
-        compare(ly.name, ly.rows(slice(0, ly.length), calls, 0))
-    named = {ly.name for ly in layers}
-    rest = [name for name in truth if name not in named]
-    for name, rows_nbp in functional_rows(frozen, x, rest).items() if rest else ():
+    for layer in [layer for layer in layers if layer.name in truth]:
+        compare(layer.name, layer.head_rows(slice(0, layer.length), calls, 0))
+    with_rule = {layer.name for layer in layers}
+    without_rule = [name for name in truth if name not in with_rule]
+    for name, rows_nbp in functional_rows(frozen, x, without_rule).items() if without_rule else ():
         compare(name, rows_nbp[:, 0])
-    # One number is read from the device for all parameters: each read waits for it.
-    found = torch.stack(list(pairs.values())).double().cpu() if pairs else torch.zeros(0, 2, 1, 1)
-    gap_P, size_P = (found[:, 0] - found[:, 1]).norm(dim=(1, 2)), found[:, 1].norm(dim=(1, 2))
-    loose, floor = (1e-3, 1e-5) if frozen.dtype == torch.float32 else (1e-8, 1e-12)
-    most = float(found[:, 1].diagonal(dim1=1, dim2=2).sum(1).max()) if pairs else 0.0  # largest squared norm
-    agrees = dict(zip(pairs, (gap_P <= loose * size_P + floor**2 * most).tolist()))
-    for name in rest:
+    agrees = find_agreeing(products, frozen.dtype)
+    for name in without_rule:
         if not agrees[name]:
             raise ValueError(
                 f"the gradient of {name!r} is lost when net is called with other parameters in their place "
-                "(torch.func.functional_call): its forward wraps them anew, as a slice of an nn.ParameterList does; "
-                "use list(parameters)[a:b] there"
+                "(torch.func.functional_call): its forward makes new parameters out of them, as a slice of an "
+                "nn.ParameterList does; use list(parameters)[a:b] there"
             )
-    sound = [ly for ly in layers if agrees.get(ly.name, True)]
-    for ly in layers:
-        if ly not in sound:
-            log.info("%s is used outside its module's own forward; its rule does not apply", ly.name)
-    return sound, float(largest)
+    verified = [layer for layer in layers if agrees.get(layer.name, True)]
+    for layer in layers:
+        if layer not in verified:
+            log.info("%s is used outside its module's own forward; its rule does not apply", layer.name)
+    return verified, float(largest)
+
+
+def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype) -> dict[str, bool]:
+    """Whether the two (n, n) inner products of each entry (2, n, n) agree, up to rounding."""
+    # All numbers are read from the device at once: each read waits for it.
+    both = torch.stack(list(products.values())).double().cpu() if products else torch.zeros(0, 2, 1, 1)
+    gap_P, size_P = (both[:, 0] - both[:, 1]).norm(dim=(1, 2)), both[:, 1].norm(dim=(1, 2))
+    relative, floor = (1e-3, 1e-5) if dtype == torch.float32 else (1e-8, 1e-12)
+    largest = float(both[:, 1].diagonal(dim1=1, dim2=2).sum(1).max()) if products else 0.0  # squared norm
+    return dict(zip(products, (gap_P <= relative * size_P + floor**2 * largest).tolist()))
 
 
 def inner_products(rows_np: Tensor) -> Tensor:
-    """All inner products of a few rows, (n, n); one by one on a GPU, whose matrix products are not made for these."""
+    """All inner products of a few rows, (n, n). One by one on a GPU, which is slow at products of so few rows."""
     if not rows_np.is_cuda:
         return rows_np @ rows_np.T
     return torch.stack([torch.stack([torch.dot(a, b) for b in rows_np.contiguous()]) for a in rows_np.contiguous()])
+
+
+# ---- Measuring memory ----
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of live tensors that are made inside it, on any device. ``peak`` is their maximum.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.tangent import PeakMemory
+        >>> with PeakMemory() as memory:
+        ...     y = torch.ones(1000) * 2
+        >>> memory.peak
+        8000
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first use imports torch._dynamo, two seconds of everyone's first kernel
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for t in tree_leaves((args, kwargs)):
+            if isinstance(t, Tensor):  # if new, it was made outside: neither it nor its views count
+                self.count(t, inside=False)
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self.count(t, inside=True)
+        return out
+
+    def count(self, t: Tensor, inside: bool) -> None:
+        store = t.untyped_storage()
+        key, size = store._cdata, store.nbytes() if inside else 0
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(store, self.forget, key, size)
+
+    def forget(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size

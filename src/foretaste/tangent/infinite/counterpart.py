@@ -1,4 +1,4 @@
-"""The infinitely wide counterpart of a torch network: of the built-in ones, and of an nn.Sequential of plain layers."""
+"""The infinitely wide counterpart of a torch network: of this library's networks, and of an nn.Sequential."""
 
 import logging
 from collections.abc import Iterable
@@ -29,18 +29,35 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def counterpart(net: nn.Module, *, W_std: float = 2**0.5, b_std: float = 0.0) -> Serial:
-    """The layers of ``net`` at infinite width, weights by He (W_std = √2) unless told, its biases of b_std.
+    """The layers of ``net`` at infinite width.
 
-    Trained weights say nothing here, only layers and widths do. BatchNorm and dropout are left out. An MLP, WideResNet
-    or ResNet of this library is known by its ``spec``, an nn.Sequential by its modules; anything else raises.
+    Only layers and widths count; trained weights do not. BatchNorm and dropout are left out. One thing differs: the
+    identity shortcuts of a ResNet start before the ReLU, not after it. A sum with a rectified term is not Gaussian at
+    infinite width, so a ReLU behind it has no closed form.
 
-    One thing differs: the identity shortcuts of a ResNet carry what came before the ReLU, not after it. A sum with a
-    rectified term is not Gaussian at infinite width, and the ReLU of it has no closed form.
+    Args:
+        net: an MLP, WideResNet or ResNet of this library, or an nn.Sequential of Linear, Conv, ReLU, Erf, Flatten,
+            AdaptiveAvgPool to size 1, BatchNorm and dropout.
+        W_std: standard deviation of the weights times √fan_in. Default √2, as in He's initialisation.
+        b_std: standard deviation of the biases. Default 0: biases are trained and start at 0.
+
+    Returns:
+        The layers, as a ``Serial``, for ``infinite_ntk``.
+
+    Raises:
+        TypeError: if ``net``, or one of its modules, has no infinite counterpart.
+        ValueError: if its activation has no closed form here.
+
+    Example:
+        >>> from torch import nn
+        >>> from foretaste.tangent import counterpart
+        >>> counterpart(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), W_std=1.0).layers[1:]
+        (Relu(), Dense(width=3, W_std=1.0, b_std=0.0, inputs=8))
     """
     net = unwrap(net)
     spec = getattr(net, "spec", None)
     if isinstance(net, nn.Sequential):
-        return Serial(*_modules(net, W_std, b_std))
+        return Serial(*_convert_modules(net, W_std, b_std))
     if (known := SPECS.get(type(spec).__name__)) is None:
         raise TypeError(
             f"{type(net).__name__} has no known infinite counterpart; expected an MLP, WideResNet or ResNet of this "
@@ -50,11 +67,11 @@ def counterpart(net: nn.Module, *, W_std: float = 2**0.5, b_std: float = 0.0) ->
 
 
 def _mlp(spec: Any, w: float, b: float) -> Serial:
-    bends: dict[str, type[Relu] | type[Erf]] = {"relu": Relu, "erf": Erf}
-    if spec.activation not in bends:
+    activations: dict[str, type[Relu] | type[Erf]] = {"relu": Relu, "erf": Erf}
+    if spec.activation not in activations:
         raise ValueError(f"activation {spec.activation!r} has no closed form here; the infinite MLP knows relu and erf")
     widths = (spec.inputs, *spec.hidden)
-    hidden = [layer for a, h in pairwise(widths) for layer in (Dense(h, w, b, a), bends[spec.activation]())]
+    hidden = [layer for a, h in pairwise(widths) for layer in (Dense(h, w, b, a), activations[spec.activation]())]
     return Serial(Flatten(), *hidden, Dense(spec.classes, w, b, widths[-1]))
 
 
@@ -91,28 +108,28 @@ def _resnet(spec: Any, w: float, b: float) -> Serial:
             else:
                 layers += [Relu(), Residual(body, conv(at, width, 1, stride))]
             at = width
-    log.info("the infinite ResNet's identity shortcuts carry what came before the ReLU: the other has no closed form")
+    log.info("the infinite ResNet's identity shortcuts start before the ReLU: behind it they have no closed form")
     return Serial(*layers, Relu(), GlobalAveragePool(), Dense(spec.classes, w, b, at))
 
 
 SPECS = {"MLPSpec": _mlp, "WideResNetSpec": _wide_resnet, "ResNetSpec": _resnet}
 
 
-def _modules(net: nn.Sequential, w: float, b: float) -> Iterable[Layer]:
+def _convert_modules(net: nn.Sequential, w: float, b: float) -> Iterable[Layer]:
     for name, module in net.named_children():
         if isinstance(module, nn.Sequential):
-            yield Serial(*_modules(module, w, b))
+            yield Serial(*_convert_modules(module, w, b))
         elif isinstance(module, nn.Linear):
             yield Dense(module.out_features, w, b if module.bias is not None else None, module.in_features)
         elif isinstance(module, CONVS):
-            yield _conv(name, module, w, b)
+            yield _convert_conv(name, module, w, b)
         elif isinstance(module, nn.ReLU):
             yield Relu()
         elif type(module).__name__ == "Erf":
             yield Erf()
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             yield Flatten()
-        elif isinstance(module, POOLS) and all(n == 1 for n in _conv_numbers(module.output_size)):
+        elif isinstance(module, POOLS) and all(n == 1 for n in _as_tuple(module.output_size)):
             yield GlobalAveragePool()
         elif not isinstance(module, SKIPPED):
             raise TypeError(
@@ -121,7 +138,7 @@ def _modules(net: nn.Sequential, w: float, b: float) -> Iterable[Layer]:
             )
 
 
-def _conv(name: str, m: nn.Conv1d | nn.Conv2d | nn.Conv3d, w: float, b: float) -> Conv:
+def _convert_conv(name: str, m: nn.Conv1d | nn.Conv2d | nn.Conv3d, w: float, b: float) -> Conv:
     if m.groups != 1 or any(n != 1 for n in m.dilation) or m.padding_mode != "zeros":
         raise TypeError(f"module {name!r}, {m}, has groups, dilation or a padding mode that the infinite Conv has not")
     if isinstance(m.padding, str):
@@ -134,5 +151,5 @@ def _conv(name: str, m: nn.Conv1d | nn.Conv2d | nn.Conv3d, w: float, b: float) -
     return Conv(m.out_channels, tuple(m.kernel_size), tuple(m.stride), padding, w, bias, m.in_channels)
 
 
-def _conv_numbers(size: Any) -> tuple[Any, ...]:
+def _as_tuple(size: Any) -> tuple[Any, ...]:
     return size if isinstance(size, tuple) else (size,)

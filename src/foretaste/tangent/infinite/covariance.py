@@ -1,7 +1,8 @@
 """What a layer of infinite width does to covariances: the duals of ReLU and erf, and the window of a convolution.
 
-Covariances of a tile of n × m pairs lie as (n, m, *S) where only a pixel with itself is needed, S the space of the
-images, or as (n, m, *S, *S), pixel p of the one with pixel q of the other; variances as (n, *S).
+A dual of a nonlinearity φ gives E φ(u) φ(u′) from the covariance of u and u′. S is the space of the images. The
+covariances of n × m pairs are (n, m, *S) if each pixel only meets itself, else (n, m, *S, *S): pixel p of the one image
+with pixel q of the other. Variances are (n, *S).
 """
 
 import math
@@ -10,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# Correlations this many units of rounding from ±1 are ±1: the angle of two equal points is then exactly 0, where
-# arccos would make 1e-8 of 1e-16.
+# Correlations within so many rounding errors of ±1 become ±1. Then the angle of two equal points is exactly 0; arccos
+# would turn an error of 1e-16 into one of 1e-8.
 SNAP_TO_ONE = 32
-DUAL_BLOCK_BYTES = (1 << 18, 1 << 25)  # of one tensor: what a core caches, what fills a GPU
+DUAL_BLOCK_BYTES = (1 << 18, 1 << 25)  # of one tensor: fits a core's cache, fills a GPU
 
 
 def facing(v_n: Tensor, v_m: Tensor, full: bool) -> tuple[Tensor, Tensor]:
-    """Variances (n, *S) and (m, *S) as views whose product has the shape of the covariances between them."""
+    """Variances (n, *S) and (m, *S) as views that broadcast to the shape of the covariances between them."""
     if not full:
         return v_n[:, None], v_m[None]
     one = (1,) * (v_n.dim() - 1)
@@ -31,7 +32,7 @@ def facing_own(v: Tensor, full: bool) -> tuple[Tensor, Tensor]:
 
 
 def same_pixel(k: Tensor, d: int) -> Tensor:
-    """(..., *S, *S) to its diagonal (..., *S), d the dimensions of S."""
+    """The diagonal (..., *S) of (..., *S, *S); S has d dimensions."""
     if d == 0:
         return k
     lead, space = k.shape[: -2 * d], k.shape[-d:]
@@ -44,8 +45,8 @@ Dual = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 def relu_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
     """E φ(u)φ(u′), and E φ′(u)φ′(u′), for (u, u′) ~ N(0, [v k; k v2]) and φ the ReLU: the arc-cosine kernels 1 and 0.
 
-    With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. Where a variance
-    is 0 there is no angle; θ = π/2 there, as neural-tangents has it.
+    With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. If a variance is 0
+    there is no angle, and θ = π/2, as in neural-tangents.
     """
     info = torch.finfo(k.dtype)
     r = (v * v2).sqrt_()
@@ -53,7 +54,7 @@ def relu_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Te
     c.masked_fill_(c > 1 - SNAP_TO_ONE * info.eps, 1).masked_fill_(c < SNAP_TO_ONE * info.eps - 1, -1)
     turn = torch.acos(-c).div_(2 * math.pi)  # (π − θ) / 2π
     out = turn * c
-    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle where c is near 1
+    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle if c is near 1
     return out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r), turn if slope else None
 
 
@@ -65,15 +66,15 @@ def erf_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Ten
 
 
 def apply_dual(dual: Dual, k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """K and Θ behind a nonlinearity, ``v`` and ``v2`` of shapes that face each other; block by block.
+    """K and Θ behind a nonlinearity, computed in blocks. ``v`` and ``v2`` come from ``facing``.
 
-    A dual is a dozen passes over its block, so the block should stay in the cache; and it bounds what they hold.
+    A dual reads its block a dozen times, so the block should fit the cache. Blocks also bound the memory.
     """
     k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
     ntk_out = None if ntk is None else torch.empty_like(k_out)
     block = DUAL_BLOCK_BYTES[k.device.type == "cuda"] // k.element_size()
 
-    def go(k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None, k_out: Tensor, ntk_out: Tensor | None) -> None:
+    def compute(k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None, k_out: Tensor, ntk_out: Tensor | None) -> None:
         if k.numel() <= block:
             out, slope = dual(k, v, v2, ntk is not None)
             k_out.copy_(out)
@@ -86,19 +87,20 @@ def apply_dual(dual: Dual, k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None)
             at = (slice(None),) * axis + (slice(i, i + step),)
             side, side2 = (t[at] if t.shape[axis] > 1 else t for t in (v, v2))
             pair = (ntk[at], ntk_out[at]) if ntk is not None and ntk_out is not None else (None, None)
-            go(k[at], side, side2, pair[0], k_out[at], pair[1])
+            compute(k[at], side, side2, pair[0], k_out[at], pair[1])
 
-    go(k, v, v2, ntk, k_out, ntk_out)
+    compute(k, v, v2, ntk, k_out, ntk_out)
     return k_out, ntk_out
 
 
 def convolve_window(
     k: Tensor, axes: Sequence[Sequence[int]], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """The mean over a convolution's window, zeros beyond the border, as a new tensor; axes of one entry move together.
+    """The mean over a convolution's window, with zeros beyond the border, as a new tensor.
 
-    cov[p, q] ← Σ_δ cov[s p + δ, s q + δ] / |δ|: the same offset on both sides, for different offsets meet different
-    weights, which are independent. Separable, so one direction after the other.
+    cov[p, q] ← Σ_δ cov[s p + δ, s q + δ] / |δ|. The offset is the same on both sides: different offsets meet different
+    weights, which are independent. So the axes in one entry of ``axes`` move together. The mean is separable, so each
+    direction is done in turn.
     """
     out = k
     for along, size, step, pad in zip(axes, kernel, stride, padding):
@@ -108,12 +110,13 @@ def convolve_window(
 
 
 def _slide(k: Tensor, along: Sequence[int], size: int, step: int, pad: int) -> Tensor:
+    """The sum over a window in one direction, along one axis or along two that move together."""
     length = k.shape[along[0]]
     many = (length + 2 * pad - size) // step + 1
     out = k.new_zeros([many if i in along else n for i, n in enumerate(k.shape)])
     for offset in range(size):
         shift = offset - pad
-        first = max(0, -(shift // step))  # the outputs o whose o·step + shift lies within [0, length)
+        first = max(0, -(shift // step))  # of the outputs o for which o·step + shift lies within [0, length)
         count = min(many - 1, (length - 1 - shift) // step) - first + 1
         if count > 0:
             into, of = out, k

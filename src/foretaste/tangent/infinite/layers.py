@@ -1,6 +1,9 @@
-"""Layers of infinite width that have weights or bend: frozen records that map covariances to covariances.
+"""Layers of infinite width: frozen records that map covariances to covariances.
 
-Weights are N(0, W_std² / fan_in), biases N(0, b_std²); b_std=None is no bias, b_std=0 a trained one that starts at 0.
+Weights are N(0, W_std² / fan_in), biases N(0, b_std²). b_std=None means no bias; b_std=0, one that starts at 0.
+
+Two things pass from layer to layer: a ``Signal``, before anything is computed, and a ``Covariance`` for each tile of
+pairs of points.
 """
 
 import math
@@ -21,8 +24,6 @@ from foretaste.tangent.infinite.covariance import (
     same_pixel,
 )
 
-# What passes from layer to layer of an infinitely wide network: a Signal beforehand, a Covariance for each tile.
-
 
 @dataclass(frozen=True)
 class Signal:
@@ -30,31 +31,32 @@ class Signal:
 
     width: int  # channels: of the input, or of the finite network whose limit this is
     space: tuple[int, ...]  # pixels; () once flattened or pooled
-    gaussian: bool = False  # Gaussian with independent channels: a nonlinearity may follow
-    fresh: bool = False  # of zero mean whatever entered the branch: may be added to it
-    pooled: bool = False  # pooling was passed: pixels meet other pixels, so full covariances are needed
-    bent: bool = False  # and a nonlinearity after it: also those of each point with itself
-    cells: int = 1  # the most pixels anywhere
+    gaussian: bool = False  # Gaussian with independent channels, so a nonlinearity may follow
+    fresh: bool = False  # has mean zero given the input of its branch, so it may be added to that input
+    pooled: bool = False  # there is pooling, where pixels meet other pixels: needs full covariances
+    bent: bool = False  # there is a nonlinearity after it: needs full covariances of each point with itself, too
+    cells: int = 1  # the largest number of pixels of any layer
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """A tile of n × m pairs. ``own_n`` and ``own_m`` are second moments of each point with itself.
+    """A tile of n × m pairs: K and Θ, and the second moments of each point with itself, ``own_n`` and ``own_m``.
 
-    (n, m, *S), or (n, m, *S, *S) where ``full``; (n, *S), or (n, *S, *S) where ``own_full``.
+    K and Θ are (n, m, *S), or (n, m, *S, *S) if ``full``; the others (n, *S), or (n, *S, *S) if ``own_full``.
     """
 
     nngp: Tensor
-    ntk: Tensor | None  # None: not followed, or zero, as it is at the input
+    ntk: Tensor | None  # None: not wanted, or zero, as it is at the input
     own_n: Tensor
     own_m: Tensor
     signal: Signal
     full: bool
     own_full: bool
-    tangent: bool  # follow the NTK
-    standard: bool  # the parametrisation
+    tangent: bool  # whether Θ is wanted
+    standard: bool  # the parametrisation is "standard", not "ntk"
 
     def variances(self) -> tuple[Tensor, Tensor]:
+        """(n, *S) and (m, *S)."""
         if not self.own_full:
             return self.own_n, self.own_m
         d = len(self.signal.space)
@@ -62,18 +64,18 @@ class Covariance:
 
 
 class Layer(Protocol):
-    """``shape`` carries a Signal through and raises where no closed form exists; ``apply`` maps a tile."""
+    """``shape`` maps a Signal, and raises where there is no closed form. ``apply`` maps a tile of covariances."""
 
     def shape(self, s: Signal) -> Signal: ...
     def apply(self, k: Covariance) -> Covariance: ...
 
 
-# Layers of infinite width that have weights or bend: frozen records that map covariances to covariances.
+# ---- Layers with weights ----
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer; ``width`` is that of the finite network (only the standard parametrisation asks for it)."""
+    """A linear layer. ``width`` is that of the finite network; only the standard parametrisation uses it."""
 
     width: int
     W_std: float = 1.0
@@ -84,7 +86,7 @@ class Dense:
         _check_affine(self, s)
         if s.space:
             raise ValueError(
-                f"{self} comes where space {s.space} is left; put Flatten() or GlobalAveragePool() before it"
+                f"{self} got an input with space {s.space}; put Flatten() or GlobalAveragePool() before it"
             )
         return replace(s, width=self.width, gaussian=True, fresh=True)
 
@@ -94,7 +96,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution over any number of dimensions, zeros beyond the border; a number holds for each dimension."""
+    """A convolution over any number of dimensions, with zeros beyond the border. A number holds for all dimensions."""
 
     width: int
     kernel: int | tuple[int, ...] = 3
@@ -105,6 +107,7 @@ class Conv:
     inputs: int | None = None  # checked where given
 
     def geometry(self, d: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Kernel, stride and padding in each of d dimensions."""
         each = [(v,) * d if isinstance(v, int) else tuple(v) for v in (self.kernel, self.stride, self.padding)]
         if any(len(v) != d for v in each):
             raise ValueError(f"{self} on {d} dimensions of space; kernel, stride and padding need one number, or {d}")
@@ -113,7 +116,7 @@ class Conv:
     def shape(self, s: Signal) -> Signal:
         _check_affine(self, s)
         if not s.space:
-            raise ValueError(f"{self} needs images (N, channels, *space); no space came")
+            raise ValueError(f"{self} got an input without space; expected images (N, channels, *space)")
         space = tuple((n + 2 * p - k) // t + 1 for n, k, t, p in zip(s.space, *self.geometry(len(s.space))))
         if min(space) < 1:
             raise ValueError(f"{self} is larger than its padded input of space {s.space}")
@@ -133,16 +136,16 @@ class Conv:
 
 def _check_affine(layer: Dense | Conv, s: Signal) -> None:
     if layer.inputs is not None and layer.inputs != s.width:
-        raise ValueError(f"{layer} has {layer.inputs} inputs; {s.width} came")
+        raise ValueError(f"{layer} got {s.width} inputs; expected {layer.inputs}")
 
 
 def _affine(
     k: Covariance, layer: Dense | Conv, fan_in: int, average: Callable[[Tensor, int, bool], Tensor]
 ) -> Covariance:
-    """K ← W_std² K̄ + b_std², Θ ← W_std² Θ̄ + what the layer's own parameters give; the bar averages over the window.
+    """K ← W_std² K̄ + b_std², Θ ← W_std² Θ̄ + what the layer's own parameters give. ``average`` is the bar.
 
-    That is the new K in the NTK parametrisation, z = W_std/√fan_in · w a + b_std b with w, b ~ N(0, 1); in the standard
-    one, z = w a + b, it is |a|² = fan_in · K̄, and 1 for the bias.
+    In the NTK parametrisation, z = W_std/√fan_in · w a + b_std b, the own parameters give the new K. In the standard
+    one, z = w a + b, they give |a|² = fan_in · K̄, and 1 for the bias.
     """
     w, b = layer.W_std**2, (layer.b_std or 0.0) ** 2
     ntk = None if k.ntk is None else average(k.ntk, 2, k.full).mul_(w)
@@ -157,12 +160,15 @@ def _affine(
     return replace(k, nngp=nngp, ntk=ntk, own_n=own_n, own_m=own_m, signal=layer.shape(k.signal))
 
 
+# ---- Nonlinearities ----
+
+
 @dataclass(frozen=True)
 class Relu:
     """max(0, ·)."""
 
     def shape(self, s: Signal) -> Signal:
-        return _bend(self, s)
+        return _shape_nonlinear(self, s)
 
     def apply(self, k: Covariance) -> Covariance:
         return _nonlinear(k, self, relu_dual)
@@ -173,22 +179,24 @@ class Erf:
     """The error function, 2/√π ∫₀ˣ exp(−t²) dt."""
 
     def shape(self, s: Signal) -> Signal:
-        return _bend(self, s)
+        return _shape_nonlinear(self, s)
 
     def apply(self, k: Covariance) -> Covariance:
         return _nonlinear(k, self, erf_dual)
 
 
-def _bend(layer: Relu | Erf, s: Signal) -> Signal:
+def _shape_nonlinear(layer: Relu | Erf, s: Signal) -> Signal:
+    """The signal behind a nonlinearity; raises unless it is Gaussian before."""
     if not s.gaussian:
         raise ValueError(
-            f"{layer} on what is not Gaussian at infinite width (the input, flattened images, a sum with rectified "
-            "terms) has no closed form; it needs Dense or Conv before it"
+            f"{layer} has no closed form on an input that is not Gaussian at infinite width (the points themselves, "
+            "flattened images, a sum with rectified terms); put Dense or Conv before it"
         )
     return replace(s, gaussian=False, fresh=False, bent=s.bent or s.pooled)
 
 
 def _nonlinear(k: Covariance, layer: Relu | Erf, dual: Dual) -> Covariance:
+    """K ← E φ(u) φ(u′), Θ ← Θ · E φ′(u) φ′(u′)."""
     v_n, v_m = k.variances()
     nngp, ntk = apply_dual(dual, k.nngp, *facing(v_n, v_m, k.full), k.ntk)
     own_n, own_m = (
@@ -197,12 +205,12 @@ def _nonlinear(k: Covariance, layer: Relu | Erf, dual: Dual) -> Covariance:
     return replace(k, nngp=nngp, ntk=ntk, own_n=own_n, own_m=own_m, signal=layer.shape(k.signal))
 
 
-# Layers of infinite width without weights: those that remove space, and those that put others together.
+# ---- Layers that remove space, and layers made of layers ----
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Nothing: the shortcut of a residual block."""
+    """Passes its input on: the shortcut of a residual block."""
 
     def shape(self, s: Signal) -> Signal:
         return s
@@ -213,10 +221,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Flatten:
-    """Pixels become channels. Different pixels meet different weights, so only same-pixel covariances survive."""
+    """Pixels become channels. Different pixels meet different weights, so only covariances of equal pixels count."""
 
     def shape(self, s: Signal) -> Signal:
-        # Flattened pixels are channels of unequal law, which only another affine layer mixes.
+        # Flattened pixels are channels with different distributions. Only another affine layer mixes them.
         gaussian = s.gaussian and not s.space
         return replace(s, width=s.width * math.prod(s.space), space=(), gaussian=gaussian)
 
@@ -231,16 +239,16 @@ class Flatten:
 
 @dataclass(frozen=True)
 class GlobalAveragePool:
-    """The mean over space: every pixel of one image meets every pixel of the other, which costs cells² a pair."""
+    """The mean over space. Every pixel of one image meets every pixel of the other, which costs cells² per pair."""
 
     def shape(self, s: Signal) -> Signal:
         if not s.space:
-            raise ValueError("GlobalAveragePool() needs images (N, channels, *space); no space came")
+            raise ValueError("GlobalAveragePool() got an input without space; expected images (N, channels, *space)")
         return replace(s, space=(), pooled=True)
 
     def apply(self, k: Covariance) -> Covariance:
         def mean(t: Tensor, lead: int, full: bool) -> Tensor:
-            # Variances do not tell that of the mean. Nothing to come asks for it (Signal.bent); NaN shows if it does.
+            # Variances of pixels do not give that of their mean. No later layer needs it (Signal.bent): else NaN shows.
             return t.flatten(lead).mean(lead) if full else t.new_full(t.shape[:lead], math.nan)
 
         return _without_space(k, self, mean)
@@ -249,6 +257,7 @@ class GlobalAveragePool:
 def _without_space(
     k: Covariance, layer: Flatten | GlobalAveragePool, mean: Callable[[Tensor, int, bool], Tensor]
 ) -> Covariance:
+    """Apply ``mean`` to all covariances."""
     ntk = None if k.ntk is None else mean(k.ntk, 2, k.full)
     own_n, own_m = (mean(own, 1, k.own_full) for own in (k.own_n, k.own_m))
     return replace(k, nngp=mean(k.nngp, 2, k.full), ntk=ntk, own_n=own_n, own_m=own_m, signal=layer.shape(k.signal))
@@ -276,7 +285,7 @@ class Serial:
 
 @dataclass(frozen=True)
 class Residual:
-    """body(a) + shortcut(a). If one ends in weights of its own their product has mean 0, and their covariances add."""
+    """body(a) + shortcut(a). If one branch ends in its own weights, its mean is zero, and the covariances add."""
 
     body: Layer
     shortcut: Layer = field(default_factory=Identity)
@@ -309,7 +318,7 @@ class Residual:
 
 
 def nesting(layer: Layer) -> int:
-    """How many residual blocks, one within another, hold their input at once."""
+    """How many residual blocks contain one another, so that each keeps its input at the same time."""
     match layer:
         case Serial(layers=layers):
             return max((nesting(inner) for inner in layers), default=0)
