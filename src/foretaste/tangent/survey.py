@@ -158,7 +158,7 @@ def count_positions(m: nn.Module, a: Tensor, g: Tensor) -> int:
 
 
 @dataclass
-class LayerCall:
+class RecordedCall:
     """One call of a module: its input A, and G for each head. A head that does not depend on the call has no G."""
 
     a: Tensor
@@ -174,7 +174,7 @@ class LayerCall:
 
 def record_pass(
     frozen: FrozenNetwork, modules: Iterable[nn.Module], x: Inputs
-) -> tuple[dict[nn.Module, list[LayerCall]], Tensor]:
+) -> tuple[dict[nn.Module, list[RecordedCall]], Tensor]:
     """Run x once. Returns the calls of each module in order, and f(x).
 
     Parameters are detached, so no gradient of a weight is computed. The graph starts at a zero ``token`` that is added
@@ -182,11 +182,11 @@ def record_pass(
     in-place operation sees the gradient of the value before it. So ``ReLU(inplace=True)`` after a layer does no harm.
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
-    calls: dict[nn.Module, list[LayerCall]] = {m: [] for m in modules}
+    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
     head = 0
 
     def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
-        call = LayerCall((args[0] if args else kwargs["input"]).detach(), out.shape)
+        call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape)
         calls[m].append(call)
         if not out.requires_grad:
             out = out + token
@@ -208,7 +208,7 @@ def record_pass(
     return calls, f_NC.detach()
 
 
-def find_point_axis(alone: Sequence[LayerCall], together: Sequence[LayerCall], k: int) -> int | None:
+def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCall], k: int) -> int | None:
     """The dimension of A and G that is k times as long for k points as for one, in every call; None if none is."""
 
     def find_axis(one: torch.Size, many: torch.Size) -> int | None:
@@ -227,7 +227,9 @@ def find_point_axis(alone: Sequence[LayerCall], together: Sequence[LayerCall], k
     return axes.pop() if len(axes) == 1 else None
 
 
-def align_calls(calls: dict[nn.Module, list[LayerCall]], axes: dict[nn.Module, int], n: int, heads: int) -> LayerCalls:
+def align_calls(
+    calls: dict[nn.Module, list[RecordedCall]], axes: dict[nn.Module, int], n: int, heads: int
+) -> LayerCalls:
     """A and G with the points first, then heads (G only), then what the network folded into the points' dimension.
 
     Frees the gradients in ``calls``.
@@ -237,7 +239,7 @@ def align_calls(calls: dict[nn.Module, list[LayerCall]], axes: dict[nn.Module, i
         t = t.movedim(axis, 0) if axis else t
         return t.unflatten(0, (n, t.shape[0] // n))
 
-    def all_heads(call: LayerCall, axis: int) -> Tensor:
+    def all_heads(call: RecordedCall, axis: int) -> Tensor:
         g = [points_first(call.g(b), axis) for b in range(heads)]
         call.grads.clear()
         return g[0][:, None] if heads == 1 else torch.stack(g, 1)
