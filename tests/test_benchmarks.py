@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.__main__ import main, read_arguments, run_kernels
 from benchmarks.kernels import kernel_workloads
+from benchmarks.loading import names_on_disk, time_loading
 from benchmarks.measure import take_turns
 from benchmarks.rivals import per_point_gradients
 from benchmarks.startup import time_startup
@@ -85,8 +86,15 @@ def test_wrong_options_are_refused(words: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err
 
 
+def test_loading_times_every_data_set() -> None:
+    assert "digits" in names_on_disk()
+    ((images, clock, _),) = time_loading(["digits"]).values()
+    assert images == 1797
+    assert clock > 0
+
+
 def test_startup_times_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.startup.COMMANDS", {"nothing": ["-c", "pass"], "again": ["-c", "pass"]})
     took = time_startup(2)
     assert list(took) == ["nothing", "again"]
-    assert all(len(seconds) == 2 and seconds == sorted(seconds) for seconds in took.values())
+    assert all(len(seconds) == 2 and seconds == sorted(seconds) and seconds[0][0] > 0 for seconds in took.values())

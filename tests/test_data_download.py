@@ -196,8 +196,11 @@ def test_busy_servers_are_tried_again(server, tmp_path):
 
 def test_a_stalled_server_is_left_and_asked_again(server, tmp_path):
     server.stall = 1
-    assert_came(download_file(wanted(server), tmp_path, patience=replace(QUICK, timeout=1)))
-    assert [r for _, r, _ in server.requests] == [None, "bytes=1000-"]
+    # On a busy machine a second may pass without a byte more than once: there are tries for that.
+    assert_came(download_file(wanted(server), tmp_path, patience=replace(QUICK, timeout=1, tries=8)))
+    ranges = [r for _, r, _ in server.requests]
+    assert ranges[0] is None
+    assert "bytes=1000-" in ranges
 
 
 def test_more_bytes_than_expected_are_not_taken(server, tmp_path):

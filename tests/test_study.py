@@ -458,21 +458,29 @@ def alive(group):
 def test_interrupt_ends_cleanly(tmp_path):
     """Ctrl-C reaches every process of the terminal's group; ours end at once, without a traceback."""
     code = "from foretaste.cli import main; main()"
+    records = tmp_path / "working"
+    records.mkdir()
     child = subprocess.Popen(
         [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "demo")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"TMPDIR": str(records)},  # the demo keeps its records there while it runs
     )
-    time.sleep(6)  # in the midst of it
-    assert child.poll() is None
-    os.killpg(child.pid, signal.SIGINT)
-    out, err = child.communicate(timeout=20)
-    assert child.returncode == 130
-    assert "Traceback" not in out + err
-    assert "interrupted" in err
-    deadline = time.monotonic() + 10  # multiprocessing's own tracker ends a moment after its parent
-    while alive(child.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(child.pid)
+    try:
+        while not any(records.rglob("*.jsonl")):
+            assert child.poll() is None, "the demo ended before its first record"
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGINT)
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 130
+        assert "Traceback" not in out + err
+        assert "interrupted" in err
+        deadline = time.monotonic() + 60  # multiprocessing's own tracker ends a moment after its parent
+        while alive(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not alive(child.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)

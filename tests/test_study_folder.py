@@ -190,7 +190,7 @@ def test_twenty_kills_and_a_resume_give_the_same_records(whole, tmp_path):
             assert timeless(folder) == timeless(whole)
             rounds += 1
     finally:
-        zygote.communicate(timeout=30)
+        zygote.communicate(timeout=120)
 
 
 def test_a_folder_of_another_configuration_is_refused(whole):
