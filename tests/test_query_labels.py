@@ -135,7 +135,7 @@ def test_params_of_one_logit_are_named_as_before():
 def test_floats_with_one_output_stay_regression():
     with pytest.raises(ValueError, match="'gain' needs classes"):
         query(ONE, X_L, Y_TWO.double(), X_U)
-    with pytest.raises(ValueError, match="integers from 0 to 2.*one output tells two classes apart"):
+    with pytest.raises(ValueError, match=r"integers from 0 to 2.*one output tells two classes apart"):
         query(ONE, X_L, Y_L, X_U)
     with pytest.raises(ValueError, match="is for regression"):
         query(ONE, X_L, Y_TWO, X_U, strategy="change")

@@ -1,6 +1,7 @@
 """How docstrings are read for the site. An extension of griffe, which mkdocstrings uses."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -20,11 +21,13 @@ class DocstringDialect(griffe.Extension):
         """After the text of a record, its public fields as they stand in the file, with their comments."""
         if cls.docstring is None or not any(name in str(d.value) for d in cls.decorators for name in RECORDS):
             return
+        assert isinstance(cls.filepath, Path)
         lines = cls.lines_collection[cls.filepath]
         fields = [
-            "\n".join(line.removeprefix("    ") for line in lines[m.lineno - 1 : m.endlineno])
+            "\n".join(line.removeprefix("    ") for line in lines[(m.lineno or 1) - 1 : m.endlineno])
             for name, m in cls.members.items()
-            if m.is_attribute and m.annotation is not None and "property" not in m.labels and not name.startswith("_")
+            if isinstance(m, griffe.Attribute) and m.annotation is not None
+            if "property" not in m.labels and not name.startswith("_")
         ]
         if fields:
             text, found, sections = cls.docstring.value.partition("\n\nExamples:\n")
