@@ -98,7 +98,7 @@ class TiedConvolutions(nn.Module):
         return self.out(h)
 
 
-class BehindTheBack(nn.Module):
+class UsedOutside(nn.Module):
     """Uses a module's weight outside the module as well: a rule alone would be wrong."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Network:
     shape: tuple[int, ...] | None = None
     draw: Callable[[int], X] | None = None
     functional: tuple[str, ...] = ()  # parameters that have no rule
-    device: float = 1e-12  # how far torch's own float64 outputs are apart on a CPU and a GPU
+    device_gap: float = 1e-12  # between float64 results of torch on a CPU and on a GPU
 
     def __str__(self) -> str:
         return self.name
@@ -236,11 +236,11 @@ NETWORKS = [
     Network("tied embedding", Tied, draw=ids(5, 3)),
     Network("tied linear", TiedLinear, (6,)),
     Network("tied convolutions", TiedConvolutions, (16, 6), functional=("a.weight",)),
-    Network("a weight used behind its module's back", BehindTheBack, (6,), functional=("a.weight",)),
+    Network("a weight used outside its module", UsedOutside, (6,), functional=("a.weight",)),
     Network("bare parameters", Bare, (6,), functional=("w", "scale")),
     Network("weight norm", lambda: seq(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)), (6,),
             functional=("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
-            device=1e-7),  # its fused kernel divides in float32 on a GPU
+            device_gap=1e-7),  # its fused kernel divides in float32 on a GPU
     Network("dict input", Pair, draw=lambda n: {"image": torch.randn(n, 6), "tag": torch.randint(0, 5, (n,))}),
     Network("wrn", lambda: WideResNet(layers=2, blocks=1, widen=1, channels=1, classes=4), (1, 8, 8)),
     Network("resnet18", lambda: resnet18(channels=3, classes=5, width=8), (3, 8, 8)),

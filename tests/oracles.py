@@ -1,6 +1,6 @@
 """The paper typed literally: slow loops, plain solves, kernels by per-sample autograd. Imports nothing of foretaste.
 
-Site layout as in foretaste.retrain: a kernel of B heads has rows (point, head); B is 1 (Θ ⊗ I_C) or C (full kernel).
+Site layout as in foretaste.lookahead: a kernel of B heads has rows (point, head); B is 1 (Θ ⊗ I_C) or C (full kernel).
 """
 
 import math

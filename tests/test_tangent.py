@@ -78,12 +78,12 @@ def test_only_what_has_no_rule_goes_through_torch_func(case: Network, caplog: py
     net = case.built()
     with caplog.at_level(logging.INFO, "foretaste"):
         ft.ntk(net, case.points(4))
-    said = [r.getMessage() for r in caplog.records if "through torch.func" in r.getMessage()]
+    messages = [r.getMessage() for r in caplog.records if "through torch.func" in r.getMessage()]
     if case.functional:
-        assert len(said) == 1
-        assert f"no rule for {len(case.functional)} of" in said[0]
+        assert len(messages) == 1
+        assert f"no rule for {len(case.functional)} of" in messages[0]
     else:
-        assert not said
+        assert not messages
 
 
 def test_blocks_and_diagonals_come_from_one_run() -> None:
@@ -146,7 +146,7 @@ def test_device_does_not_change_it(case: Network, dtype: torch.dtype) -> None:
     there_x = {k: v.cuda() for k, v in x.items()} if isinstance(x, dict) else x.cuda()
     there = ft.ntk(net.cuda(), there_x)
     assert there.is_cuda
-    assert error(there.cpu(), here) <= (1e-6 if dtype == torch.float32 else case.device)
+    assert error(there.cpu(), here) <= (1e-6 if dtype == torch.float32 else case.device_gap)
 
 
 @pytest.mark.gpu
@@ -163,7 +163,7 @@ def test_a_device_says_the_same_twice(precision: str) -> None:
 
 
 def test_half_rows_keep_what_is_left_of_theta() -> None:
-    """The arithmetic of the GPU's float16 rows, through its plain twin: centred, they keep what norms would hide."""
+    """The arithmetic of float16 rows on a GPU, done on a CPU: centring keeps what is small beside the common part."""
     case = next(c for c in NETWORKS if c.name == "wrn")
     net, x = case.built(torch.float32), case.points(30, torch.float32)
     x = 0.3 * x + 2  # points that are much alike: a large common gradient

@@ -50,29 +50,25 @@ def half_training() -> nn.Module:
     return net
 
 
-def stolen(net: nn.Module) -> nn.Module:
-    return net.eval()
-
-
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
 BAD = {
     "train mode": (lambda: mlp().train(), X, {}, "train mode.*net.eval()"),
     "a submodule in train mode": (half_training, X, {}, "submodule '1' is in train mode"),
     "not a module": (lambda: len, X, {}, "expected a torch.nn.Module"),
     "points influence one another": (
-        lambda: stolen(Calls(lambda net, x: net(x) - net(x).mean(0))), X, {}, "points influence one another"),
+        lambda: Calls(lambda net, x: net(x) - net(x).mean(0)).eval(), X, {}, "points influence one another"),
     "batch statistics in eval mode": (
         lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval(),
         X, {}, r"module '1', a BatchNorm1d, has no running statistics.*track_running_stats=True"),
     "NaN inputs": (mlp, X.clone().index_put_((torch.tensor(1), torch.tensor(2)), torch.tensor(torch.nan)), {}, "x has 1 NaN"),
     "infinite inputs": (mlp, X / 0, {}, "NaN or infinite"),
     "NaN parameters": (diverged, X, {}, "parameter '0.weight' has NaN"),
-    "NaN outputs": (lambda: stolen(Calls(lambda net, x: net(x) / 0)), X, {}, "NaN or infinite outputs"),
+    "NaN outputs": (lambda: Calls(lambda net, x: net(x) / 0).eval(), X, {}, "NaN or infinite outputs"),
     "no trainable parameters": (lambda: mlp().requires_grad_(False), X, {}, "no parameter of net requires grad"),
     "no parameters": (lambda: nn.Flatten().eval(), X, {}, "no parameters"),
-    "outputs of one dimension": (lambda: stolen(Calls(lambda net, x: net(x)[:, 0])), X, {}, r"returns \(3,\).*expected \(3, C\)"),
-    "outputs of three": (lambda: stolen(Calls(lambda net, x: net(x)[:, None])), X, {}, "expected"),
-    "outputs in a tuple": (lambda: stolen(Calls(lambda net, x: (net(x), 1))), X, {}, "returns a tuple"),
+    "outputs of one dimension": (lambda: Calls(lambda net, x: net(x)[:, 0]).eval(), X, {}, r"returns \(3,\).*expected \(3, C\)"),
+    "outputs of three": (lambda: Calls(lambda net, x: net(x)[:, None]).eval(), X, {}, "expected"),
+    "outputs in a tuple": (lambda: Calls(lambda net, x: (net(x), 1)).eval(), X, {}, "returns a tuple"),
     "bfloat16": (lambda: mlp().bfloat16(), X.bfloat16(), {}, "use net.float()"),
     "float16": (lambda: mlp().half(), X.half(), {}, "use net.float()"),
     "several dtypes": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3).double()).eval(), X, {}, "several devices or dtypes"),
@@ -105,8 +101,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_says_what_to_do(name: str) -> None:
-    make, x, options, said = BAD[name]
-    with pytest.raises((ValueError, TypeError), match=said):
+    make, x, options, message = BAD[name]
+    with pytest.raises((ValueError, TypeError), match=message):
         ft.ntk(make(), x, **options)
 
 
@@ -146,6 +142,18 @@ def test_an_error_of_the_network_itself_stays_what_it_is() -> None:
     with pytest.raises(KeyError, match="head") as e:
         ft.ntk(Calls(forward).eval(), X)
     assert "raised by net on the first points of x: ((3, 4), torch.float32)" in e.value.__notes__[0]
+
+    def too_long(net: nn.Module, ids: Tensor) -> Tensor:
+        raise ValueError("sequences of 4 tokens; at most 2")
+
+    with pytest.raises(ValueError, match=r"^sequences of 4 tokens"):  # integers are right here
+        ft.ntk(Calls(too_long).eval(), torch.zeros(5, 4, dtype=torch.long))
+
+
+def test_a_network_with_parameters_of_its_own_names_the_type() -> None:
+    net = Calls(lambda net, x: x @ net[0].weight.T @ net[2].weight.T).eval()
+    with pytest.raises(ValueError, match=r"x has points of torch.float64.*x\.float\(\)"):
+        ft.ntk(net, X.double())
 
 
 @dataclass

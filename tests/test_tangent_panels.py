@@ -1,4 +1,4 @@
-"""How a GPU lays rows out and cuts products: through its plain twins, and the fused kernels against these."""
+"""How a GPU stores rows and cuts products: the plain versions anywhere, the fused kernels against them on a GPU."""
 
 from collections.abc import Callable
 

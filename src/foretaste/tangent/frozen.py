@@ -5,6 +5,7 @@ last functions explain why a network does not take an input.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -371,25 +372,28 @@ def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if faults := find_misfit(frozen, x, name):
+        if faults := find_misfit(frozen, x, name, str(error)):
             raise ValueError("; ".join(faults)) from error
         shapes = {k: (tuple(v.shape), v.dtype) for k, v in input_parts(x).items()}
         error.add_note(f"raised by net on the first points of {name}: {shapes.get('', shapes)}")
         raise
 
 
-def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str) -> list[str]:
-    """What the network cannot take about ``x``, judged by the layer that fails. Empty if ``x`` is not at fault."""
+def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, message: str) -> list[str]:
+    """What the network cannot take about ``x``, judged by the layer that fails. Empty if ``x`` is not at fault.
+
+    message: of the error. A module that is not torch's own may fail for any reason, so its message must speak of types.
+    """
     stack: list[tuple[str, nn.Module, Any]] = []  # the modules that are running
 
     def enter(label: str, m: nn.Module, args: tuple, kwargs: dict) -> None:
         stack.append((label, m, next(iter([*args, *kwargs.values()]), None)))
 
     hooks = []
-    for label, m in frozen.net.named_modules():
-        hooks.append(m.register_forward_pre_hook(partial(enter, label), with_kwargs=True))
-        hooks.append(m.register_forward_hook(lambda m, args, out: stack.pop() and None))
     try:
+        for label, m in frozen.net.named_modules():
+            hooks.append(m.register_forward_pre_hook(partial(enter, label), with_kwargs=True))
+            hooks.append(m.register_forward_hook(lambda m, args, out: stack.pop() and None))
         frozen.call(x)
         return []
     except Exception:
@@ -398,8 +402,11 @@ def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str) -> list[str]:
         for hook in hooks:
             hook.remove()
     if not isinstance(got, Tensor):
-        return type_faults(frozen, x, name)
-    faults = [] if got.dtype == frozen.dtype or isinstance(m, nn.Embedding) else type_faults(frozen, x, name)
+        return []
+    torchs_own = type(m).__module__.startswith("torch.nn.") and not list(m.children())
+    typed = torchs_own or re.search("dtype|scalar type|Input type", message)
+    mistyped = got.dtype != frozen.dtype and typed and not isinstance(m, nn.Embedding)
+    faults = type_faults(frozen, x, name) if mistyped else []
     if wanted := describe_misfit(m, got):
         shapes = {k: tuple(v.shape[1:]) for k, v in input_parts(x).items()}
         layer = f"its layer {label!r}, a {type(m).__name__}," if label else f"a {type(m).__name__}, which"

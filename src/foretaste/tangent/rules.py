@@ -26,7 +26,7 @@ from foretaste.tangent.fused import fused_products, fusible, lay_fused
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
 # For each module, for each of its calls: A (n, fold, ...) and the G of all heads, (n, B, fold, ...). ``fold`` counts
-# what the network moved into the first dimension beside the points, such as frames or windows; it is 1 as a rule.
+# what the network moved into the first dimension beside the points, such as frames or windows; usually 1.
 LayerCalls = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 MANY_CHANNELS = 16  # of a convolution's input: from here on its weight is cut along them
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

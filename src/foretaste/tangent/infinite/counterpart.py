@@ -67,6 +67,7 @@ def counterpart(net: nn.Module, *, W_std: float = 2**0.5, b_std: float = 0.0) ->
 
 
 def _mlp(spec: Any, w: float, b: float) -> Serial:
+    """Of ``foretaste.network.MLP``."""
     activations: dict[str, type[Relu] | type[Erf]] = {"relu": Relu, "erf": Erf}
     if spec.activation not in activations:
         raise ValueError(f"activation {spec.activation!r} has no closed form here; the infinite MLP knows relu and erf")
@@ -76,6 +77,8 @@ def _mlp(spec: Any, w: float, b: float) -> Serial:
 
 
 def _wide_resnet(spec: Any, w: float, b: float) -> Serial:
+    """Of ``foretaste.network.WideResNet``, whose blocks have their ReLUs before the convolutions."""
+
     def conv(at: int, width: int, kernel: int = 3, stride: int = 1) -> Conv:
         return Conv(width, kernel, stride, kernel // 2, w, b, at)
 
@@ -93,6 +96,8 @@ def _wide_resnet(spec: Any, w: float, b: float) -> Serial:
 
 
 def _resnet(spec: Any, w: float, b: float) -> Serial:
+    """Of ``foretaste.network.resnet18``. Its convolutions have no bias."""
+
     def conv(at: int, width: int, kernel: int = 3, stride: int = 1) -> Conv:
         return Conv(width, kernel, stride, kernel // 2, w, None, at)
 
@@ -116,6 +121,7 @@ SPECS = {"MLPSpec": _mlp, "WideResNetSpec": _wide_resnet, "ResNetSpec": _resnet}
 
 
 def _convert_modules(net: nn.Sequential, w: float, b: float) -> Iterable[Layer]:
+    """The layers of an nn.Sequential, one by one."""
     for name, module in net.named_children():
         if isinstance(module, nn.Sequential):
             yield Serial(*_convert_modules(module, w, b))
