@@ -2,7 +2,9 @@
 
 import doctest
 
+import numpy as np
 import pytest
+import torch
 
 from foretaste import errors
 
@@ -46,3 +48,32 @@ def test_durations_are_never_in_powers_of_ten(seconds: float, text: str) -> None
 def test_words() -> None:
     assert errors.join_words(["a"]) == "a"
     assert errors.join_words(["a", "b", "c"]) == "a, b and c"
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_whole_numbers_of_any_library(value: object) -> None:
+    n = errors.whole_number("seed", value)
+    assert (n, type(n)) == (3, int)
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "3", None, [3], np.zeros(2), torch.tensor([1, 2]), -1, 2**64, object()])
+def test_what_is_no_whole_number_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^seed is .*; expected a whole number of at (least 0|most \d+)$"):
+        errors.whole_number("seed", value)
+
+
+def test_real_numbers() -> None:
+    assert errors.real_number("ridge", np.float32(0.5), 0) == 0.5
+    assert errors.real_number("time", float("inf"), 0, above=True, finite=False) == float("inf")
+    for value in (-1, float("nan"), float("inf"), 1j, "1", None, torch.zeros(2), True):
+        with pytest.raises(ValueError, match=r"ridge is .*; expected a number of at least 0"):
+            errors.real_number("ridge", value, 0)
+    with pytest.raises(ValueError, match="lr is 0; expected a number above 0"):
+        errors.real_number("lr", 0, 0, above=True)
+
+
+def test_functions() -> None:
+    errors.check_callable("progress", None, "(done, total)")
+    errors.check_callable("progress", print, "(done, total)")
+    with pytest.raises(ValueError, match=r"progress is a list; expected a function of \(done, total\)"):
+        errors.check_callable("progress", [], "(done, total)")

@@ -201,7 +201,7 @@ def test_an_activation_in_place_does_not_change_the_feature():
         ({"reduction": "men"}, "unknown reduction 'men'; did you mean 'mean'"),
         ({"stop": 1.5}, "stop=1.5; expected"),
         ({"weight": -1.0}, "weight=-1.0"),
-        ({"max_lr": 0.0}, "max_lr=0.0"),
+        ({"max_lr": 0.0}, "max_lr is 0.0; expected a number above 0"),
         ({"batch_size": 1}, "learns from pairs"),
     ],
 )

@@ -523,8 +523,16 @@ X, Y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
         ({"steps": 0}, "steps is 0"),
         ({"epochs": 0}, "epochs is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"max_lr": -1.0}, "max_lr above 0"),
+        ({"max_lr": -1.0}, "max_lr is -1.0; expected a number above 0"),
+        ({"max_lr": "1"}, "max_lr is '1'; expected a number above 0"),
+        ({"weight_decay": 1j}, "weight_decay is 1j; expected a number of at least 0"),
+        ({"pad": (1, 2)}, "pad is a tuple; expected a whole number"),
+        ({"seed": "sum"}, "seed is 'sum'; expected a whole number"),
+        ({"progress": [1]}, "progress is a list; expected a function"),
+        ({"loss": np.arange(3)}, "unknown loss a ndarray; Known: ce, l2"),
         ({"normalise": ((0, 0), 1)}, "one number or 4 each"),
+        ({"normalise": "none"}, "one number or 4 each"),
+        ({"normalise": 3}, "one number or 4 each"),
         ({"net": MLP(4, classes=1)}, "one output; give floats"),
         ({"net": MLP(4).half()}, r"use net.float\(\)"),
         ({"net": MLP(4).requires_grad_(False)}, "nothing to train"),
@@ -538,6 +546,13 @@ def test_bad_input(change, message):
     given = {"net": MLP(4, (5,), 3), "x": X, "y": Y} | change
     with pytest.raises(ValueError, match=message):
         fit(given.pop("net"), given.pop("x"), given.pop("y"), **given)
+
+
+def test_numbers_of_numpy_are_numbers():
+    a, b = MLP(4, (5,), 3), MLP(4, (5,), 3)
+    fit(a, X, Y, start="cold", steps=np.int64(4), seed=np.int64(3), max_lr=np.float32(0.5), batch_size=np.int32(4))
+    fit(b, X, Y, start="cold", steps=4, seed=3, max_lr=0.5, batch_size=4)
+    assert torch.equal(weights(a), weights(b))
 
 
 def test_wrong_types():

@@ -1,7 +1,10 @@
-"""Phrases that errors, logs and reports share: the nearest valid name, sizes, durations, lists."""
+"""What errors, logs and reports share: checks of arguments, the nearest valid name, sizes, durations, lists."""
 
+import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from numbers import Real
+from operator import index
 
 LISTED = 40  # names in one message; a network may have thousands of parameters
 
@@ -22,15 +25,53 @@ def did_you_mean(name: object, names: Iterable[str], listed: str = "Known") -> s
 def check_known(kind: str, name: object, names: Iterable[str]) -> None:
     """Raise unless ``name`` is one of ``names``."""
     names = sorted(names)
-    if name not in names:
-        raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, names)}")
+    if not isinstance(name, str) or name not in names:
+        raise ValueError(f"unknown {kind} {_shown(name)}{did_you_mean(name, names)}")
 
 
 def check_counts(**counts: object) -> None:
     """Raise unless every argument is a whole number above zero."""
     for name, n in counts.items():
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"{name} is {n!r}; expected a whole number of at least 1")
+        whole_number(name, n, 1)
+
+
+def whole_number(name: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:
+    """An argument as an int; numpy's integers are whole numbers too. Raises a ValueError that names the argument."""
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        n = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} is {_shown(value)}; expected a whole number of at least {least}") from None
+    if not least <= n <= most:
+        limit = f"at least {least}" if n < least else f"at most {most}"
+        raise ValueError(f"{name} is {n}; expected a whole number of {limit}")
+    return n
+
+
+def real_number(
+    name: str, value: object, least: float = -math.inf, *, above: bool = False, finite: bool = True
+) -> float:
+    """An argument as a float: at least ``least``, or above it. Raises a ValueError that names the argument."""
+    wanted = f"a number {'above' if above else 'of at least'} {least:g}" if least > -math.inf else "a number"
+    x = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        x = float(value)
+    if not (x > least if above else x >= least) or (finite and math.isinf(x)):
+        raise ValueError(f"{name} is {_shown(value)}; expected {wanted}")
+    return x
+
+
+def check_callable(name: str, value: object, takes: str) -> None:
+    """Raise unless an argument is None or a function."""
+    if value is not None and not callable(value):
+        raise ValueError(f"{name} is a {type(value).__name__}; expected a function of {takes}")
+
+
+def _shown(value: object) -> str:
+    """An argument in a message: its value where that is short, else its type."""
+    text = repr(value) if isinstance(value, int | float | str | bytes | complex | None) else ""
+    return text if 0 < len(text) <= 40 else f"a {type(value).__name__}"
 
 
 def format_bytes(n: float) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from foretaste.errors import check_counts, check_known
+from foretaste.errors import check_callable, check_known, real_number, whole_number
 from foretaste.losses import TrainingTargets, find_loss, training_targets
 from foretaste.network.cuda_graph import FAST_MODES, train_fast
 from foretaste.network.sgd import (
@@ -122,12 +122,11 @@ def fit(
     device, dtype = check_trainable(net)
     check_training_points(x, device, dtype, augment, normalise)
     size, count = training_length(net, len(x), batch_size, steps, epochs)
-    top = criterion.max_lr if max_lr is None else max_lr
-    if not (top > 0 and math.isfinite(top)) or not weight_decay >= 0 or pad < 0:
-        raise ValueError(
-            f"max_lr={top!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others 0 or more"
-        )
-    how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
+    top = real_number("max_lr", criterion.max_lr if max_lr is None else max_lr, 0, above=True)
+    weight_decay, pad = real_number("weight_decay", weight_decay, 0), whole_number("pad", pad, most=10_000)
+    seed = whole_number("seed", seed, -(2**63))
+    check_callable("progress", progress, "(steps done, all steps)")
+    how = TrainingRecipe(count, size, top, weight_decay, augment, pad, normalise, dtype)
     # One seed for each use: the order of batches is then the same for every network and device.
     init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
     # Without the user's autocast: look-ahead is of the network as it is in its own precision.
@@ -220,22 +219,29 @@ def check_training_points(
         if x.dim() != 4:
             raise ValueError(f"augment={augment!r} needs images (N, channels, H, W); x has shape {tuple(x.shape)}")
     if normalise is not None:
+        check_normalise(normalise, x.shape[1])
+
+
+def check_normalise(normalise: PixelNormalise, channels: int) -> None:
+    """Raise unless ``normalise`` is (mean, std > 0), each one number or one for each channel."""
+    try:
         mean, std = (torch.as_tensor(v, dtype=torch.float64).flatten() for v in normalise)
-        if {len(mean), len(std)} - {1, x.shape[1]} or not (std > 0).all():
-            raise ValueError(f"normalise={normalise!r}; expected (mean, std > 0), one number or {x.shape[1]} each")
+        good = not {len(mean), len(std)} - {1, channels} and bool((std > 0).all()) and bool(mean.isfinite().all())
+    except (TypeError, ValueError, RuntimeError):
+        good = False
+    if not good:
+        raise ValueError(f"normalise={normalise!r:.100}; expected (mean, std > 0), one number or {channels} each")
 
 
 def training_length(net: nn.Module, n: int, batch_size: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
     """(points in a batch, steps). A single point is used twice: BatchNorm cannot train on one."""
-    check_counts(batch_size=batch_size)
+    batch_size = whole_number("batch_size", batch_size, 1)
     if batch_size == 1 and any(isinstance(m, _BatchNorm) for m in net.modules()):
         raise ValueError("batch_size=1 and net has BatchNorm, which cannot train on one point; use 2 or more")
     size = min(batch_size, max(n, 2))
     if steps is not None and epochs is not None:
         raise ValueError(f"steps={steps} and epochs={epochs} were both given; give one")
     if steps is not None:
-        check_counts(steps=steps)
-        return size, steps
-    check_counts(epochs=DEFAULT_EPOCHS if epochs is None else epochs)
-    of_epochs = math.ceil((epochs or DEFAULT_EPOCHS) * n / size)
+        return size, whole_number("steps", steps, 1)
+    of_epochs = math.ceil(whole_number("epochs", DEFAULT_EPOCHS if epochs is None else epochs, 1) * n / size)
     return size, max(DEFAULT_STEPS, of_epochs) if epochs is None else of_epochs

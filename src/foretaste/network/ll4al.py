@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from foretaste.errors import check_counts, check_known
+from foretaste.errors import check_counts, check_known, real_number, whole_number
 from foretaste.losses import TrainingTargets, find_loss, training_targets
 from foretaste.network.fit import (
     INTERPOLATES,
@@ -262,17 +262,18 @@ def fit_ll4al_alone(
 
 
 def ll4al_seeds(seed: int, n: int) -> list[int]:
+    seed = whole_number("seed", seed, -(2**63))
     return torch.randint(2**62, (n,), generator=Generator().manual_seed(seed)).tolist()
 
 
 def check_ll4al_numbers(
     max_lr: float, weight_decay: float, pad: int, weight: float, margin: float, stop: float
 ) -> None:
-    if not (max_lr > 0 and math.isfinite(max_lr)) or not weight_decay >= 0 or pad < 0:
-        raise ValueError(
-            f"max_lr={max_lr!r}, weight_decay={weight_decay!r}, pad={pad!r}; expected max_lr above 0, the others at "
-            "least 0"
-        )
+    real_number("max_lr", max_lr, 0, above=True)
+    real_number("weight_decay", weight_decay, 0)
+    whole_number("pad", pad, most=10_000)
+    for name, value in (("weight", weight), ("margin", margin), ("stop", stop)):
+        real_number(name, value)
     if not (0 <= weight < math.inf and 0 < margin < math.inf and 0 <= stop <= 1):
         raise ValueError(
             f"weight={weight!r}, margin={margin!r}, stop={stop!r}; expected weight of at least 0, margin above 0, "
