@@ -583,7 +583,7 @@ def test_fit_on_cuda():
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", ["fit", "sgd", "build", "saved", "models", "weights"])
+@pytest.mark.parametrize("name", ["fit", "sgd", "build", "saved", "models", "weights", "ll4al"])
 def test_examples_in_the_docstrings(name):
     module = import_module(f"foretaste.network.{name}")
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0

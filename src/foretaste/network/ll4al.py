@@ -159,20 +159,43 @@ def fit_ll4al(
     seed: int = 0,
     progress: TrainingProgress | None = None,
 ) -> tuple[Fit, LossPrediction]:
-    """Train ``net`` in place as ``fit`` does, and a new loss-prediction module beside it; (what ``fit`` tells, module).
+    """Train ``net`` in place as ``fit`` does, and a new loss-prediction module beside it.
 
-    layers: names of submodules whose outputs the module reads, each called once in a pass, or {name: dimension of its
-        channels} where the outputs are sequences.
-    reduction: "mean" over classes, the L2 loss of every other method here, or "sum", the released code's for LL4AL: C
-        times the gradient at the same learning rate. Cross-entropy has neither.
-    weight, margin: λ and ξ. hidden: the module's width. stop: the share of the steps after which the module's gradient
-        no longer reaches the network; 120 of 200 epochs in the paper.
-    max_lr: None is 0.05 for L2 and 0.1 for CE. The ranking loss is of order ξ however small the others are: at the
-        0.5 of ``fit`` it ruins the network (accuracy 9 % where fit has 90, digits, 100 labels).
+    With weight=0 and reduction="mean" the network is the one that ``fit`` trains: initial weights and batches depend on
+    the seed in the same way. Both are trained by one-cycle SGD, instead of the paper's two steps of the learning rate.
 
-    The rest, and the network's initial weights and batches for a seed, are those of ``fit``: with weight=0 and
-    reduction="mean" it trains the same network. One-cycle SGD for both instead of the paper's two steps of the learning
-    rate. ``Fit.loss`` has the ranking loss in it.
+    Args:
+        net: the network, trained in place.
+        x: (N, ...) labelled points.
+        y: (N,) class ids, or float targets.
+        layers: names of submodules whose outputs the module reads, each called once in a pass. Or
+            {name: dimension of its channels}, where the outputs are sequences.
+        loss: "l2" (default) or "ce".
+        reduction: "mean" (default) over classes is the L2 loss of every other method here. "sum" is that of the paper's
+            released code: C times the gradient at the same learning rate. Cross-entropy has neither.
+        weight: λ, the weight of the ranking loss.
+        margin: ξ, the margin of the ranking loss.
+        stop: the share of the steps after which the module's gradient no longer reaches the network. The paper has 120
+            of 200 epochs.
+        hidden: the width of the module.
+        max_lr: None (default): 0.05 for "l2" and 0.1 for "ce". The ranking loss is of the order of ξ, however small the
+            other is: at the 0.5 of ``fit`` it ruins the network (accuracy 9 % instead of 90, digits, 100 labels).
+        steps, epochs, batch_size, weight_decay, augment, pad: as in ``fit``.
+        start, statistics, normalise, seed, progress: as in ``fit``.
+
+    Returns:
+        A ``Fit``, whose loss includes the ranking loss, and the module.
+
+    Raises:
+        ValueError: an argument does not fit the network.
+        Diverged: the loss became NaN or infinite.
+
+    Example:
+        >>> from foretaste.network import MLP, fit_ll4al
+        >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+        >>> done, module = fit_ll4al(MLP(4, (16,), 2), x, y, layers=["layers.0"], steps=20)
+        >>> done.steps
+        20
     """
     began = time.perf_counter()
     criterion = find_loss(loss)
