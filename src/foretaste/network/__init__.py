@@ -1,4 +1,4 @@
-"""f: networks of the paper (§4), and SGD on L2 or cross-entropy. Nothing here imports the rest of foretaste."""
+"""f: the networks of the paper (§4), their training by SGD on L2 or cross-entropy, and files of weights."""
 
 from foretaste.network.build import NETWORKS as NETWORKS
 from foretaste.network.build import Spec as Spec
