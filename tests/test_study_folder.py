@@ -211,7 +211,7 @@ def test_two_processes_on_one_folder(tmp_path):
     path = Task(tmp_path, "gain", 0).path
     path.parent.mkdir(parents=True)
     path.write_text('{"cycle": 3}\n')
-    with pytest.raises(ValueError, match="of cycle 3, expected 0"):
+    with pytest.raises(ValueError, match="its cycle is 3; expected 0"):
         run(SMALL, tmp_path)
     path.write_text("no json\n")
     with pytest.raises(ValueError, match="line 1, is no record"):

@@ -1,12 +1,19 @@
-"""What errors, logs and reports share: checks of arguments, the nearest valid name, sizes, durations, lists."""
+"""What errors, logs and reports share: checks of arguments, nearest names, sizes, durations; names from files."""
 
 import math
+import re
+import stat
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from operator import index
+from os import PathLike
+from pathlib import Path
 
 LISTED = 40  # names in one message; a network may have thousands of parameters
+# Control characters but tab and line feed; marks that turn the direction of text; bytes of a name that are not UTF-8.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
 def did_you_mean(name: object, names: Iterable[str], listed: str = "Known") -> str:
@@ -96,3 +103,52 @@ def format_seconds(seconds: float) -> str:
 def join_words(parts: Sequence[str]) -> str:
     """a, b and c."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+# Names that come from files: a stranger may have written them.
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that a name cannot steer a terminal.
+
+    >>> print(printable("f\\x1b[2J.png"))
+    f\\x1b[2J.png
+    """
+    return UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte of a name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def csv_cell(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula: an apostrophe comes before =, +, -, @, tab and line ends.
+
+    Numbers stay numbers.
+
+    >>> csv_cell('=HYPERLINK("x")'), csv_cell("-0.5"), csv_cell("cat.png")
+    ('\\'=HYPERLINK("x")', '-0.5', 'cat.png')
+    """
+    if not text.startswith(FORMULA_STARTS):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text if text == text.strip() else f"'{text}"
+
+
+def check_regular(path: str | PathLike[str]) -> None:
+    """Raise unless the path is a regular file: reading a pipe would wait for ever, and a device has no end."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{path} is a folder; expected a file")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is a pipe, a socket or a device; expected a regular file")

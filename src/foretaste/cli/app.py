@@ -11,12 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.segment import Segment
 from typer.core import TyperGroup
+
+from foretaste.errors import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-console = Console()
+
+class SafeConsole(Console):
+    """A console that escapes control characters of what it prints. Names of files, labels and arms may hold some.
+
+    Escape codes of rich itself (colours, the cursor of a bar) are no text, and stay.
+    """
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+console = SafeConsole()
 
 # Arguments of the library that are no options of the command line.
 PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
@@ -40,14 +55,14 @@ class ForetasteGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             more = "; the same command resumes" if ctx.invoked_subcommand in RESUMING else ""
-            Console(stderr=True).print(f"interrupted{more}")
+            SafeConsole(stderr=True).print(f"interrupted{more}")
             raise typer.Exit(130) from None
         except Exception as error:
             from_typer = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             if from_typer or ctx.params.get("debug"):
                 raise
             line = f"error: {name_options(error_line(error), self._flags(ctx))}"
-            Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+            SafeConsole(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
             raise typer.Exit(2) from None
         finally:
             log.removeHandler(console_warnings)

@@ -9,7 +9,7 @@ import typer
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, check_output_folder, console, progress_bar, say
 from foretaste.cli.problem import describe_network, make_problem, train_problem
-from foretaste.errors import format_seconds
+from foretaste.errors import format_seconds, printable
 
 if TYPE_CHECKING:
     from foretaste.cli.problem import LabellingProblem
@@ -100,7 +100,7 @@ def fidelity_command(
     )  # fmt: skip
     records[0]["network"] = p.name
     files = " and ".join(dict.fromkeys((p.labelled.where, p.pool.where)))
-    records[0]["data"] = "scikit-learn's digits" if demo else files
+    records[0]["data"] = "scikit-learn's digits" if demo else printable(files)
     report_fidelity(records, out, p.classes)
 
 

@@ -10,7 +10,7 @@ import typer
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, console_warnings, progress_bar, say
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
-from foretaste.errors import format_seconds
+from foretaste.errors import csv_cell, format_seconds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,14 +188,14 @@ def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor") -> list
 
 
 def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
-    """Write the CSV, all of it or nothing."""
+    """Write the CSV, all of it or nothing. Ids and classes never become formulas (``csv_cell``)."""
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, RANKED_COLUMNS)
             table.writeheader()
-            table.writerows(rows)
+            table.writerows({name: csv_cell(str(value)) for name, value in row.items()} for row in rows)
         os.replace(part, out)
     finally:
         part.unlink(missing_ok=True)

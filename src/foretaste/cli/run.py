@@ -1,5 +1,6 @@
 """``foretaste run``: a study from a configuration file; ``foretaste demo``: a small one on handwritten digits."""
 
+import io
 import shlex
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ def run_command(
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
     from foretaste import report
-    from foretaste.study import check_folder, describe, lock_folder, prepared, read
+    from foretaste.study import check_data, check_folder, describe, lock_folder, prepared, read
     from foretaste.study import estimate as estimate_cost
     from foretaste.study import smoke as shrink
 
@@ -67,6 +68,8 @@ def run_command(
     n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
     data = prepared(study.data, devices[0], standin=smoke)
     say(*(f"note: {note}" for note in data.notes))
+    if folder.exists() and not estimate:
+        check_data(folder, study, data)
     if not smoke and study.experiment == "loop":
         with console.status("measuring a few steps and queries of each arm to estimate the cost"):
             cost = estimate_cost(study, data)
@@ -132,7 +135,7 @@ def demo_command(
     """Compare strategies on scikit-learn's handwritten digits: train, query, repeat. Under 90 s on two cores."""
     check_output_folder(out)
     from foretaste import report
-    from foretaste.study import about, prepared, read, save
+    from foretaste.study import about, prepared, read, save, write_whole
 
     n = seeds or (2 if quick else 5)
     study = read("demo", [f"seeds={list(range(n))}", *(["labels.cycles=2"] if quick else [])])
@@ -145,7 +148,9 @@ def demo_command(
     save(records, out / "records.jsonl")
     figure = report.curves(records)
     for ending in ("svg", "png"):
-        figure.savefig(out / f"curves.{ending}", dpi=160)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=ending, dpi=160)
+        write_whole(out / f"curves.{ending}", drawn.getvalue())
     command = f"foretaste demo --seeds {n}" + (" --quick" if quick else "")
     page = report.page(
         records,

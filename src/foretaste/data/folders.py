@@ -23,6 +23,7 @@ from foretaste.data.pictures import (
     open_picture,
 )
 from foretaste.data.tables import SIDES, FileRow, file_columns, is_csv, read_file_table, stays_inside
+from foretaste.errors import printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
 
@@ -105,7 +106,7 @@ def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | N
     if given:
         root, tables = path.parent, [path]
     elif path.is_dir():
-        root, tables = path, sorted(p for p in path.iterdir() if is_csv(p) and p.name[0] != ".")
+        root, tables = path, sorted(p for p in path.iterdir() if is_csv(p) and p.name[0] != "." and p.is_file())
     else:
         raise FileNotFoundError(f"{path} is neither a folder nor a CSV; expected a folder of class folders, or a CSV")
     named = [p for p in tables if file_columns(p) is not None]
@@ -128,6 +129,7 @@ def decode_files(
     most: int = LARGEST_DATASET,
 ) -> DecodedPictures:
     """The pixels of those files of a folder."""
+    check_names(root, files)
     return decode_pictures(
         lambda i: open_picture(root / files[i]),
         files,
@@ -137,6 +139,21 @@ def decode_files(
         skip_broken=skip_broken,
         progress=progress,
     )
+
+
+def check_names(root: Path, files: Iterable[str]) -> None:
+    """Raise if names are not UTF-8: no CSV, page or record could hold them, and that would show only at the end."""
+    if bad := [printable(file) for file in files if not _is_utf8(file)]:
+        names = count_names(bad, "name {} is", "names {} are")
+        raise ValueError(f"{printable(str(root))}: {names} not UTF-8; rename the files (convmv does many at once)")
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def images_of_pictures(

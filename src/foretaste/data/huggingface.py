@@ -1,5 +1,7 @@
 """Hugging Face datasets saved to disk: pictures, read as those of a folder are, or columns of numbers."""
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -22,7 +24,8 @@ from foretaste.data.pictures import (
     decode_pictures,
     open_picture,
 )
-from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES
+from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, stays_inside
+from foretaste.errors import check_regular, printable
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
 NUMBER_TYPES = ("float", "double", "int", "uint", "bool")
@@ -173,10 +176,33 @@ def _load_saved(path: Path) -> Any:
         raise ImportError("reading a Hugging Face dataset needs the package datasets: pip install datasets") from None
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a folder; expected what a dataset's save_to_disk wrote")
+    _check_own_files(path)
     try:
         return datasets.load_from_disk(str(path))
     except Exception as error:  # json, arrow and the package itself each raise their own
         raise ValueError(f"{path} cannot be read as a dataset saved to disk: {' '.join(str(error).split())}") from None
+
+
+def _check_own_files(path: Path) -> None:
+    """Raise unless all that the dataset is read from are regular files of this folder.
+
+    state.json names the files of the rows, and the package would follow it anywhere.
+    """
+    top = path.resolve()
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            entry = Path(folder, name)
+            if entry.is_symlink() and not stays_inside(top, entry):
+                raise ValueError(f"{printable(str(entry))} is a link out of the dataset's folder; copy what is meant")
+        for name in files:
+            check_regular(Path(folder, name))
+    for state in path.rglob("state.json"):
+        try:
+            named = [str(row["filename"]) for row in json.loads(state.read_bytes())["_data_files"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{state} cannot be read as the state of a dataset ({error!r}); save it again") from None
+        if outside := [name for name in named if not stays_inside(top, state.parent / name)]:
+            raise ValueError(f"{state} names {printable(outside[0])}, outside of the dataset's folder; save it again")
 
 
 def _choose_splits(path: Path, pool: str | None, test: float | str) -> dict[str, tuple[str | None, Any]]:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ def _supported_formats() -> list[str]:
 
 def open_picture(source: str | PathLike[str] | bytes) -> Image.Image:
     """Open a picture from a file or from bytes, without reading its pixels; the first frame if there are several."""
+    if not isinstance(source, bytes) and not stat.S_ISREG(os.stat(source).st_mode):
+        raise ValueError("a pipe, a socket or a device, not a regular file")  # reading it might never end
     image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_supported_formats())
     if image.width * image.height > (Image.MAX_IMAGE_PIXELS or np.inf):
         image.close()

@@ -14,6 +14,7 @@ import torch
 from foretaste.data.dataset import Images, stratified_or_raise
 from foretaste.data.labels import NAMES_SHOWN, class_labels, count_names, index_labels, join_faults
 from foretaste.data.pictures import HOW_TO_SKIP
+from foretaste.errors import check_regular
 
 FILE_COLUMNS = (
     "file", "filename", "file_name", "filepath", "file_path", "path", "image", "image_path", "image_file", "img",
@@ -62,10 +63,14 @@ def is_csv(path: Path) -> bool:
 
 def file_columns(path: Path, *, labelled: bool = True) -> FileColumns | None:
     """The columns of a table of files; None if there is no column for the file (or for the label, if ``labelled``)."""
+    check_regular(path)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         first = lines.readline(100_000)
     separator = max(",;\t", key=first.count)
-    names = next(csv.reader([first.strip("\r\n")], delimiter=separator), [])
+    try:
+        names = next(csv.reader([first.strip("\r\n")], delimiter=separator), [])
+    except csv.Error:  # whoever reads the table says what is wrong
+        return None
     names = [name.strip() for name in names]
     plain = [name.lower().replace(" ", "_").replace("-", "_") for name in names]
     at = {}
@@ -265,6 +270,7 @@ def read_feature_table(path: Path, *, gaps: bool = False) -> FeatureTable:
 
 def _table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The names in the first line, and the other lines with their numbers."""
+    check_regular(path)
     if path.stat().st_size > LARGEST_CSV:
         raise ValueError(f"{path} has {path.stat().st_size / 1e9:.3g} GB; for more than 1 GB use an .npz")
     try:

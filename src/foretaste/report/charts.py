@@ -1,6 +1,7 @@
 """The charts of a study: learning curves, areas under them, the cost of a query, who beats whom."""
 
 import csv
+import io
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretaste.errors import format_seconds
+from foretaste.errors import csv_cell, format_seconds
 from foretaste.report.drawing import (
     COLOURS,
     QUIET,
@@ -24,7 +25,7 @@ from foretaste.report.drawing import (
     spread_apart,
 )
 from foretaste.report.summary import LEAST_SEEDS, Interval, Summary, query_cost, summarize, wins
-from foretaste.study import Record
+from foretaste.study import Record, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,14 +110,16 @@ def save_figures(s: Summary, out: Path, suffix: str = "") -> None:
 
 def save_numbers(s: Summary, path: Path) -> None:
     """Write the curves as CSV: means in per cent, half the width of their 95 % intervals (empty with one seed), n."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["arm", "cycle", "labels", "mean", "half", "n"])
+    for name in s.arms:
+        for cycle, labels in enumerate(s.counts):
+            e = s.accuracy(name, cycle)
+            half = "" if e.half is None else f"{e.half:.6g}"
+            rows.writerow([csv_cell(name), cycle, labels, f"{e.mean:.6g}", half, e.n])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["arm", "cycle", "labels", "mean", "half", "n"])
-        for name in s.arms:
-            for cycle, labels in enumerate(s.counts):
-                e = s.accuracy(name, cycle)
-                rows.writerow([name, cycle, labels, f"{e.mean:.6g}", "" if e.half is None else f"{e.half:.6g}", e.n])
+    write_whole(path, text.getvalue())
 
 
 def _draw_accuracy(ax: "Axes", s: Summary) -> None:

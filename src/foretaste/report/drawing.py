@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretaste.report.summary import Summary
+from foretaste.study import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +131,9 @@ def save_figure(charts: Sequence[Chart], path: Path, endings: Iterable[str] = ("
     for ending in endings:
         # Letters as paths: they look the same on every machine.
         with mpl.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "path", "pdf.fonttype": 42}):
-            figure.savefig(path.with_name(f"{path.name}.{ending}"), dpi=160, metadata=UNDATED[ending])
+            drawn = io.BytesIO()  # matplotlib's own error on a full disk names neither the disk nor the file
+            figure.savefig(drawn, format=ending, dpi=160, metadata=UNDATED[ending])
+        write_whole(path.with_name(f"{path.name}.{ending}"), drawn.getvalue())
 
 
 def inline_svg(chart: Chart, name: str) -> str:

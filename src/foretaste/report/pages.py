@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from foretaste.errors import format_bytes, format_seconds
+from foretaste.errors import format_bytes, format_seconds, printable
 from foretaste.report.charts import area_charts, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
 from foretaste.report.summary import Interval, Summary, query_cost, summarize, wins, without_spread
@@ -29,7 +29,7 @@ from foretaste.report.words import (
     own_baselines,
     savings,
 )
-from foretaste.study import Record
+from foretaste.study import Record, write_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -114,7 +114,7 @@ def render_page(
         )
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(html, encoding="utf-8")
+    write_whole(out, printable(html))
     return out
 
 

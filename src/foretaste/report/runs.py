@@ -1,6 +1,5 @@
 """The folder of a run: what it holds, finished or not, and the report on it."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from foretaste.errors import check_regular, format_bytes
 from foretaste.report.charts import save_figures, save_numbers
 from foretaste.report.checks import check_page
 from foretaste.report.pages import page
 from foretaste.report.summary import ArmPlan, Summary, summarize
+from foretaste.study import damaged_record, read_json_lines, read_study_json, record_fault
+
+LARGEST_PICTURES = 10**9  # bytes of the pixels in pictures.npz
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,7 @@ class Run:
         file = self.path / "pictures.npz"
         if not file.exists():
             return {}
-        with np.load(file, allow_pickle=False) as kept:
-            return dict(zip(kept["ids"].tolist(), kept["pixels"]))
+        return read_pictures(file)
 
     def summary(self) -> Summary:
         """The records that all arms have."""
@@ -110,19 +112,37 @@ def read_run(path: Path) -> Run:
                 "again in this folder: it writes the file and keeps the records"
             )
         raise ValueError(f"{path} has no study.json; expected the folder of a run, such as `foretaste run` makes")
+    description = read_study_json(about)
+    experiment = description["study"].get("experiment") or "loop"
     records = []
     for file in files:
-        text = file.read_bytes()
-        for k, one in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
-            try:
-                records.append(json.loads(one))
-            except ValueError:
-                raise ValueError(f"{file}, line {k}, is not a record; remove the file and run it again") from None
-    try:
-        description = json.loads(about.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{about} is not JSON: {error}; start the run again, which writes the file anew") from None
+        for k, record in enumerate(read_json_lines(file), 1):
+            ours = experiment == "loop" or record.get("kind") == experiment
+            if ours and (fault := record_fault(record, experiment)):
+                raise damaged_record(file, k, fault)
+            records.append(record)
     return Run(path, description, records)
+
+
+def read_pictures(file: Path) -> dict[int, np.ndarray]:
+    """The pixels of pictures.npz by id. Raises if the file is damaged, or holds anything but small pictures."""
+    check_regular(file)
+    try:
+        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as kept:  # numpy leaves a damaged file open
+            sizes = {info.filename: info.file_size for info in kept.zip.infolist()}
+            if max(sizes.values(), default=0) > LARGEST_PICTURES:
+                raise ValueError(f"it holds more than {format_bytes(LARGEST_PICTURES)}")
+            ids, pixels = kept["ids"], kept["pixels"]
+        if ids.ndim != 1 or ids.dtype.kind != "i" or pixels.dtype != np.uint8 or len(ids) != len(pixels):
+            raise ValueError(f"ids are {ids.dtype} {ids.shape}, pixels {pixels.dtype} {pixels.shape}")
+        if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] != 3) or not pixels.size:
+            raise ValueError(f"pixels are of shape {pixels.shape}")
+    except Exception as error:  # a damaged zip or header can raise anything
+        raise ValueError(
+            f"{file} is damaged ({str(error) or type(error).__name__}); remove it to have a page without pictures, or "
+            "start the run again"
+        ) from None
+    return dict(zip(ids.tolist(), pixels))
 
 
 def folder(run: Path, out: Path | None = None) -> Path:

@@ -13,7 +13,7 @@ from foretaste.errors import format_seconds
 from foretaste.network import fit, training_length
 from foretaste.query import query
 from foretaste.study.config import Arm, Network, Study, Trial
-from foretaste.study.loop import check_trial
+from foretaste.study.loop import check_trials
 from foretaste.study.model import Model, model_of
 from foretaste.study.run import log_errors_only, single_threaded
 
@@ -61,6 +61,7 @@ def estimate(study: Study, data: Images) -> Estimate:
         >>> estimate(of, prepared(of.data, "cpu")).trainings
         2
     """
+    check_trials(study, data)  # before a list of all cycles is made: there may be very many
     train = ask = slowest = 0.0
     steps: dict[str, float] = {}
     labels = study.labels
@@ -68,7 +69,6 @@ def estimate(study: Study, data: Images) -> Estimate:
     with single_threaded(), log_errors_only():
         for arm in study.arms:
             trial = study.trial(arm.name)
-            check_trial(trial, data)
             model = model_of(trial, data)
             if trial.model == "network":
                 how = trial.train

@@ -1,6 +1,6 @@
 """The folder of a run: its lock, study.json, records, checkpoints and pictures. An interrupted run resumes from it.
 
-study.json               the configuration, the data and how the records were made
+study.json               the configuration, the data and its digest, and how the records were made
 records/ARM/SEED.jsonl   one line a cycle, on disk before the next cycle begins
 weights/ARM/SEED-CYCLE.safetensors
 pictures.npz             the points that were queried
@@ -21,15 +21,26 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
+from foretaste.errors import check_regular
 from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
 from foretaste.study.config import Network, Study, Trial
+from foretaste.study.digest import check_digest
 from foretaste.study.records import Record, record_line, software_versions
+from foretaste.study.stored import (
+    a_table,
+    damaged_record,
+    read_json_lines,
+    read_study_json,
+    record_fault,
+    shape_fault,
+)
 
 LOCK_PATIENCE = 60  # seconds that a worker waits for the worker of a killed run to end
 KEPT_PICTURES = 2000
@@ -79,24 +90,22 @@ class Task:
                 f"arm {self.arm!r}, seed {self.seed} of {self.folder} is run by another process"
             ) from None
 
-    def records(self, trial: Trial) -> list[Record]:
+    def records(self, trial: Trial, experiment: str = "loop") -> list[Any]:
         """The records on disk. Removes a last line that is incomplete; raises if they are of other settings."""
         if not self.path.exists():
             return []
+        found = read_json_lines(self.path)
         text = self.path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:  # the process was killed, or the disk was full, while the line was written
+        if not text.endswith(b"\n"):  # the process was killed, or the disk was full, while the line was written
             with self.path.open("r+b") as file:
-                file.truncate(len(whole))
-        found = []
-        for k, one in enumerate(whole.splitlines()):
-            try:
-                record = json.loads(one)
-            except ValueError:
-                raise ValueError(f"{self.path}, line {k + 1}, is no record; remove the file to run it anew") from None
+                file.truncate(text.rfind(b"\n") + 1)
+        for k, record in enumerate(found):
             if record.get("cycle") != k:
-                raise ValueError(f"{self.path}, line {k + 1}, is of cycle {record.get('cycle')}, expected {k}")
-            found.append(record)
+                raise damaged_record(self.path, k + 1, f"its cycle is {record.get('cycle')!r}; expected {k}")
+            if fault := record_fault(record, experiment) or shape_fault(record, {"config": a_table}):
+                raise damaged_record(self.path, k + 1, fault)
+            if (record.get("arm", self.arm), record["seed"]) != (self.arm, self.seed):
+                raise damaged_record(self.path, k + 1, f"it is of arm {record['arm']!r} and seed {record['seed']}")
         if found and (differ := differences(found[-1]["config"], trial.plain())):
             raise other_settings(self.folder, differ, f" of arm {self.arm!r}")
         return found
@@ -139,7 +148,13 @@ class Task:
         path = self._weights_path(cycle)
         if not path.exists():
             raise FileNotFoundError(f"{path} is gone, and a warm start needs it; remove {self.path} to run it anew")
-        return load_file(path)
+        try:
+            check_regular(path)
+            return load_file(path)
+        except (SafetensorError, ValueError, OSError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}), and a warm start needs it; remove {self.path} to run it anew"
+            ) from None
 
     def _weights_path(self, cycle: int) -> Path:
         return self.folder / "weights" / slug(self.arm) / f"{self.seed}-{cycle}.safetensors"
@@ -163,7 +178,13 @@ def check_folder(folder: Path, study: Study) -> None:
             raise other_settings(folder, differ)
     for name in study.names:
         for seed in study.seeds:
-            Task(folder, name, seed).records(study.trial(name))
+            Task(folder, name, seed).records(study.trial(name), study.experiment)
+
+
+def check_data(folder: Path, study: Study, data: Images) -> dict[str, Any]:
+    """Raise if the folder's records were made with other data or code; returns the digests that study.json keeps."""
+    begun = any((folder / "records").glob("*/*.jsonl"))
+    return check_digest(folder, stored_description(folder).get("digest"), data, study, begun)
 
 
 def stored_study(folder: Path) -> dict[str, Any] | None:
@@ -177,11 +198,14 @@ def stored_description(folder: Path) -> dict[str, Any]:
 
 
 def _stored_json(folder: Path) -> dict[str, Any]:
+    """study.json; empty if it is missing or damaged, for then it is written anew."""
+    path = folder / "study.json"
+    if path.exists():
+        check_regular(path)  # a pipe is nobody's damaged file
     try:
-        stored = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        return read_study_json(path)
     except (FileNotFoundError, ValueError):
         return {}
-    return stored if isinstance(stored, dict) and "study" in stored else {}
 
 
 def write_study(folder: Path, study: Study, description: Mapping[str, Any]) -> None:
@@ -354,11 +378,14 @@ def save_pictures(folder: Path, data: Images, records: Iterable[Any]) -> None:
 # Writing
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file completely or not at all."""
     part = path.with_suffix(".part")
     try:
-        part.write_text(text, encoding="utf-8")
+        if isinstance(content, str):
+            part.write_text(content, encoding="utf-8", newline="\n")
+        else:
+            part.write_bytes(content)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise explain_full_disk(error, path) from None

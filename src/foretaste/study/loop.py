@@ -14,7 +14,7 @@ from foretaste.data import Images, Split, draw
 from foretaste.lookahead import linearize
 from foretaste.losses import LOSSES
 from foretaste.query import query
-from foretaste.study.config import Trial
+from foretaste.study.config import Study, Trial
 from foretaste.study.model import Model, derive_seed, model_of
 from foretaste.study.records import Record, peak_memory, reset_peak_memory, software_versions
 
@@ -126,6 +126,12 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
     if scale is not None:
         record["scale"] = options[scale]
         record["ratio"] = new_label_scale(model.net, x_L, y_L, model.inputs(ids), data.y[ids], model.settings) / loo
+
+
+def check_trials(study: Study, data: Images) -> None:
+    """Raise if these data do not allow the settings of an arm. Nothing is allocated before."""
+    for name in study.names if study.experiment == "loop" else ():
+        check_trial(study.trial(name), data)
 
 
 def check_trial(trial: Trial, data: Images) -> None:

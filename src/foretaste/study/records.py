@@ -11,6 +11,8 @@ from typing import Any, TypedDict
 
 import torch
 
+from foretaste.study.stored import read_json_lines
+
 PACKAGES = ("foretaste", "torch", "numpy", "scikit-learn")
 
 
@@ -71,6 +73,7 @@ def load_records(path: str | Path) -> list[Any]:
 
     Raises:
         FileNotFoundError: if there is no such folder or file.
+        ValueError: if a line is not a record; the error names the file and the line.
 
     Example:
         >>> import tempfile
@@ -86,7 +89,7 @@ def load_records(path: str | Path) -> list[Any]:
         raise FileNotFoundError(f"{path} does not exist; expected the folder of a run, or a .jsonl file of records")
     found = (path / "records").glob("*/*.jsonl") if path.is_dir() else [path]
     paths = sorted(found, key=lambda p: (p.parent, len(p.stem), p.stem))  # seed 2 before 10
-    return [json.loads(text) for one in paths for text in one.read_bytes().split(b"\n")[:-1] if text.strip()]
+    return [record for one in paths for record in read_json_lines(one)]
 
 
 def reset_peak_memory(device: torch.device) -> None:

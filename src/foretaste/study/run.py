@@ -22,16 +22,18 @@ import torch.nn.functional as F
 from foretaste.data import Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.study.checks import CHECKS
 from foretaste.study.config import Data, Study
+from foretaste.study.digest import data_digest
 from foretaste.study.folder import (
     PictureFile,
     Task,
+    check_data,
     check_folder,
     describe,
     lock_folder,
     stored_description,
     write_study,
 )
-from foretaste.study.loop import cycles
+from foretaste.study.loop import check_trials, cycles
 from foretaste.study.model import derive_seed
 from foretaste.study.records import Record
 from foretaste.study.toml import import_plugin
@@ -86,7 +88,7 @@ def run(
         The records, in the order of arms, seeds and cycles.
 
     Raises:
-        ValueError: if the folder holds a run with other settings.
+        ValueError: if the folder holds a run with other settings, other data or other plugins, or is damaged.
         RuntimeError: if another process runs in the folder, or a worker fails.
 
     Example:
@@ -103,16 +105,19 @@ def run(
         here = processes <= 1
         if data is None and (here or folder is not None):
             data = prepared(study.data, devices[0] if here else "cpu", standin)
-        pictures = None
+        if data is not None:
+            check_trials(study, data)
+        pictures, digest = None, None
         if folder is not None and data is not None:
             description = description or stored_description(root)
             made = description or describe(study, data, processes=max(1, processes), device=devices[0])
-            write_study(root, study, made)
+            digest = check_data(root, study, data)
+            write_study(root, study, {**made, "digest": digest})
             pictures = PictureFile(root, data)
         if here and data is not None:
             stream = _run_here(study, tasks, data)
         else:
-            stream = _run_in_processes(study, tasks, processes, devices, standin)
+            stream = _run_in_processes(study, tasks, processes, devices, standin, digest)
         records = []
         try:
             for record in stream:
@@ -139,7 +144,7 @@ def run_task(study: Study, data: Images, task: Task) -> Iterator[Any]:
     """
     trial, against = study.trial(task.arm), study.arm(task.arm).against
     with task.locked(), log_errors_only():
-        done = task.records(trial)
+        done = task.records(trial, study.experiment)
         yield from done
         if len(done) == study.each:
             return
@@ -270,14 +275,19 @@ def _run_here(study: Study, tasks: Sequence[Task], data: Images) -> Iterator[Rec
 
 
 def _run_in_processes(
-    study: Study, tasks: Sequence[Task], processes: int, devices: Sequence[str], standin: bool
+    study: Study,
+    tasks: Sequence[Task],
+    processes: int,
+    devices: Sequence[str],
+    standin: bool,
+    digest: Mapping[str, Any] | None,
 ) -> Iterator[Record]:
     context = mp.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
     for task in [*tasks, *[None] * processes]:
         todo.put(task)
     workers = [
-        context.Process(target=_work, args=(study, devices[k % len(devices)], standin, todo, done), daemon=True)
+        context.Process(target=_work, args=(study, devices[k % len(devices)], standin, digest, todo, done), daemon=True)
         for k in range(processes)
     ]
     left = len(tasks) * study.each
@@ -311,8 +321,11 @@ def _run_in_processes(
             queue.close()
 
 
-def _work(study: Study, device: str, standin: bool, todo: Any, done: Any) -> None:
-    """A worker: runs tasks from one queue, and puts records, or its failure, into the other."""
+def _work(study: Study, device: str, standin: bool, digest: Mapping[str, Any] | None, todo: Any, done: Any) -> None:
+    """A worker: runs tasks from one queue, and puts records, or its failure, into the other.
+
+    It reads the data itself. They must be those that the parent has read (``digest``).
+    """
     _die_with_parent()
     torch.set_num_threads(1)
     parent = mp.parent_process()
@@ -321,6 +334,8 @@ def _work(study: Study, device: str, standin: bool, todo: Any, done: Any) -> Non
         for plugin in study.plugins:
             import_plugin(plugin)
         data = prepared(study.data, device, standin)
+        if digest is not None and data_digest(data) != digest["data"]:
+            raise ValueError(f"the data {data.name!r} changes while the run reads it; start again when it is complete")
         while (task := todo.get()) is not None:
             for record in run_task(study, data, task):
                 done.put(record)

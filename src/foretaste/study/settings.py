@@ -11,9 +11,19 @@ from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform, get_
 import pydantic.dataclasses
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
-from foretaste.errors import check_known, did_you_mean
+from foretaste.errors import check_known, did_you_mean, printable
 
-Text: TypeAlias = StrictStr
+
+def _check_utf8(text: str) -> str:
+    """Records and pages are UTF-8; a text from the command line need not be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{printable(text)!r} is not UTF-8; expected a text that is") from None
+    return text
+
+
+Text: TypeAlias = Annotated[StrictStr, AfterValidator(_check_utf8)]
 Whole: TypeAlias = StrictInt
 YesNo: TypeAlias = StrictBool
 Number: TypeAlias = StrictInt | StrictFloat  # 1 stays 1: records hold the number as it was written

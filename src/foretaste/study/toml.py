@@ -150,7 +150,7 @@ def _toml_text(source: str | Path) -> str:
         if not Path(source).is_file():
             raise FileNotFoundError(f"{source} does not exist, or is no file; expected a study in TOML")
         try:
-            return Path(source).read_text(encoding="utf-8")
+            return Path(source).read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{source} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
