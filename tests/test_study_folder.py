@@ -214,7 +214,7 @@ def test_two_processes_on_one_folder(tmp_path):
     with pytest.raises(ValueError, match="its cycle is 3; expected 0"):
         run(SMALL, tmp_path)
     path.write_text("no json\n")
-    with pytest.raises(ValueError, match="line 1, is no record"):
+    with pytest.raises(ValueError, match="line 1, is not a record"):
         run(SMALL, tmp_path)
 
 
