@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import acquire_oracles as oracles
 from acquire_oracles import Case
 from foretaste import acquire
-from foretaste.acquire import rise
+from foretaste.acquire import fused
 from foretaste.acquire.gain import rises
 
 gain_module = import_module("foretaste.acquire.gain")
@@ -57,8 +57,8 @@ def test_tails():
 
 
 def test_the_fit_is_as_good_as_it_says():
-    z = torch.linspace(0, rise.RISE_FAR, 400, dtype=torch.float64)
-    over, under = (sum(c * z**k for k, c in enumerate(fit)) for fit in (rise.RISE_OVER, rise.RISE_UNDER))
+    z = torch.linspace(0, fused.RISE_FAR, 400, dtype=torch.float64)
+    over, under = (sum(c * z**k for k, c in enumerate(fit)) for fit in (fused.RISE_OVER, fused.RISE_UNDER))
     fit = over / under * torch.exp(-z * z / 2)
     exact = torch.stack([rises(torch.ones(1, 1).double(), torch.ones(1).double(), v[None], True)[0] for v in z])
     assert_close(fit, exact, rtol=2.1e-7, atol=0)

@@ -27,7 +27,7 @@ from foretaste.losses import probabilities
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """reference: "net" or "current", what change is measured from; None is "current" once a candidate is taken."""
+    """reference: "net", "current" or None, the outputs that change is measured from; see ``mlmoc``."""
 
     reference: str | None = None
 
@@ -37,9 +37,28 @@ class ChangeOptions:
 
 @register("mlmoc", needs=("kernel", "classes"), options=ChangeOptions)
 def mlmoc(state: State, reference: str | None = None) -> Tensor:
-    """Σ_i ‖f⁺_i − f_i‖ with the likeliest label (Eq. 13), (U,).
+    """Most likely model output change (MLMOC, Eq. 13): Σ_i ‖f⁺_i − f_i‖, with the candidate's likeliest label.
 
-    Measured from f, not f_lin, so the residual of L stays in, as Eq. 13 says. Cross-entropy: between softmax outputs.
+    Change is measured from f and not from f_lin, so the residual of L stays in, as Eq. 13 says. Cross-entropy: between
+    softmax outputs. Cost: one pass over S, W·U·C.
+
+    Args:
+        state: a classifier, linearised.
+        reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before
+            the candidate. None (default): "net", and "current" once a candidate is taken.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has one output (use ``change``), or the reference is unknown.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
+        >>> ft.acquire.mlmoc(state).shape
+        torch.Size([4])
     """
     need_classes(state, "mlmoc", "change")
     y_UC, from_WC = pseudo_labels(state), reference_outputs(state, reference)
@@ -49,13 +68,34 @@ def mlmoc(state: State, reference: str | None = None) -> Tensor:
     scores_U = y_UC.new_empty(state.U)
     for at, S_Wu in blocks:
         scores_U[at] = move(S_Wu, state.push(y_UC[at], at))
-        del S_Wu  # its memory is the next block's
+        del S_Wu  # its memory is used for the next block
     return finish_scores(state, scores_U, "mlmoc")
 
 
 @register("emoc", needs=("kernel", "classes"), options=ChangeOptions)
 def emoc(state: State, reference: str | None = None) -> Tensor:
-    """Σ_y p_j(y) Σ_i ‖f⁺_i − f_i‖ (Eq. 3), (U,): as mlmoc, over every label."""
+    """Expected model output change (EMOC, Eq. 3): Σ_y p_j(y) Σ_i ‖f⁺_i − f_i‖.
+
+    As ``mlmoc``, in expectation over every label of the candidate. Cost: W·U·C for each label of positive probability.
+
+    Args:
+        state: a classifier, linearised.
+        reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before
+            the candidate. None (default): "net", and "current" once a candidate is taken.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has one output (use ``change``), or the reference is unknown.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
+        >>> ft.acquire.emoc(state).shape
+        torch.Size([4])
+    """
     need_classes(state, "emoc", "change")
     move, blocks = _moves(state, reference_outputs(state, reference))
     return finish_scores(
@@ -63,9 +103,31 @@ def emoc(state: State, reference: str | None = None) -> Tensor:
     )
 
 
-@register("flips", needs=("kernel", "classes"), options=ChangeOptions)
+@register("flips", needs=("kernel", "classes"), options=ChangeOptions, watch_by="contested")
 def flips(state: State, reference: str | None = None) -> Tensor:
-    """How many watched predictions the likeliest label would change, (U,): the score of the paper's released code."""
+    """How many watched predictions would change: |{i : argmax f⁺_i ≠ argmax f_i}|, with the likeliest label.
+
+    The score of the paper's released code. Cost: W·U·C. In a query with ``watch`` a number, the most contested points
+    are watched: the others hardly ever flip.
+
+    Args:
+        state: a classifier, linearised.
+        reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before
+            the candidate. None (default): "net", and "current" once a candidate is taken.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has one output (use ``change``), or the reference is unknown.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
+        >>> ft.acquire.flips(state).shape
+        torch.Size([4])
+    """
     need_classes(state, "flips", "change")
     y_UC, from_W = pseudo_labels(state), reference_outputs(state, reference).argmax(1)
     scores_U = y_UC.new_empty(state.U)
@@ -77,7 +139,26 @@ def flips(state: State, reference: str | None = None) -> Tensor:
 
 @register("change", needs=("kernel", "regression"))
 def change(state: State) -> Tensor:
-    """E Σ_i |f⁺_i − mean_i| with y ~ N(mean_j, u_j): sqrt(2/π) Σ_i |S_ij| / sqrt(u_j), (U,)."""
+    """Expected output change in regression: E Σ_i |f⁺_i − mean_i| = √(2/π) Σ_i |S_ij| / √u_j, with y ~ N(mean_j, u_j).
+
+    Eq. 3 for a network of one output. Cost: one pass over S, W·U.
+
+    Args:
+        state: a network of one output, linearised.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has several outputs.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 1).eval(), x[:2], [0.0, 1.0], x[2:])
+        >>> ft.acquire.change(state).shape
+        torch.Size([4])
+    """
     if state.C > 1:
         raise ValueError(
             f"change is for regression and this network has {state.C} outputs; use mlmoc, emoc or variance"
@@ -93,6 +174,8 @@ def change(state: State) -> Tensor:
     return finish_scores(state, scores_U, "change")
 
 
+# --- how the change is summed ---
+
 MoveBlock = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -103,7 +186,7 @@ def _moves(state: State, from_WC: Tensor) -> tuple[MoveBlock, Iterator[tuple[sli
         spare = state.mean.new_empty(0, 0)
 
         def by_lengths(S_Wu: Tensor, a_uC: Tensor) -> Tensor:
-            # One buffer for all blocks, laid out as they are: fresh pages cost as much as the arithmetic.
+            # One buffer for all blocks, with their strides: fresh pages cost as much as the arithmetic.
             nonlocal spare
             if spare[:, : S_Wu.shape[1]].stride() != S_Wu.stride() or spare.shape < S_Wu.shape:
                 spare = torch.empty_like(S_Wu)

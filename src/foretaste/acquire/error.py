@@ -1,4 +1,4 @@
-"""Expected error reduction (Eq. 2)."""
+"""Expected error reduction, EER (Eq. 2)."""
 
 from torch import Tensor
 
@@ -17,7 +17,26 @@ from foretaste.losses import probabilities, shannon_entropy
 
 @register("eer", needs=("kernel", "classes"))
 def eer(state: State) -> Tensor:
-    """−Σ_y p_j(y) Σ_i H(p⁺_i): minus the expected entropy left on the watched points (Eq. 2), (U,)."""
+    """Expected error reduction (EER, Eq. 2): −Σ_y p_j(y) Σ_i H(p⁺_i), minus the entropy expected to be left.
+
+    Cost: W·U·C for each label of positive probability; outputs are formed in blocks. No options.
+
+    Args:
+        state: a classifier, linearised.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has one output; use ``variance``.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
+        >>> ft.acquire.eer(state).shape
+        torch.Size([4])
+    """
     need_classes(state, "eer", "variance")
 
     def left(S_Wu: Tensor, a_uC: Tensor) -> Tensor:

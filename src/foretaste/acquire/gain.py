@@ -9,21 +9,29 @@ turns negative the other class wins, and the maximum is higher by that much: E m
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from foretaste.acquire.fused import SumTerm, can_fuse_sums, sum_terms
+from foretaste.acquire.fused import (
+    RISE_BITS,
+    RISE_FAR,
+    RISE_OVER_BITS,
+    RISE_UNDER_BITS,
+    SumTerm,
+    can_fuse_sums,
+    sum_terms,
+)
 from foretaste.acquire.predictions import cached_blocks, finish_scores, need_classes
 from foretaste.acquire.registry import register
-from foretaste.acquire.rise import RISE_BITS, exact_rise, quick_rise
 from foretaste.acquire.variance import whiten_columns
 from foretaste.lookahead import DenseState, State
 
-GAIN_CHUNK = 2**20  # numbers worked on at a time: fewer, and threads spend their time waking up
+GAIN_CHUNK = 2**20  # numbers worked on at a time: with fewer, threads spend their time waking up
 WORTH_QUICK_RISE = 2**20  # pairs (i, j) from which float32 is used
-FAINT_RISE = 1e-24  # of the largest gap: below it float32 has come near FAR
+FAINT_RISE = 1e-24  # of the largest gap: below it, float32 may be near RISE_FAR
 
 RiseBuffer = dict[torch.dtype, Tensor]
 RiseFunction = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -31,7 +39,7 @@ RiseFunction = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class GainOptions:
-    """scale: s² of the posterior's variance; None is ``state.scale``."""
+    """scale: s² of the posterior's variance; None (default) is ``state.scale``."""
 
     scale: float | None = None
 
@@ -40,13 +48,39 @@ class GainOptions:
 
 
 def check_scale(scale: float | None) -> None:
+    """Raise unless it is None or positive."""
     if scale is not None and not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale={scale}; expected a positive number, s² of the posterior's variance, or None")
 
 
-@register("gain", select="greedy", needs=("kernel", "classes"), options=GainOptions, calibrates="scale")
+@register(
+    "gain", select="greedy", needs=("kernel", "classes"), options=GainOptions, calibrates="scale", watch_by="contested"
+)
 def gain(state: State, scale: float | None = None) -> Tensor:
-    """Σ_i τ_ij ψ(g_i / τ_ij), (U,). Cross-entropy: gaps of logits, and u_j holds the label's own noise."""
+    """The expected gain in accuracy: Σ_i τ_ij ψ(g_i / τ_ij), the expected rise of Σ_i max_c f_i(c).
+
+    g_i is the gap between the two largest outputs of watched point i. τ_ij = √2 s |S_ij| / √u_j is how far a label at j
+    may move it, and ψ(z) = φ(z) − zΦ(−z). Not in the paper; docs/mathematics.md, Gain. Cross-entropy: gaps of logits,
+    and u_j holds the label's own noise. Cost: one pass over S, W·U. In a query with ``watch`` a number, the most
+    contested points are watched, which hold nearly all of the sum.
+
+    Args:
+        state: a classifier, linearised.
+        scale: s², of the posterior's variance. None (default): ``state.scale``. A larger one explores more.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has one output (use ``variance``), or scale is not positive.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
+        >>> ft.acquire.gain(state, scale=0.5).shape
+        torch.Size([4])
+    """
     need_classes(state, "gain", "variance: there is no gap")
     check_scale(scale)
     s = math.sqrt(state.scale if scale is None else scale)
@@ -72,14 +106,14 @@ def gain(state: State, scale: float | None = None) -> Tensor:
 
 
 def _in_one_pass(state: State, s: float) -> Tensor:
-    """The same, finished, where S can be read once."""
+    """The same scores by one read of S on a GPU."""
     assert isinstance(state, DenseState)
     unit, gap_W = _gaps(state.mean)
     near_U = state.unchecked_u.rsqrt() * (math.sqrt(2) * s / unit)
     scores_U = sum_terms(state, SumTerm.RISE, near_U, gap_W)
     open_U = scores_U.masked_fill(state.taken, torch.inf) if state.kept else scores_U
-    if not float(open_U.min()) >= FAINT_RISE:  # or NaN: one look at the device for all that could be wrong
-        _ = state.u  # raises where there is none
+    if not float(open_U.min()) >= FAINT_RISE:  # or NaN: one number read from the device finds all that could be wrong
+        _ = state.u  # raises if a variance is not positive
         low = (open_U < FAINT_RISE).nonzero()[:, 0]
         scores_U[low] = _rises(state.columns(low), near_U[low], gap_W, torch.float64, exact_rise, {})
         return finish_scores(state, scores_U.mul_(unit), "gain")
@@ -88,21 +122,21 @@ def _in_one_pass(state: State, s: float) -> Tensor:
 
 
 def _gaps(mean_WC: Tensor) -> tuple[float, Tensor]:
-    """The largest gap, and the gaps in units of it. A greedy batch leaves the mean alone: found once for it."""
+    """The largest gap, and the gaps in units of it. Cached: a greedy batch does not change the mean."""
     version = -1 if mean_WC.is_inference() else mean_WC._version
-    found = _sum_rises.get(mean_WC)
+    found = _gap_cache.get(mean_WC)
     if found is None or found[0] != version or version < 0:
         top = mean_WC.topk(2, 1).values
         unit, gap_W = _in_units(top[:, 0] - top[:, 1])
-        found = _sum_rises[mean_WC] = version, float(unit), gap_W
+        found = _gap_cache[mean_WC] = version, float(unit), gap_W
     return found[1:]
 
 
-_sum_rises = WeakIdKeyDictionary()  # by the tensor itself, not by what it holds
+_gap_cache = WeakIdKeyDictionary()  # keyed by the tensor object, not by its values
 
 
 def _in_units(g_W: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest gap, and the gaps in units of it. One of 0 over a τ of 0 must be far too, not NaN."""
+    """The largest gap, and the gaps in units of it, at least 1e-30: 0/0 would be NaN, and must be far."""
     unit = g_W.max()
     unit = torch.where(unit > 0, unit, 1.0)
     return unit, (g_W / unit).clamp_min(1e-30)
@@ -113,9 +147,9 @@ def rises(
 ) -> Tensor:
     """Σ_i τ_ij ψ(g_i / τ_ij) with τ_ij = |S_ij| k_j, (u,).
 
-    ``exact`` in float64, to 1e-10 of each term; else in float32, to 1e-6 of the sum and four times as fast, and what
-    is so small that float32 cannot tell is done again in float64, if ``open_u`` (None: everywhere). ``room`` is where
-    buffers stay for the next block.
+    ``exact``: in float64, to 1e-10 of each term. Else in float32, to 1e-6 of the sum and four times as fast; sums that
+    are too small for float32 are computed again in float64, for candidates of ``open_u`` (None: all). ``room`` holds
+    buffers for the next block.
     """
     room = {} if room is None else room
     unit, g_W = _in_units(g_W)
@@ -130,7 +164,7 @@ def rises(
 
 
 def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: RiseFunction, room: RiseBuffer) -> Tensor:
-    """Rows at a time, of S or of its transpose as they lie in memory, in buffers that stay in the cache."""
+    """Some rows at a time, of S or of its transpose, whichever is contiguous, in buffers that fit in the cache."""
     across = S_Wu.stride(0) == 1
     S, k, g = (S_Wu.T, k_u[:, None], g_W) if across else (S_Wu, k_u, g_W[:, None])
     k, g = k.to(dtype).expand(S.shape), g.to(dtype).expand(S.shape)
@@ -151,3 +185,38 @@ def _rises(S_Wu: Tensor, k_u: Tensor, g_W: Tensor, dtype: torch.dtype, rise: Ris
         else:
             total_u += out.sum(0)
     return total_u
+
+
+# --- τψ(g/τ) for many pairs at a time: in float64 by erfc, in float32 by a quotient ---
+
+
+def exact_rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
+    """τψ(z) = τφ(z) − g erfc(z/√2)/2, in float64: stable, for erfc keeps its digits in the tail. Overwrites z."""
+    torch.mul(z, z, out=out).mul_(-0.5).exp_().mul_(tau).mul_(1 / math.sqrt(2 * math.pi))
+    out.addcmul_(z.mul_(math.sqrt(0.5)).erfc_(), g, value=-0.5).clamp_min_(0)
+
+
+def quick_rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
+    """τψ(z / BITS) = τ 2^(−z²) over(z) / under(z), for float32 (fused.py has the coefficients). Overwrites τ and z."""
+    zero, over, under = _rise_constants(z.dtype, z.device)
+    torch.addcmul(zero, z.clamp_max_(RISE_FAR * RISE_BITS), z, value=-1, out=out).exp2_().mul_(tau)
+    out.mul_(_horner(over, RISE_OVER_BITS[-1], z, tau))
+    out.div_(_horner(under, RISE_UNDER_BITS[-1], z, tau))
+
+
+def _horner(lower: tuple[Tensor, ...], highest: float, z: Tensor, out: Tensor) -> Tensor:
+    torch.add(lower[-1], z, alpha=highest, out=out)
+    for coefficient in reversed(lower[:-1]):
+        torch.addcmul(coefficient, out, z, out=out)
+    return out
+
+
+@cache
+def _rise_constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """0 and all coefficients but the highest, as tensors: then nothing is copied to a GPU at every block."""
+
+    def tensor(c: float) -> Tensor:
+        return torch.tensor(c, dtype=dtype, device=device)
+
+    with torch.inference_mode(False):
+        return tensor(0.0), tuple(map(tensor, RISE_OVER_BITS[:-1])), tuple(map(tensor, RISE_UNDER_BITS[:-1]))

@@ -1,4 +1,4 @@
-"""What a state holds of its points at present, and what every score is checked for."""
+"""Shared by all scores: current predictions, likeliest labels, the checks of a score, and outputs after a label."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ REFERENCES = ("net", "current")
 
 
 def labelled(state: State) -> bool:
-    """Whether any label is kept; one on its way (None) leaves the mean where it was."""
+    """Whether any label is kept. Candidates kept without a label (y=None) do not count: the mean is unchanged."""
     return any(y is not None for _, y in state.kept)
 
 
 def current_outputs(state: State) -> Tensor:
-    """(U, C) outputs of the candidates: the network's, or once a label is kept the mean. The former cost no kernel."""
+    """(U, C) outputs of the candidates: the network's, which cost no kernel, or the mean once a label is kept."""
     return state.pool_mean if labelled(state) else state.pool_net
 
 
 def pseudo_labels(state: State) -> Tensor:
-    """(U, C): y′ of Eq. 13, the one-hot of the likeliest class (the paper prints its number)."""
+    """(U, C): y′ of Eq. 13, the one-hot of the likeliest class. (The paper writes the number of the class.)"""
     f_UC = current_outputs(state)
     return torch.zeros_like(f_UC).scatter_(1, f_UC.argmax(1, keepdim=True), 1.0)
 
@@ -30,8 +30,8 @@ def pseudo_labels(state: State) -> Tensor:
 def reference_outputs(state: State, reference: str | None) -> Tensor:
     """(W, C): the outputs that change is measured from.
 
-    "net" is Eq. 13 to the letter. Once a candidate is taken the default is "current", the mean before the candidate:
-    from the net, a point already taken and its duplicates would go on scoring high.
+    "net" is Eq. 13 to the letter. Once a candidate is taken the default is "current", the mean before the candidate.
+    Measured from the net, a point already taken and its duplicates would still score high.
     """
     if reference is None:
         reference = "current" if state.kept else "net"
@@ -50,7 +50,7 @@ def need_classes(state: State, name: str, instead: str) -> None:
 
 
 def finish_scores(state: State, scores_U: Tensor, name: str) -> Tensor:
-    """(U,) float64, −inf where taken; NaN raises, for a ranking of NaN would be a random one."""
+    """(U,) float64, −inf where taken. NaN raises: it cannot be ranked."""
     if not isinstance(scores_U, Tensor) or scores_U.shape != (state.U,):
         came = tuple(scores_U.shape) if isinstance(scores_U, Tensor) else type(scores_U).__name__
         raise ValueError(f"{name} returned {came}; expected a tensor ({state.U},), a score for each candidate")
@@ -63,22 +63,21 @@ def finish_scores(state: State, scores_U: Tensor, name: str) -> Tensor:
     return scores_U
 
 
-# What the watched points would put out after a label, in blocks: for scores that no closed form gives.
-
+# --- outputs of the watched points after a label, in blocks: for scores without a closed form ---
 
 OUTPUT_BLOCK = 2**21  # numbers of (W, u, C) at a time: 16 MB
 CACHED_BLOCK = 2**20  # numbers of S at a time: 8 MB, which stay in the cache from one operation to the next
 
 
 def cached_blocks(state: State) -> Iterator[tuple[slice, Tensor]]:
-    """``state.blocks`` that fit in a processor's cache: twice as fast as large ones. A GPU prefers those."""
+    """``state.blocks`` that fit in a processor's cache, twice as fast as large ones. On a GPU, large ones."""
     if state.mean.device.type != "cpu":
         return state.blocks()
     return state.blocks(max(1, CACHED_BLOCK // (state.W * state.B * state.B)))
 
 
 def narrow_blocks(state: State) -> Iterator[tuple[slice, Tensor]]:
-    """``state.blocks`` so narrow that (W, u, C) of a block is small."""
+    """``state.blocks`` that are narrow, so that (W, u, C) of a block is small."""
     return state.blocks(max(1, OUTPUT_BLOCK // (state.W * state.C)))
 
 
@@ -94,7 +93,7 @@ def outputs_after(state: State, S_Wu: Tensor, a_uC: Tensor) -> Tensor:
 def expect_over_labels(
     state: State, p_UC: Tensor, score: Callable[[Tensor, Tensor], Tensor], blocks: Iterator[tuple[slice, Tensor]]
 ) -> Tensor:
-    """Σ_y p_j(y) score(S_Wj, a_j(y)), (U,). Labels of no probability are not looked at: most, after a projection."""
+    """Σ_y p_j(y) score(S_Wj, a_j(y)), (U,). Labels of zero probability are skipped: under L2 these are most."""
     scores_U = p_UC.new_zeros(state.U)
     eye_CC = torch.eye(state.C, dtype=p_UC.dtype, device=p_UC.device)
     for at, S_Wu in blocks:
@@ -109,7 +108,7 @@ def expect_over_labels(
 
 
 def candidate_columns(state: State, S_Wu: Tensor, on: Tensor) -> Tensor:
-    """The block's columns of candidates ``on``, without a copy where it is all of them."""
+    """The block's columns of candidates ``on``; not copied if it is all of them."""
     u = S_Wu.shape[1] // state.B
     if len(on) == u:
         return S_Wu

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from foretaste.errors import did_you_mean
+from foretaste.lookahead import WATCH_BY
 
 ENTRY_POINT_GROUP = "foretaste.acquire"
 SELECTS = ("top", "greedy", "sequential", "fantasy")
@@ -50,6 +51,7 @@ class Strategy:
     calibrates: str | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
     instant: bool = False
+    watch_by: str = "random"
 
     def check(self, C: int) -> None:
         """Raise if it is for another kind of network than one of C outputs."""
@@ -90,6 +92,7 @@ def register(
     calibrates: str | None = None,
     small: Mapping[str, Any] | None = None,
     instant: bool = False,
+    watch_by: str = "random",
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
@@ -105,6 +108,8 @@ def register(
             labels of each batch, unless the option is given.
         small: options that make it quick, for a study shrunk by ``--smoke``.
         instant: a query takes next to no time. A study does not measure it for its estimate.
+        watch_by: which points of the pool a number in ``watch`` takes: "random", or "contested" for a score to which
+            points far from a change of class add nothing. See ``ft.linearize``.
 
     Returns:
         A decorator, which returns the function itself.
@@ -125,12 +130,18 @@ def register(
     for need in needs:
         if need not in NEEDS:
             raise ValueError(f"needs={need!r} of strategy {name!r}{did_you_mean(need, NEEDS, 'Known')}")
+    if watch_by not in WATCH_BY:
+        raise ValueError(f"watch_by={watch_by!r} of strategy {name!r}{did_you_mean(watch_by, WATCH_BY)}")
+    if picks and watch_by != "random":
+        raise ValueError(f"strategy {name!r} picks by itself; watch_by={watch_by!r} is for scores, leave it out")
     if options is not None and not (isinstance(options, type) and is_dataclass(options)):
         raise TypeError(f"options of strategy {name!r} is {options!r}; expected a dataclass")
 
     def keep(fn: F) -> F:
         own_options = options or _keywords(name, fn)
-        made = Strategy(name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant)
+        made = Strategy(
+            name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant, watch_by
+        )
         known = [f.name for f in fields(made.options)] if made.options else []
         for option in (*([calibrates] if calibrates is not None else []), *made.small):
             if option not in known:
@@ -152,12 +163,24 @@ def _keywords(name: str, fn: Callable[..., Any]) -> type | None:
 
 
 def strategies() -> list[str]:
-    """Names that ``strategy=`` takes, those of installed packages among them."""
+    """The names that ``strategy=`` of ``ft.query`` takes, sorted.
+
+    Strategies of installed packages are among them: a package offers one by an entry point of the group
+    "foretaste.acquire".
+
+    Returns:
+        A list of names. docs/strategies.md describes those of foretaste.
+
+    Example:
+        >>> import foretaste as ft
+        >>> "gain" in ft.strategies(), "random" in ft.strategies()
+        (True, True)
+    """
     return sorted({*_strategies, *(e.name for e in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy of that name; an entry point is imported only now."""
+    """The strategy of that name. An entry point is imported here, when it is first used."""
     if name not in _strategies:
         found = list(entry_points(group=ENTRY_POINT_GROUP, name=name))
         if not found:

@@ -11,7 +11,7 @@ from foretaste.errors import did_you_mean
 from foretaste.lookahead import BinaryOutputs
 from foretaste.tangent import PROBE_POINTS, FrozenNetwork, Inputs, count_points, isolated, take_points, to_float64
 
-LayerCall = tuple[Any, Any]  # the input of a layer, and its output
+RecordedCall = tuple[Any, Any]  # the input of a layer, and its output
 
 
 def find_last_layer(frozen: FrozenNetwork, x: Inputs, layer: str | None) -> str:
@@ -81,9 +81,9 @@ def _run_frozen(frozen: FrozenNetwork, x: Inputs) -> Tensor:
 
 
 @contextmanager
-def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, LayerCall]]:
+def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, RecordedCall]]:
     """The last call of each module, in the order of the calls. Tensors are cloned: later layers may write in place."""
-    calls: dict[str, LayerCall] = {}
+    calls: dict[str, RecordedCall] = {}
 
     def hook(name: str) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

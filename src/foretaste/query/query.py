@@ -204,6 +204,7 @@ def prepare_request(request: Request, how: Strategy) -> Request:
     changes: dict[str, Any] = {
         "batch_size": min(request.batch_size, request.U),
         "eager": not how.picks and "kernel" in how.needs,
+        "watch_by": how.watch_by,
     }
     y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
     if how.picks and not how.needs and not named:
