@@ -8,8 +8,7 @@ from scipy.stats import chisquare
 from torch import nn
 
 from foretaste.query import query
-from foretaste.query.badge import _squared_distances, kmeanspp, loss_residuals
-from foretaste.query.last_layer import find_last_layer, last_layer_inputs
+from foretaste.query.badge import _squared_distances, find_last_layer, kmeanspp, last_layer_inputs, loss_residuals
 from foretaste.tangent import PeakMemory, freeze
 
 OPTIONS = [{}, {"gradient": "ce"}, {"first": "uniform"}, {"bias": True}]

@@ -6,7 +6,7 @@ from torch import nn
 
 from foretaste.network import build_network
 from foretaste.query import query
-from foretaste.query.last_layer import find_last_layer, last_layer_inputs
+from foretaste.query.badge import find_last_layer, last_layer_inputs
 from foretaste.tangent import freeze
 from test_badge import NET, X_U, ask, network, normal
 

@@ -6,9 +6,7 @@ from importlib import import_module
 
 import pytest
 
-import foretaste.acquire
-import foretaste.lookahead
-import foretaste.query
+import foretaste
 from foretaste.acquire import registry
 
 FOLDERS = [import_module(f"foretaste.{name}") for name in ("acquire", "lookahead", "query")]
@@ -36,7 +34,7 @@ def test_public_functions_explain_themselves(name):
 
 
 def test_every_argument_of_a_query_is_explained():
-    for function in (foretaste.query.query, foretaste.lookahead.linearize, foretaste.acquire.register):
+    for function in (foretaste.query, foretaste.linearize, foretaste.register):
         code = function.__code__
         for argument in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             assert f"        {argument}: " in function.__doc__, argument

@@ -22,7 +22,7 @@ SUM_SLAB, SUM_ROWS, SUM_COLUMNS = 64, 8, 128  # watched points of a program, and
 SUM_LARGE = 2**20  # pairs from which a launch is worth it
 
 # ψ(z) = φ(z) − zΦ(−z) of ``gain``, for float32 and GPUs. ψ(z) exp(z²/2) = Σ_k OVER_k zᵏ / Σ_k UNDER_k zᵏ is the
-# quotient of least maximum error, 2.1e-7 relative on 0 ≤ z ≤ 12. Its terms are all positive, so that nothing cancels, as
+# quotient of least maximum error, 2.1e-7 relative on 0 ≤ z ≤ 12. Its terms are all positive, so nothing cancels, as
 # it does in φ(z) − zΦ(−z); and it is twice as fast as erfc.
 RISE_FAR = 12.0  # z beyond which float32 turns denormal, which is slow and inexact
 RISE_OVER = (0.3989423573, 0.2182857045, 0.0596027764, 0.0074448655)

@@ -16,7 +16,12 @@ from foretaste.tangent import check_inputs, freeze
 
 @dataclass(frozen=True)
 class LL4ALOptions:
-    """module: what ``fit_ll4al`` trained beside the network. layers: feature layers, to train one now, in ``steps``."""
+    """The options of ``ll4al``. Give ``module`` or ``layers``.
+
+    module: the ``LossPrediction`` that ``foretaste.network.fit_ll4al`` trained beside the network.
+    layers: names of feature layers; a module is then trained on the finished network now.
+    steps: of that training; default 600.
+    """
 
     module: LossPrediction | None = None
     layers: Any = None
@@ -38,14 +43,14 @@ class LL4ALOptions:
 def train_with_module(
     net: nn.Module, x_L: Tensor, y_L: Tensor, *, layers: Any = None, **settings: Any
 ) -> tuple[Fit, dict[str, Any]]:
-    """Network and module trained side by side by ``fit_ll4al``, on every feature layer unless told; and the module."""
+    """Train network and module together by ``fit_ll4al``, on every feature layer by default. Returns both results."""
     layers = feature_layers(net) if layers is None else layers
     trained, module = fit_ll4al(net, x_L, y_L, layers=layers, **settings)
     return trained, {"module": module}
 
 
 def train_module_briefly(net: nn.Module, *, layers: Any = None, **options: Any) -> dict[str, Any]:
-    """The options of a query that trains a module for one step: it needs a module, however little that knows."""
+    """The options of a query whose module is trained for one step: it needs one, even if the network diverged."""
     return {"layers": feature_layers(net) if layers is None else layers, "steps": 1}
 
 
@@ -61,12 +66,19 @@ TRAINING = OwnTraining(
 def ll4al(
     request: Request, module: LossPrediction | None = None, layers: Any = None, steps: int = 600
 ) -> tuple[Tensor, Tensor]:
-    """The highest predicted losses l̂(x); one pass over the pool. Classes or regression: it needs a loss, not classes.
+    """The points whose predicted loss l̂(x) is highest (Yoo and Kweon 2019). For classes and for regression.
 
-    Only their order was trained for. With ``layers`` a module is first trained alone on the finished network: unlike
-    the paper's, which shapes the network's features while both learn.
+    Only the order of predicted losses was trained. With ``layers`` a module is first trained on the finished network;
+    in the paper both are trained together, which shapes the network's features. Cost: one pass over the pool.
+
+    Args:
+        request: the question; ``ft.query(..., strategy="ll4al")`` makes it.
+        module, layers, steps: see ``LL4ALOptions``.
+
+    Returns:
+        The positions of the batch, and (U,) scores.
     """
-    frozen = freeze(request.net, params=lambda name: True)
+    frozen = freeze(request.given_net, params=lambda name: True)
     check_inputs(request.x_U, "x_U", frozen.device)
     if module is None:
         if not isinstance(request.x_L, Tensor | None):

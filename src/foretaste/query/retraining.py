@@ -1,13 +1,14 @@
-"""Retraining for real: SGD from the trained weights on L and one candidate more, many candidates at once.
+"""Real retraining: SGD from the trained weights on L and one more candidate, for many candidates at once.
 
-For the candidates of a chunk, u of them, every parameter is stacked to (u, ...) and one step of all u networks is one
-call of ``torch.func.functional_call`` under vmap:
+For a chunk of u candidates every parameter is stacked to (u, ...). One step of all u networks is one call of
+``torch.func.functional_call`` under vmap:
 
     m ← μ m + ∇ℓ(θ; B)      θ ← θ − η m      B a minibatch of L ∪ {(x_j, y_j)}
 
-as torch.optim.SGD has it. All networks take the same minibatches in the same order: what differs is the candidate
-alone. They run in eval mode: BatchNorm keeps the statistics it has, as the linearisation assumes and the paper does,
-and dropout is off. The user's network is only read.
+as in torch.optim.SGD. All networks take the same minibatches in the same order; only the candidate differs. They run in
+eval mode: BatchNorm keeps its statistics, as the linearisation assumes and the paper does, and dropout is off. The
+user's network is only read. The parts, in order: the training, how many candidates at once, and the journal of a query
+that can be resumed.
 """
 
 import hashlib
@@ -40,6 +41,8 @@ from foretaste.tangent import (
     to_float64,
 )
 
+log = logging.getLogger("foretaste")
+
 CHUNK_PIECE = 256  # watched points evaluated at a time
 
 WeightDict = dict[str, Tensor]  # stacked, (u, ...) each
@@ -48,7 +51,7 @@ MeasureOutputs = Callable[[Tensor, slice], Tensor]  # (outputs of u networks (u,
 
 @dataclass(frozen=True, eq=False)
 class SGDSteps:
-    """A minibatch: positions in L, and how often the candidate stands in it."""
+    """A minibatch: positions in L, and how often the candidate is in it."""
 
     at_L: Tensor
     times: int
@@ -57,7 +60,7 @@ class SGDSteps:
 def epoch_batches(
     L: int, epochs: int, minibatch: int, generator: torch.Generator, device: torch.device
 ) -> tuple[SGDSteps, ...]:
-    """``epochs`` passes over the L + 1 points in minibatches of one size; a batch runs on into the next epoch."""
+    """``epochs`` passes over the L + 1 points in minibatches of one size; a batch may continue in the next epoch."""
     n = min(minibatch, L + 1)
     order = batch_indices(L + 1, n, math.ceil(epochs * (L + 1) / n), generator)
     return tuple(SGDSteps(at[at < L].to(device), int((at == L).sum())) for at in order)
@@ -117,7 +120,7 @@ class Retraining:
         return {k: g[None] for k, g in zip(leaves, found)}
 
     def minibatch(self, step: SGDSteps, x_1: Inputs, y_C: Tensor) -> tuple[Inputs, Tensor]:
-        """A minibatch without the candidate is the same tensor for all networks, which spares their first layer."""
+        """A minibatch without the candidate is one tensor for all networks, which saves work in the first layer."""
         at, n = step.at_L, step.times
         x_n, y_nC = repeat_inputs(x_1, n), y_C.expand(n, -1)
         if len(at) == 0 or self.x_L is None:
@@ -138,11 +141,12 @@ class Retraining:
 
 
 def repeat_inputs(x_1: Inputs, n: int) -> Inputs:
-    """n copies of one point, which has no dimension of points yet."""
+    """n copies of one point, given without a dimension of points."""
     return x_1.expand(n, *x_1.shape) if isinstance(x_1, Tensor) else {k: v.expand(n, *v.shape) for k, v in x_1.items()}
 
 
 def join_inputs(a: Inputs, b: Inputs) -> Inputs:
+    """The points of a, then those of b."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.cat([a, b])
     assert not isinstance(a, Tensor)  # both are dicts of the same names: linearize has checked
@@ -152,21 +156,17 @@ def join_inputs(a: Inputs, b: Inputs) -> Inputs:
 
 @contextmanager
 def quiet_vmap() -> Iterator[None]:
+    """Without vmap's warnings about speed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # vmap's, for an operation without a rule
         yield
 
 
-# How many candidates are retrained at once: as many as a memory budget holds, by measurement.
+# --- how many candidates are retrained at once: as many as a memory budget holds, by measurement ---
 
-
-log = logging.getLogger("foretaste")
-
-LEAST_CANDIDATES, PROBE_PARTS = (
-    32,
-    20,
-)  # no more at once than 32 or a twentieth of all: progress is seen, and a kill costs little
-BUDGET_SLACK = 0.9  # of the budget: steps differ a little in what they hold
+# At most 32 at once, or a twentieth of all: progress is visible, and an interruption costs little.
+LEAST_CANDIDATES, PROBE_PARTS = 32, 20
+BUDGET_SLACK = 0.9  # of the budget: steps differ a little in their memory
 
 
 def choose_chunk_size(
@@ -179,10 +179,10 @@ def choose_chunk_size(
     budget: int | str | None,
     chunk_size: int | None,
 ) -> tuple[Retraining, int]:
-    """The retraining as this network allows it, and the candidates at a time.
+    """The retraining that works for this network, and the number of candidates at a time.
 
-    One step and one piece of the watched points, for one candidate and for two, tell what a candidate takes. A network
-    that vmap cannot do is retrained one candidate at a time, and so is every network if ``chunk_size`` is 1.
+    The memory of a candidate is measured on one step and one piece of the watched points, for one candidate and for
+    two. If vmap cannot run the network, or ``chunk_size`` is 1, candidates are retrained one at a time.
     """
     limit = resolve_budget(budget, how.frozen.device)
     if chunk_size != 1:
@@ -190,20 +190,20 @@ def choose_chunk_size(
             one, two = (peak_bytes(how, x_U, y_C, x_W, measure, u) for u in (1, 2))
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as e:  # if it is not vmap's, what follows raises it again
+        except Exception as e:  # an error that is not vmap's is raised again below
             log.warning("torch.func.vmap cannot retrain this network (%s); one candidate at a time", first_line(e))
         else:
             return how, largest_fitting(one, max(two - one, 1), limit, jobs, chunk_size)
     how = replace(how, stacked=False)
     if (need := peak_bytes(how, x_U, y_C, x_W, measure, 1)) > limit:
-        raise too_small(limit, need)
+        raise budget_too_small(limit, need)
     return how, 1
 
 
 def largest_fitting(one: int, each: int, limit: int, jobs: int, chunk_size: int | None) -> int:
-    """Candidates at a time, where one takes ``one`` bytes and every further one ``each``."""
+    """Candidates at a time, if the first takes ``one`` bytes and every further one ``each``."""
     if one > limit:
-        raise too_small(limit, one)
+        raise budget_too_small(limit, one)
     fits = max(1, int((BUDGET_SLACK * limit - (one - each)) // each))
     if chunk_size is not None and chunk_size > fits:
         raise ValueError(
@@ -218,15 +218,15 @@ def largest_fitting(one: int, each: int, limit: int, jobs: int, chunk_size: int 
 
 
 def peak_bytes(how: Retraining, x_U: Inputs, y_C: Tensor, x_W: Inputs, measure: MeasureOutputs, u: int) -> int:
-    """Bytes that u candidates take at the most."""
-    fullest = max(how.steps, key=lambda step: step.times)  # with the candidate in it, no tensor is shared
+    """The peak memory of u candidates, in bytes."""
+    fullest = max(how.steps, key=lambda step: step.times)  # with the candidate in it, nothing is shared
     with PeakMemory() as memory:
         x_u = take_points(x_U, torch.zeros(u, dtype=torch.int64, device=y_C.device))
         replace(how, steps=(fullest,)).values(x_u, y_C.expand(u, -1), take_points(x_W, slice(CHUNK_PIECE)), measure)
     return memory.peak
 
 
-def too_small(limit: int, need: int) -> ValueError:
+def budget_too_small(limit: int, need: int) -> ValueError:
     return ValueError(
         f"a budget of {format_bytes(limit)} does not hold the retraining of one candidate; "
         f"give at least {format_bytes(1.2 * need)}"
@@ -237,10 +237,10 @@ def first_line(e: Exception) -> str:
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"[:200]
 
 
-# What a long query has already found out, kept in a file so that a killed one goes on where it was.
+# --- the journal: results so far, in a file, so that an interrupted query can be resumed ---
 #
 # JSON lines: first {"strategy", "fingerprint"}, then {"candidate", "label", "value"} for each retraining, appended as
-# chunks finish. Floats are written with all their digits, so nothing of a score is lost by going through the file.
+# chunks finish. Floats are written with all digits, so that scores are the same after a resume.
 
 
 FinishedScores = dict[tuple[int, int], float]  # (candidate, label) -> value
@@ -248,12 +248,13 @@ FinishedScores = dict[tuple[int, int], float]  # (candidate, label) -> value
 
 @dataclass
 class Journal:
-    """``done`` is what the file held when it was opened and what was added since."""
+    """``done`` has the results of the file when it was opened, and those added since."""
 
     path: Path
     done: FinishedScores = field(default_factory=dict)
 
     def add(self, found: FinishedScores) -> None:
+        """Append results, and make sure that they are on disk."""
         lines = [json.dumps({"candidate": j, "label": c, "value": v}) + "\n" for (j, c), v in found.items()]
         with self.path.open("a", encoding="utf-8") as f:
             f.write("".join(lines))
@@ -263,14 +264,14 @@ class Journal:
 
 
 def open_journal(path: str | os.PathLike[str], strategy: str, fingerprint: str) -> Journal:
-    """Read what is there; raise if it is of another query, or no journal at all."""
+    """Read the journal, or start one. Raises if it is of another query, or no journal."""
     path = Path(path)
     head = json.dumps({"strategy": strategy, "fingerprint": fingerprint}) + "\n"
     if not path.exists():
         path.write_text(head, encoding="utf-8")
         return Journal(path)
     text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]  # a kill may have cut the last line short
+    whole = text[: text.rfind(b"\n") + 1]  # an interruption may have cut the last line
     if not whole and head.encode().startswith(text):
         path.write_text(head, encoding="utf-8")
         return Journal(path)
@@ -293,7 +294,7 @@ def open_journal(path: str | os.PathLike[str], strategy: str, fingerprint: str) 
 
 
 def fingerprint(settings: Mapping[str, Any], tensors: Iterable[tuple[str, Inputs | None]]) -> str:
-    """Of everything that the values depend on."""
+    """A hash of everything that the values depend on."""
     h = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
     for name, x in tensors:
         parts = {"": x} if x is None or isinstance(x, Tensor) else dict(x)
