@@ -168,7 +168,7 @@ def _draw_weighted(weight_U: Tensor, generator: torch.Generator) -> Tensor:
 
 # --- what goes into the last layer, which is found by running the network ---
 
-RecordedCall = tuple[Any, Any]  # the input of a layer, and its output
+InputAndOutput = tuple[Any, Any]  # the input of a layer, and its output
 
 
 def find_last_layer(frozen: FrozenNetwork, x: Inputs, layer: str | None) -> str:
@@ -238,9 +238,9 @@ def _run_frozen(frozen: FrozenNetwork, x: Inputs) -> Tensor:
 
 
 @contextmanager
-def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, RecordedCall]]:
+def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, InputAndOutput]]:
     """The last call of each module, in the order of the calls. Tensors are cloned: later layers may write in place."""
-    calls: dict[str, RecordedCall] = {}
+    calls: dict[str, InputAndOutput] = {}
 
     def hook(name: str) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
