@@ -1,11 +1,11 @@
 """Labels under cross-entropy: α = y − softmax(m + S α), by damped Newton.
 
-It is the stationary point of the convex  Σ CE(z, y) + ½ (z − m)ᵀ S⁻¹ (z − m),  z = m + Sα: what gradient descent from
-the trained network tends to when its weights are held near where they are (a Gaussian process's Laplace mode).
+z = m + Sα minimises the convex  Σ CE(z, y) + ½ (z − m)ᵀ S⁻¹ (z − m).  Gradient descent from the trained network tends
+to it if the weights stay near their values; it is the mode of a Gaussian process (Laplace). It replaces Eq. 12.
 With p = softmax(z), Q = diag p − ppᵀ and r = α − (y − p), a Newton step is  α ← α − (I + QS)⁻¹ r.  A full step
 explodes on improbable labels (4130 logits where the answer is 11.5), so it is halved until the objective falls.
 
-Shapes are (n, k, C): n problems at once, of k labels each that are solved together.
+Shapes are (n, k, C): n problems at once, each of k labels that are solved together.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NewtonStep = Callable[[Tensor, Tensor, Tensor], Tensor]  # (p, r, rows) -> (I + 
 
 
 def one_label(m_uC: Tensor, S_uBB: Tensor, y_uC: Tensor) -> Tensor:
-    """α (u, C), each candidate on its own: O(C) a step for B = 1."""
+    """α (u, C) of each candidate by itself; a step costs O(C) for B = 1."""
 
     def apply(a: Tensor, at: Tensor) -> Tensor:
         return S_uBB[at] * a if S_uBB.shape[1] == 1 else (S_uBB[at] @ a.mT).mT
@@ -35,7 +35,7 @@ def one_label(m_uC: Tensor, S_uBB: Tensor, y_uC: Tensor) -> Tensor:
 
 
 def many_labels(m_KC: Tensor, S_KK: Tensor, y_KC: Tensor) -> Tensor:
-    """α (k, C) of k labels solved together, so that their order does not matter. S_KK is (k·B, k·B)."""
+    """α (k, C) of k labels, solved together, so that their order does not matter. S_KK is (k·B, k·B)."""
     k, C = m_KC.shape
     full = S_KK.shape[0] > k
 
@@ -88,7 +88,7 @@ def _objective(m: Tensor, y: Tensor, alpha: Tensor, S_alpha: Tensor) -> Tensor:
 
 
 def damped_newton(m: Tensor, y: Tensor, apply: ApplyKernel, step: NewtonStep) -> Tensor:
-    """α (n, k, C); problems that are solved drop out."""
+    """α (n, k, C). Problems that are solved are not computed further."""
     alpha = torch.zeros_like(m)
     at = torch.arange(len(m), device=m.device)
     for _ in range(NEWTON_STEPS):
@@ -96,7 +96,7 @@ def damped_newton(m: Tensor, y: Tensor, apply: ApplyKernel, step: NewtonStep) ->
         Sa = apply(a, at)
         p = torch.softmax(m_at + Sa, -1)
         r = a - (y_at - p)
-        # The size of Sα bounds what rounding leaves of r.
+        # Rounding leaves an r of about the size of Sα times ε.
         going = r.abs().amax((1, 2)) > NEWTON_TOLERANCE * (1 + Sa.abs().amax((1, 2)))
         if not going.any():
             return alpha

@@ -5,7 +5,7 @@ that a pick has made uninformative.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,11 +242,10 @@ def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
 
     Such a point is labelled already. Costs a hash of 64 numbers of each point, and of all numbers where those agree.
     """
-    if x_L is None:
+    parts = [] if x_L is None else _matching_parts(x_L, x_U)
+    if not parts:
         return None
-    parts_L, parts_U = ([x] if isinstance(x, Tensor) else [x[k] for k in sorted(x)] for x in (x_L, x_U))
-    if not len(parts_L[0]) or any(a.shape[1:] != b.shape[1:] or a.dtype != b.dtype for a, b in zip(parts_L, parts_U)):
-        return None
+    parts_L, parts_U = [a for a, _ in parts], [b for _, b in parts]
     near_U = torch.isin(_hash_points(parts_U, HASHED_COLUMNS), _hash_points(parts_L, HASHED_COLUMNS)).nonzero()[:, 0]
     if not len(near_U):
         return None
@@ -254,6 +253,20 @@ def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
     alike = torch.isin(_hash_points([x[near_U] for x in parts_U]), _hash_points(parts_L))
     copies_U[near_U[alike].cpu()] = True
     return copies_U if copies_U.any() and not copies_U.all() else None
+
+
+def _matching_parts(x_L: Inputs, x_U: Inputs) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of both, in pairs; empty if points of L and U cannot be equal. Other checks report wrong inputs."""
+    if isinstance(x_L, Tensor) and isinstance(x_U, Tensor):
+        parts = [(x_L, x_U)]
+    elif isinstance(x_L, Mapping) and isinstance(x_U, Mapping) and x_L.keys() == x_U.keys():
+        parts = [(x_L[k], x_U[k]) for k in sorted(x_U)]
+    else:
+        return []
+    for a, b in parts:
+        if not (a.dim() and b.dim() and len(a)) or (a.shape[1:], a.dtype, a.device) != (b.shape[1:], b.dtype, b.device):
+            return []
+    return parts
 
 
 def _hash_points(parts: list[Tensor], most: int | None = None) -> Tensor:
