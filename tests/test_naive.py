@@ -452,7 +452,7 @@ def test_params_are_what_is_trained(strategy):
 def test_many_watched_points_come_in_pieces(monkeypatch):
     s = setting()
     at_once = ask(s, "naive").scores
-    monkeypatch.setattr(sys.modules[Retraining.__module__], "PIECE", 4)
+    monkeypatch.setattr(sys.modules[Retraining.__module__], "CHUNK_PIECE", 4)
     assert_close(ask(s, "naive").scores, at_once, 1e-11)
 
 
