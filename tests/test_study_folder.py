@@ -145,6 +145,7 @@ import torch, numpy
 import foretaste.study, sklearn.model_selection  # once: the children of this process need not import anything
 from tests_of_folders import SMALL
 from pathlib import Path
+print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()
     if not child:
@@ -177,6 +178,7 @@ def test_twenty_kills_and_a_resume_give_the_same_records(whole, tmp_path):
         return int(zygote.stdout.readline())
 
     try:
+        assert zygote.stdout.readline() == "ready\n"  # its imports are no part of a run's length
         began = time.monotonic()
         assert start(tmp_path / "timed") == 0
         length = time.monotonic() - began
