@@ -33,7 +33,7 @@ FIGURES = {
     ),
     "fig1a": (["mnist14", "mnist14-naive"], ["NN, NTK", "NN, NTK, no block", "Naive", "NN, Random"]),
     "mnist-cold": (["mnist-cold"], ["gain", "NTK", "Random"]),
-    "no-figure": (["digits-claims"], None),
+    "digits-claims": (["digits-claims"], None),
 }
 # What a record does not say: Naive was run in a study of its own, and the Randoms are baselines themselves.
 AGAINST = {"Naive": "NN, Random", "Random, CE": None, **{f"Random, widen {k}": None for k in (4, 2, 1)}}
