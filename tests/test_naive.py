@@ -264,7 +264,7 @@ def test_budget_is_kept(name):
 
 def test_a_budget_too_small_says_what_would_do():
     s = setting("conv")
-    with pytest.raises(ValueError, match=r"does not hold the retraining of one candidate; give at least (.+) KB") as e:
+    with pytest.raises(ValueError, match=r"does not hold the retraining of one candidate; give at least (.+) kB") as e:
         ask(s, "naive", budget=2000)
     enough = str(e.value).rsplit("at least ", 1)[1].replace(" ", "")
     assert ask(s, "naive", budget=enough).scores.shape == (9,)
