@@ -43,7 +43,7 @@ def query_command(
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
     precision: Annotated[str, typer.Option(help="auto, float32, or on CUDA tf32 or half.")] = "auto",
     watch: Annotated[
-        int | None, typer.Option(min=1, help="Score by this many random points of the pool, not by all: less memory.")
+        int | None, typer.Option(min=1, help="Score by this many points of the pool, not by all: less memory.")
     ] = None,
     options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
     classes: given.ClassesOption = None,
