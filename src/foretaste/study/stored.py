@@ -170,6 +170,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def damaged_record(path: Path, line: int, fault: str) -> ValueError:
+    """The error about a line of a file of records that cannot be read."""
     return ValueError(
         f"{path}, line {line}, is not a record: {fault}. Remove the file and start the run again: it makes these "
         "records anew"
