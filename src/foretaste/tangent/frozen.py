@@ -4,6 +4,8 @@ The file has four parts: inputs, the frozen network, the state of torch during a
 last functions explain why a network does not take an input.
 """
 
+import copy
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foretaste.errors import did_you_mean
+
+log = logging.getLogger("foretaste")
 
 # A network's input: one tensor, or a dict of tensors, given as ``net(**x)``. The first dimension counts the points.
 Inputs = Tensor | Mapping[str, Tensor]
@@ -106,8 +110,9 @@ def part_label(name: str, key: str) -> str:
 class FrozenNetwork:
     """A network in eval mode, and the parameters that its gradients are taken in.
 
-    Calls use detached parameters and cloned buffers. So no ``.grad``, running statistic or ``requires_grad`` flag of
-    the user's network can change, even if a call fails.
+    ``net`` is a copy of the user's network that shares its tensors (``share_tensors``): hooks and replaced parameters
+    are the copy's. Calls use detached inputs and parameters and cloned buffers. So nothing on the user's network can
+    change, even if a call fails or is interrupted, and several threads can use the network at once.
     """
 
     net: nn.Module
@@ -129,7 +134,9 @@ class FrozenNetwork:
         return self._run(x, {k: b.clone() for k, b in self.net.named_buffers()})
 
     def _run(self, x: Inputs, state: dict[str, Tensor]) -> Tensor:
-        args, kwargs = ((), dict(x)) if not isinstance(x, Tensor) else ((x,), {})
+        # Detached: an input with a graph of its own (features of a backbone) would be taken for a recorded layer.
+        parts = {k: v.clone() if v.is_inference() else v.detach() for k, v in input_parts(x).items()}
+        args, kwargs = ((), parts) if isinstance(x, Mapping) else ((parts[""],), {})
         with without_cudnn() if self.recurrent else nullcontext():  # its recurrences have no gradient in eval mode
             return unwrap_logits(functional_call(self.net, state, args, kwargs))
 
@@ -154,6 +161,22 @@ def unwrap_logits(result: Any) -> Any:
         return result
     logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
     return logits if isinstance(logits, Tensor) else result
+
+
+def share_tensors(net: nn.Module) -> nn.Module:
+    """A copy of ``net`` whose modules are new and whose tensors are the network's own.
+
+    A network that cannot be copied (it holds a lock, an open file) is used as it is.
+    """
+    memo: dict[int, Any] = {id(t): t for t in (*net.parameters(), *net.buffers())}
+    for m in net.modules():
+        # Plain attributes too: torch's older weight_norm and prune keep a weight there that autograd has made.
+        memo |= {id(t): t for t in vars(m).values() if isinstance(t, Tensor)}
+    try:
+        return copy.deepcopy(net, memo)
+    except Exception as e:
+        log.debug("the network cannot be copied (%s: %s) and is used as it is", type(e).__name__, e)
+        return net
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -190,7 +213,7 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
     if not (output in OUTPUTS or (isinstance(output, int) and not isinstance(output, bool))):
         raise ValueError(f"unknown output {output!r}{did_you_mean(output, OUTPUTS)}; or the number of a logit")
     recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
-    return FrozenNetwork(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
+    return FrozenNetwork(share_tensors(net), chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
 
 def check_eval_mode(net: nn.Module) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
+from torch.utils.checkpoint import CheckpointError
 
 from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, take_points
 
@@ -45,7 +46,17 @@ def rows_one_by_one(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> d
         heads = frozen.heads(frozen.call(take_points(x, slice(i, i + 1)), theta))[0]
         for b in range(len(heads)):
             more = b < len(heads) - 1
-            grads = torch.autograd.grad(heads[b], list(theta.values()), retain_graph=more, materialize_grads=True)
+            if not heads.requires_grad:  # the parameters are used under the network's own torch.no_grad()
+                for k in names:
+                    rows[k].append(torch.zeros_like(theta[k]).flatten())
+                continue
+            try:
+                grads = torch.autograd.grad(heads[b], list(theta.values()), retain_graph=more, materialize_grads=True)
+            except CheckpointError:
+                raise ValueError(
+                    "net recomputes a part of its forward (torch.utils.checkpoint), which does not work with other "
+                    "parameters in their place; leave the checkpoint out in eval mode: `if self.training:`"
+                ) from None
             for k, g in zip(names, grads):
                 rows[k].append(g.flatten())
     return {k: torch.stack(v).unflatten(0, (count_points(x), -1)) for k, v in rows.items()}

@@ -287,7 +287,9 @@ def plan_gram(
     name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
     if count_points(x) == 0:
         raise ValueError(f"{' and '.join(sets)} have no points; give at least one")
-    survey = survey_network(frozen, x, probe_outputs(frozen, x, name) if classes is None else classes)
+    available = resolve_budget(budget, frozen.device)
+    C = probe_outputs(frozen, x, name) if classes is None else classes
+    survey = survey_network(frozen, x, C, available)
     job = KernelJob(
         survey,
         {k: frozen.params[k].numel() for k in survey.functional},
@@ -297,7 +299,7 @@ def plan_gram(
         entry_bytes or next(iter(frozen.params.values())).element_size(),
         frozen.device.type,
     )
-    return survey, make_plan(job, resolve_budget(budget, frozen.device))
+    return survey, make_plan(job, available)
 
 
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:

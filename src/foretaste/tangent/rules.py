@@ -273,7 +273,9 @@ HEAD_RULES: dict[type, Callable[[Any, str, Tensor, Tensor, slice], Tensor | None
 
 
 def has_rule(m: nn.Module) -> bool:
-    """Whether RULES has this very type. A subclass, or a parametrised module, may compute something else."""
+    """Whether RULES has this very type. A subclass, or a parametrised or pruned module, may compute something else."""
+    if "weight" not in m._parameters or not m._parameters.keys() <= {"weight", "bias"}:
+        return False
     if type(m) is nn.Embedding:
         return m.max_norm is None and not m.scale_grad_by_freq
     if isinstance(m, nn.modules.batchnorm._BatchNorm):
@@ -378,7 +380,7 @@ def product_inputs(m: nn.Module, a: Tensor, g: Tensor) -> Tensor:
     if type(m) is nn.Embedding:
         return a.flatten(1)
     if type(m) is nn.Linear:
-        return to_float64(positions(a.flatten(1, 2)))
+        return to_float64(positions(a))
     seen = patches(m, a.flatten(0, 1), g.shape[4:]).mT
     return to_float64(seen.unflatten(0, a.shape[:2]).flatten(1, 2))
 

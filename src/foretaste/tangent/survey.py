@@ -23,6 +23,8 @@ from foretaste.tangent.functional import autograd_rows, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule
 
 log = logging.getLogger("foretaste")
+ORDER_POINTS, LEAST_ORDER_POINTS = 8, 3  # that show whether rows are the points in their order
+CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
 
@@ -93,23 +95,28 @@ class Survey:
     largest: float  # the largest entry of a gradient that was seen
 
 
-def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
-    """Run the first two points of ``x``. One head is enough: the others use the same layers."""
+def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) -> Survey:
+    """Run a few points of ``x``, as many as ``budget`` allows. One head is enough: the others use the same layers."""
     k = min(2, count_points(x))
     points = take_points(x, slice(k))
     heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
     backward_passes = heads * folded
     one_head = replace(frozen, output="sum")
     layers = find_ruled_parameters(frozen)
-    modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
     with isolated(frozen.device):
         with PeakMemory() as memory:
-            alone, _ = record_pass(one_head, modules, take_points(points, slice(1)))
-        together, _ = record_pass(one_head, modules, points)
+            layers, alone = record_or_none(one_head, layers, take_points(points, slice(1)))
+        layers, together = record_or_none(one_head, layers, points)
+        modules = list(together)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
         calls = align_calls(together, axes, k, 1)
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
         verified, largest = verify_rules(one_head, points, readable, calls)
+        point_bytes = 2 * memory.peak + 6 * sum(p.nbytes for p in frozen.params.values())
+        n = min(max(LEAST_ORDER_POINTS, min(ORDER_POINTS, budget // max(point_bytes, 1))), count_points(x))
+        verified = verify_order(one_head, x, n, verified, axes)
+        if frozen.output == "sum" and classes > 1:
+            check_sum(frozen, points)
     with_rule = {layer.name for layer in verified}
     functional = [name for name in frozen.params if name not in with_rule]
     if functional:
@@ -123,9 +130,9 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
-    # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules. A PeakMemory
+    # An estimate: the passes of n points, and their gradients by autograd, stacked, and by the rules. A PeakMemory
     # around them would take longer than they do.
-    survey_bytes = 2 * k * memory.peak + 6 * k * sum(p.nbytes for p in frozen.params.values())
+    survey_bytes = max(k, n) * point_bytes
     return Survey(verified, functional, heads, folded, call_bytes, positions, axes, pass_bytes, survey_bytes, largest)
 
 
@@ -163,13 +170,13 @@ class RecordedCall:
 
     a: Tensor
     shape: torch.Size  # of the output
+    dtype: torch.dtype  # likewise
     grads: dict[int, Tensor] = field(default_factory=dict)
 
     def g(self, head: int) -> Tensor:
         if head in self.grads:
             return self.grads[head]
-        dtype = next((g.dtype for g in self.grads.values()), torch.get_default_dtype())
-        return torch.zeros(self.shape, dtype=dtype, device=self.a.device)
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.a.device)
 
 
 def record_pass(
@@ -186,7 +193,7 @@ def record_pass(
     head = 0
 
     def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
-        call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape)
+        call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype)
         calls[m].append(call)
         if not out.requires_grad:
             out = out + token
@@ -208,12 +215,29 @@ def record_pass(
     return calls, f_NC.detach()
 
 
+def record_or_none(
+    frozen: FrozenNetwork, layers: list[LayerParameter], x: Inputs
+) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]]]:
+    """The layers and their calls; none where the network runs, but not with its layers recorded (checkpointing)."""
+    modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
+    try:
+        return layers, record_pass(frozen, modules, x)[0]
+    except (RuntimeError, KeyError, IndexError) as e:
+        log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
+        return [], {}
+
+
 def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCall], k: int) -> int | None:
     """The dimension of A and G that is k times as long for k points as for one, in every call; None if none is."""
 
     def find_axis(one: torch.Size, many: torch.Size) -> int | None:
         for d in (0, 1):
-            if len(one) > d and many[d] == k * one[d] and all(many[e] == one[e] for e in range(len(one)) if e != d):
+            if (
+                len(one) > d
+                and one[d]
+                and many[d] == k * one[d]
+                and all(many[e] == one[e] for e in range(len(one)) if e != d)
+            ):
                 return d
         return None
 
@@ -295,6 +319,66 @@ def verify_rules(
     return verified, float(largest)
 
 
+def verify_order(
+    frozen: FrozenNetwork, x: Inputs, n: int, layers: list[LayerParameter], axes: dict[nn.Module, int]
+) -> list[LayerParameter]:
+    """The layers whose rows are those of the points, in their order, in a batch of n points.
+
+    A forward may sort its batch and put it back, or send some points only through a layer. Then a row of A and G is
+    not the point it seems to be. With random weights r_i, autograd's gradient of Σ_i r_i f(x_i) must be Σ_i r_i J_i of
+    the rule's rows. One such sum costs one backward pass, for any number of points.
+    """
+    if n < LEAST_ORDER_POINTS or not layers:
+        return layers
+    draws = torch.Generator().manual_seed(0)
+    at = torch.randperm(count_points(x), generator=draws)[:n].to(frozen.device)
+    r_1n = torch.randn(1, n, generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
+    points = take_points(x, at)
+    names = {layer.name for layer in layers}
+    params = {k: p for k, p in frozen.net.named_parameters() if k in names and p.requires_grad}
+    layers, recorded = record_or_none(frozen, layers, points)
+    modules = list(recorded)
+    fits = {m for m in modules if all(_has_rows(c, axes[m], n) for c in recorded[m])}
+    calls = align_calls({m: recorded[m] for m in fits}, axes, n, 1)
+    heads_n = frozen.heads(frozen.call_attached(points)).sum(1)
+    gradients = torch.autograd.grad(heads_n @ r_1n[0], list(params.values()), materialize_grads=True)
+    by_autograd = dict(zip(params, gradients))
+    products: dict[str, Tensor] = {}
+    for layer in layers:
+        if layer.name in params and all(m in fits for m in layer.modules):
+            by_rule_1p = r_1n @ layer.head_rows(slice(0, layer.length), calls, 0)
+            pair = by_rule_1p, by_autograd.pop(layer.name).reshape(1, -1)
+            products[layer.name] = torch.stack([inner_products(rows_1p) for rows_1p in pair])
+    agrees = find_agreeing(products, frozen.dtype)
+    kept = [layer for layer in layers if agrees.get(layer.name, layer.name not in params)]
+    for layer in layers:
+        if layer not in kept:
+            log.info("%s does not see the points of a batch in their order; its rule does not apply", layer.name)
+    return kept
+
+
+def _has_rows(call: RecordedCall, axis: int, n: int) -> bool:
+    return len(call.shape) > axis and call.shape[axis] % n == 0 and call.a.shape[axis] % n == 0
+
+
+def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
+    """Raise if the sum of the outputs is constant, as a softmax's is: its gradient is nothing but rounding."""
+    f_1C = frozen.call_attached(take_points(x, slice(1)))[0]
+    params = [p for p in frozen.net.parameters() if p.requires_grad]
+    if not params or not f_1C.requires_grad:
+        return
+    squares = []
+    for head in (f_1C.sum(), f_1C[f_1C.detach().argmax()]):
+        grads = torch.autograd.grad(head, params, retain_graph=True, materialize_grads=True)
+        squares.append(torch.stack([g.double().square().sum() for g in grads]).sum())
+    of_sum, of_one = torch.stack(squares).tolist()
+    if of_sum < CONSTANT_SUM * of_one:
+        raise ValueError(
+            "the outputs of net have a constant sum, as those of a softmax have, so the kernel of their sum "
+            '(output="sum") is zero; let net return logits, or use output="trace" or "first"'
+        )
+
+
 def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype) -> dict[str, bool]:
     """Whether the two (n, n) inner products of each entry (2, n, n) agree, up to rounding."""
     # All numbers are read from the device at once: each read waits for it.
@@ -331,6 +415,14 @@ class PeakMemory(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self.seen: set[int] = set()
+        self.outside: list[Any] = []  # storages made outside, kept alive so that their addresses stay theirs
+        self.watchers: list[weakref.finalize] = []
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self.outside.clear()
+        for watcher in self.watchers:
+            watcher.detach()  # else they would live as long as the tensors do
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -354,7 +446,10 @@ class PeakMemory(TorchDispatchMode):
         self.seen.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(store, self.forget, key, size)
+        if inside:
+            self.watchers.append(weakref.finalize(store, self.forget, key, size))
+        else:
+            self.outside.append(store)
 
     def forget(self, key: int, size: int) -> None:
         self.seen.discard(key)

@@ -1,0 +1,194 @@
+"""Generated networks: random stacks of layers and odd forwards, their kernel compared with plain autograd."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.nn.utils.prune
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+import foretaste as ft
+from foretaste.testing.contracts import describe_changes, snapshot_network
+
+from .calls import brute_force, close
+from .outcomes import Tally, outcome_of
+
+ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, lambda: nn.ReLU(inplace=True), nn.Softplus, nn.Identity]
+
+
+class Bend(nn.Module):
+    """A forward of one's own around two layers."""
+
+    def __init__(self, d: int, C: int, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Linear(d, d), nn.Linear(d, C), how
+        self.scale = nn.Parameter(torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self.how:
+            case "residual":
+                x = x + torch.tanh(self.a(x))
+            case "twice":
+                x = torch.tanh(self.a(torch.tanh(self.a(x))))
+            case "sorted":  # the batch in another order inside, put back at the end
+                order = x[:, 0].argsort()
+                return self.b(torch.tanh(self.a(x[order])))[order.argsort()]
+            case "frames":  # a point becomes two rows
+                x = torch.tanh(self.a(x.repeat_interleave(2, 0))).view(len(x), 2, -1).mean(1)
+            case "masked":  # points of some sign alone go through the layer
+                on = x[:, 0] > 0
+                h = torch.zeros_like(x)
+                h[on] = torch.tanh(self.a(x[on]))
+                x = x + h
+            case "split":
+                first, second = self.a(x).split([1, x.shape[1] - 1], 1)
+                x = torch.cat([torch.tanh(first), second], 1)
+            case "behind":  # the weight is used behind its module's back
+                x = torch.tanh(F.linear(x, self.a.weight, self.a.bias)) + self.a(x)
+            case "bare":
+                x = torch.tanh(self.a(x)) * self.scale
+            case "checkpoint":
+                x = torch.utils.checkpoint.checkpoint(lambda h: torch.tanh(self.a(h)), x, use_reentrant=False)
+            case "no_grad":
+                with torch.no_grad():
+                    x = torch.tanh(self.a(x))
+            case "softmax":
+                return torch.softmax(self.b(torch.tanh(self.a(x))), 1)
+            case "whole batch":  # points influence one another: must be refused
+                x = torch.tanh(self.a(x - x.mean(0)))
+        return self.b(x)
+
+
+BENDS = [
+    "residual", "twice", "sorted", "frames", "masked", "split", "behind", "bare", "checkpoint", "no_grad", "softmax",
+    "whole batch",
+]  # fmt: skip
+
+
+def dense(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
+    d = draw.randint(2, 5)
+    layers: list[nn.Module] = []
+    at = d
+    for _ in range(draw.randint(0, 3)):
+        wide = draw.randint(2, 6)
+        layers += [nn.Linear(at, wide, bias=draw.random() < 0.8), draw.choice(ACTIVATIONS)()]
+        at = wide
+        norm = draw.choice([None, None, nn.BatchNorm1d, nn.LayerNorm, lambda n: nn.GroupNorm(1, n)])
+        layers += [norm(at)] if norm else []
+    layers.append(draw.choice([nn.Linear(at, draw.randint(1, 4)), Bend(at, draw.randint(2, 4), draw.choice(BENDS))]))
+    return nn.Sequential(*layers), (d,)
+
+
+def convolutional(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
+    size = draw.randint(4, 7)
+    channels = draw.choice([1, 2, 4])
+    layers: list[nn.Module] = []
+    at = channels
+    for _ in range(draw.randint(1, 2)):
+        groups = draw.choice([1, 1, at])
+        wide = groups * draw.randint(1, 3)
+        kernel = draw.choice([1, 3])
+        layers.append(nn.Conv2d(
+            at, wide, kernel, stride=draw.choice([1, 2]), padding=draw.choice([kernel // 2, 1]),
+            dilation=1, groups=groups, bias=draw.random() < 0.7,
+            padding_mode=draw.choice(["zeros", "zeros", "reflect", "circular"]),
+        ))  # fmt: skip
+        layers += [nn.BatchNorm2d(wide)] if draw.random() < 0.5 else []
+        layers.append(draw.choice(ACTIVATIONS)())
+        at = wide
+    layers += [nn.AdaptiveAvgPool2d(draw.choice([1, 2])), nn.Flatten(), nn.LazyLinear(draw.randint(2, 4))]
+    return nn.Sequential(*layers), (channels, size, size)
+
+
+class Sequence(nn.Module):
+    """An embedding, then attention, a recurrent layer or a mean over tokens."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        d = 4
+        self.embed = nn.Embedding(9, d, padding_idx=draw.choice([None, 0]), scale_grad_by_freq=draw.random() < 0.1)
+        self.kind = draw.choice(["mean", "lstm", "attention", "first"])
+        self.lstm = nn.LSTM(d, d, batch_first=True) if self.kind == "lstm" else None
+        self.attention = nn.MultiheadAttention(d, 2, batch_first=True) if self.kind == "attention" else None
+        self.out = nn.Linear(d, draw.randint(2, 4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embed(ids)
+        if self.lstm is not None:
+            h = self.lstm(h)[0]
+        if self.attention is not None:
+            h = self.attention(h, h, h, need_weights=False)[0]
+        return self.out(h[:, 0] if self.kind == "first" else h.mean(1))
+
+
+def reparametrised(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
+    net, shape = dense(draw)
+    linear = [m for m in net.modules() if type(m) is nn.Linear]
+    for m in linear[:1]:
+        how: Callable[..., Any] = draw.choice([
+            torch.nn.utils.parametrizations.weight_norm,
+            torch.nn.utils.parametrizations.spectral_norm,
+            torch.nn.utils.parametrizations.orthogonal,
+            lambda m: torch.nn.utils.prune.random_unstructured(m, "weight", 0.3),
+        ])  # fmt: skip
+        how(m)
+    return net, shape
+
+
+def make(draw: random.Random) -> tuple[nn.Module, Tensor]:
+    """A network in eval mode and a few points for it."""
+    n = draw.randint(2, 6)
+    torch.manual_seed(draw.randrange(2**31))
+    kind = draw.choice(["dense", "dense", "convolutional", "sequence", "reparametrised"])
+    if kind == "sequence":
+        net: nn.Module = Sequence(draw)
+        x = torch.randint(0, 9, (n, 5))
+    else:
+        net, shape = {"dense": dense, "convolutional": convolutional, "reparametrised": reparametrised}[kind](draw)
+        x = torch.randn(n, *shape)
+        net(x)  # BatchNorm has seen something, lazy layers are made
+    if draw.random() < 0.8:
+        net, x = net.double(), x.double() if x.is_floating_point() else x
+    if draw.random() < 0.2:
+        next(iter(net.parameters())).requires_grad_(False)
+    return net.eval(), x
+
+
+def run(count: int, seed: int = 0) -> Tally:
+    """``count`` networks: Θ of each equals autograd's, or the network is refused by name."""
+    tally, draw = Tally(), random.Random(seed)
+    with torch.random.fork_rng([]):
+        for _ in range(count):
+            net, x = make(draw)
+            output = draw.choice(["sum", "first", "trace", "full"])
+
+            def check(net: nn.Module = net, x: Tensor = x, output: str = output) -> None:
+                inputs = x.clone().requires_grad_(x.is_floating_point() and draw.random() < 0.2)
+                got = ft.ntk(net, inputs, output=output)
+                trained = [p for p in net.parameters() if p.requires_grad]
+                want = brute_force(_Trained(net, trained), x, output).double()
+                close(got, want, f"ntk {output}", 1e-6 if trained[0].dtype == torch.float64 else 2e-3)
+
+            before = snapshot_network(net, x)
+            outcome, words = outcome_of(check)
+            if changed := describe_changes(before, snapshot_network(net, x)):
+                outcome, words = "left behind", f"{changed[:3]} after {outcome}: {words}"
+            tally.add(outcome, f"{' '.join(repr(net).split())[:300]}: {words}")
+    return tally
+
+
+class _Trained(nn.Module):
+    """A network of which some parameters count."""
+
+    def __init__(self, net: nn.Module, trained: list[nn.Parameter]) -> None:
+        super().__init__()
+        self._net, self._list = [net], trained
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._net[0](x)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(self._list)

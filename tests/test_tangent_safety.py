@@ -1,0 +1,156 @@
+"""Nothing silently wrong, nothing left behind: odd forwards, inputs with a graph, threads and Ctrl-C."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import foretaste as ft
+from foretaste.network import MLP
+from foretaste.tangent import PeakMemory
+from foretaste.tangent.frozen import share_tensors
+from fuzz.calls import brute_force
+from fuzz.faults import interrupts, threads
+from fuzz.networks import Bend
+
+
+def points(n: int, d: int = 3) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("output", ["sum", "full", "trace"])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize("how", ["sorted", "frames", "masked", "split", "behind", "no_grad", "twice", "checkpoint"])
+def test_odd_forwards_have_the_kernel_of_autograd(how: str, n: int, output: str) -> None:
+    torch.manual_seed(0)
+    net = Bend(3, 4, how).double().eval()
+    assert_close(ft.ntk(net, points(n), output=output), brute_force(net, points(n), output), rtol=1e-9, atol=1e-11)
+
+
+class Bags(nn.Module):
+    """Bags of one to three frames of each point: rows of the layer are frames of all points, end to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.view(len(x), 3, 2)
+        there = torch.stack([frames[:, 0, 0] > -9, frames[:, 1, 0] > 0, frames[:, 2, 0] > 0], 1)
+        h = torch.zeros(len(x), 3, 4, dtype=x.dtype)
+        h[there] = torch.tanh(self.a(frames[there]))
+        return self.b(h.sum(1))
+
+
+def test_bags_of_varying_length() -> None:
+    torch.manual_seed(0)
+    net = Bags().double().eval()
+    assert_close(ft.ntk(net, points(15, 6)), brute_force(net, points(15, 6)), rtol=1e-9, atol=1e-11)
+
+
+def test_inputs_with_a_graph_of_their_own() -> None:
+    """Features of a backbone that nobody put under no_grad."""
+    torch.manual_seed(0)
+    backbone, head = nn.Linear(3, 5).double(), MLP(5, (6,), 3).double().eval()
+    features = backbone(points(9))
+    assert features.requires_grad
+    assert torch.equal(ft.ntk(head, features), ft.ntk(head, features.detach()))
+    y = torch.arange(4) % 3
+    asked = [
+        ft.query(head, f[:4], y, f[4:], batch_size=2, ridge=1e-3).indices.tolist()
+        for f in (features, features.detach())
+    ]
+    assert asked[0] == asked[1]
+    assert backbone.weight.grad is None
+
+
+def test_inputs_made_in_inference_mode() -> None:
+    net = MLP(3, (6,), 3).double().eval()
+    with torch.inference_mode():
+        x = points(5) * 1
+    assert torch.equal(ft.ntk(net, x), ft.ntk(net, points(5)))
+
+
+def pruned(layer: nn.Module) -> None:
+    torch.nn.utils.prune.random_unstructured(layer, "weight", 0.3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.nn.utils.parametrizations.weight_norm,
+        torch.nn.utils.parametrizations.spectral_norm,
+        torch.nn.utils.parametrizations.orthogonal,
+        pytest.param(torch.nn.utils.weight_norm, marks=pytest.mark.filterwarnings("ignore")),
+        torch.nn.utils.spectral_norm,
+        pruned,
+    ],
+    ids=["weight_norm", "spectral_norm", "orthogonal", "old weight_norm", "old spectral_norm", "pruned"],
+)
+def test_weights_that_are_computed_from_others(change) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    change(net[0])
+    net(points(3))
+    net.eval()
+    assert_close(ft.ntk(net, points(6)), brute_force(net, points(6)), rtol=1e-8, atol=1e-10)
+
+
+def test_a_module_whose_output_is_unused() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.a(x)
+            return self.b(x)
+
+    net = Unused().double().eval()
+    assert_close(ft.ntk(net, points(5)), brute_force(net, points(5)), rtol=1e-9, atol=1e-11)
+
+
+def test_outputs_of_constant_sum_are_refused_by_name() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Softmax(1)).double().eval()
+    with pytest.raises(ValueError, match=r"constant sum.*output=\"trace\""):
+        ft.ntk(net, points(5))
+    assert_close(ft.ntk(net, points(5), output="trace"), brute_force(net, points(5), "trace"), rtol=1e-9, atol=1e-12)
+    q = ft.query(net, points(2), torch.tensor([0, 1]), points(6), strategy="margin", batch_size=2)  # needs no kernel
+    assert len(q.indices) == 2
+
+
+def test_the_copy_shares_tensors_and_nothing_else() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    twin = share_tensors(net)
+    assert all(a is b for a, b in zip((*net.parameters(), *net.buffers()), (*twin.parameters(), *twin.buffers())))
+    assert not set(net.modules()) & set(twin.modules())
+
+
+# Python drops a KeyboardInterrupt that falls into a finalizer, and says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_leave_nothing_behind() -> None:
+    tally = interrupts(80)
+    assert tally.counts == {"right": 80}, tally.examples
+
+
+def test_two_threads_on_one_network() -> None:
+    tally = threads(12)
+    assert tally.counts == {"right": 24}, tally.examples
+
+
+def test_counting_memory_leaves_nothing_on_the_users_tensors() -> None:
+    x = torch.ones(1000)
+    with PeakMemory() as memory:
+        y = x * 2
+    assert memory.peak == 4000
+    before = len(weakref.finalize._registry)  # type: ignore[attr-defined]
+    for _ in range(20):
+        with PeakMemory():
+            z = x + y  # noqa: F841
+    gc.collect()
+    assert len(weakref.finalize._registry) <= before  # type: ignore[attr-defined]
