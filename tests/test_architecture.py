@@ -20,8 +20,8 @@ MAY["study"] = {"study", "data", *MAY["query"]}
 MAY["report"] = {"report", "study", "errors"}
 MAY["errors"], MAY["losses"] = set(), {"errors"}
 FREE = {"label", "connect", "cli", "testing", "__init__", "__main__"}  # may import everything
-# Verbs of a folder, called as ``folder.verb``, and the names that a command shares with what it runs.
-SHARED: set[str] = set()
+# Names that two folders may both have, because they are always read with the folder's: data.folder, report.folder.
+SHARED = {"folder"}
 
 FILES = sorted(ROOT.rglob("*.py"))
 TREE = tree.read(ROOT)

@@ -222,6 +222,8 @@ def record_or_none(
     modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
     try:
         return layers, record_pass(frozen, modules, x)[0]
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, KeyError, IndexError) as e:
         log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
         return [], {}
