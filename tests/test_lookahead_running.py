@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.picks import synthetic_state, time_picks
 from cases import CASES, Case
 from foretaste.acquire import gain, mlmoc, variance
-from foretaste.lookahead import State, from_kernels, kept
+from foretaste.lookahead import State, factors, from_kernels
 from foretaste.lookahead.dense import DenseState
 
 gain_module = import_module("foretaste.acquire.gain")
@@ -32,7 +32,7 @@ ALL = pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.fixture(params=[0, 1, 2, 100], ids="wait {}".format, autouse=True)
 def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """100: the running S is never made, as it was before there was one."""
-    monkeypatch.setattr(kept, "WAITING_FACTORS", request.param)
+    monkeypatch.setattr(factors, "WAITING_FACTORS", request.param)
     return request.param
 
 
@@ -283,7 +283,7 @@ def test_picks_are_the_same_with_and_without(wait: int, monkeypatch: pytest.Monk
         return [(r.strategy, r.select, r.picked) for r in found]
 
     now = rows()
-    monkeypatch.setattr(kept, "WAITING_FACTORS", 100)
+    monkeypatch.setattr(factors, "WAITING_FACTORS", 100)
     assert rows() == now
     assert all(len(set(picked)) == 15 for *_, picked in now)
 

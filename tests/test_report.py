@@ -493,9 +493,7 @@ def test_import_loads_neither_matplotlib_nor_typer():
     assert got.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "module", ["charts", "comparison", "fidelity", "pages", "runs", "summary", "terminal", "words"]
-)
+@pytest.mark.parametrize("module", ["charts", "comparison", "fidelity", "pages", "runs", "summary", "tables", "words"])
 def test_examples_of_docstrings(module, tmp_path, monkeypatch):
     """They run where runs/fig2a, runs/cold and fidelity/records.jsonl are."""
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ from benchmarks.picks import pick_batch, synthetic_state
 from cases import CASES, Case
 from foretaste.acquire import change, find_strategy, fused, gain, mlmoc, variance
 from foretaste.acquire.fused import SumTerm
-from foretaste.lookahead import State, from_kernels, kept
+from foretaste.lookahead import State, factors, from_kernels
 from foretaste.lookahead.dense import DenseState
 from foretaste.query import select
 from foretaste.query.select import ProgressCounter, best_rank, find_spent, pick_each
@@ -87,7 +87,7 @@ def test_scores_are_the_same_either_way(
 ) -> None:
     if case.regression and loss == "ce":
         pytest.skip("there is no cross-entropy of a regression")
-    monkeypatch.setattr(kept, "WAITING_FACTORS", wait)
+    monkeypatch.setattr(factors, "WAITING_FACTORS", wait)
     scores: list[tuple[Callable[[State], Tensor], float]] = [(variance, 1e-9)]
     scores += [(change, 1e-9)] if case.regression else [(gain, 1e-6), (mlmoc, 1e-9)]
 

@@ -1,7 +1,7 @@
 """What a network would become with one more label, without training (Eq. 5, 8, 10-12).
 
 state.py says what a ``State`` is. linearize.py makes one, from a network or from kernels. dense.py and direct.py are
-its two kinds; kept.py holds the factors of kept labels, cross_entropy.py solves labels under cross-entropy. labels.py
+its two kinds; factors.py holds what kept labels take, cross_entropy.py solves labels under cross-entropy. labels.py
 turns labels into targets, problem.py holds the outputs and the blocks of Θ.
 """
 

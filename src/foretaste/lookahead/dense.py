@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
-from foretaste.lookahead.kept import Factors, RunningPosterior, UseParts
+from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
 from foretaste.lookahead.problem import Problem, cholesky, diagonal_blocks, site_index, to_sites
 from foretaste.lookahead.state import KeptLabel, State
 

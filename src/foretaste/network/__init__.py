@@ -21,6 +21,7 @@ from foretaste.network.models import ResNetSpec as ResNetSpec
 from foretaste.network.models import WideResNet as WideResNet
 from foretaste.network.models import WideResNetSpec as WideResNetSpec
 from foretaste.network.models import feature_layers as feature_layers
+from foretaste.network.models import reset as reset
 from foretaste.network.models import resnet18 as resnet18
 from foretaste.network.saved import SavedNetwork as SavedNetwork
 from foretaste.network.saved import load_network as load_network
@@ -30,4 +31,3 @@ from foretaste.network.sgd import Diverged as Diverged
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare
 from foretaste.network.sgd import seeded as seeded
-from foretaste.network.weights import reset as reset

@@ -24,7 +24,6 @@ from torch import Generator, Tensor, nn
 
 from foretaste.losses import TrainingTargets
 from foretaste.network.layout import FlatParameters, RewrittenOperations, channels_last, flatten_parameters
-from foretaste.network.mlp_gradients import mlp_gradients
 from foretaste.network.sgd import (
     PROGRESS_REPORTS,
     TrainingProgress,
@@ -33,6 +32,7 @@ from foretaste.network.sgd import (
     batch_indices,
     deterministic,
     diverged_error,
+    mlp_gradients,
     one_cycle,
     train_eager,
     train_mode,

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from foretaste.errors import check_callable, check_known, real_number, whole_number
 from foretaste.losses import TrainingTargets, find_loss, training_targets
 from foretaste.network.cuda_graph import FAST_MODES, train_fast
+from foretaste.network.models import new_weights
 from foretaste.network.sgd import (
     AUGMENTATIONS,
     FORWARD_CHUNK,
@@ -23,7 +24,6 @@ from foretaste.network.sgd import (
     reestimate_batch_norm,
     seeded,
 )
-from foretaste.network.weights import new_weights
 
 INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to which a network has learned its labels
 

@@ -24,6 +24,7 @@ from foretaste.network.fit import (
     restored_on_error,
     training_length,
 )
+from foretaste.network.models import new_weights
 from foretaste.network.sgd import (
     FORWARD_CHUNK,
     PixelNormalise,
@@ -34,7 +35,6 @@ from foretaste.network.sgd import (
     seeded,
     train_eager,
 )
-from foretaste.network.weights import new_weights
 
 FeatureLayers = Sequence[str] | Mapping[str, int]
 

@@ -18,7 +18,7 @@ from foretaste.report.summary import Summary as Summary
 from foretaste.report.summary import interval as interval
 from foretaste.report.summary import summarize as summarize
 from foretaste.report.summary import wins as wins
-from foretaste.report.terminal import table as table
+from foretaste.report.tables import table as table
 from foretaste.report.words import caveat as caveat
 from foretaste.report.words import details as details
 from foretaste.report.words import headline as headline

@@ -17,7 +17,7 @@ from foretaste.errors import format_bytes, format_seconds, printable
 from foretaste.report.charts import area_charts, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
 from foretaste.report.summary import Interval, Summary, query_cost, summarize, wins, without_spread
-from foretaste.report.terminal import arm_cells, arm_columns
+from foretaste.report.tables import arm_cells, arm_columns
 from foretaste.report.words import (
     WINS_EXPLAINED,
     caveat,
