@@ -173,7 +173,7 @@ def test_an_interrupted_update_is_not_believed(wait: int) -> None:
     assert (running.taken is None) == (wait == 100)
     if running.taken is not None:
         taken = running.taken
-        running.taken = kept.TakenPosterior(taken.S_WU.as_subclass(Stopped), taken.js)
+        running.taken = factors.TakenPosterior(taken.S_WU.as_subclass(Stopped), taken.js)
         with pytest.raises(KeyboardInterrupt):
             whole(further)
     for s in (state, further):
