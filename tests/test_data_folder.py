@@ -266,7 +266,7 @@ def broken_in(root: Path, n: int = 12) -> list[str]:
 def test_broken_pictures_are_all_counted_ten_named_and_skipped_on_request(tmp_path, size):
     truth = classes_of(tmp_path, {"a": 3, "b": 3}, size=(60, 60))
     names = broken_in(tmp_path)
-    with pytest.raises(ValueError, match=r"^12 of 18 pictures cannot be read: a/broken0\.png \(.*skip_broken=True"):
+    with pytest.raises(ValueError, match=r": 12 of 18 pictures cannot be read: a/broken0\.png \(.*skip_broken=True"):
         folder(tmp_path, size=size)
     data = folder(tmp_path, size=size, skip_broken=True)
     assert set(data.files) == set(truth)
@@ -283,7 +283,7 @@ def test_the_error_names_ten_and_counts_all(tmp_path):
     classes_of(tmp_path, {"a": 3, "b": 3})
     for k in range(15):
         (tmp_path / "a" / f"x{k}.png").write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match=r"^15 of 21 .* and 5 more; mend") as error:
+    with pytest.raises(ValueError, match=r": 15 of 21 .* and 5 more; mend") as error:
         folder(tmp_path)
     assert str(error.value).count("(not a picture)") == 10
 

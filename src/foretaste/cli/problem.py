@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Unless --network names one. Small, so that a minute on two cores is enough.
 PICTURE_NETWORK: tuple[str, dict[str, Any]] = ("wrn1", {"widen": 1})
 FEATURE_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {})
+MOST_CLASSES = 100_000  # where labels are numbers: each number up to the largest is a class
 ChannelScale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
@@ -231,7 +232,13 @@ def class_names(labelled: "Points", outputs: int | None) -> tuple[str, ...]:
 
     labels = labelled.known_labels
     if _all_digits(labels):
-        return tuple(map(str, range(max(outputs or 0, 1 + max(map(int, labels))))))
+        largest = max((label.lstrip("0") for label in labels), key=lambda digits: (len(digits), digits))
+        if len(largest) > len(str(MOST_CLASSES)) or int(largest or 0) >= MOST_CLASSES:
+            raise ValueError(
+                f"{labelled.where}: label {shorten([largest[:20]])} is a number, and numbers count classes from 0; "
+                f"expected less than {MOST_CLASSES}. Write labels as words, or give --classes"
+            )
+        return tuple(map(str, range(max(outputs or 0, 1 + int(largest or 0)))))
     return tuple(sorted(set(labels), key=natural_key))
 
 

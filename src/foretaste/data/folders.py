@@ -138,6 +138,7 @@ def decode_files(
         most=most,
         skip_broken=skip_broken,
         progress=progress,
+        where=root,
     )
 
 
@@ -260,7 +261,7 @@ def list_folder(root: Path) -> FolderListing:
                 name = f"{at}/{entry.name}".lstrip("/")
                 if _is_ignored(entry.name):
                     continue
-                if entry.is_symlink() and (entry.is_dir() or not stays_inside(top, Path(entry.path))):
+                if entry.is_symlink() and (not stays_inside(top, Path(entry.path)) or entry.is_dir()):
                     bad.append(name)
                 elif entry.is_dir():
                     folders.append(name)
@@ -271,8 +272,8 @@ def list_folder(root: Path) -> FolderListing:
                     others.append(name)
     if bad:
         raise ValueError(
-            f"{root}: {count_names(bad, 'link {} leads', 'links {} lead')} out of the folder or to another folder; "
-            "links are followed only to files inside: copy what is meant"
+            f"{root}: {count_names(bad, 'link {} leads', 'links {} lead')} out of the folder or to another folder, or "
+            "in a loop; links are followed only to files inside: copy what is meant"
         )
     return FolderListing(*(tuple(sorted(names, key=natural_key)) for names in (pictures, others, folders)))
 

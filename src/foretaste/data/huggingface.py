@@ -92,7 +92,7 @@ def hugging_face(
     opened, labels, sides, names = list[OpenPicture](), list[str](), list[str | None](), list[str]()
     owner = list[tuple[int, int]]()  # which part, which row of it
     for k, (name, (side, part)) in enumerate(parts.items()):
-        labels += _all_label_words(part, name, label)
+        labels += _all_label_words(path, part, name, label)
         sides += [side] * len(part)
         names += [f"{name}[{i}]" for i in range(len(part))]
         opened.append(_picture_opener(part, image))
@@ -103,10 +103,12 @@ def hugging_face(
         return opened[part](row)
 
     decoded = decode_pictures(
-        open_row, names, size=size, channels=channels, most=most, skip_broken=skip_broken, progress=progress
+        open_row, names, size=size, channels=channels, most=most, skip_broken=skip_broken, progress=progress, where=path
     )
     classes = getattr(features[label], "names", None)
-    if classes is None:
+    if classes is not None:
+        classes = list(map(str, classes))
+    else:
         labels = [str(word) for word in class_labels(labels, path)]
     kept = [int(i) for i in decoded.kept]
     share = test if isinstance(test, float | int) else 0.0
@@ -149,6 +151,7 @@ def read_saved_points(
             most=most,
             skip_broken=skip_broken,
             progress=progress,
+            where=path,
         )
         x, rows, columns = decoded.x, [int(i) for i in decoded.kept], None
         notes += decoded.notes
@@ -162,7 +165,7 @@ def read_saved_points(
         x,
         None if ids is None else [ids[i] for i in rows],
         None if labels is None else [labels[i] for i in rows],
-        None if classes is None else tuple(classes),
+        None if classes is None else tuple(map(str, classes)),
         columns,
         rows,
         notes,
@@ -178,9 +181,14 @@ def _load_saved(path: Path) -> Any:
         raise FileNotFoundError(f"{path} is not a folder; expected what a dataset's save_to_disk wrote")
     _check_own_files(path)
     try:
-        return datasets.load_from_disk(str(path))
+        loaded = datasets.load_from_disk(str(path))
+        for part in loaded.values() if isinstance(loaded, dict) else [loaded]:
+            part.data.table.validate(full=True)  # Arrow trusts the offsets in a file, and would read beyond its end
     except Exception as error:  # json, arrow and the package itself each raise their own
         raise ValueError(f"{path} cannot be read as a dataset saved to disk: {' '.join(str(error).split())}") from None
+    if isinstance(loaded, dict) and not loaded:
+        raise ValueError(f"{path} is a dataset without splits, and so without rows; save it again")
+    return loaded
 
 
 def _check_own_files(path: Path) -> None:
@@ -197,6 +205,8 @@ def _check_own_files(path: Path) -> None:
         for name in files:
             check_regular(Path(folder, name))
     for state in path.rglob("state.json"):
+        if not state.is_file():
+            continue
         try:
             named = [str(row["filename"]) for row in json.loads(state.read_bytes())["_data_files"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -298,17 +308,17 @@ def _label_words(part: Any, label: str) -> list[str | None]:
     """Labels in words. Missing are null, NaN, an empty string, and for a ClassLabel any number without a name."""
     raw, words = _cells(part, label), getattr(part.features[label], "names", None)
     if words is not None:
-        return [None if v is None or not 0 <= v < len(words) else words[v] for v in raw]
+        return [None if v is None or not 0 <= v < len(words) else str(words[v]) for v in raw]
     return [None if v is None or v != v or v == "" else str(v) for v in raw]
 
 
-def _all_label_words(part: Any, name: str, label: str) -> list[str]:
+def _all_label_words(path: str | PathLike[str], part: Any, name: str, label: str) -> list[str]:
     """Labels in words; a missing one is an error."""
     words = _label_words(part, label)
     if missing := words.count(None):
         raise ValueError(
-            f"{missing} of {len(words)} rows of {name!r} have no label in {label!r}; leave them out of the dataset, or "
-            "give pool= alone to measure on a share of it"
+            f"{path}: {missing} of {len(words)} rows of {name!r} have no label in {label!r}; leave them out of the "
+            "dataset, or give pool= alone to measure on a share of it"
         )
     return [word for word in words if word is not None]
 

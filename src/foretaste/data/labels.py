@@ -16,7 +16,9 @@ def natural_key(name: str) -> tuple[object, ...]:
     ['A1', 'a2', 'a10']
     """
     parts = re.split(r"([0-9]+)", name.casefold())
-    return (*((0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p), (-1, 0, ""), name)
+    # Numbers by their length, then their digits: int() refuses thousands of digits.
+    keys = ((0, len(n := p.lstrip("0")), n) if p.isdecimal() else (1, 0, p) for p in parts if p)
+    return (*keys, (-1, 0, ""), name)
 
 
 def count_names(names: Iterable[str], one: str, many: str, most: int = NAMES_SHOWN) -> str:

@@ -137,8 +137,9 @@ def decode_pictures(
     skip_broken: bool = False,
     progress: PictureProgress | None = None,
     workers: int | None = None,
+    where: object = None,
 ) -> DecodedPictures:
-    """Every picture ``opened(i)`` as bytes, channels first; errors call it ``names[i]``.
+    """Every picture ``opened(i)`` as bytes, channels first; errors call it ``names[i]``, and its folder ``where``.
 
     An error counts and names the pictures that cannot be read; with ``skip_broken`` they are left out and a note says
     so. The memory is checked before a pixel is read.
@@ -148,6 +149,7 @@ def decode_pictures(
             f"channels is {channels}; expected 1 (grey), 3 (colour), or none to take what the pictures have"
         )
     ids, broken = list(range(len(names))), dict[int, str]()
+    at = "" if where is None else f"{where}: "
     shape = height_and_width(size)
     if shape is None or channels is None:
         seen: dict[int, tuple[int, int, bool]] = {}
@@ -164,10 +166,10 @@ def decode_pictures(
         ids = [i for i in ids if i not in broken]
         if broken and not skip_broken:
             broken |= _run_on_each(whole, ids, workers)[0]  # the error also names those that break later
-        _raise_broken(broken, names, skip_broken)
-        shape = shape or _common_size(seen, names)
+        _raise_broken(broken, names, skip_broken, at)
+        shape = shape or _common_size(seen, names, at)
         channels = channels or (1 if all(grey for *_, grey in seen.values()) else 3)
-    check_picture_memory(len(ids), (channels, *shape), most)
+    check_picture_memory(len(ids), (channels, *shape), most, at)
 
     x = np.empty((len(names), channels, *shape), dtype=np.uint8)
 
@@ -178,7 +180,7 @@ def decode_pictures(
 
     later, remarks = _run_on_each(read, ids, workers, progress)
     broken |= later
-    _raise_broken(broken, names, skip_broken)
+    _raise_broken(broken, names, skip_broken, at)
     kept = [i for i in ids if i not in broken]
     for new, old in enumerate(kept):  # in place: a second copy may not fit
         if new != old:
@@ -189,26 +191,26 @@ def decode_pictures(
     return DecodedPictures(torch.from_numpy(x[: len(kept)]), np.array(kept, dtype=np.int64), tuple(notes))
 
 
-def check_picture_memory(n: int, shape: tuple[int, ...], most: int) -> None:
-    """Raise if ``n`` pictures do not fit in ``most`` bytes."""
+def check_picture_memory(n: int, shape: tuple[int, ...], most: int, at: str = "") -> None:
+    """Raise if ``n`` pictures do not fit in ``most`` bytes. ``at`` begins the message."""
     need = n * int(np.prod(shape, dtype=np.int64))
     if need > most:
         raise ValueError(
-            f"{n} pictures of {'×'.join(map(str, shape))} bytes are {need / 1e9:.3g} GB, "
+            f"{at}{n} pictures of {'×'.join(map(str, shape))} bytes are {need / 1e9:.3g} GB, "
             f"above the limit of {most / 1e9:.3g} GB; choose a smaller size, or raise the limit (most= in Python)"
         )
 
 
-def _common_size(seen: dict[int, tuple[int, int, bool]], names: Sequence[str]) -> tuple[int, int]:
+def _common_size(seen: dict[int, tuple[int, int, bool]], names: Sequence[str], at: str) -> tuple[int, int]:
     """The size that all pictures share, or an error that lists the sizes."""
     count = Counter((h, w) for h, w, _ in seen.values())
     if not count:
-        raise ValueError(f"none of {len(names)} pictures could be read")
+        raise ValueError(f"{at}none of {len(names)} pictures could be read")
     if len(count) == 1:
         return next(iter(count))
     met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in count.most_common(5))
     more = f" and {len(count) - 5} more" if len(count) > 5 else ""
-    raise ValueError(f"pictures of {len(count)} sizes, width × height: {met}{more}; {HOW_TO_RESIZE}")
+    raise ValueError(f"{at}pictures of {len(count)} sizes, width × height: {met}{more}; {HOW_TO_RESIZE}")
 
 
 def _run_on_each(
@@ -262,8 +264,8 @@ def describe_broken(broken: dict[int, str], names: Sequence[str], what: str, mos
     return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}{more}"
 
 
-def _raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool) -> None:
+def _raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str) -> None:
     if broken and not skip_broken:
-        raise ValueError(f"{describe_broken(broken, names, 'pictures')}; mend or remove them, or {HOW_TO_SKIP}")
+        raise ValueError(f"{at}{describe_broken(broken, names, 'pictures')}; mend or remove them, or {HOW_TO_SKIP}")
     if len(broken) == len(names):
-        raise ValueError(f"{describe_broken(broken, names, 'pictures')}; nothing is left")
+        raise ValueError(f"{at}{describe_broken(broken, names, 'pictures')}; nothing is left")

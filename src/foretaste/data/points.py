@@ -197,7 +197,9 @@ def _points_of_npz(path: Path, layout: Layout | None, most: int) -> Points:
     if y is not None and called is not None and got[y].dtype.kind in "iuf":
         labels = _named_classes(path, labels, called)
     tensor = torch.from_numpy(np.ascontiguousarray(points))
-    return Points(str(path), tensor, ids, labels, None, "ids" in got, called, (how,))
+    others = [name for name in there if name not in names]
+    left = (f"{count_names(others, 'array {} is', 'arrays {} are')} not read",) if others else ()
+    return Points(str(path), tensor, ids, labels, None, "ids" in got, called, (how, *left))
 
 
 def _named_classes(path: Path, labels: list[str | None], classes: tuple[str, ...]) -> list[str | None]:

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ SIDES = {"pool": "pool", "train": "pool", "training": "pool", "test": "test", "t
 SIDES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 CSV_ENDINGS = (".csv", ".tsv")
 LARGEST_CSV = 10**9  # bytes
+LONGEST_FILE_NAME = 255  # bytes, on all usual systems
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,11 @@ def read_file_table(
 
 
 def stays_inside(top: Path, path: Path) -> bool:
-    """Whether ``path``, its links followed, stays below ``top`` (itself resolved)."""
-    return path.resolve().is_relative_to(top)
+    """Whether ``path``, its links followed, stays below ``top`` (itself resolved). A loop of links leads nowhere."""
+    try:
+        return path.resolve().is_relative_to(top)
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _file_rows(path: Path, columns: FileColumns, gaps: bool) -> list[FileRow]:
@@ -145,6 +150,11 @@ def _file_rows(path: Path, columns: FileColumns, gaps: bool) -> list[FileRow]:
                     wrong.append(f"{line}: no {'label' if named else 'file'}")
                 elif "split" in at and side is None:
                     wrong.append(f"{line}: split {cells[at['split']]!r}; expected {', '.join(SIDES)}")
+                elif (
+                    "\0" in named
+                    or max(len(os.fsencode(part)) for part in re.split(r"[/\\]", named)) > LONGEST_FILE_NAME
+                ):
+                    wrong.append(f"{line}: {named[:20]!r}... cannot be the name of a file")
                 elif (file := _path_inside(named, tops)) is None:
                     wrong.append(f"{line}: {named} leads out of the folder")
                 else:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -159,8 +158,11 @@ def load_network(
     assert name is not None
     if name in NETWORKS:
         classes = _classes_in(tensors) if classes is None else classes
-        with torch.device("meta"):  # shapes only: nothing is allocated before they are known to fit
-            outline = make_network(name, options=options, classes=classes, shape=shape)
+        try:
+            with torch.device("meta"):  # shapes only: nothing is allocated before they are known to fit
+                outline = make_network(name, options=options, classes=classes, shape=shape)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: {name} cannot be made for these weights: {error}") from None
         _check_weights(path, outline.state_dict(), tensors, name)
     net = make_network(name, options=options, classes=classes, shape=shape)
     if any(t.dtype == torch.float64 for t in tensors.values()):
@@ -222,7 +224,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)  # tensors alone: a pickle can run anything
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged pickle can raise anything
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"{path} is a pickle with more than tensors in it, or broken ({first}); if you trust it, {CONVERT_HINT}"

@@ -92,7 +92,7 @@ class Task:
 
     def records(self, trial: Trial, experiment: str = "loop") -> list[Any]:
         """The records on disk. Removes a last line that is incomplete; raises if they are of other settings."""
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return []
         found = read_json_lines(self.path)
         text = self.path.read_bytes()

@@ -50,11 +50,12 @@ TableClass = TypeVar("TableClass")
 
 
 class SettingsError(ValueError):
-    """All faults of a configuration, each a sentence in ``faults``."""
+    """All faults of a configuration, each a sentence in ``faults``. ``where`` is the file that has them."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
+    def __init__(self, faults: Sequence[str], where: object = None) -> None:
         self.faults = list(faults)
-        super().__init__(faults[0] if len(faults) == 1 else f"{len(faults)} things are wrong: " + "; ".join(faults))
+        said = faults[0] if len(faults) == 1 else f"{len(faults)} things are wrong: " + "; ".join(faults)
+        super().__init__(said if where is None else f"{where}: {said}")
 
 
 class LocatedError(SettingsError):

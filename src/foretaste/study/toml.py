@@ -48,14 +48,21 @@ def read_study(source: str | Path, changes: Iterable[str] = (), *, plugins: Iter
         >>> study.read("demo", ["seeds=[0, 1]"]).seeds
         (0, 1)
     """
+    text = _toml_text(source)
     try:
-        table = tomllib.loads(_toml_text(source))
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text)
+    except ValueError as error:  # also for numbers with thousands of digits
         raise ValueError(f"{source} is not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{source} is nested too deeply to be a study in TOML") from None
+    where = source if _is_path(source) else None
     faults = [fault for change in changes if (fault := change_setting(table, change))]
     if faults:
-        raise SettingsError(faults)
-    return study_of(table, plugins=plugins)
+        raise SettingsError(faults, where)
+    try:
+        return study_of(table, plugins=plugins)
+    except SettingsError as error:
+        raise SettingsError(error.faults, where) from None
 
 
 def study_of(table: Mapping[str, Any], *, plugins: Iterable[str] = ()) -> Study:
@@ -141,12 +148,16 @@ def parse_value(text: str) -> Any:
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text.strip()
 
 
+def _is_path(source: str | Path) -> bool:
+    return isinstance(source, Path) or source.endswith(".toml") or "/" in source
+
+
 def _toml_text(source: str | Path) -> str:
-    if isinstance(source, Path) or source.endswith(".toml") or "/" in source:
+    if isinstance(source, Path) or _is_path(source):
         if not Path(source).is_file():
             raise FileNotFoundError(f"{source} does not exist, or is no file; expected a study in TOML")
         try:

@@ -1,0 +1,43 @@
+"""A short run of the file fuzzer: damaged files are read or refused by name; nothing is run or left behind."""
+
+import os
+import sys
+
+import pytest
+
+from fuzz import files
+
+
+def test_damaged_files_are_read_or_refused_by_name() -> None:
+    tally = files.run(300, seed=0)
+    assert sum(tally.counts.values()) == 300
+    assert not tally.bad(allowed_raw=0), tally.examples
+    assert min(tally.counts["right"], tally.counts["clear error"]) > 50
+
+
+@pytest.mark.parametrize(
+    ("reader", "outcome"),
+    [
+        (lambda root: os.system("true"), "executed"),
+        (lambda root: __import__(files.CANARY), "executed"),
+        (lambda root: (root.parent / "outside" / "new").write_text("x"), "left behind"),
+        (lambda root: (root / "new").write_text("x"), "left behind"),
+        (lambda root: [][0], "raw error"),
+        (lambda root: (root / "a.npz").read_bytes().decode("ascii"), "raw error"),
+        (lambda root: "else", "wrong"),
+    ],
+)
+def test_the_fuzzer_notices(monkeypatch, reader, outcome) -> None:
+    """A reader that behaves while it shows what is right, and then does not."""
+    calls = []
+
+    def later(root):
+        calls.append(root)
+        return "right" if len(calls) == 1 else reader(root)
+
+    monkeypatch.setattr(files, "KINDS", {"npz": files.Kind(files.make_npz, (later,), checked=True)})
+    monkeypatch.setattr(files, "DAMAGES", [lambda root, draw: "none"])
+    monkeypatch.setattr(files, "change_bytes", files.DAMAGES[0])
+    tally = files.run(3, seed=0)
+    assert tally.counts[outcome] == 3 if outcome != "left behind" else tally.counts[outcome] >= 1, tally
+    assert files.CANARY not in sys.modules
