@@ -73,3 +73,18 @@ def test_draw_is_seeded_and_within_the_pool():
     for n in (0, 50, -1):
         with pytest.raises(ValueError, match=f"{n} labels of a pool of 50"):
             draw(pool, test, n, 0)
+
+
+def test_offers_are_drawn_from_all_of_U_and_sorted():
+    """Each point is as likely, wherever it stands in U; the seed alone decides."""
+    split = Split(L=[3], U=[*range(10, 60)][::-1], test=[0])
+    counts, draws = np.zeros(60), 800
+    for seed in range(draws):
+        offered = split.offer(10, seed)
+        assert offered.U.tolist() == sorted(set(offered.U.tolist()) & set(split.U.tolist()))
+        assert (len(offered.U), offered.L.tolist(), offered.test.tolist()) == (10, [3], [0])
+        counts[offered.U] += 1
+    share = counts[10:] / draws
+    assert abs(share - 0.2).max() < 6 * (0.2 * 0.8 / draws) ** 0.5
+    np.testing.assert_array_equal(split.offer(10, 7).U, split.offer(10, 7).U)
+    assert split.offer(None, 0) is split.offer(50, 0) is split

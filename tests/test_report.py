@@ -54,6 +54,22 @@ def test_lead_is_paired_by_seed():
     assert s.shared_start
 
 
+def test_the_interval_of_an_area_is_of_paired_differences():
+    """Seeds differ by 20 points and the arms by 3 ± 0.1 within a seed: unpaired, nothing would be decided."""
+    rows = [
+        record(arm, seed, cycle, accuracy=(0.4 if cycle == 0 else 0.4 + 0.2 * seed) + lead * (0.03 + 0.001 * seed))
+        for arm, lead in (("gain", 1), ("random", 0))
+        for seed in range(3)
+        for cycle in range(3)
+    ]
+    s = report.summarize(rows)
+    lead, paired = s.area_lead("gain", "random"), report.interval([3.0, 3.1, 3.2])
+    assert lead.mean == pytest.approx(paired.mean)
+    assert lead.half == pytest.approx(paired.half)
+    assert lead.decided
+    assert s.lead("gain", "random").half == pytest.approx(paired.half)
+
+
 def test_area_is_by_trapezoids_over_labels():
     """Typed out on labels that are not evenly spaced: (10·(50+70)/2 + 30·(70+90)/2) / 40 = 75."""
     labels, heights = (20, 30, 60), (0.5, 0.7, 0.9)

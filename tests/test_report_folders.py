@@ -193,6 +193,14 @@ def test_more_cycles_in_one_run_are_told(tmp_path):
     )
 
 
+def test_an_arm_is_never_compared_with_the_random_of_another_run(tmp_path):
+    a = write_run(tmp_path / "a", records({"gain": 0.9, "margin": 0.8}))
+    b = write_run(tmp_path / "b", records({"badge": 0.85, "random": 0.7}))
+    ((_, s),) = report.groups([a, b])
+    assert set(s.arms) == {"gain", "margin", "badge", "random"}
+    assert s.against == {"badge": "random"}
+
+
 def test_compare_refuses(tmp_path):
     a = write_run(tmp_path / "a", records())
     with pytest.raises(ValueError, match="twice"):

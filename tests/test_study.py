@@ -244,6 +244,63 @@ def test_a_subset_is_drawn_anew_each_cycle_and_mostly_the_same_for_two_arms(monk
     assert len(set(offered["margin"][1]) & set(offered["random"][1])) >= 9
 
 
+def test_each_cycle_offers_by_a_seed_of_its_own(monkeypatch):
+    """U of a cycle is what is left of the pool, drawn by the seed of that cycle and not of the first."""
+    offered, real = [], loop.query
+
+    def query(net, x_L, y_L, x_U, **rest):
+        offered.append(rest["ids"])
+        return real(net, x_L, y_L, x_U, **rest)
+
+    monkeypatch.setattr(loop, "query", query)
+    data, of = points(), replace(SMALL, labels=replace(SMALL.labels, subset=12))
+    split = draw(data.pool, data.test, of.labels.init, 3)
+    for cycle, record in enumerate(records_of("margin", 3, data, of)[:-1]):
+        assert offered[cycle] == split.offer(12, model.derive_seed(3, cycle, "offer")).U.tolist()
+        split = split.label(record["queried"])
+    left = set(offered[0]) - {*split.L.tolist()}
+    assert not left <= set(offered[1])  # in one order for all cycles, those left would come first again
+
+
+def test_the_oracle_answers_with_the_true_class(monkeypatch):
+    """Not with the class that the network predicts: labels here are wrong for most points."""
+    answered, real = {}, loop.query
+
+    def query(net, x_L, y_L, x_U, **rest):
+        answer = rest["oracle"]
+        rest["oracle"] = lambda i: answered.setdefault(i, answer(i))
+        return real(net, x_L, y_L, x_U, **rest)
+
+    monkeypatch.setattr(loop, "query", query)
+    data = points()
+    data = replace(data, y=(data.y + 1 + torch.arange(len(data.y)) // 3) % 3)  # nothing that could be predicted
+    records = records_of("gain sequential", 0, data)
+    asked = [i for r in records for i in r["queried"]]
+    assert answered == {i: int(data.y[i]) for i in asked}
+    assert [p for r in records for p in r["predicted"]] != [int(data.y[i]) for i in asked]
+
+
+def test_queries_have_the_seed_of_their_cycle(monkeypatch):
+    seeds, real = [], loop.query
+
+    def query(net, x_L, y_L, x_U, **rest):
+        seeds.append(rest["seed"])
+        return real(net, x_L, y_L, x_U, **rest)
+
+    monkeypatch.setattr(loop, "query", query)
+    for seed in (0, 1):
+        records_of("random", seed)
+    assert seeds == [model.derive_seed(seed, cycle, "query") for seed in (0, 1) for cycle in (0, 1)]
+    assert len(set(seeds)) == 4
+
+
+def test_seeds_differ_by_seed_cycle_and_use_and_never_change():
+    every = [(s, c, use) for s in range(20) for c in range(20) for use in ("train", "query", "offer", "noise")]
+    assert len({model.derive_seed(*one) for one in every}) == len(every)
+    assert model.derive_seed(0, 0, "train") == 2660278801
+    assert model.derive_seed(7, 3, "offer") == 4245504854
+
+
 def test_warm_start_goes_on_from_the_last_weights(monkeypatch):
     """With a learning rate of nothing every cycle has the weights of the first; cold start has new ones."""
     drawn = {"warm": [], "cold": []}
