@@ -467,3 +467,88 @@ def test_figures_are_drawn_in_memory(tmp_path, monkeypatch):
     report.folder(write_run(tmp_path / "run", records(seeds=2)))
     assert seen
     assert not [to for to in seen if isinstance(to, str | Path)]
+
+
+# What the fuzzer of files found.
+
+
+def test_a_study_with_faults_names_its_file(tmp_path):
+    for text, says in (
+        ('strategies = ["random"]\n[train]\nsteps = -1\n', "train: steps=-1; expected at least 1"),
+        ("a = " + "[" * 50_000, "nested too deeply"),
+        ("seeds = [" + "9" * 5000 + "]", "is not TOML"),
+    ):
+        (tmp_path / "a.toml").write_text(text)
+        with pytest.raises(ValueError, match=rf"a\.toml.*{says}"):
+            read(tmp_path / "a.toml")
+
+
+def test_loops_of_links_lead_nowhere(tmp_path):
+    root = pictures(tmp_path / "root")
+    (root / "loop.png").symlink_to("loop.png")
+    with pytest.raises(ValueError, match=r"1 link \(loop\.png\) leads out .* or in a loop"):
+        read_points(root)
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    (tmp_path / "labels.csv").write_text(f"file,label\n{'9' * 5000},a\nb\0.png,b\n")
+    with pytest.raises(ValueError, match=r"line 2: '9{20}'\.\.\. cannot be the name of a file; line 3"):
+        read_points(tmp_path / "labels.csv")
+
+
+def test_labels_with_thousands_of_digits_are_sorted(tmp_path):
+    (tmp_path / "a.csv").write_text("label,x\n" + f"{'9' * 5000},1\n10,2\n9,3\n010,4\n" * 3)
+    assert load(tmp_path / "a.csv").classes == ("9", "010", "10", "9" * 5000)
+
+
+def test_a_large_number_as_a_label_does_not_make_as_many_classes(tmp_path):
+    (tmp_path / "a.csv").write_text("label,x\n0,1\n999999999999,2\n,3\n")
+    line = told("query", tmp_path / "a.csv", "--out", tmp_path / "out.csv")
+    assert "label 999999999999 is a number, and numbers count classes from 0; expected less than 100000" in line
+
+
+@pytest.fixture
+def saved(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = {"word": [f"word{k}" for k in range(6)], "x": [0.5 * k for k in range(6)], "label": ["a", "b"] * 3}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def test_offsets_of_arrow_that_lead_beyond_the_file_are_refused(saved):
+    (file,) = saved.rglob("*.arrow")
+    raw = file.read_bytes()
+    lengths = np.arange(0, 35, 5, dtype="<i4").tobytes()  # where the six words of five letters begin
+    assert raw.count(lengths) == 1
+    file.write_bytes(raw.replace(lengths, np.array([0, 5, 10, 15, 20, 25, 2**30], "<i4").tobytes()))
+    with pytest.raises(ValueError, match="set cannot be read as a dataset saved to disk"):
+        read_points(saved)
+
+
+def test_a_saved_dataset_reads_its_own_files_only(saved, tmp_path):
+    state = saved / "train" / "state.json"
+    held = json.loads(state.read_text())
+    shutil.move(saved / "train" / held["_data_files"][0]["filename"], tmp_path / "other.arrow")
+    held["_data_files"][0]["filename"] = "../../other.arrow"
+    state.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match=r"state\.json names .*other\.arrow, outside of the dataset's folder"):
+        read_points(saved)
+    (saved / "train" / "data.arrow").symlink_to(tmp_path / "other.arrow")
+    with pytest.raises(ValueError, match=r"data\.arrow is a link out of the dataset's folder"):
+        read_points(saved)
+    (saved / "train" / "data.arrow").unlink()
+    os.mkfifo(saved / "train" / "data.arrow")
+    with pytest.raises(ValueError, match=r"data\.arrow is a pipe"):
+        read_points(saved)
+
+
+def test_a_saved_dataset_without_splits(saved):
+    (saved / "dataset_dict.json").write_text('{"splits": []}')
+    with pytest.raises(ValueError, match="a dataset without splits"):
+        read_points(saved)
+
+
+def test_what_an_npz_has_besides_is_told(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), labls=np.arange(3))
+    assert "1 array (labls) is not read" in read_points(tmp_path / "a.npz").notes
