@@ -84,7 +84,7 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"method": "features"}, "unknown method 'features'; available now: auto, dense, direct"),
+        ({"method": "features"}, "unknown method 'features'; Known: auto, dense, direct"),
         ({"loss": "mse"}, "unknown loss 'mse'; The network was trained with one of: l2, ce"),
         ({"ridge": -1.0}, "ridge is -1.0"),
         ({"ridge": float("nan")}, "ridge is nan"),
@@ -93,7 +93,7 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
         ({"time": 3.0, "loss": "ce"}, "of the squared loss"),
         ({"method": "direct", "loss": "ce"}, "of the squared loss"),
         ({"theta_scale": 0.0}, "theta_scale is 0.0"),
-        ({"ridge": -1.0, "loss": "mse"}, "ridge is -1.0.*unknown loss"),
+        ({"ridge": -1.0, "loss": "mse"}, "unknown loss.*ridge is -1.0"),
         ({"watch": 0}, "watch=0 of a pool of 11"),
         ({"watch_by": "contestd"}, "unknown watch_by 'contestd'; did you mean 'contested'"),
         ({"watch": torch.zeros(0, 4).double()}, "watch has no points"),

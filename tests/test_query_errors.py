@@ -12,7 +12,7 @@ from test_query import NET, X_L, X_U, Y_L, ask, network, points
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0; expected at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; expected a whole number of at least 1"),
         ({"batch_size": 2.0}, "batch_size is 2.0; expected a whole number"),
         ({"strategy": "gian"}, r"unknown strategy 'gian'; did you mean 'gain'\? Registered: "),
         ({"strategy": 3}, "strategy is a int; expected a name or a function"),

@@ -94,7 +94,7 @@ BAD = {
     "a parameter name alone": (mlp, X, {"params": "0.weight"}, r"\['0.weight'\]"),
     "a choice of none": (mlp, X, {"params": lambda name: False}, "selects none"),
     "a budget in words": (mlp, X, {"budget": "lots"}, "'8GB'"),
-    "a negative budget": (mlp, X, {"budget": -1}, "positive"),
+    "a negative budget": (mlp, X, {"budget": -1}, "budget, in bytes, is -1; expected a number of at least 1"),
     "a budget too small": (mlp, X, {"budget": "1kB"}, "budget='.*' would do"),
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ def outcome_of(call: Callable[[], Any]) -> tuple[str, str]:
     except CLEAR as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = place.filename.startswith(PACKAGE) and "raise" in (place.line or "")  # not an operation that failed
+        said |= "<lambda>()" in str(error)  # a function of the caller's, called as it should be
         words = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {str(error)[:200]}"
         return ("clear error" if said and len(str(error)) > 15 else "raw error"), words
     except Exception as error:

@@ -19,6 +19,7 @@ from foretaste.lookahead.linearize import WATCH_BY as WATCH_BY
 from foretaste.lookahead.linearize import check_settings as check_settings
 from foretaste.lookahead.linearize import from_kernels as from_kernels
 from foretaste.lookahead.linearize import linearize as linearize
+from foretaste.lookahead.linearize import seeded_generator as seeded_generator
 from foretaste.lookahead.linearize import watched_points as watched_points
 from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.state import State as State

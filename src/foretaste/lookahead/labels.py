@@ -188,7 +188,10 @@ def zeros_and_ones(t: Tensor) -> bool:
 
 def label_tensor(y: Any, name: str, allow_bool: bool = False) -> Tensor:
     """Labels that are numbers, as a tensor."""
-    t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+    try:
+        t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} is a {type(y).__name__} that is no tensor of labels; expected numbers") from None
     if (t.dtype == torch.bool and not allow_bool) or t.is_complex():
         raise ValueError(f"{name} is of {t.dtype}; expected class ids as integers, or floats")
     return t

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import did_you_mean
+from foretaste.errors import did_you_mean, real_number, whole_number
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
 from foretaste.lookahead.labels import BinaryOutputs, binary_params, holds_classes, label_rules
@@ -31,6 +31,7 @@ from foretaste.tangent import (
     Output,
     Params,
     check_inputs,
+    check_output,
     count_points,
     freeze,
     outputs,
@@ -75,9 +76,10 @@ def linearize(
     Args:
         net: a trained network in eval mode, float32 or float64. It is only read.
         x_L: the labelled points, a tensor or a dict of tensors. None: nothing is labelled, and y_L is None too.
-        y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets, and floats (L,)
-            with a network of one output regression. One output with labels 0 and 1 (or booleans, or two names) is
-            binary classification: the state then has two outputs, (0, f) with loss="ce" and (1 − f, f) with "l2".
+        y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets. Floats (L,)
+            with a network of one output are numbers to predict (regression). One output with labels 0 and 1 (or
+            booleans, or two names) is binary classification: the state then has two outputs, (0, f) with loss="ce" and
+            (1 − f, f) with "l2".
         x_U: the candidates (the pool), as x_L.
         watch: the watched points, over which scores sum. None (default): the candidates. Inputs: those instead. A
             number: that many of the candidates, chosen by ``watch_by``; all of them if there are not so many.
@@ -94,14 +96,14 @@ def linearize(
             nine tenths on a GPU.
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
             sample as float64 does.
-        theta_scale: multiplies Θ; default 1. It changes the answer under cross-entropy, and with a given ridge.
+        theta_scale: multiplies Θ; default 1. It matters under cross-entropy, or if a ridge is given.
         seed: chooses the watched points where ``watch`` is a number and ``watch_by`` is "random"; default 0.
         eager: compute Θ now, in the same pass as the outputs. Default: when S is first needed.
         classes: the names of the classes, in the order of the outputs. Default: if the labels are text, the sorted
             labels, provided that there are as many as outputs.
         watch_by: what a number in ``watch`` takes: "random" points (default), or "contested", those whose two largest
-            outputs are nearest to each other. They hold nearly all of ``gain`` and ``flips``.
-        outputs_known: C, if the caller has run the network on such points already. Default: three points are run.
+            outputs are nearest to each other. ``gain`` and ``flips`` depend almost only on these.
+        outputs_known: C, if it is known that the network takes x_U and gives C outputs. Default: three points are run.
 
     Returns:
         A ``State``. It is lazy: outputs are computed now, Θ when S is first needed.
@@ -130,6 +132,7 @@ def linearize(
         if count_points(x_L) == 0 and (y_L.numel() if isinstance(y_L, Tensor) else np.size(y_L)) == 0:
             x_L = y_L = None
     C = probe_outputs(frozen, x_U, "x_U") if outputs_known is None else outputs_known
+    check_output(frozen, C)
     if C == 1 and holds_classes(y_L, loss, classes):
         two = BinaryOutputs(frozen.net, loss)
         frozen, C = freeze(two, output=two.kernel_output, params=binary_params(params)), 2
@@ -191,29 +194,41 @@ def check_settings(
     watch_by: str = "random",
 ) -> None:
     """Raise with every fault of the settings at once."""
-    faults = []
-    if ridge is not None and not (isinstance(ridge, (int, float)) and 0 <= ridge < math.inf):
-        faults.append(f"ridge is {ridge!r}; expected a number ≥ 0, or None for 1e-6 of the mean diagonal of Θ_LL")
-    if method not in METHODS:
-        faults.append(f"unknown method {method!r}; available now: {', '.join(METHODS)}")
-    if loss not in LOSSES:
-        faults.append(f"unknown loss {loss!r}{did_you_mean(loss, LOSSES, 'The network was trained with one of')}")
-    if not time > 0:
-        faults.append(f"time is {time!r}; expected a number above 0, or inf for convergence")
-    elif not math.isinf(time) and method == "dense":
+    faults: list[str] = []
+    for name, word, words, listed in (
+        ("method", method, METHODS, "Known"),
+        ("loss", loss, LOSSES, "The network was trained with one of"),
+        ("precision", precision, PRECISION_CHOICES, "Known"),
+        ("watch_by", watch_by, WATCH_BY, "Known"),
+    ):
+        if not isinstance(word, str) or word not in words:
+            shown = repr(word) if isinstance(word, str) else f"a {type(word).__name__}"
+            faults.append(f"unknown {name} {shown}{did_you_mean(word, words, listed)}")
+    numbers: tuple[tuple[str, object, bool, bool, str], ...] = (
+        ("ridge", 0 if ridge is None else ridge, False, True, ", or None for 1e-6 of the mean diagonal of Θ_LL"),
+        ("time", time, True, False, ", or inf for convergence"),
+        ("theta_scale", theta_scale, True, True, ""),
+    )
+    for name, number, above, finite, more in numbers:
+        try:
+            real_number(name, number, 0, above=above, finite=finite)
+        except ValueError as e:
+            faults.append(f"{e}{more}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    if not math.isinf(time) and method == "dense":
         faults.append(f'time={time:g} is solved directly; use method="auto" or "direct"')
-    if loss in LOSSES and not LOSSES[loss].quadratic and (method == "direct" or not math.isinf(time)):
+    if not LOSSES[loss].quadratic and (method == "direct" or not math.isinf(time)):
         faults.append(
             'method="direct" and finite time are Eq. 5 and 11, of the squared loss; with another loss use "dense"'
         )
-    if not 0 < theta_scale < math.inf:
-        faults.append(f"theta_scale is {theta_scale!r}; expected a number above 0")
-    if precision not in PRECISION_CHOICES:
-        faults.append(f"unknown precision {precision!r}{did_you_mean(precision, PRECISION_CHOICES)}")
-    if watch_by not in WATCH_BY:
-        faults.append(f"unknown watch_by {watch_by!r}{did_you_mean(watch_by, WATCH_BY)}")
     if faults:
         raise ValueError("; ".join(faults))
+
+
+def seeded_generator(seed: object) -> torch.Generator:
+    """A generator on the CPU; any whole number is a seed, numpy's too."""
+    return torch.Generator().manual_seed(whole_number("seed", seed, -(2**63)))
 
 
 def watched_points(
@@ -236,7 +251,7 @@ def watched_points(
         log.warning("watch is %d and the pool has %d points; all of them are watched", watch, n)
         return None, {}
     if outputs_U is None:
-        order_U = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        order_U = torch.randperm(n, generator=seeded_generator(seed))
     else:
         f_UC = outputs_U()
         if f_UC.shape[1] < 2:

@@ -283,7 +283,10 @@ class State(ABC):
         return used
 
     def _candidate(self, j: SupportsIndex) -> int:
-        j = index(j)
+        try:
+            j = index(j)
+        except TypeError:
+            raise TypeError(f"a candidate is a position in x_U, a whole number; it is a {type(j).__name__}") from None
         if not 0 <= j < self.U:
             raise IndexError(f"candidate {j} is outside the pool of {self.U}; expected a position 0 to {self.U - 1}")
         return j

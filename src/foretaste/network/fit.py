@@ -79,27 +79,29 @@ def fit(
         x: (N, ...) labelled points, one tensor: floats, or uint8 pixels, which are scaled to [0, 1].
         y: (N,) class ids as integers, or float targets: (N, C), or (N,) for a network with one output.
         loss: "l2", the squared error averaged over points and classes, towards 0/1 or the floats given; or "ce".
-        steps: SGD steps. None: 1200 steps or 320 epochs, whichever is more. WideResNets on MNIST need that to
-            interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320).
+        steps: SGD steps. None (default): 1200 steps or 320 epochs, whichever is more. WideResNets on MNIST need 320
+            epochs to interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320).
         epochs: the same in passes over x; give steps or epochs.
-        batch_size: points in a batch; all batches have this size, or that of x where x is smaller.
+        batch_size: points in a batch, default 32; all batches have this size, or that of x where x is smaller.
         max_lr: the largest learning rate of the one-cycle schedule. None: 0.5 for "l2", 0.1 for "ce".
-        weight_decay: of SGD, 0 or more.
-        augment: of pictures (N, channels, H, W) during training: "flip", "crop" or "crop+flip".
-        pad: black pixels around a picture before it is cropped.
-        start: "warm" goes on from the present weights with a fresh optimiser. "cold" draws new weights first. Only
-            foretaste's own networks can start cold: weights of any other may be pretrained, and are never drawn anew.
-        statistics: what BatchNorm uses in eval mode: "labelled", those of x under the trained network, or "running",
-            torch's averages over the last batches. The schedule ends near a learning rate of zero, so the two agree
-            (residual 2.1e-4 and 2.2e-4, test accuracy 81.6 and 81.1 on 100 MNIST images). After 30 steps "running" is
-            far behind.
+        weight_decay: of SGD, 0 (default) or more.
+        augment: of pictures (N, channels, H, W) during training: "flip", "crop" or "crop+flip". None (default): no.
+        pad: black pixels around a picture before it is cropped; default 4.
+        start: "warm" (default) goes on from the present weights with a fresh optimiser. "cold" draws new weights first.
+            Only foretaste's own networks can start cold: weights of any other may be pretrained, and are never drawn
+            anew.
+        statistics: what BatchNorm uses in eval mode: "labelled" (default), those of x under the trained network, or
+            "running", torch's averages over the last batches. The schedule ends near a learning rate of zero, so
+            the two agree (residual 2.1e-4 and 2.2e-4, test accuracy 81.6 and 81.1 on 100 MNIST images). In a training
+            of only 30 steps "running" is far behind.
         normalise: (mean, std), numbers or one for each channel, applied to x.
-        seed: governs initialisation, the order of batches, augmentation and dropout. torch's generators are untouched.
+        seed: default 0. It governs initialisation, the order of batches, augmentation and dropout. torch's generators
+            are untouched.
         progress: called with (steps done, all steps), about fifty times.
         fast: on a GPU, "auto" replays the step as a CUDA graph, with products in bfloat16 where the network has
             convolutions (parameters stay in float32; it interpolates as well). "bf16" and "float32" choose the
-            precision, "off" launches every operation, as a CPU does. Networks that a graph cannot hold are trained
-            that way too, and the log says why.
+            precision, "off" launches every operation, as a CPU does. A network that a graph cannot hold is trained
+            with "off", and the log says why.
 
     Returns:
         A ``Fit``: residual, loss, accuracy, seconds, steps, and whether the network interpolates its labels.
@@ -109,6 +111,7 @@ def fit(
         Diverged: the loss became NaN or infinite.
 
     Example:
+        >>> import torch
         >>> from foretaste.network import MLP, fit
         >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
         >>> fit(MLP(4, (16,), 2), x, y, steps=200).interpolates

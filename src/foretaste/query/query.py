@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import SELECTS, Strategy, find_strategy, finish_scores
-from foretaste.errors import did_you_mean
+from foretaste.errors import did_you_mean, whole_number
 from foretaste.lookahead import (
     PRECISION_CHOICES,
     BinaryOutputs,
@@ -22,6 +22,7 @@ from foretaste.lookahead import (
     holds_classes,
     names_to_ids,
     resolve_class_names,
+    seeded_generator,
     text_labels,
 )
 from foretaste.query.request import Query, Request
@@ -34,7 +35,7 @@ from foretaste.query.select import (
     pick_top,
     restore_copies,
 )
-from foretaste.tangent import Inputs, Output, Params, freeze, resolve_budget
+from foretaste.tangent import Inputs, Output, Params, check_inputs, freeze, resolve_budget
 
 log = logging.getLogger("foretaste")
 
@@ -65,19 +66,22 @@ def query(
 ) -> Query:
     """The next ``batch_size`` points of a pool to label (Eq. 1).
 
-    docs/strategies.md lists the strategies and which arguments each of them uses. Others change nothing.
+    docs/strategies.md lists the strategies and which arguments each of them uses. An argument that a strategy does not
+    use changes nothing.
 
     Args:
         net: a trained network in eval mode, float32 or float64, that returns (N, C). It is only read.
         x_L: the labelled points, a tensor, or a dict of tensors for a network called as ``net(**x)``. None: nothing is
             labelled, and y_L is None too.
-        y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets, and floats (L,)
-            with one output regression. One output with labels 0 and 1, booleans or two names is binary classification:
-            the network is then used as one of two outputs, (0, f) with loss="ce" and (1 − f, f) with "l2".
+        y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets. Floats (L,)
+            with one output are numbers to predict (regression). One output with labels 0 and 1, booleans or two names
+            is binary classification: the network then counts as one with two outputs, (0, f) with loss="ce" and
+            (1 − f, f) with "l2".
         x_U: the pool of candidates, as x_L. Exact copies of labelled points are picked only when nothing else is left.
         strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "gain".
-        select: how a batch is made from scores. "top": the highest. "greedy": one by one, each pick conditioned on with
-            its label unknown. "fantasy": the same with its likeliest label. "sequential": the same with the oracle's.
+        select: how a batch is made from scores. "top": the highest. "greedy": one by one; after each pick the state
+            counts its label as given but unknown. "fantasy": the state keeps the likeliest label. "sequential": the
+            state keeps the label that the oracle gives.
             "auto" (default): greedy for gain and variance, top for other scores; some strategies pick by themselves.
         batch_size: how many points to pick, default 20. If the pool has fewer, all of them are picked, with a warning.
         oracle: for select="sequential", a function that takes a point's id (its position, without ``ids``) and returns
@@ -90,13 +94,13 @@ def query(
         ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL. Raise it for labels that are noisy.
         output: the output whose gradient makes Θ: "sum" (default), "first", a number, "trace", or "full", which costs
             C² times the memory. See ``ft.ntk``.
-        method: "auto" (default), "dense" or "direct", the slow one of the paper. See ``ft.linearize``.
+        method: "auto" (default), "dense" (Eq. 12), or "direct" (Eq. 11 for each candidate, slow). See ``ft.linearize``.
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
             nine tenths on a GPU.
         params: the parameters to differentiate: a function of the name, or names. None (default): all that require
-            grad. Fewer are faster, and another model.
+            grad. Fewer parameters are faster, and mean that only those would be trained.
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
-            sample as float64 does. Give it in a loop, to measure only once.
+            sample as float64 does. In a loop, pass on what the first query chose, ``q.info["precision"]``.
         classes: the names of the classes, in the order of the outputs. Default: if labels are text, the sorted labels,
             provided that there are as many as outputs.
         options: the strategy's own settings, a dict; for example {"scale": 0.1} for gain.
@@ -125,7 +129,7 @@ def query(
     """
     begin = time.perf_counter()
     # Check.
-    generator, counter = torch.Generator().manual_seed(seed), ProgressCounter(progress)
+    generator, counter = seeded_generator(seed), ProgressCounter(progress)
     request = Request(
         net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
         budget=budget, params=params, precision=precision, seed=seed, classes=classes, progress=counter,
@@ -181,7 +185,16 @@ def _pick_by_score(
     """A batch by a strategy that scores."""
 
     def score(state: State) -> Tensor:
-        return finish_scores(state, how.fn(state, **settings), how.name)
+        try:
+            scores_U = how.fn(state, **settings)
+        except RuntimeError as e:
+            if state.B == 1:
+                raise
+            raise ValueError(
+                f'strategy {how.name!r} fails with output="full", where S and u come in C × C blocks: '
+                f"{str(e).splitlines()[0]}; let it handle state.B > 1, or use another output"
+            ) from e
+        return finish_scores(state, scores_U, how.name)
 
     n, generator = request.batch_size, request.generator
     if select == "top":
@@ -199,6 +212,10 @@ def prepare_request(request: Request, how: Strategy) -> Request:
 
     The network is run on three points, unless the strategy and the labels need nothing of it.
     """
+    if not isinstance(request.x_U, Tensor):
+        given = request.x_U.values() if isinstance(request.x_U, Mapping) else ()
+        tensors = [t for t in given if isinstance(t, Tensor)]
+        check_inputs(request.x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
     if request.batch_size > request.U:
         log.warning("batch_size is %d and the pool has %d points; all are picked", request.batch_size, request.U)
     changes: dict[str, Any] = {
@@ -245,19 +262,17 @@ def check_request(
     elif select in ("top", "greedy", "fantasy", "own") and oracle is not None:
         faults.append(f'an oracle is only asked with select="sequential", and select is {select!r}')
     x_U, batch_size = request.x_U, request.batch_size
-    U = request.U if isinstance(x_U, Tensor) or (isinstance(x_U, Mapping) and x_U) else None  # else: linearize raises
+    tensors = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
+    U = request.U if tensors and isinstance(tensors[0], Tensor) else None  # else: check_inputs raises
     if U == 0:
         faults.append("x_U is empty; expected at least one candidate")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
-        faults.append(f"batch_size is {batch_size!r}; expected a whole number")
-    elif batch_size < 1:
-        faults.append(f"batch_size is {batch_size}; expected at least 1")
+    _collect_fault(faults, whole_number, "batch_size", batch_size, 1)
     if ids is not None and U is not None:
         _check_ids(ids, U, faults)
     _collect_fault(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
     if request.budget is not None:
         _collect_fault(faults, resolve_budget, request.budget)
-    if request.precision not in PRECISION_CHOICES:
+    if not isinstance(request.precision, str) or request.precision not in PRECISION_CHOICES:
         faults.append(
             f"unknown precision {request.precision!r}{did_you_mean(request.precision, PRECISION_CHOICES, 'Known')}"
         )

@@ -1,4 +1,7 @@
-"""The table of a study in the terminal. The page shows the same cells."""
+"""Columns and cells of the accuracy table of a study, on the page and in the terminal.
+
+The page inserts its column "baseline" by position (``pages._accuracy_section``): look there when you add one.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING

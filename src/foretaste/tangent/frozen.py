@@ -8,7 +8,7 @@ import copy
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from foretaste.errors import did_you_mean
+from foretaste.errors import did_you_mean, whole_number
 
 log = logging.getLogger("foretaste")
 
@@ -210,8 +210,13 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
     for name, p in net.named_parameters():
         if not all_finite(p.detach()):
             raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
-    if not (output in OUTPUTS or (isinstance(output, int) and not isinstance(output, bool))):
+    if isinstance(output, str) and output not in OUTPUTS:
         raise ValueError(f"unknown output {output!r}{did_you_mean(output, OUTPUTS)}; or the number of a logit")
+    if not isinstance(output, str):
+        try:
+            output = whole_number("output", output, -(2**63))
+        except ValueError as e:
+            raise ValueError(f"{e}, the number of a logit, or one of {', '.join(OUTPUTS)}") from None
     recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
     return FrozenNetwork(share_tensors(net), chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
@@ -243,17 +248,31 @@ def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
             raise ValueError("no parameter of net requires grad; unfreeze some, or name them with params=")
         return chosen
     if callable(params):
-        chosen = {k: p.detach() for k, p in every.items() if params(k)}
+        chosen = {k: p.detach() for k, p in every.items() if _wanted(params, k)}
         if not chosen:
             raise ValueError(f"params= selects none of the {len(every)} parameters: {', '.join(list(every)[:8])}, ...")
         return chosen
     if isinstance(params, str):
         raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
+    kind = type(params).__name__
+    params = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
+    if not all(isinstance(k, str) for k in params):
+        raise TypeError(f"params is a {kind}; expected a sequence of parameter names, or a callable")
     if unknown := [k for k in params if k not in every]:
         raise ValueError(f"unknown parameter {unknown[0]!r}{did_you_mean(unknown[0], every)}")
     if not params:
         raise ValueError("params= is empty; expected at least one parameter name")
     return {k: every[k].detach() for k in params}
+
+
+def _wanted(params: Callable[[str], bool], name: str) -> bool:
+    try:
+        return bool(params(name))
+    except Exception as e:
+        raise TypeError(
+            f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
+            "expected a function of a parameter's name that returns True or False"
+        ) from e
 
 
 # ---- The state of torch during a pass ----
@@ -333,9 +352,14 @@ def probe_outputs(frozen: FrozenNetwork, x: Inputs, name: str = "x") -> int:
             f"points influence one another: an output changes by {gap:.1e} when its point is fed alone; "
             "Θ needs each output to depend on its own input only"
         )
-    if isinstance(frozen.output, int) and not -together.shape[1] <= frozen.output < together.shape[1]:
-        raise ValueError(f"output={frozen.output} but net has {together.shape[1]} outputs")
+    check_output(frozen, together.shape[1])
     return together.shape[1]
+
+
+def check_output(frozen: FrozenNetwork, C: int) -> None:
+    """Raise if ``output`` is the number of a logit that a network of C outputs does not have."""
+    if isinstance(frozen.output, int) and not -C <= frozen.output < C:
+        raise ValueError(f"output={frozen.output} but net has {C} outputs")
 
 
 def outputs(

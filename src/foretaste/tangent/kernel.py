@@ -204,7 +204,7 @@ def gram(
         >>> theta["U", "L"].shape, own["U"].shape
         (torch.Size([20, 5]), torch.Size([20, 1, 1]))
     """
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
     if isinstance(net, FrozenNetwork):
         frozen = net

@@ -14,11 +14,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 
 import torch
 from torch import nn
 
-from foretaste.errors import format_bytes
+from foretaste.errors import format_bytes, real_number
 from foretaste.tangent.accumulate import Block, ThetaSum
 from foretaste.tangent.rules import CONVOLUTIONS, ProductLayer
 from foretaste.tangent.survey import LayerParameter, Survey
@@ -54,15 +55,13 @@ def resolve_budget(budget: int | float | str | None, device: torch.device | None
     if budget is None:
         return int((0.9 if device is not None and device.type == "cuda" else 0.5) * free_memory(device))
     if isinstance(budget, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", budget)
+        match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]*)\s*", budget)
         if not match or match[2].upper() not in BYTE_UNITS:
             raise ValueError(f"budget is {budget!r}; expected bytes or a size such as '8GB' or '500MiB'")
         budget = float(match[1]) * BYTE_UNITS[match[2].upper()]
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+    if isinstance(budget, bool) or not isinstance(budget, Real):
         raise TypeError(f"budget is a {type(budget).__name__}; expected bytes or a size such as '8GB'")
-    if budget <= 0:
-        raise ValueError(f"budget is {budget}; expected a positive number of bytes")
-    return int(budget)
+    return int(real_number("budget, in bytes,", budget, 1))
 
 
 def free_memory(device: torch.device | None = None) -> int:
