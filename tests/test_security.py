@@ -111,6 +111,19 @@ def test_names_that_are_not_utf8_are_refused_before_anything_is_trained(tmp_path
         load(root)
 
 
+@pytest.mark.parametrize(("name", "says"), [("ids", "id"), ("y", "label"), ("classes", "")])
+def test_words_of_an_npz_that_are_not_utf8_are_refused(tmp_path, name, says):
+    arrays = {"x": np.zeros((3, 2)), "y": np.array(["a", "b", ""]), "ids": np.array(["p", "q", "r"])}
+    arrays |= {"y": np.array([0, 1, 0])} if name == "classes" else {}
+    arrays[name] = np.array(["a", "caf\udce9", "c"])
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=rf"a\.npz: 1 {says}.* \(caf\\xe9\) is not UTF-8"):
+        read_points(tmp_path / "a.npz")
+    if name != "ids":
+        with pytest.raises(ValueError, match=r"1 class \(caf\\xe9\) is not UTF-8"):
+            load(tmp_path / "a.npz")
+
+
 def test_a_folder_whose_name_is_not_utf8_is_read_and_reported(tmp_path):
     root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     pictures(root)
@@ -211,7 +224,7 @@ def test_a_byte_order_mark_in_toml(tmp_path):
 
 
 def test_settings_that_are_not_utf8_are_refused():
-    with pytest.raises(ValueError, match=r"caf.+xe9' is not UTF-8; expected a text that is"):
+    with pytest.raises(ValueError, match=r"'caf\\xe9' is not UTF-8; expected a text that is"):
         Data(name="caf\udce9")
 
 
@@ -552,3 +565,36 @@ def test_a_saved_dataset_without_splits(saved):
 def test_what_an_npz_has_besides_is_told(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), labls=np.arange(3))
     assert "1 array (labls) is not read" in read_points(tmp_path / "a.npz").notes
+
+
+# The threat model.
+
+
+def test_a_folder_of_a_run_names_no_code_that_is_run(warm, tmp_path, monkeypatch):
+    """study.json, the records and the checkpoints name a network and a plugin that would write a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trap_of_test_security.py").write_text("open('executed', 'w')\ndef net(**options):\n    pass\n")
+    shutil.copytree(warm, tmp_path / "run")
+    for path in [tmp_path / "run" / "study.json", *(tmp_path / "run" / "records").rglob("*.jsonl")]:
+        text = path.read_text().replace('"mlp"', '"trap_of_test_security:net"')
+        path.write_text(text.replace('"plugins": []', '"plugins": ["trap_of_test_security.py"]'))
+    assert "trap_of_test_security.py" in (tmp_path / "run" / "study.json").read_text()
+    report.folder(tmp_path / "run")
+    load_records(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other settings.*network\.name is 'trap_of_test_security:net' there"):
+        run(WARM, tmp_path / "run")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_every_test_that_the_threat_model_names_is_there():
+    tests = Path(__file__).parent
+    text = (tests.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    own = Path(__file__).read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if "`test_" in line and line.startswith("|")]
+    assert len(rows) > 25
+    for row in rows:
+        for group in re.finditer(r"((?:`test_\w+`(?:, )?)+)(?: \((test_\w+)\))?", row):
+            file = (tests / f"{group[2] or 'test_security'}.py").read_text(encoding="utf-8")
+            for name in re.findall(r"`(test_\w+)`", group[1]):
+                assert f"def {name}(" in file + own, row

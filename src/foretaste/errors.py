@@ -124,6 +124,19 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold the text. Names of files, and strings in arrays, may be anything.
+
+    >>> is_utf8("café"), is_utf8("caf\\udce9")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def csv_cell(text: str) -> str:
     """A cell that no spreadsheet takes for a formula: an apostrophe comes before =, +, -, @, tab and line ends.
 

@@ -23,7 +23,7 @@ from foretaste.data.pictures import (
     open_picture,
 )
 from foretaste.data.tables import SIDES, FileRow, file_columns, is_csv, read_file_table, stays_inside
-from foretaste.errors import printable
+from foretaste.errors import is_utf8, printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
 
@@ -144,17 +144,9 @@ def decode_files(
 
 def check_names(root: Path, files: Iterable[str]) -> None:
     """Raise if names are not UTF-8: no CSV, page or record could hold them, and that would show only at the end."""
-    if bad := [printable(file) for file in files if not _is_utf8(file)]:
+    if bad := [printable(file) for file in files if not is_utf8(file)]:
         names = count_names(bad, "name {} is", "names {} are")
         raise ValueError(f"{printable(str(root))}: {names} not UTF-8; rename the files (convmv does many at once)")
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def images_of_pictures(

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from foretaste.errors import is_utf8, printable
+
 NAMES_SHOWN = 10  # in one message
 DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")  # 1.0, .5, 2e3; not 7 or 007
 
@@ -31,6 +33,12 @@ def count_names(names: Iterable[str], one: str, many: str, most: int = NAMES_SHO
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     text, shown = one if len(ordered) == 1 else many, f"({', '.join(ordered[:most])}{more})"
     return f"{len(ordered)} {text.replace('{}', shown)}"
+
+
+def check_words(where: object, one: str, many: str, words: Iterable[str]) -> None:
+    """Raise if words are not UTF-8: no CSV, page or record could hold them, and that would show only at the end."""
+    if bad := {printable(word) for word in words if not is_utf8(word)}:
+        raise ValueError(f"{where}: {count_names(bad, one + ' {} is', many + ' {} are')} not UTF-8; write them anew")
 
 
 def join_faults(faults: Sequence[str]) -> str:

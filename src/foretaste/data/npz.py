@@ -13,7 +13,7 @@ import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.dataset import Images, stratified_or_raise
-from foretaste.data.labels import array_labels, class_labels
+from foretaste.data.labels import array_labels, check_words, class_labels
 from foretaste.data.named import DEFLATE_MOST, join_arrays, note_unseen_classes
 from foretaste.errors import format_bytes
 
@@ -213,6 +213,7 @@ def _class_ids_of_arrays(
             raise ValueError(f"{file}: labels go from {y_N.min()} to {y_N.max()}; expected 0 to {len(classes) - 1}")
     if len(classes) < 2:
         raise ValueError(f"{file}: all labels are {classes[0]!r}; expected two classes or more")
+    check_words(file, "class", "classes", classes)
     return y_N.astype(np.int64), classes
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.folders import decode_files, find_label_table, list_folder, note_other_files, without_validation
 from foretaste.data.huggingface import is_saved_dataset, read_saved_points
-from foretaste.data.labels import array_labels, class_labels, count_names
+from foretaste.data.labels import array_labels, check_words, class_labels, count_names
 from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
 from foretaste.data.pictures import ImageSize, PictureProgress, open_picture, oriented_size
 from foretaste.data.tables import file_columns, is_csv, read_feature_table, read_file_table
@@ -140,6 +140,8 @@ def read_points(
     if twice := [name for name, n in Counter(got.ids).items() if n > 1]:
         names = count_names(twice, "id {} stands", "ids {} stand")
         raise ValueError(f"{path}: {names} more than once; expected each once")
+    check_words(path, "id", "ids", got.ids)
+    check_words(path, "label", "labels", got.known_labels)
     return got if regression else replace(got, labels=class_labels(got.labels, path))
 
 

@@ -11,15 +11,13 @@ from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform, get_
 import pydantic.dataclasses
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
-from foretaste.errors import check_known, did_you_mean, printable
+from foretaste.errors import check_known, did_you_mean, is_utf8, printable
 
 
 def _check_utf8(text: str) -> str:
     """Records and pages are UTF-8; a text from the command line need not be."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{printable(text)!r} is not UTF-8; expected a text that is") from None
+    if not is_utf8(text):
+        raise ValueError(f"'{printable(text)}' is not UTF-8; expected a text that is")
     return text
 
 
