@@ -496,6 +496,17 @@ def test_a_study_with_faults_names_its_file(tmp_path):
             read(tmp_path / "a.toml")
 
 
+def test_a_picture_that_claims_too_much_memory_is_named(tmp_path, monkeypatch):
+    root = pictures(tmp_path / "root")
+
+    def claims(image, *args, **how):
+        raise MemoryError
+
+    monkeypatch.setattr("foretaste.data.pictures.picture_pixels", claims)
+    with pytest.raises(ValueError, match=r"cat/1\.png \(claims more memory than there is\)"):
+        load(root)
+
+
 def test_loops_of_links_lead_nowhere(tmp_path):
     root = pictures(tmp_path / "root")
     (root / "loop.png").symlink_to("loop.png")

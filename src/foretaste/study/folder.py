@@ -369,10 +369,10 @@ def save_pictures(folder: Path, data: Images, records: Iterable[Any]) -> None:
     part = folder / "pictures.part.npz"
     try:
         np.savez_compressed(part, ids=ids, pixels=pixels.numpy())
+        part.replace(folder / "pictures.npz")
     except OSError as error:
         part.unlink(missing_ok=True)
         raise explain_full_disk(error, folder / "pictures.npz") from None
-    part.replace(folder / "pictures.npz")
 
 
 # Writing
@@ -386,10 +386,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
             part.write_text(content, encoding="utf-8", newline="\n")
         else:
             part.write_bytes(content)
+        part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise explain_full_disk(error, path) from None
-    part.replace(path)
 
 
 def explain_full_disk(error: OSError, path: Path) -> OSError:
