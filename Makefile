@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types docs check bench tree clean
+.PHONY: demo test fast lint format types docs check bench tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,12 @@ bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass
 
 tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
 	$(BIN)/python tools/tree.py
+
+fuzz: $(VENV)/.installed        ## generated calls, networks, damaged files, interrupts, threads: about an hour
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz
+
+mutants: $(VENV)/.installed     ## plant small faults and see whether the tests notice: about an hour
+	$(BIN)/python tools/mutants.py --jobs 2
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo site

@@ -306,8 +306,9 @@ def _resolve_strategy(strategy: Any, options: Any, faults: list[str]) -> tuple[S
 
 
 def _resolve_select(how: Strategy | None, select: Any, faults: list[str]) -> str:
-    if select != "auto" and select not in SELECTS:
-        faults.append(f"unknown select {select!r}{did_you_mean(select, ('auto', *SELECTS), 'Known')}")
+    if not isinstance(select, str) or select not in ("auto", *SELECTS):
+        shown = repr(select) if isinstance(select, str) else f"a {type(select).__name__}"
+        faults.append(f"unknown select {shown}{did_you_mean(select, ('auto', *SELECTS), 'Known')}")
         return "unknown"
     if how is not None and how.picks:
         if select != "auto":

@@ -112,8 +112,9 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) 
         calls = align_calls(together, axes, k, 1)
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
         verified, largest = verify_rules(one_head, points, readable, calls)
-        point_bytes = 2 * memory.peak + 6 * sum(p.nbytes for p in frozen.params.values())
-        n = min(max(LEAST_ORDER_POINTS, min(ORDER_POINTS, budget // max(point_bytes, 1))), count_points(x))
+        parameters = [p.nbytes for p in frozen.params.values()]
+        each, fixed = 2 * memory.peak + 2 * max(parameters), 2 * sum(parameters)  # of verify_order, for each point
+        n = min(max(LEAST_ORDER_POINTS, min(ORDER_POINTS, (budget - fixed) // each)), count_points(x))
         verified = verify_order(one_head, x, n, verified, axes)
         if frozen.output == "sum" and classes > 1:
             check_sum(frozen, points)
@@ -130,9 +131,9 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) 
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
-    # An estimate: the passes of n points, and their gradients by autograd, stacked, and by the rules. A PeakMemory
-    # around them would take longer than they do.
-    survey_bytes = max(k, n) * point_bytes
+    # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules; then n points. A
+    # PeakMemory around them would take longer than they do.
+    survey_bytes = max(2 * k * memory.peak + 6 * k * sum(parameters), n * each + fixed)
     return Survey(verified, functional, heads, folded, call_bytes, positions, axes, pass_bytes, survey_bytes, largest)
 
 

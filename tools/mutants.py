@@ -1,0 +1,211 @@
+"""Plant small faults in the code, one at a time, and see whether the tests notice: ``make mutants``.
+
+A fault is one small change of one expression: a comparison turned, a sign, a factor, an index off by one, a condition
+dropped. Faults are drawn with a seed from the files below, so many a file, and each is tried in a copy of the package
+with the tests that should notice it. A fault that no test notices is a survivor: it gets a test, or it is listed in
+``EQUIVALENT`` with the reason why it changes nothing that a test could see.
+
+    python tools/mutants.py --list           # the faults, without running anything
+    python tools/mutants.py --only loop.py   # of one file
+    python tools/mutants.py --jobs 2         # all of them
+"""
+
+import argparse
+import ast
+import copy
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SEED = 0
+
+# Files, how many faults are planted in each, and the tests that should notice them.
+PLACES: dict[str, tuple[int, list[str]]] = {
+    "tangent/frozen.py": (5, ["test_tangent.py", "test_tangent_errors.py"]),
+    "tangent/survey.py": (5, ["test_tangent.py", "test_tangent_errors.py", "test_tangent_ways.py"]),
+    "tangent/rules.py": (8, ["test_tangent.py", "test_tangent_ways.py"]),
+    "tangent/accumulate.py": (6, ["test_tangent.py", "test_tangent_ways.py", "test_tangent_panels.py"]),
+    "tangent/kernel.py": (4, ["test_tangent.py", "test_tangent_ways.py", "test_tangent_errors.py"]),
+    "lookahead/state.py": (5, ["test_lookahead.py", "test_lookahead_errors.py", "test_lookahead_ce.py"]),
+    "lookahead/dense.py": (6, ["test_lookahead.py", "test_lookahead_kept.py", "test_lookahead_ce.py"]),
+    "lookahead/direct.py": (4, ["test_lookahead.py", "test_lookahead_kept.py"]),
+    "lookahead/cross_entropy.py": (3, ["test_lookahead_ce.py", "test_lookahead_kept.py"]),
+    "acquire/gain.py": (4, ["test_acquire.py", "test_acquire_gain.py", "test_scoring_fast.py"]),
+    "acquire/change.py": (4, ["test_acquire.py", "test_scoring_fast.py"]),
+    "query/select.py": (5, ["test_query.py", "test_query_duplicates.py", "test_scoring_fast.py"]),
+    "query/badge.py": (3, ["test_badge.py"]),
+    "losses.py": (4, ["test_network.py", "test_acquire_probabilities.py", "test_lookahead_ce.py", "test_ll4al.py"]),
+    "network/sgd.py": (5, ["test_network.py"]),
+    "network/mlp_gradients.py": (2, ["test_network.py"]),
+    "study/loop.py": (5, ["test_study.py"]),
+    "report/summary.py": (5, ["test_report.py", "test_report_folders.py"]),
+}
+
+# Survivors that change nothing a test could see: (file, line as it is written, fault) and the reason.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One change of one file."""
+
+    file: str
+    line: int
+    before: str
+    what: str
+    code: str  # of the whole file, changed
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.file, self.before, self.what
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.what}: {self.before}"
+
+
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Small faults of one expression: what is done, and the expression in its place."""
+    new = copy.deepcopy(node)
+    match new:
+        case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
+            new.ops = [COMPARISONS[type(op)]()]
+            yield f"{type(op).__name__} becomes {type(new.ops[0]).__name__}", new
+        case ast.BinOp(op=op) if type(op) in OPERATORS and not _is_text(new):
+            new.op = OPERATORS[type(op)]()
+            yield f"{type(op).__name__} becomes {type(new.op).__name__}", new
+        case ast.UnaryOp(op=ast.USub()):
+            yield "the sign is dropped", new.operand
+        case ast.UnaryOp(op=ast.Not()):
+            yield "not is dropped", new.operand
+        case ast.BoolOp(values=[first, *_]):
+            yield "only the first condition is left", first
+        case ast.IfExp():
+            new.body, new.orelse = new.orelse, new.body
+            yield "the branches change places", new
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            new.value = value + 1
+            yield f"{value} becomes {new.value}", new
+
+
+def _is_text(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(node))
+
+
+class Replace(ast.NodeTransformer):
+    """Put ``new`` in the place of ``old``."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return ast.copy_location(self.new, node) if node is self.old else self.generic_visit(node)
+
+
+def faults(source: Path, name: str, count: int) -> list[Fault]:
+    """``count`` faults inside the functions of a file, drawn by the seed and the file's name, at different lines."""
+    text = (source / name).read_text()
+    lines, tree = text.splitlines(), ast.parse(text)
+    places = []
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        for statement in function.body:
+            for node in ast.walk(statement):
+                if not isinstance(statement, ast.FunctionDef) and not _in_message(statement, node):
+                    places += [(node, what, new) for what, new in changes(node)]
+    generator = random.Random(f"{SEED} {name}")
+    generator.shuffle(places)
+    found: list[Fault] = []
+    for node, what, new in places:
+        line = node.lineno  # type: ignore[attr-defined]
+        if len(found) < count and line not in {f.line for f in found}:
+            whole = copy.deepcopy(tree)
+            twin = next(n for a, n in zip(ast.walk(tree), ast.walk(whole)) if a is node)
+            code = ast.unparse(ast.fix_missing_locations(Replace(twin, new).visit(whole)))
+            found.append(Fault(name, line, lines[line - 1].strip(), what, code))
+    return found
+
+
+def _in_message(statement: ast.stmt, node: ast.AST) -> bool:
+    """Whether a node is part of an error, a log line, a docstring or a formatted text."""
+    for parent in ast.walk(statement):
+        message = isinstance(parent, ast.Raise | ast.JoinedStr | ast.Assert)
+        message |= isinstance(parent, ast.Call) and ast.unparse(parent.func).startswith(("log.", "warnings."))
+        if message and any(child is node for child in ast.walk(parent)):
+            return True
+    return False
+
+
+def noticed(fault: Fault, tests: list[str], folder: Path, seconds: int) -> bool:
+    """Run the tests on a copy of the package with the fault in it."""
+    name = hashlib.sha256(str(fault).encode()).hexdigest()[:12]
+    copied = folder / name
+    shutil.copytree(ROOT / "src", copied)
+    try:
+        (copied / "foretaste" / fault.file).write_text(fault.code)
+        environment = os.environ | {
+            "PYTHONPATH": f"{copied}{os.pathsep}{ROOT / 'tests'}",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+        try:
+            run = subprocess.run(
+                [*command, *(str(ROOT / "tests" / t) for t in tests)],
+                cwd=ROOT, env=environment, capture_output=True, timeout=seconds, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return True  # a test that never ends is noticed
+        return run.returncode != 0
+    finally:
+        shutil.rmtree(copied)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
+    parser.add_argument("--only", default="", help="files whose name contains this")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=int, default=600, help="for the tests of one fault")
+    chosen = parser.parse_args()
+    source = ROOT / "src" / "foretaste"
+    planted = [
+        (fault, tests)
+        for name, (count, tests) in PLACES.items()
+        if chosen.only in name
+        for fault in faults(source, name, count)
+    ]
+    if chosen.list:
+        print(*(fault for fault, _ in planted), sep="\n")
+        return 0
+    survivors, equivalent = [], 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
+        runs = [(f, pool.submit(noticed, f, tests, Path(folder), chosen.seconds)) for f, tests in planted]
+        for fault, run in runs:
+            if run.result():
+                verdict = "noticed"
+            elif fault.key in EQUIVALENT:
+                verdict, equivalent = f"equivalent: {EQUIVALENT[fault.key]}", equivalent + 1
+            else:
+                verdict = "SURVIVED"
+                survivors.append(fault)
+            print(f"{verdict:10s} {fault}", flush=True)
+    seen = len(planted) - len(survivors) - equivalent
+    print(f"{len(planted)} faults: {seen} noticed, {equivalent} equivalent, {len(survivors)} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
