@@ -55,6 +55,15 @@ def test_a_pool_that_is_no_tensor(x_U) -> None:
         ft.query(NET, X[:3], Y, x_U, batch_size=2, strategy="random")
 
 
+def test_points_of_too_few_dimensions() -> None:
+    with pytest.raises(ValueError, match="x has one dimension, and net wants more"):
+        ft.ntk(NET, torch.zeros(2).double())
+    with pytest.raises(ValueError, match="x_U has no dimensions"):
+        ft.query(NET, X[:3], Y, torch.tensor(1), batch_size=1, strategy="random")
+    with pytest.raises(ValueError, match=r"net does not take x, of shape \(3, 3\)"):
+        ft.fit(MLP(4, (6,), 3), torch.eye(3, dtype=torch.uint8), Y, steps=2)
+
+
 @pytest.mark.parametrize("y", [{"a": 1}, object(), type, iter([1])])
 def test_labels_of_every_odd_kind(y) -> None:
     with pytest.raises(ValueError, match=r"y_L is a .* that is no tensor of labels"):

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from itertools import permutations
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def test_odd_forwards_have_the_kernel_of_autograd(how: str, n: int, output: str)
     torch.manual_seed(0)
     net = Bend(3, 4, how).double().eval()
     assert_close(ft.ntk(net, points(n), output=output), brute_force(net, points(n), output), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_forward_that_sorts_is_seen_whatever_the_order_of_the_points(n: int) -> None:
+    torch.manual_seed(0)
+    net = Bend(3, 4, "sorted").double().eval()
+    for order in permutations(range(n)):
+        x = points(n)[list(order)]
+        assert_close(ft.ntk(net, x, output="full"), brute_force(net, x, "full"), rtol=1e-9, atol=1e-11)
 
 
 class Bags(nn.Module):

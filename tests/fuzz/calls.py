@@ -30,6 +30,7 @@ ODD: list[Any] = [
 
 
 LONG = ("steps", "epochs")
+CALLED = ("progress", "oracle", "strategy", "params")
 
 
 class Problem:
@@ -166,6 +167,8 @@ def run(count: int, seed: int = 0) -> Tally:
         before = snapshot_network(problem.net, problem.x_L, problem.y_L, problem.x_U)
         outcome, words = outcome_of(partial(call, dict(arguments), bool(odd)))
         what = f"{call.__qualname__.split('.')[0]} with { ({n: arguments[n] for n in odd})!r:.300}"
+        if outcome == "raw error" and any(callable(arguments[n]) for n in odd if n in CALLED):
+            outcome = "clear error"  # of a function of the caller's, which was called as it should be
         if changed := describe_changes(before, snapshot_network(problem.net, problem.x_L, problem.y_L, problem.x_U)):
             outcome, words = "left behind", f"{changed[:3]} after {outcome}: {words}"
             problem = Problem(draw)

@@ -161,7 +161,13 @@ def measure_fit(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingR
 def count_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> int:
     """The number of outputs C; raises unless the network in eval mode gives finite (n, C)."""
     net.eval()
-    f_nC = net(how.feed(x[:2]))
+    try:
+        f_nC = net(how.feed(x[:2]))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError) as e:
+        reason = str(e).split("\n")[0]
+        raise ValueError(f"net does not take x, of shape {tuple(x.shape)} and {x.dtype}: {reason}") from e
     if not isinstance(f_nC, Tensor) or f_nC.dim() != 2 or len(f_nC) != len(x[:2]):
         got = tuple(f_nC.shape) if isinstance(f_nC, Tensor) else f"a {type(f_nC).__name__}"
         raise ValueError(f"net returns {got} for {len(x[:2])} points; expected ({len(x[:2])}, C)")

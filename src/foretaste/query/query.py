@@ -212,7 +212,7 @@ def prepare_request(request: Request, how: Strategy) -> Request:
 
     The network is run on three points, unless the strategy and the labels need nothing of it.
     """
-    if not isinstance(request.x_U, Tensor):
+    if not isinstance(request.x_U, Tensor) or request.x_U.dim() == 0:
         given = request.x_U.values() if isinstance(request.x_U, Mapping) else ()
         tensors = [t for t in given if isinstance(t, Tensor)]
         check_inputs(request.x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
@@ -263,7 +263,8 @@ def check_request(
         faults.append(f'an oracle is only asked with select="sequential", and select is {select!r}')
     x_U, batch_size = request.x_U, request.batch_size
     tensors = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
-    U = request.U if tensors and isinstance(tensors[0], Tensor) else None  # else: check_inputs raises
+    good = tensors and isinstance(tensors[0], Tensor) and tensors[0].dim() > 0
+    U = request.U if good else None  # else: check_inputs raises
     if U == 0:
         faults.append("x_U is empty; expected at least one candidate")
     _collect_fault(faults, whole_number, "batch_size", batch_size, 1)

@@ -121,6 +121,7 @@ class FrozenNetwork:
     device: torch.device
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
+    uneven: frozenset[str] = frozenset()  # modules seen to run on more rows for some points than for others
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
         """f(x), (N, C), with ``params`` in place of some of the network's parameters."""
@@ -419,6 +420,9 @@ def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        flat = [part_label(name, k) for k, v in input_parts(x).items() if v.dim() == 1]
+        if flat and isinstance(error, IndexError):
+            raise ValueError(f"{flat[0]} has one dimension, and net wants more ({error}); expected (N, ...)") from error
         if faults := find_misfit(frozen, x, name, str(error)):
             raise ValueError("; ".join(faults)) from error
         shapes = {k: (tuple(v.shape), v.dtype) for k, v in input_parts(x).items()}

@@ -76,7 +76,13 @@ def autograd_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dic
                 "net's output does not depend on its parameters through autograd; remove torch.no_grad() from its "
                 "forward"
             )
-        grads = torch.autograd.grad(frozen.heads(f_1C).sum(), list(params.values()), materialize_grads=True)
+        try:
+            grads = torch.autograd.grad(frozen.heads(f_1C).sum(), list(params.values()), materialize_grads=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as e:
+            reason = str(e).split("\n")[0]
+            raise ValueError(f"autograd fails on net, called as it is: {reason}; mend its forward first") from e
         for k, g in zip(params, grads):
             rows[k].append(g.flatten())
     return {k: torch.stack(v) for k, v in rows.items()}

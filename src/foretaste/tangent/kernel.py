@@ -19,6 +19,7 @@ in memory at once. The other files:
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,14 @@ from foretaste.tangent.frozen import (
 from foretaste.tangent.functional import functional_rows
 from foretaste.tangent.planning import KernelJob, KernelPlan, LayerGroup, make_plan, resolve_budget
 from foretaste.tangent.rules import LayerCalls
-from foretaste.tangent.survey import LayerParameter, Survey, align_calls, record_pass, survey_network
+from foretaste.tangent.survey import (
+    LayerParameter,
+    Survey,
+    UnevenRowsError,
+    align_calls,
+    record_pass,
+    survey_network,
+)
 
 log = logging.getLogger("foretaste")
 KernelProgress = Callable[[int, int], None]
@@ -215,15 +223,21 @@ def gram(
         raise ValueError(
             "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
         )
-    try:
-        return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
-    except torch.OutOfMemoryError:
-        if budget is not None or frozen.device.type != "cuda":
-            raise
-    # The free memory was in pieces too small to use. Return it to the device, and plan again with what is free then.
-    log.info("out of memory: emptying torch's cache and trying once more")
-    torch.cuda.empty_cache()
-    return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
+    emptied = budget is not None or frozen.device.type != "cuda"
+    while True:
+        try:
+            return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
+        except UnevenRowsError as e:  # what two points could not show: such a layer goes through torch.func
+            label = next(label for label, m in frozen.net.named_modules() if m is e.module)
+            log.info("module %r: %s; starting again without its rule", label, e)
+            frozen = replace(frozen, uneven=frozen.uneven | {label})
+        except torch.OutOfMemoryError:
+            if emptied:
+                raise
+            # The free memory was in pieces too small to use. Return it to the device, and plan again with what is free.
+            log.info("out of memory: emptying torch's cache and trying once more")
+            torch.cuda.empty_cache()
+            emptied = True
 
 
 def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
@@ -341,7 +355,8 @@ class LayerPass:
         if modules := self.group.modules:
             calls, f_NC = record_pass(self.frozen, modules, x)
             self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
-            ready = align_calls(calls, self.survey.axes, at.stop - at.start, self.survey.heads * self.survey.folded)
+            n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
+            ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
             for layer, cut in self.group.formed:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))

@@ -23,7 +23,7 @@ from foretaste.tangent.functional import autograd_rows, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule
 
 log = logging.getLogger("foretaste")
-ORDER_POINTS, LEAST_ORDER_POINTS = 8, 3  # that show whether rows are the points in their order
+ORDER_POINTS, LEAST_ORDER_POINTS = 6, 4  # rows of the batch that shows whether they are the points in their order
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -90,6 +90,7 @@ class Survey:
     call_bytes: dict[nn.Module, int] = field(repr=False)  # of A and G
     positions: dict[nn.Module, int] = field(repr=False)  # at which a module's weight is used, over all its calls
     axes: dict[nn.Module, int] = field(repr=False)  # the dimension of A and G that counts the points
+    folds: dict[nn.Module, list[int]] = field(repr=False)  # rows of A in that dimension for each point, by call
     pass_bytes: int  # peak of one forward and backward
     survey_bytes: int  # peak of this survey, for all its points
     largest: float  # the largest entry of a gradient that was seen
@@ -109,13 +110,14 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) 
         layers, together = record_or_none(one_head, layers, points)
         modules = list(together)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
-        calls = align_calls(together, axes, k, 1)
+        folds = {m: [call.a.shape[axis] // k for call in together[m]] for m, axis in axes.items()}
+        calls = align_calls(together, axes, folds, k, 1)
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
         verified, largest = verify_rules(one_head, points, readable, calls)
         parameters = [p.nbytes for p in frozen.params.values()]
         each, fixed = 2 * memory.peak + 2 * max(parameters), 2 * sum(parameters)  # of verify_order, for each point
-        n = min(max(LEAST_ORDER_POINTS, min(ORDER_POINTS, (budget - fixed) // each)), count_points(x))
-        verified = verify_order(one_head, x, n, verified, axes)
+        n = max(LEAST_ORDER_POINTS, min(ORDER_POINTS, (budget - fixed) // each))
+        verified = verify_order(one_head, x, n, verified, axes, folds)
         if frozen.output == "sum" and classes > 1:
             check_sum(frozen, points)
     with_rule = {layer.name for layer in verified}
@@ -134,16 +136,20 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) 
     # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules; then n points. A
     # PeakMemory around them would take longer than they do.
     survey_bytes = max(2 * k * memory.peak + 6 * k * sum(parameters), n * each + fixed)
-    return Survey(verified, functional, heads, folded, call_bytes, positions, axes, pass_bytes, survey_bytes, largest)
+    return Survey(
+        verified, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, largest
+    )
 
 
 def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
     """The chosen parameters that only modules with a rule own, in the network's order."""
     owners: dict[int, list[ParameterUse | None]] = {}
-    for m in frozen.net.modules():
-        for local, p in m._parameters.items():
+    names = {m: label for label, m in frozen.net.named_modules()}
+    for label, m in frozen.net.named_modules(remove_duplicate=False):
+        usable = has_rule(m) and label not in frozen.uneven
+        for local, p in m._parameters.items() if label == names[m] else ():
             if p is not None:
-                owners.setdefault(id(p), []).append((m, local) if has_rule(m) else None)
+                owners.setdefault(id(p), []).append((m, local) if usable else None)
     every = dict(frozen.net.named_parameters())
     layers = []
     for name in frozen.params:
@@ -254,13 +260,28 @@ def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCa
     return axes.pop() if len(axes) == 1 else None
 
 
+class UnevenRowsError(RuntimeError):
+    """A layer runs on more rows for some points than for others, so that its rows cannot be told apart."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(f"a {type(module).__name__} runs on more rows for some points than for others")
+        self.module = module
+
+
 def align_calls(
-    calls: dict[nn.Module, list[RecordedCall]], axes: dict[nn.Module, int], n: int, heads: int
+    calls: dict[nn.Module, list[RecordedCall]],
+    axes: dict[nn.Module, int],
+    folds: dict[nn.Module, list[int]],
+    n: int,
+    heads: int,
 ) -> LayerCalls:
     """A and G with the points first, then heads (G only), then what the network folded into the points' dimension.
 
-    Frees the gradients in ``calls``.
+    Frees the gradients in ``calls``. Raises an UnevenRowsError where n points do not have the rows that were seen.
     """
+    for m, made in calls.items():
+        if m in axes and not has_even_rows(made, axes[m], folds[m], n):
+            raise UnevenRowsError(m)
 
     def points_first(t: Tensor, axis: int) -> Tensor:
         t = t.movedim(axis, 0) if axis else t
@@ -323,26 +344,34 @@ def verify_rules(
 
 
 def verify_order(
-    frozen: FrozenNetwork, x: Inputs, n: int, layers: list[LayerParameter], axes: dict[nn.Module, int]
+    frozen: FrozenNetwork,
+    x: Inputs,
+    n: int,
+    layers: list[LayerParameter],
+    axes: dict[nn.Module, int],
+    folds: dict[nn.Module, list[int]],
 ) -> list[LayerParameter]:
-    """The layers whose rows are those of the points, in their order, in a batch of n points.
+    """The layers whose rows are those of the points, in their order, in a batch of n rows.
 
     A forward may sort its batch and put it back, or send some points only through a layer. Then a row of A and G is
     not the point it seems to be. With random weights r_i, autograd's gradient of Σ_i r_i f(x_i) must be Σ_i r_i J_i of
-    the rule's rows. One such sum costs one backward pass, for any number of points.
+    the rule's rows. One such sum costs one backward pass, for any number of points. Half of the batch is the other half
+    backwards, so that no order which a forward prefers can be the batch's own.
     """
-    if n < LEAST_ORDER_POINTS or not layers:
+    if not layers:
         return layers
     draws = torch.Generator().manual_seed(0)
-    at = torch.randperm(count_points(x), generator=draws)[:n].to(frozen.device)
+    half = torch.randperm(count_points(x), generator=draws)[: n // 2]
+    at = torch.cat([half, half.flip(0)]).to(frozen.device)
+    n = len(at)
     r_1n = torch.randn(1, n, generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
     points = take_points(x, at)
     names = {layer.name for layer in layers}
     params = {k: p for k, p in frozen.net.named_parameters() if k in names and p.requires_grad}
     layers, recorded = record_or_none(frozen, layers, points)
     modules = list(recorded)
-    fits = {m for m in modules if all(_has_rows(c, axes[m], n) for c in recorded[m])}
-    calls = align_calls({m: recorded[m] for m in fits}, axes, n, 1)
+    fits = {m for m in modules if has_even_rows(recorded[m], axes[m], folds[m], n)}
+    calls = align_calls({m: recorded[m] for m in fits}, axes, folds, n, 1)
     heads_n = frozen.heads(frozen.call_attached(points)).sum(1)
     gradients = torch.autograd.grad(heads_n @ r_1n[0], list(params.values()), materialize_grads=True)
     by_autograd = dict(zip(params, gradients))
@@ -360,8 +389,12 @@ def verify_order(
     return kept
 
 
-def _has_rows(call: RecordedCall, axis: int, n: int) -> bool:
-    return len(call.shape) > axis and call.shape[axis] % n == 0 and call.a.shape[axis] % n == 0
+def has_even_rows(made: Sequence[RecordedCall], axis: int, folds: Sequence[int], n: int) -> bool:
+    """Whether each call has the rows of n points that the survey saw: the same number for every point."""
+    return len(made) == len(folds) and all(
+        len(call.shape) > axis and call.a.shape[axis] == n * fold and call.shape[axis] % n == 0
+        for call, fold in zip(made, folds)
+    )
 
 
 def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
