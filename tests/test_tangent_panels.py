@@ -80,7 +80,7 @@ def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:
     """The plan has room for ten points with the widest rows. The pass forms narrow rows, and may take half the rest."""
     case = next(c for c in NETWORKS if c.name == "wrn")
     frozen, x = freeze(case.built(torch.float32)), case.points(3, torch.float32)
-    found = survey_network(frozen, x, probe_outputs(frozen, x), 10**9)
+    found = survey_network(frozen, x, probe_outputs(frozen, x))
     narrow, wide = sorted(found.layers, key=lambda layer: layer.numel)[:: len(found.layers) - 1]
     groups = [LayerGroup(formed=[(narrow, slice(0, narrow.shape[0]))], stashed=[wide])]
     for device, left in (("cuda", 0), ("cuda", 10**8), ("cuda", 10**10), ("cpu", 10**10)):

@@ -303,7 +303,7 @@ def plan_gram(
         raise ValueError(f"{' and '.join(sets)} have no points; give at least one")
     available = resolve_budget(budget, frozen.device)
     C = probe_outputs(frozen, x, name) if classes is None else classes
-    survey = survey_network(frozen, x, C, available)
+    survey = survey_network(frozen, x, C)
     job = KernelJob(
         survey,
         {k: frozen.params[k].numel() for k in survey.functional},

@@ -23,7 +23,7 @@ from foretaste.tangent.functional import autograd_rows, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule
 
 log = logging.getLogger("foretaste")
-ORDER_POINTS, LEAST_ORDER_POINTS = 6, 4  # rows of the batch that shows whether they are the points in their order
+ORDER_POINTS = 4  # of the batch that shows whether rows are the points in their order
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -96,8 +96,8 @@ class Survey:
     largest: float  # the largest entry of a gradient that was seen
 
 
-def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) -> Survey:
-    """Run a few points of ``x``, as many as ``budget`` allows. One head is enough: the others use the same layers."""
+def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
+    """Run a few points of ``x``. One head is enough: the others use the same layers."""
     k = min(2, count_points(x))
     points = take_points(x, slice(k))
     heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
@@ -116,8 +116,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) 
         verified, largest = verify_rules(one_head, points, readable, calls)
         parameters = [p.nbytes for p in frozen.params.values()]
         each, fixed = 2 * memory.peak + 2 * max(parameters), 2 * sum(parameters)  # of verify_order, for each point
-        n = max(LEAST_ORDER_POINTS, min(ORDER_POINTS, (budget - fixed) // each))
-        verified = verify_order(one_head, x, n, verified, axes, folds)
+        verified = verify_order(one_head, x, verified, axes, folds)
         if frozen.output == "sum" and classes > 1:
             check_sum(frozen, points)
     with_rule = {layer.name for layer in verified}
@@ -133,9 +132,9 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int, budget: int) 
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
-    # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules; then n points. A
+    # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules; then four points. A
     # PeakMemory around them would take longer than they do.
-    survey_bytes = max(2 * k * memory.peak + 6 * k * sum(parameters), n * each + fixed)
+    survey_bytes = max(2 * k * memory.peak + 6 * k * sum(parameters), ORDER_POINTS * each + fixed)
     return Survey(
         verified, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, largest
     )
@@ -346,12 +345,11 @@ def verify_rules(
 def verify_order(
     frozen: FrozenNetwork,
     x: Inputs,
-    n: int,
     layers: list[LayerParameter],
     axes: dict[nn.Module, int],
     folds: dict[nn.Module, list[int]],
 ) -> list[LayerParameter]:
-    """The layers whose rows are those of the points, in their order, in a batch of n rows.
+    """The layers whose rows are those of the points, in their order, in a batch of four.
 
     A forward may sort its batch and put it back, or send some points only through a layer. Then a row of A and G is
     not the point it seems to be. With random weights r_i, autograd's gradient of Σ_i r_i f(x_i) must be Σ_i r_i J_i of
@@ -361,7 +359,7 @@ def verify_order(
     if not layers:
         return layers
     draws = torch.Generator().manual_seed(0)
-    half = torch.randperm(count_points(x), generator=draws)[: n // 2]
+    half = torch.randperm(count_points(x), generator=draws)[: ORDER_POINTS // 2]
     at = torch.cat([half, half.flip(0)]).to(frozen.device)
     n = len(at)
     r_1n = torch.randn(1, n, generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
@@ -399,6 +397,10 @@ def has_even_rows(made: Sequence[RecordedCall], axis: int, folds: Sequence[int],
 
 def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
     """Raise if the sum of the outputs is constant, as a softmax's is: its gradient is nothing but rounding."""
+    with torch.no_grad():
+        sums_n, largest = (f_nC := frozen.call(x)).sum(1), float(f_nC.abs().max())
+    if float((sums_n - sums_n[0]).abs().max()) > 1e-3 * largest:
+        return
     f_1C = frozen.call_attached(take_points(x, slice(1)))[0]
     params = [p for p in frozen.net.parameters() if p.requires_grad]
     if not params or not f_1C.requires_grad:
