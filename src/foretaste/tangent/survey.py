@@ -132,8 +132,8 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
-    # An estimate: the passes of k points, and their gradients by autograd, stacked, and by the rules; then four points. A
-    # PeakMemory around them would take longer than they do.
+    # An estimate: the passes of k points and their gradients by autograd, stacked, and by the rules; then four points.
+    # A PeakMemory around them would take longer than they do.
     survey_bytes = max(2 * k * memory.peak + 6 * k * sum(parameters), ORDER_POINTS * each + fixed)
     return Survey(
         verified, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, largest
