@@ -149,10 +149,12 @@ def test_more_than_the_pool_takes_the_pool_and_warns(strategy, caplog):
 
 
 def test_a_loop_ends_without_an_error():
-    pool = list(range(25))
+    pool, rounds = list(range(25)), []
     while pool:
         q = query(NET, X_L, Y_L, X_U[pool], ids=pool, strategy="margin", batch_size=10, watch=12)
         pool = [i for i in pool if i not in q.ids]
+        rounds.append(len(q.ids))
+    assert rounds == [10, 10, 5]
 
 
 def test_more_watched_points_than_the_pool_has_watch_all_of_it(caplog):

@@ -3,6 +3,7 @@
 import random
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -44,13 +45,12 @@ def interrupts(count: int, seed: int = 0) -> Tally:
             return trace
 
         before = snapshot_network(p.net, p.x_L, p.y_L, p.x_U)
-        sys.settrace(trace)
-        try:
-            ask(p, strategy)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+        with suppress(KeyboardInterrupt):  # the one that trace raises
+            sys.settrace(trace)
+            try:
+                ask(p, strategy)
+            finally:
+                sys.settrace(None)
         changed = describe_changes(before, snapshot_network(p.net, p.x_L, p.y_L, p.x_U))
         tally.add("left behind" if changed else "right", f"{strategy} at {place[0]}: {changed[:3]}")
     return tally
