@@ -143,10 +143,9 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
 def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
     """The chosen parameters that only modules with a rule own, in the network's order."""
     owners: dict[int, list[ParameterUse | None]] = {}
-    names = {m: label for label, m in frozen.net.named_modules()}
-    for label, m in frozen.net.named_modules(remove_duplicate=False):
+    for label, m in frozen.net.named_modules():
         usable = has_rule(m) and label not in frozen.uneven
-        for local, p in m._parameters.items() if label == names[m] else ():
+        for local, p in m._parameters.items():
             if p is not None:
                 owners.setdefault(id(p), []).append((m, local) if usable else None)
     every = dict(frozen.net.named_parameters())
