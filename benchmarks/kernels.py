@@ -49,10 +49,12 @@ def kernel_workloads(device: torch.device, quick: bool = False) -> list[KernelWo
     g = torch.Generator().manual_seed(0)
     widen = 1 if quick else 4 if device.type == "cpu" else 10
     flat, images = (40, 43) if quick else (800, 350)
-    nets = {
-        f"MLP, {flat} points": (MLP(784, (512, 512), 10), (flat, 784)),
-        f"WRN1 ×{widen}, {images} points": (WideResNet(layers=1, widen=widen), (images, 1, 28, 28)),
-    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        nets = {
+            f"MLP, {flat} points": (MLP(784, (512, 512), 10), (flat, 784)),
+            f"WRN1 ×{widen}, {images} points": (WideResNet(layers=1, widen=widen), (images, 1, 28, 28)),
+        }
     return [
         KernelWorkload(name, net.to(device).eval(), torch.rand(shape, generator=g).to(device))
         for name, (net, shape) in nets.items()

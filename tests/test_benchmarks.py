@@ -55,7 +55,16 @@ def test_float32_keeps_the_ranking_and_the_run_is_written(tmp_path) -> None:
         assert a["gain"] >= 0.999
     errors = [r["error"] for r in found["kernels"] if r["error"] == r["error"]]
     assert len(errors) == 8
-    assert max(errors) <= 1e-5
+    # Rounding alone is 1e-7. A ReLU whose input rounds across zero adds 1e-5 (seen with torch.func and ours alike).
+    assert max(errors) <= 1e-4
+
+
+def test_workloads_do_not_depend_on_what_ran_before() -> None:
+    first = kernel_workloads(torch.device("cpu"), quick=True)
+    torch.rand(3)
+    again = kernel_workloads(torch.device("cpu"), quick=True)
+    for one, other in zip(first, again, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(one.net.parameters(), other.net.parameters(), strict=True))
 
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
