@@ -5,14 +5,14 @@ import pytest
 from typer.testing import CliRunner
 
 from foretaste.cli import app
-from foretaste.data import features, load
+from foretaste.data import feature_table, load
 
 TEXT = "id;Label;height;width\n" + "\n".join(f"p{i};{'b' if i % 2 else 'a10'};{i};{i / 4}" for i in range(20))
 
 
 def test_columns_are_features_but_for_id_and_label(tmp_path):
     (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8-sig")
-    data = features(tmp_path / "t.csv", test=0.3)
+    data = feature_table(tmp_path / "t.csv", test=0.3)
     assert data.classes == ("a10", "b")
     assert data.y.tolist() == [i % 2 for i in range(20)]
     assert np.array_equal(data.x.numpy(), [[i, i / 4] for i in range(20)])
@@ -51,14 +51,14 @@ def test_what_it_cannot_be(tmp_path, text, says):
 def test_whole_numbers_written_as_decimals_are_classes(tmp_path):
     lines = [f"{c},{i}" for i, c in enumerate(["1.0", "10.0", "2", "2.0", "1e1"] * 4)]
     (tmp_path / "t.csv").write_text("label,a\n" + "\n".join(lines))
-    data = features(tmp_path / "t.csv")
+    data = feature_table(tmp_path / "t.csv")
     assert data.classes == ("1", "2", "10")
     assert [data.classes[c] for c in data.y[:5]] == ["1", "10", "2", "2", "10"]
 
 
 def test_names_that_look_like_numbers_stay_names(tmp_path):
     (tmp_path / "t.csv").write_text("label,a\n" + "".join(f"{c},1\n" for c in ["007", "1.5", "v2"] * 5))
-    assert features(tmp_path / "t.csv").classes == ("1.5", "007", "v2")
+    assert feature_table(tmp_path / "t.csv").classes == ("1.5", "007", "v2")
 
 
 def test_a_study_of_a_table(tmp_path, monkeypatch):

@@ -34,5 +34,5 @@ from foretaste.data.npz import npz as npz
 from foretaste.data.points import Points as Points
 from foretaste.data.points import picture_sizes as picture_sizes
 from foretaste.data.points import read_points as read_points
-from foretaste.data.tables import features as features
+from foretaste.data.tables import feature_table as feature_table
 from foretaste.data.torch_datasets import from_torch as from_torch

@@ -15,7 +15,7 @@ from foretaste.data.huggingface import hugging_face, is_saved_dataset
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
 from foretaste.data.pictures import ImageSize
-from foretaste.data.tables import features, file_columns, is_csv
+from foretaste.data.tables import feature_table, file_columns, is_csv
 from foretaste.errors import did_you_mean
 
 NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
@@ -80,7 +80,7 @@ def load(
         return with_normalisation(npz(path, test=test, most=most), normalise, known=False)
     if is_csv(path) and path.is_file() and file_columns(path) is None:
         _check_only_pictures(of_pictures, "this CSV names no files")
-        return with_normalisation(features(path, test=test), normalise, known=False)
+        return with_normalisation(feature_table(path, test=test), normalise, known=False)
     if is_saved_dataset(path):
         data = hugging_face(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
     elif path.is_dir() or is_csv(path):

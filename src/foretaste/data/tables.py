@@ -208,7 +208,7 @@ def _file_prefix(base: Path, rows: list[FileRow]) -> str:
     return ""
 
 
-def features(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
+def feature_table(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
     """A labelled CSV of numbers: a column label (or class, target), perhaps an id, and features.
 
     Args:
@@ -223,10 +223,10 @@ def features(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
 
     Example:
         >>> import tempfile, pathlib
-        >>> from foretaste.data import features
+        >>> from foretaste.data import feature_table
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "iris.csv"
         >>> _ = file.write_text("label,width,height\\n" + "a,1,2\\nb,3,4\\n" * 5)
-        >>> data = features(file)
+        >>> data = feature_table(file)
         >>> data.classes, data.x.shape, len(data.test)
         (('a', 'b'), torch.Size([10, 2]), 2)
     """
