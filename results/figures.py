@@ -48,11 +48,11 @@ def records_of(name: str) -> list:
     return sorted((r for r in found if r["arm"] in first), key=lambda r: (first[r["arm"]], r["seed"], r["cycle"]))
 
 
-def make(name: str) -> None:
+def make(name: str, into: Path = HERE) -> None:
     s = summarize(records_of(name))
     pairs = {arm: AGAINST.get(arm, s.against.get(arm)) for arm in s.arms}
     s = replace(s, against={arm: base for arm, base in pairs.items() if base})
-    out = HERE / name
+    out = into / name
     out.mkdir(exist_ok=True)
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         curves(s).savefig(out / "curves.svg", metadata={"Date": None, "Creator": None})

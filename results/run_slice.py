@@ -14,10 +14,6 @@ from pathlib import Path
 from foretaste.study import about, prepared, read, run, smoke
 
 
-class TimeIsUp(Exception):
-    """The cycle in progress is lost; every finished one is on disk."""
-
-
 def describe(folder: Path, study, config: str, processes: int, device: str) -> None:
     """study.json, which `foretaste report` reads."""
     data = prepared(study.data, "cpu")
@@ -54,20 +50,18 @@ def main() -> None:
             f"query {c['query'] or 0:.2f} {c['peak_memory'] / 1e9:.1f} GB",
             flush=True,
         )
-        if seconds > 60 * args.minutes:
-            raise TimeIsUp
 
-    try:
-        for config in args.configs:
-            study = read(config)
-            study = smoke(study) if args.smoke else study
-            folder = args.out / Path(config).stem
-            describe(folder, study, config, args.processes, args.device)
-            some = replace(study, seeds=tuple(args.seeds)) if args.seeds else study
-            run(some, folder, processes=args.processes, devices=(args.device,), seen=seen)
-            print(f"{time.monotonic() - began:6.1f} {config}: complete", flush=True)
-    except TimeIsUp:
-        print("time is up", flush=True)
+    for config in args.configs:
+        left = args.minutes - (time.monotonic() - began) / 60
+        if left <= 0:
+            break
+        study = read(config)
+        study = smoke(study) if args.smoke else study
+        folder = args.out / Path(config).stem
+        describe(folder, study, config, args.processes, args.device)
+        some = replace(study, seeds=tuple(args.seeds)) if args.seeds else study
+        records = run(some, folder, processes=args.processes, devices=(args.device,), seen=seen, minutes=left)
+        print(f"{time.monotonic() - began:6.1f} {config}: {len(records)} of {some.size} records", flush=True)
 
 
 if __name__ == "__main__":

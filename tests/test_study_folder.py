@@ -113,6 +113,26 @@ def test_more_seeds_and_arms_can_come_later(whole, tmp_path):
     assert timeless(tmp_path) == timeless(whole)
 
 
+def test_a_run_with_a_time_limit_stops_at_a_record_and_resumes(whole, tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 60))  # a minute passes whenever somebody looks
+    monkeypatch.setattr(sys.modules["foretaste.study.run"], "time", SimpleNamespace(time=lambda: next(clock)))
+    counts = []
+    while len(counts) < 20 and sum(counts[-1:]) < SMALL.size:
+        counts.append(len(run(SMALL, tmp_path, minutes=5)))
+    assert counts[0] < counts[1] < SMALL.size
+    assert counts[-1] == SMALL.size
+    assert timeless(tmp_path) == timeless(whole)
+    with pytest.raises(ValueError, match="minutes is 0; expected a number above 0"):
+        run(SMALL, tmp_path, minutes=0)
+
+
+@pytest.mark.slow
+def test_processes_stop_at_the_time_limit_too(whole, tmp_path):
+    assert run(SMALL, tmp_path, processes=2, minutes=1e-6) == []
+    assert len(run(SMALL, tmp_path, minutes=60)) == SMALL.size
+    assert timeless(tmp_path) == timeless(whole)
+
+
 @pytest.mark.parametrize("cycle", [0, 2, 3])
 @pytest.mark.parametrize("torn", [0, 1, 40, -1])
 def test_a_torn_last_line_is_written_anew(whole, tmp_path, cycle, torn):

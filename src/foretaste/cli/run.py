@@ -45,6 +45,10 @@ def run_command(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
     plugin: Annotated[list[str] | None, typer.Option(help="A Python file that registers your own strategies.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after this time, at the next record of each process. The same command resumes."),
+    ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Print what the study would cost, and stop.")] = False,
     list_: Annotated[
         bool, typer.Option("--list", callback=_list_studies, is_eager=True, help="List the studies in the package.")
@@ -79,7 +83,13 @@ def run_command(
     command = command_line(config, changes, plugin, smoke)
     warning = "Shrunk by --smoke: a look at the machinery, not a result" if smoke else None
     description = describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
-    records = run_with_bar(study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description)
+    records = run_with_bar(
+        study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
+    )
+    if len(records) < study.size:
+        say(f"Stopped after {minutes:g} minutes: {len(records)} of {study.size} records. The same command resumes.")
+    if not records:
+        raise typer.Exit
     page = report.folder(folder)
     if study.experiment == "loop":
         print_summary(report.summarize(records))

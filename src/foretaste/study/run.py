@@ -2,12 +2,14 @@
 
 import ctypes
 import logging
+import math
 import multiprocessing as mp
 import os
 import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from foretaste.data import Images, digits, fewer, imbalanced, load, noisy, smaller
+from foretaste.errors import real_number
 from foretaste.study.checks import CHECKS
 from foretaste.study.config import Data, Study
 from foretaste.study.digest import data_digest
@@ -68,6 +71,7 @@ def run(
     data: Images | None = None,
     description: Mapping[str, Any] | None = None,
     seen: Callable[[Record], None] | None = None,
+    minutes: float | None = None,
 ) -> list[Any]:
     """Run every arm of a study with every seed.
 
@@ -83,9 +87,11 @@ def run(
         description: what study.json holds besides the configuration, as ``describe`` returns it. None keeps what the
             folder has, or describes the study and the data.
         seen: called with each record as it comes, those that are on disk already among them.
+        minutes: stop after this time, each process with its next record. The same call later resumes, also on another
+            machine; without the weights of the last cycle only where training starts cold.
 
     Returns:
-        The records, in the order of arms, seeds and cycles.
+        The records, in the order of arms, seeds and cycles. With ``minutes`` there may be fewer than ``study.size``.
 
     Raises:
         ValueError: if the folder holds a run with other settings, other data or other plugins, or is damaged.
@@ -97,6 +103,8 @@ def run(
         >>> [record["labelled"] for record in run(of)]
         [20, 25]
     """
+    # Wall-clock time, for it is the same in all processes.
+    deadline = math.inf if minutes is None else time.time() + 60 * real_number("minutes", minutes, 0, above=True)
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as where, lock_folder(Path(where)):
         root = Path(where)
         check_folder(root, study)
@@ -115,9 +123,9 @@ def run(
             write_study(root, study, {**made, "digest": digest})
             pictures = PictureFile(root, data)
         if here and data is not None:
-            stream = _run_here(study, tasks, data)
+            stream = _run_here(study, tasks, data, deadline)
         else:
-            stream = _run_in_processes(study, tasks, processes, devices, standin, digest)
+            stream = _run_in_processes(study, tasks, processes, devices, standin, digest, deadline)
         records = []
         try:
             for record in stream:
@@ -136,8 +144,8 @@ def run(
 # One arm with one seed
 
 
-def run_task(study: Study, data: Images, task: Task) -> Iterator[Any]:
-    """The records of one arm and seed: those on disk, then the missing ones.
+def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf) -> Iterator[Any]:
+    """The records of one arm and seed: those on disk, then the missing ones, until the deadline has passed.
 
     A record and its weights are on disk before the record is yielded. Weights are written first, and those of the cycle
     before are removed last. So the weights of the last record exist whenever the process is killed.
@@ -146,7 +154,7 @@ def run_task(study: Study, data: Images, task: Task) -> Iterator[Any]:
     with task.locked(), log_errors_only():
         done = task.records(trial, study.experiment)
         yield from done
-        if len(done) == study.each:
+        if len(done) == study.each or time.time() >= deadline:
             return
         warm = trial.train.start == "warm" and done and trial.model == "network"
         weights = task.weights(len(done) - 1) if warm else None
@@ -155,6 +163,8 @@ def run_task(study: Study, data: Images, task: Task) -> Iterator[Any]:
             for checked in CHECKS[study.experiment](study, trial, own, task.seed, skip=len(done)):
                 task.append(checked)
                 yield checked
+                if time.time() >= deadline:
+                    return
             return
         description = {
             "network": trial.network.name,
@@ -169,6 +179,8 @@ def run_task(study: Study, data: Images, task: Task) -> Iterator[Any]:
             task.append(record)
             task.remove_weights(before=record["cycle"])
             yield record
+            if time.time() >= deadline:
+                return
 
 
 @contextmanager
@@ -268,10 +280,10 @@ class WorkerFailure:
     trace: str
 
 
-def _run_here(study: Study, tasks: Sequence[Task], data: Images) -> Iterator[Record]:
+def _run_here(study: Study, tasks: Sequence[Task], data: Images, deadline: float = math.inf) -> Iterator[Record]:
     with single_threaded():
         for task in tasks:
-            yield from run_task(study, data, task)
+            yield from run_task(study, data, task, deadline)
 
 
 def _run_in_processes(
@@ -281,21 +293,24 @@ def _run_in_processes(
     devices: Sequence[str],
     standin: bool,
     digest: Mapping[str, Any] | None,
+    deadline: float,
 ) -> Iterator[Record]:
     context = mp.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
     for task in [*tasks, *[None] * processes]:
         todo.put(task)
     workers = [
-        context.Process(target=_work, args=(study, devices[k % len(devices)], standin, digest, todo, done), daemon=True)
+        context.Process(
+            target=_work, args=(study, devices[k % len(devices)], standin, digest, deadline, todo, done), daemon=True
+        )
         for k in range(processes)
     ]
-    left = len(tasks) * study.each
+    working = processes
     try:
         with _environment_of_workers():
             for worker in workers:
                 worker.start()
-        while left:
+        while working:
             try:
                 answer = done.get(timeout=1)
             except Empty:
@@ -309,8 +324,10 @@ def _run_in_processes(
                 error = RuntimeError(answer.message)
                 error.add_note(answer.trace)
                 raise error
-            left -= 1
-            yield answer
+            if answer is None:
+                working -= 1
+            else:
+                yield answer
     finally:
         for worker in workers:
             if worker.pid is not None:
@@ -321,8 +338,16 @@ def _run_in_processes(
             queue.close()
 
 
-def _work(study: Study, device: str, standin: bool, digest: Mapping[str, Any] | None, todo: Any, done: Any) -> None:
-    """A worker: runs tasks from one queue, and puts records, or its failure, into the other.
+def _work(
+    study: Study,
+    device: str,
+    standin: bool,
+    digest: Mapping[str, Any] | None,
+    deadline: float,
+    todo: Any,
+    done: Any,
+) -> None:
+    """A worker: runs tasks from one queue, and puts records, then None, or its failure, into the other.
 
     It reads the data itself. They must be those that the parent has read (``digest``).
     """
@@ -337,10 +362,11 @@ def _work(study: Study, device: str, standin: bool, digest: Mapping[str, Any] | 
         if digest is not None and data_digest(data) != digest["data"]:
             raise ValueError(f"the data {data.name!r} changes while the run reads it; start again when it is complete")
         while (task := todo.get()) is not None:
-            for record in run_task(study, data, task):
+            for record in run_task(study, data, task, deadline):
                 done.put(record)
                 if parent is not None and not parent.is_alive():
                     return
+        done.put(None)
     except Exception as error:
         at = "" if task is None else f"arm {task.arm!r}, seed {task.seed}: "
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
