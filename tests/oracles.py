@@ -147,3 +147,20 @@ def one_hot(ids: Sequence[int] | Tensor, C: int) -> Tensor:
     for n, c in enumerate(ids):
         out[n, int(c)] = 1
     return out
+
+
+# Features of a backbone
+
+
+def plain_features(module, batches_of, n, size):
+    """The plain loop of ft.features: passes of ``size`` points, the last filled up with its last point.
+
+    ``batches_of(ids)`` is the batch of these points.
+    """
+    rows = []
+    for at in range(0, n, size):
+        ids = list(range(at, min(at + size, n)))
+        filled = ids + [ids[-1]] * (size - len(ids))
+        with torch.no_grad():
+            rows.append(module(batches_of(filled))[: len(ids)])
+    return torch.cat(rows)

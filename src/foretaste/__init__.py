@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foretaste.acquire import strategies as strategies
     from foretaste.lookahead import State as State
     from foretaste.lookahead import linearize as linearize
+    from foretaste.network import features as features
     from foretaste.network import fit as fit
     from foretaste.query import Query as Query
     from foretaste.query import query as query
@@ -30,6 +31,7 @@ _PUBLIC = {
     "linearize": "lookahead",
     "register": "acquire",
     "strategies": "acquire",
+    "features": "network",
     "fit": "network",
     "Query": "query",
     "query": "query",

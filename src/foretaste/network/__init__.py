@@ -1,15 +1,20 @@
-"""f: the networks of the paper (§4), their training by SGD on L2 or cross-entropy, and files of weights."""
+"""f: the networks of the paper (§4), backbones, features and heads; training by SGD on L2 or cross-entropy; weights."""
 
+from foretaste.network.backbones import Backbone as Backbone
+from foretaste.network.backbones import find_backbone as find_backbone
 from foretaste.network.build import NETWORKS as NETWORKS
 from foretaste.network.build import Spec as Spec
 from foretaste.network.build import build_network as build_network
 from foretaste.network.build import make_network as make_network
+from foretaste.network.feature_cache import feature_home as feature_home
+from foretaste.network.features import features as features
 from foretaste.network.fit import DEFAULT_EPOCHS as DEFAULT_EPOCHS
 from foretaste.network.fit import DEFAULT_STEPS as DEFAULT_STEPS
 from foretaste.network.fit import INTERPOLATES as INTERPOLATES
 from foretaste.network.fit import Fit as Fit
 from foretaste.network.fit import fit as fit
 from foretaste.network.fit import training_length as training_length
+from foretaste.network.heads import make_head as make_head
 from foretaste.network.ll4al import LossPrediction as LossPrediction
 from foretaste.network.ll4al import fit_ll4al as fit_ll4al
 from foretaste.network.ll4al import fit_ll4al_alone as fit_ll4al_alone

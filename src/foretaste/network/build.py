@@ -88,10 +88,11 @@ def make_network(
     return build_network(name, **{key: value for key, value in told.items() if key in own or key in (options or {})})
 
 
-def _imported_function(name: str, told: Mapping[str, Any], must: set[str]) -> nn.Module:
+def import_attribute(name: str, what: str) -> Any:
+    """The object that "package.module:attribute" names, installed or found from the working folder."""
     where, _, attribute = name.partition(":")
     if where.endswith(".py") or "/" in where:
-        raise ValueError(f"network {name!r} names a file; expected package.module:function, found from this folder")
+        raise ValueError(f"{what} {name!r} names a file; expected package.module:function, found from this folder")
     try:
         with _import_from_here():
             found: Any = importlib.import_module(where)
@@ -99,8 +100,13 @@ def _imported_function(name: str, told: Mapping[str, Any], must: set[str]) -> nn
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"network {name!r} cannot be imported: {error}; expected package.module:function, installed or from here"
+            f"{what} {name!r} cannot be imported: {error}; expected package.module:function, installed or from here"
         ) from None
+    return found
+
+
+def _imported_function(name: str, told: Mapping[str, Any], must: set[str]) -> nn.Module:
+    found = import_attribute(name, "network")
     if isinstance(found, nn.Module):
         if must:
             raise ValueError(

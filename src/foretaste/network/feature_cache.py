@@ -1,0 +1,284 @@
+"""Features on disk: a .npy that grows by whole chunks, and beside it the sums that tell how far it can be believed.
+
+DIGEST.npy        (N, D) float32, complete; DIGEST.npy.part while it is computed
+DIGEST.jsonl      what it is of, then one line a chunk: its rows and their BLAKE2b
+DIGEST.lock       held by the process that computes
+
+A line of sums is written after its rows. So a killed run leaves rows that are told by their sums, and perhaps more,
+which are cut off; the next run goes on behind them. A file whose rows do not fit their sums is removed.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from foretaste.errors import printable
+
+log = logging.getLogger("foretaste")
+
+CACHE_VARIABLE = "FORETASTE_CACHE"
+CACHE_FORMAT = 1  # enters every digest: files of another layout are not found
+SUM_BYTES = 20
+READ_AT_ONCE = 1 << 22  # bytes
+LOCK_NOTICE = 5  # seconds after which waiting for another process is told
+LONGEST_LINE = 1 << 16  # characters of a line of sums
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another in each process
+
+ComputeRows = Callable[[int], Iterator[Tensor]]  # from a row on: chunks (n, D) float32 on the CPU
+
+
+def feature_home() -> Path:
+    """Where ``ft.features`` keeps its files: $FORETASTE_CACHE where it is set, else ~/.cache/foretaste/features.
+
+    Returns:
+        The folder, which may not exist yet. Files in it may be deleted at any time; they are computed again.
+
+    Example:
+        >>> from foretaste.network import feature_home
+        >>> feature_home().name in ("features", "cache") or "FORETASTE_CACHE is set"
+        True
+    """
+    given = os.environ.get(CACHE_VARIABLE)
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "foretaste" / "features"
+
+
+# Digests
+
+
+def digest_of(parts: Iterable[object]) -> str:
+    """One digest of words, tensors, pictures and lists of them."""
+    h = blake2b(digest_size=SUM_BYTES)
+    for part in parts:
+        absorb(h, part)
+    return h.hexdigest()
+
+
+def absorb(h: Any, part: object) -> None:
+    """Add a part with its type and length, so that no two lists of parts look the same."""
+    if isinstance(part, Tensor):
+        t = part.detach().cpu().contiguous()
+        _absorb_bytes(h, f"tensor {t.dtype} {tuple(t.shape)}", t.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(part, np.ndarray | np.generic):
+        a = np.ascontiguousarray(part)
+        if a.dtype.hasobject:
+            raise TypeError("an array of Python objects has no digest; expected numbers or strings")
+        _absorb_bytes(h, f"array {a.dtype.str} {a.shape}", a.reshape(-1).view(np.uint8))
+    elif isinstance(part, str):
+        _absorb_bytes(h, "str", part.encode("utf-8", "surrogatepass"))
+    elif isinstance(part, bytes):
+        _absorb_bytes(h, "bytes", part)
+    elif isinstance(part, bool | int | float | None):
+        _absorb_bytes(h, type(part).__name__, repr(part).encode())
+    elif isinstance(part, Mapping):
+        _absorb_bytes(h, f"mapping {len(part)}", b"")
+        for key in sorted(part, key=str):
+            absorb(h, str(key))
+            absorb(h, part[key])
+    elif isinstance(part, list | tuple):
+        _absorb_bytes(h, f"list {len(part)}", b"")
+        for one in part:
+            absorb(h, one)
+    elif callable(getattr(part, "tobytes", None)) and hasattr(part, "mode") and hasattr(part, "size"):
+        orientation = part.getexif().get(0x0112) if hasattr(part, "getexif") else None
+        palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None  # type: ignore[attr-defined]
+        head = f"picture {part.mode} {part.size} {orientation} {palette}"
+        _absorb_bytes(h, head, part.tobytes())  # type: ignore[attr-defined]
+    else:
+        raise TypeError(
+            f"a {type(part).__name__} has no digest; expected tensors, arrays, pictures, strings, or lists and dicts "
+            "of them. Give the data a string attribute `digest` that changes with its contents"
+        )
+
+
+def _absorb_bytes(h: Any, head: str, raw: Any) -> None:
+    h.update(f"{head} {len(raw)}:".encode())
+    h.update(raw)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """A digest of every parameter and buffer, kept in state_dict or not, and of the text that the module prints as."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    text = ADDRESS.sub("", repr(module))
+    return digest_of([kind, text, *(part for pair in named for part in pair)])
+
+
+# The files of one digest
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """The file of one digest in a folder. ``about`` is for people who look into the folder."""
+
+    folder: Path
+    digest: str
+    about: Mapping[str, Any]
+    rows: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.digest}.npy"
+
+    @property
+    def part(self) -> Path:
+        return self.folder / f"{self.digest}.npy.part"
+
+    @property
+    def sums(self) -> Path:
+        return self.folder / f"{self.digest}.jsonl"
+
+    def read(self) -> Tensor | None:
+        """The complete features, memory-mapped; None if there are none, or if they are damaged."""
+        if not self.path.exists():
+            return None
+        width, head, lines = self._read_sums()
+        good = 0 if width is None else _good_rows(self.path, head, width, lines)
+        if width is None or good != self.rows or self.path.stat().st_size != len(head) + 4 * self.rows * width:
+            log.warning("%s is damaged: %d of %d rows fit their sums; it is computed again", self.path, good, self.rows)
+            return None
+        # Copy on write: the tensor may be written to, and the file stays as it is.
+        return torch.from_numpy(np.load(self.path, mmap_mode="c", allow_pickle=False))
+
+    def remove(self) -> None:
+        """Forget what is there. Other processes that have it open keep what they see."""
+        for path in (self.path, self.part, self.sums):
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file. Waits for another process that computes it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / f"{self.digest}.lock")
+        try:
+            lock.acquire(timeout=LOCK_NOTICE)
+        except Timeout:
+            log.info("another process computes these features (%s); waiting for it", self.part)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def write(self, compute: ComputeRows, done: Callable[[int], object]) -> None:
+        """Compute what is missing and name the file as complete. ``done`` is told the rows that are on disk."""
+        width, head, lines = self._read_sums()
+        good = 0
+        if width is not None and self.part.exists():
+            good = _good_rows(self.part, head, width, lines)
+        if good == 0:
+            self.remove()
+            width = None
+        else:
+            assert width is not None
+            kept = _lines_until(lines, good)
+            os.truncate(self.part, len(head) + 4 * good * width)
+            fresh = self.sums.with_suffix(".new")  # a kill between truncation and writing must not lose the sums
+            fresh.write_text("".join(f"{line}\n" for line in [json.dumps(self._header(width)), *kept]))
+            os.replace(fresh, self.sums)
+            log.info("resuming: %d of %d rows are there (%s)", good, self.rows, self.part)
+        done(good)
+        for rows_nD in compute(good):
+            raw = np.ascontiguousarray(rows_nD.numpy(), dtype="<f4")
+            if width is None:
+                width = raw.shape[1]
+                self.part.write_bytes(npy_header(self.rows, width))
+                self.sums.write_text(json.dumps(self._header(width)) + "\n")
+            self._append(raw.tobytes(), len(raw))
+            good += len(raw)
+            done(good)
+        if good != self.rows:
+            raise RuntimeError(f"{good} rows were computed of {self.rows}")
+        os.replace(self.part, self.path)
+
+    def _append(self, raw: bytes, rows: int) -> None:
+        try:
+            with self.part.open("ab") as file:
+                file.write(raw)
+            with self.sums.open("a") as file:
+                file.write(json.dumps({"rows": rows, "sum": _sum_of(raw)}) + "\n")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+                raise
+            raise OSError(
+                error.errno,
+                f"the disk is full, {self.part} could not be written; make room and call again, it resumes. Or give "
+                f"cache= another folder, or set {CACHE_VARIABLE}",
+            ) from None
+
+    def _header(self, width: int) -> dict[str, Any]:
+        return {**self.about, "digest": self.digest, "rows": self.rows, "columns": width}
+
+    def _read_sums(self) -> tuple[int | None, bytes, list[str]]:
+        """(columns, the .npy's header, the lines of sums); columns None if the file is not there or not readable."""
+        try:
+            with self.sums.open(encoding="utf-8", errors="replace") as file:
+                lines = [line.rstrip("\n") for line in iter(lambda: file.readline(LONGEST_LINE), "")]
+            header = json.loads(lines[0])
+            width = header["columns"]
+            if header["digest"] != self.digest or header["rows"] != self.rows or type(width) is not int or width < 1:
+                raise ValueError("of other features")
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            if self.sums.exists():
+                log.warning("%s cannot be read (%s)", self.sums, printable(str(error))[:120])
+            return None, b"", []
+        return width, npy_header(self.rows, width), lines[1:]
+
+
+def npy_header(rows: int, columns: int) -> bytes:
+    """The first bytes of a .npy of (rows, columns) float32."""
+    to = io.BytesIO()
+    held = {"descr": "<f4", "fortran_order": False, "shape": (rows, columns)}
+    np.lib.format.write_array_header_1_0(to, held)
+    return to.getvalue()
+
+
+def _sum_of(raw: bytes) -> str:
+    return blake2b(raw, digest_size=SUM_BYTES).hexdigest()
+
+
+def _good_rows(path: Path, head: bytes, width: int, lines: Sequence[str]) -> int:
+    """How many rows from the first on fit their sums. Reads the file in pieces, so that it is never all in memory."""
+    good = 0
+    with path.open("rb") as file:
+        if file.read(len(head)) != head:
+            return 0
+        for line in lines:
+            try:
+                held = json.loads(line)
+                n, wanted = held["rows"], held["sum"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                break
+            if type(n) is not int or n < 1:
+                break
+            h, left = blake2b(digest_size=SUM_BYTES), 4 * n * width
+            while left and (raw := file.read(min(left, READ_AT_ONCE))):
+                h.update(raw)
+                left -= len(raw)
+            if left or h.hexdigest() != wanted:
+                break
+            good += n
+    return good
+
+
+def _lines_until(lines: Sequence[str], rows: int) -> list[str]:
+    kept, seen = [], 0
+    for line in lines:
+        if seen == rows:
+            break
+        kept.append(line)
+        seen += json.loads(line)["rows"]
+    return kept

@@ -1,0 +1,375 @@
+"""``ft.features``: what a frozen network makes of every point, computed once and kept on disk.
+
+The module always runs on passes of one size (8 points on a CPU, 64 on a GPU): points i·8 to i·8+7, the last pass filled
+up with its last point. The size of a batch decides which kernels BLAS and the convolutions take, and with it the last
+bits of each row; so it must not depend on how many points are read or written at a time, or on where a run was
+interrupted. ``tests/oracles.py`` has the plain loop.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foretaste.errors import check_callable, check_known, whole_number
+from foretaste.network.backbones import Backbone, as_backbone
+from foretaste.network.feature_cache import (
+    CACHE_FORMAT,
+    CACHE_VARIABLE,
+    SUM_BYTES,
+    FeatureFile,
+    absorb,
+    digest_of,
+    feature_home,
+    weights_digest,
+)
+
+log = logging.getLogger("foretaste")
+
+PASS_ON_CPU, PASS_ON_GPU = 8, 64  # points of one pass; on a CPU 8 images of 160 px are faster than 32
+CHUNK_ROWS = 1024  # points between two writes
+# How far the features of a point may move when its neighbours change, as a share of the largest: rounding, no more.
+SAME_FEATURES = {torch.float64: 1e-3, torch.float32: 1e-3}
+SAME_IN_HALF = 0.05
+
+FeatureProgress = Callable[[int, int], object]
+
+
+def features(
+    backbone: "Backbone | nn.Module | str",
+    data: Any,
+    *,
+    layer: str | None = None,
+    cache: "str | os.PathLike[str] | bool | None" = None,
+    chunk_size: int | None = None,
+    device: "torch.device | str | None" = None,
+    progress: FeatureProgress | None = None,
+) -> Tensor:
+    """Compute what a frozen network makes of every point, once, and keep it on disk.
+
+    The second call with the same weights, preprocessing, layer and data reads the file. An interrupted call resumes.
+    Two processes that ask for the same features compute them once: the second waits.
+
+    Args:
+        backbone: the name of one, as in ``foretaste.network.find_backbone`` ("efficientnet-lite0", "hf:NAME",
+            "package.module:function"); a ``Backbone``; or any torch module in eval mode, which receives the points
+            stacked, bytes as numbers in [0, 1].
+        data: the points: a tensor or array (N, ...), a dict of such (the module is then called with keywords), or
+            anything with a length and positions, such as a list of pictures or strings or a torch Dataset. Items that
+            are tuples are (x, y), and only x is read. Points are read one pass at a time and are never all in memory.
+            Every point is read for the digest, unless the data has a string attribute ``digest`` that changes with
+            its contents.
+        layer: the name of a submodule (``module.named_modules()``) whose output is taken instead of the module's.
+        cache: the folder of the files. None (default): $FORETASTE_CACHE, else ~/.cache/foretaste/features. False: the
+            features are not kept, and stand in memory.
+        chunk_size: points between two writes to disk and two calls of ``progress``, rounded up to whole passes.
+            None: 1024. It changes no bit of the result.
+        device: where the module runs, such as "cuda". None (default): where it is. It is moved back afterwards.
+        progress: called with (points done, all points), also for what an interrupted call left.
+
+    Returns:
+        (N, D) float32 on the CPU, memory-mapped if it is kept: writing to it does not change the file. Outputs
+        (N, C, H, W) are averaged over H and W, outputs (N, T, D) over T.
+
+    Raises:
+        ValueError: the module is in train mode, returns NaN or infinite values, or something other than one row for
+            each point; its features vary with the other points of a batch; a name is not known. The message says what
+            to do.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from foretaste.network import features
+        >>> module = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU()).eval()
+        >>> pictures = torch.zeros(10, 3, 8, 8, dtype=torch.uint8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     features(module, pictures, cache=folder).shape
+        torch.Size([10, 5])
+    """
+    found = as_backbone(backbone)
+    source = PointSource(data)
+    check_callable("progress", progress, "(points done, all points)")
+    chunk = whole_number("chunk_size", CHUNK_ROWS if chunk_size is None else chunk_size, 1)
+    with _FeatureRun(found, source, layer, device, chunk).prepared() as run:
+        tell = (lambda done: None) if progress is None else (lambda done: progress(done, len(source)))
+        folder = _cache_folder(cache)
+        if folder is None:
+            return run.in_memory(tell)
+        file = FeatureFile(folder, run.digest(), run.about(), len(source))
+        if (kept := run.still_right(file.read())) is not None:
+            tell(len(source))
+            return kept
+        with file.locked():
+            if (kept := run.still_right(file.read())) is None:
+                file.path.unlink(missing_ok=True)
+                file.write(run.chunks, tell)
+                kept = file.read()
+        if kept is None:
+            raise OSError(f"{file.path} was written and cannot be read back; is the disk damaged, or shared?")
+        return kept
+
+
+def _cache_folder(cache: "str | os.PathLike[str] | bool | None") -> Path | None:
+    if cache is False:
+        return None
+    if cache is not None and cache is not True:
+        folder = Path(cache).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"cache is {folder}, a file; expected a folder")
+        return folder
+    folder = feature_home()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is not writable")
+    except OSError as error:
+        log.warning("features are not kept: %s; give cache=, or set %s to a folder", error, CACHE_VARIABLE)
+        return None
+    return folder
+
+
+class PointSource:
+    """The points of any kind of data, by position, without labels."""
+
+    def __init__(self, data: Any) -> None:
+        if isinstance(data, str | bytes | Path):
+            raise TypeError(f"data is a {type(data).__name__}; expected points: an array, a list, a Dataset")
+        self.data = data
+        self.rows = None if not isinstance(data, Mapping) else {k: _checked_rows(k, v) for k, v in data.items()}
+        if self.rows is None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise TypeError(
+                f"data is a {type(data).__name__} without a length or positions; expected an array, a list, a "
+                "map-style Dataset. Points of a stream: make a list of them first"
+            )
+        lengths = {len(data)} if self.rows is None else {len(v) for v in self.rows.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"the arrays of data have lengths {sorted(lengths)}; expected one length")
+        (self.length,) = lengths
+        if not self.length:
+            raise ValueError("data has no points")
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> Any:
+        if self.rows is not None:
+            return {key: value[i] for key, value in self.rows.items()}
+        item = self.data[i]
+        return item[0] if isinstance(item, tuple) and item else item
+
+    def digest(self) -> str:
+        """The data's own digest, or one of every point."""
+        own = getattr(self.data, "digest", None)
+        if isinstance(own, str) and own:
+            return digest_of(["own", own, len(self)])
+        if isinstance(self.data, Tensor | np.ndarray):
+            return digest_of([self.data])
+        h = blake2b(digest_size=SUM_BYTES)
+        for i in range(len(self)):
+            try:
+                absorb(h, self[i])
+            except TypeError as error:
+                raise TypeError(f"point {i} of data: {error}") from None
+        return h.hexdigest()
+
+
+def _checked_rows(key: object, value: Any) -> Any:
+    if not isinstance(value, Tensor | np.ndarray):
+        raise TypeError(f"data[{key!r}] is a {type(value).__name__}; expected a tensor or an array (N, ...)")
+    return value
+
+
+@dataclass
+class _FeatureRun:
+    """One call: the module, made ready, and the points."""
+
+    backbone: Backbone
+    source: PointSource
+    layer: str | None
+    device: "torch.device | str | None"
+    chunk: int
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator["_FeatureRun"]:
+        """The module on its device, checked; afterwards it is where it was, without hooks."""
+        module = self.backbone.module
+        if training := [name for name, m in module.named_modules() if m.training]:
+            where = "the backbone" if "" in training else f"{training[0]!r} of the backbone"
+            raise ValueError(
+                f"{where} is in train mode, so its features depend on the batch (BatchNorm) or on chance (dropout); "
+                "call .eval() on it first"
+            )
+        tensors = [*module.parameters(), *module.buffers()]
+        places = {t.device for t in tensors} or {torch.device("cpu")}
+        if len(places) > 1:
+            raise ValueError(f"the backbone is on several devices, {sorted(map(str, places))}; move it to one")
+        (home,) = places
+        if home.type == "meta":
+            raise ValueError("the backbone is on the meta device and has no weights; load them first")
+        self.on = home if self.device is None else torch.device(self.device)
+        self.size = PASS_ON_CPU if self.on.type == "cpu" else PASS_ON_GPU
+        self.dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+        self.caught: list[Any] = []
+        hook = None
+        if self.layer is not None:
+            modules = dict(module.named_modules())
+            check_known("layer", self.layer, [name for name in modules if name])
+            hook = modules[self.layer].register_forward_hook(lambda m, args, out: self.caught.append(out))
+        try:
+            if self.on != home:
+                module.to(self.on)
+            with torch.no_grad(), torch.autocast(self.on.type, enabled=False), _true_float32():
+                yield self
+        finally:
+            if hook is not None:
+                hook.remove()
+            if self.on != home:
+                module.to(home)
+
+    def about(self) -> dict[str, Any]:
+        return {"backbone": self.backbone.name, "preprocessing": self.backbone.preprocessing, "layer": self.layer}
+
+    def digest(self) -> str:
+        words = [CACHE_FORMAT, self.backbone.kind, self.backbone.preprocessing, self.layer]
+        return digest_of([*words, weights_digest(self.backbone.module), self.source.digest()])
+
+    def rows_of(self, items: Sequence[Any]) -> Tensor:
+        """(n, D) float32 on the CPU: one pass, filled up to the size of a pass with the last item."""
+        filled = [*items, *[items[-1]] * (self.size - len(items))]
+        return self.run_module(self.backbone.prepare(filled))[: len(items)]
+
+    def run_module(self, batch: Any) -> Tensor:
+        self.caught.clear()
+        module = self.backbone.module
+        if isinstance(batch, Mapping):
+            out = module(**{key: self.moved(value) for key, value in batch.items()})
+        else:
+            out = module(self.moved(batch))
+        if self.layer is not None:
+            if len(self.caught) != 1:
+                times = "not called" if not self.caught else f"called {len(self.caught)} times"
+                raise ValueError(f"layer {self.layer!r} is {times} in one pass; name one that is called once")
+            (out,) = self.caught
+        return pooled_rows(out, self.size, self.layer).to("cpu", torch.float32)
+
+    def moved(self, part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.to(self.on, self.dtype) if part.is_floating_point() else part.to(self.on)
+
+    def chunks(self, start: int) -> Iterator[Tensor]:
+        """The rows from ``start`` on. Every pass begins at a multiple of its size, wherever the rows begin."""
+        whole = self.size * -(-self.chunk // self.size)
+        if start == 0:
+            self.check_independent()
+        ready: list[Tensor] = []
+        for at in range(start - start % self.size, len(self.source), self.size):
+            items = [self.source[i] for i in range(at, min(at + self.size, len(self.source)))]
+            rows_nD = self.rows_of(items)[max(0, start - at) :]
+            self.check_finite(rows_nD, max(at, start))
+            ready.append(rows_nD)
+            if sum(map(len, ready)) >= whole:
+                yield torch.cat(ready)
+                ready = []
+        if ready:
+            yield torch.cat(ready)
+
+    def in_memory(self, tell: Callable[[int], object]) -> Tensor:
+        rows_ND: Tensor | None = None
+        at = 0
+        for rows_nD in self.chunks(0):
+            if rows_ND is None:
+                rows_ND = torch.empty(len(self.source), rows_nD.shape[1])
+            rows_ND[at : at + len(rows_nD)] = rows_nD
+            at += len(rows_nD)
+            tell(at)
+        assert rows_ND is not None
+        return rows_ND
+
+    def check_finite(self, rows_nD: Tensor, first: int) -> None:
+        bad = (~torch.isfinite(rows_nD)).any(1).nonzero()
+        if len(bad):
+            raise ValueError(
+                f"the features of point {first + int(bad[0])} are NaN or infinite; look at that point and at the "
+                "backbone's weights. A backbone in half precision may overflow: use .float()"
+            )
+
+    def check_independent(self) -> None:
+        """Raise if the features of the first points move when the other points of their pass are replaced."""
+        n = min(self.size, len(self.source))
+        if n < 2:
+            return
+        items = [self.source[i] for i in range(n)]
+        half = max(1, n // 2)
+        together = self.rows_of(items)[:half]
+        self.check_finite(together, 0)
+        apart = self.rows_of([*items[:half], *[items[0]] * (n - half)])[:half]
+        if not self.alike(together, apart):
+            raise ValueError(
+                "the backbone's features of a point vary with the other points of the batch, or from call to call, by "
+                f"{_moved_by(together, apart):.1%} of the largest; expected rounding alone. BatchNorm with "
+                "track_running_stats=False, dropout called as a function, and text without an attention mask do so"
+            )
+
+    def alike(self, a: Tensor, b: Tensor) -> bool:
+        return _moved_by(a, b) <= SAME_FEATURES.get(self.dtype, SAME_IN_HALF)
+
+    def still_right(self, kept: Tensor | None) -> Tensor | None:
+        """The features from disk, if the backbone still gives the same for the first and the last point.
+
+        The digest holds weights and preprocessing in words. This sees a changed forward(), or changed code that
+        prepares points.
+        """
+        if kept is None:
+            return None
+        ends = sorted({0, len(self.source) - 1})
+        fresh = self.rows_of([self.source[i] for i in ends])
+        if fresh.shape[1:] == kept.shape[1:] and self.alike(fresh, kept[ends]):
+            return kept
+        log.warning("the backbone has the same weights and other features than before; they are computed again")
+        return None
+
+
+def pooled_rows(out: Any, n: int, layer: str | None) -> Tensor:
+    """(n, D) of an output: mean over H and W of (n, C, H, W), over T of (n, T, D). Of a tuple, the first."""
+    what = "the backbone" if layer is None else f"layer {layer!r}"
+    if isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise ValueError(
+            f"{what} returns a {type(out).__name__}; expected a tensor, one row for each point. Name a layer= that "
+            "gives one, or wrap the module in one that picks it"
+        )
+    if out.dim() < 2 or len(out) != n or not out.is_floating_point():
+        raise ValueError(
+            f"{what} returns {tuple(out.shape)} of {out.dtype} for {n} points; expected floats ({n}, D), ({n}, T, D) "
+            f"or ({n}, C, H, W)"
+        )
+    if out.dim() == 3:
+        return out.mean(1)
+    return out.flatten(2).mean(2) if out.dim() > 3 else out
+
+
+def _moved_by(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / a.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
+
+
+@contextlib.contextmanager
+def _true_float32() -> Iterator[None]:
+    """Products on a GPU in true float32, and the same kernels each time, whatever the user has set."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    conv: Any = cudnn.conv  # type: ignore[attr-defined]
+    before = matmul.fp32_precision, conv.fp32_precision, cudnn.deterministic, cudnn.benchmark
+    matmul.fp32_precision = conv.fp32_precision = "ieee"
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        matmul.fp32_precision, conv.fp32_precision, cudnn.deterministic, cudnn.benchmark = before

@@ -1,0 +1,288 @@
+"""Backbones of libraries: transformers (hf:), sentence-transformers (st:), timm: and torchvision:.
+
+Each library is optional and brings its own preprocessing. Weights are taken from this disk only.
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.errors import did_you_mean, printable
+from foretaste.network.backbones import Backbone, need_packages, upright_picture
+
+LONGEST_TEXT = 512  # tokens, where the tokenizer knows no limit of its own
+UNLIMITED_TOKENS = 1 << 20  # tokenizers without a limit say 1e30
+HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's models
+MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _absent_weights(name: str, fetch: str, error: Exception | None = None) -> ValueError:
+    first = printable(str(error)).strip().splitlines()[:1] if error is not None else []
+    why = f" ({first[0][:200].rstrip('.')})" if first else ""
+    return ValueError(
+        f"backbone {name!r} cannot be read from this disk{why}. foretaste does not download: where there is internet, "
+        f"{fetch}"
+    )
+
+
+def _check_text(texts: Sequence[Any]) -> list[str]:
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"a point is a {type(text).__name__}; this backbone is for text, and expects strings")
+    return list(texts)
+
+
+def _only_kind(name: str, wanted: str, kind: str) -> None:
+    if kind != wanted:
+        raise ValueError(f"backbone {name!r} is for {wanted} and the points are {kind}; name another")
+
+
+# transformers
+
+
+class LastHidden(nn.Module):
+    """A transformers model as (N, D): its own image or text features, else the mean of its last hidden state."""
+
+    def __init__(self, model: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.model = model
+        self.own = {"pictures": "get_image_features", "text": "get_text_features"}[kind]
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        if hasattr(self.model, self.own):  # CLIP and its kin have two towers
+            out = getattr(self.model, self.own)(**batch)
+            return out if isinstance(out, Tensor) else out.pooler_output
+        hidden = self.model(**batch).last_hidden_state
+        if hidden.dim() == 4:
+            return hidden.mean((2, 3))
+        if "attention_mask" not in batch:
+            return hidden.mean(1)
+        mask_NT1 = batch["attention_mask"][..., None].to(hidden.dtype)
+        return (hidden * mask_NT1).sum(1) / mask_NT1.sum(1).clamp_min(1)
+
+
+def _hf_backbone(rest: str, kind: str) -> Backbone:
+    name = f"hf:{rest}"
+    need_packages(name, "pip install foretaste[text]", "transformers")
+    import transformers
+
+    where = str(Path(rest).expanduser()) if Path(rest).expanduser().is_dir() else rest
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    reader = transformers.AutoTokenizer if kind == "text" else transformers.AutoImageProcessor
+    backend = {} if kind == "text" else {"backend": "pil"}  # the other one needs torchvision
+    fetch = (
+        f"run `hf download {rest}` and copy ~/.cache/huggingface here, or name a folder with config.json, "
+        f"model.safetensors and the files of its {'tokenizer' if kind == 'text' else 'image processor'}"
+    )
+    with _quiet_transformers():
+        try:
+            model, told = transformers.AutoModel.from_pretrained(
+                where, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **local
+            )
+            reads = reader.from_pretrained(where, **local, **backend)
+        except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
+            raise _absent_weights(name, fetch, error) from None
+    absent = sorted(key for key in told["missing_keys"] if "pooler" not in key)  # pooled here, without weights
+    if absent:
+        raise ValueError(
+            f"the weights of {name!r} do not fit its config.json: {len(absent)} are missing ({', '.join(absent[:3])}) "
+            "and would be random; fetch the model again"
+        )
+    if kind == "text":
+        prepare, words = _token_batches(reads)
+    else:
+        prepare, words = _processed_pictures(reads)
+    return Backbone(name, LastHidden(model, kind), prepare, f"{words}; {LastHidden.__doc__}", kind)
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging as said
+
+    level, bar = said.get_verbosity(), said.is_progress_bar_enabled()
+    said.set_verbosity_error()
+    said.disable_progress_bar()
+    try:
+        yield
+    finally:
+        said.set_verbosity(level)
+        if bar:
+            said.enable_progress_bar()
+
+
+def _token_batches(reads: Any) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
+    if reads.pad_token is None:
+        reads.pad_token = reads.eos_token or reads.unk_token  # masked: which one it is does not matter
+    most = min(reads.model_max_length, LONGEST_TEXT) if reads.model_max_length < UNLIMITED_TOKENS else LONGEST_TEXT
+
+    def prepare(texts: Sequence[Any]) -> dict[str, Tensor]:
+        return dict(reads(_check_text(texts), padding=True, truncation=True, max_length=most, return_tensors="pt"))
+
+    return prepare, f"{type(reads).__name__}, {len(reads)} tokens, at most {most} a text"
+
+
+def _processed_pictures(reads: Any) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
+    settings = {k: v for k, v in sorted(reads.to_dict().items()) if not k.startswith("_")}
+
+    def prepare(items: Sequence[Any]) -> dict[str, Tensor]:
+        return {"pixel_values": reads([upright_picture(item) for item in items], return_tensors="pt")["pixel_values"]}
+
+    return prepare, f"upright, RGB, {type(reads).__name__} {json.dumps(settings, default=str)}"
+
+
+# sentence-transformers
+
+
+class SentenceEmbedding(nn.Module):
+    """A sentence-transformers model, called with keywords: (N, D)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        return self.model(dict(batch))["sentence_embedding"]
+
+
+def _st_backbone(rest: str, kind: str) -> Backbone:
+    name = f"st:{rest}"
+    _only_kind(name, "text", kind)
+    need_packages(name, "pip install foretaste[text]", "sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    where = str(Path(rest).expanduser()) if Path(rest).expanduser().is_dir() else rest
+    if Path(where).is_dir():
+        _check_sentence_folder(name, Path(where))
+    fetch = f"run `hf download sentence-transformers/{rest}` and copy ~/.cache/huggingface here, or name a folder"
+    with _quiet_transformers():
+        try:
+            model = SentenceTransformer(
+                where,
+                device="cpu",
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True, "dtype": torch.float32},
+            )
+        except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
+            raise _absent_weights(name, fetch, error) from None
+    tokenize = getattr(model, "preprocess", None) or model.tokenize  # renamed in its version 6
+
+    def prepare(texts: Sequence[Any]) -> dict[str, Tensor]:
+        return {k: v for k, v in tokenize(_check_text(texts)).items() if isinstance(v, Tensor)}
+
+    words = f"the model's own tokenizer, at most {model.max_seq_length} tokens a text; its own pooling"
+    return Backbone(name, SentenceEmbedding(model), prepare, words, "text")
+
+
+def _check_sentence_folder(name: str, folder: Path) -> None:
+    """Raise if the folder names code of its own, or holds weights that only a pickle has."""
+    try:
+        parts = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        kinds = [str(part["type"]) for part in parts]
+    except FileNotFoundError:
+        return  # a plain transformers model: the library puts a mean on top
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"backbone {name!r}: modules.json cannot be read ({printable(str(error))[:120]})") from None
+    strangers = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+    if strangers:
+        raise ValueError(
+            f"backbone {name!r}: its folder asks for code of its own ({printable(', '.join(strangers))[:120]}), which "
+            "is not run; name a model made of sentence-transformers' own modules"
+        )
+    for pickle in folder.rglob("*.bin"):
+        if not list(pickle.parent.glob("*.safetensors")):
+            raise ValueError(
+                f"backbone {name!r}: {pickle.relative_to(folder)} is a pickle, which can run code; save the model anew "
+                "with safetensors"
+            )
+
+
+# timm and torchvision
+
+
+def _timm_backbone(rest: str, kind: str) -> Backbone:
+    name = f"timm:{rest}"
+    _only_kind(name, "pictures", kind)
+    need_packages(name, "pip install timm", "timm")
+    import timm
+
+    if not timm.is_model(rest.split(".")[0]):
+        raise ValueError(f"unknown model {rest!r} of timm{did_you_mean(rest, timm.list_models())}")
+    fetch = f'run `python -c "import timm; timm.create_model({rest!r}, pretrained=True)"` and copy ~/.cache here'
+    config = timm.get_pretrained_cfg(rest)
+    if config is None or not (config.hf_hub_id or config.url or config.file):
+        raise ValueError(f"timm has no pretrained weights of {rest!r}; name another model")
+    if not config.hf_hub_id and config.url and not _torch_hub_file(config.url).is_file():
+        raise _absent_weights(name, fetch)
+    with _hub_offline():
+        try:
+            model = timm.create_model(rest, pretrained=True, num_classes=0)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _absent_weights(name, fetch, error) from None
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    return Backbone(name, model, _one_by_one(transform), _in_words(transform), "pictures")
+
+
+def _torchvision_backbone(rest: str, kind: str) -> Backbone:
+    name = f"torchvision:{rest}"
+    _only_kind(name, "pictures", kind)
+    need_packages(name, "pip install torchvision", "torchvision")
+    from torchvision import models
+
+    if rest not in models.list_models():
+        raise ValueError(f"unknown model {rest!r} of torchvision{did_you_mean(rest, models.list_models())}")
+    weights = models.get_model_weights(rest).DEFAULT
+    file = _torch_hub_file(weights.url)
+    if not file.is_file():
+        raise _absent_weights(name, f"fetch {weights.url} and put it here as {file}")
+    model = models.get_model(rest, weights=weights)
+    head = next((attribute for attribute in HEAD_NAMES if isinstance(getattr(model, attribute, None), nn.Module)), None)
+    if head is None:
+        raise ValueError(f"which layer of {name!r} is its last is not known; wrap it in a function of your own")
+    setattr(model, head, nn.Identity())
+    transform = weights.transforms()
+    return Backbone(name, model, _one_by_one(transform), f"{_in_words(transform)}; without {head}", "pictures")
+
+
+def _one_by_one(transform: Callable[[Any], Tensor]) -> Callable[[Sequence[Any]], Tensor]:
+    return lambda items: torch.stack([transform(upright_picture(item)) for item in items])
+
+
+def _in_words(transform: object) -> str:
+    return f"upright, RGB, {MEMORY_ADDRESS.sub('', repr(transform))}"
+
+
+def _torch_hub_file(url: str) -> Path:
+    """Where torch keeps the weights of an address."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(url.split("?")[0])
+
+
+@contextlib.contextmanager
+def _hub_offline() -> Iterator[None]:
+    """Hugging Face's hub reads its cache and connects to nothing."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        yield
+        return
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+BACKBONE_LIBRARIES: dict[str, Callable[[str, str], Backbone]] = {
+    "hf": _hf_backbone,
+    "st": _st_backbone,
+    "timm": _timm_backbone,
+    "torchvision": _torchvision_backbone,
+}
