@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from foretaste.errors import did_you_mean, printable
 from foretaste.network.backbones import Backbone, need_packages, upright_picture
 
-LONGEST_TEXT = 512  # tokens, where the tokenizer knows no limit of its own
-UNLIMITED_TOKENS = 1 << 20  # tokenizers without a limit say 1e30
+LONGEST_TEXT = 512  # tokens, or what tokenizer and network allow where that is less
 HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's models
 MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -96,7 +95,7 @@ def _hf_backbone(rest: str, kind: str) -> Backbone:
             "and would be random; fetch the model again"
         )
     if kind == "text":
-        prepare, words = _token_batches(reads)
+        prepare, words = _token_batches(reads, getattr(model.config, "max_position_embeddings", None))
     else:
         prepare, words = _processed_pictures(reads)
     return Backbone(name, LastHidden(model, kind), prepare, f"{words}; {LastHidden.__doc__}", kind)
@@ -117,10 +116,10 @@ def _quiet_transformers() -> Iterator[None]:
             said.enable_progress_bar()
 
 
-def _token_batches(reads: Any) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
+def _token_batches(reads: Any, positions: int | None) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
     if reads.pad_token is None:
         reads.pad_token = reads.eos_token or reads.unk_token  # masked: which one it is does not matter
-    most = min(reads.model_max_length, LONGEST_TEXT) if reads.model_max_length < UNLIMITED_TOKENS else LONGEST_TEXT
+    most = min(reads.model_max_length, LONGEST_TEXT, positions or LONGEST_TEXT)
 
     def prepare(texts: Sequence[Any]) -> dict[str, Tensor]:
         return dict(reads(_check_text(texts), padding=True, truncation=True, max_length=most, return_tensors="pt"))

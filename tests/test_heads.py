@@ -1,0 +1,102 @@
+"""Heads on features: trained to interpolation with the defaults, and the same query as on the whole network."""
+
+import pytest
+import torch
+from torch import nn
+
+import foretaste as ft
+from foretaste.network import make_head
+
+
+def blobs(n=120, D=40, classes=4, scale=1.0, shift=0.0, seed=0):
+    """Features as a backbone may give them: any size, any mean, overlapping classes."""
+    g = torch.Generator().manual_seed(seed)
+    centres, y = torch.randn(classes, D, generator=g), torch.arange(n) % classes
+    return shift + scale * (centres[y] + torch.randn(n, D, generator=g)), y
+
+
+@pytest.mark.parametrize("hidden", [512, 32, None])
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (200.0, -1e3)])
+def test_the_default_training_interpolates_whatever_the_size_of_features(hidden, loss, scale, shift):
+    x, y = blobs(scale=scale, shift=shift)
+    torch.manual_seed(0)
+    head = make_head(x, 4, hidden=hidden)
+    fitted = ft.fit(head, x[:24], y[:24], loss=loss)
+    assert fitted.accuracy == 1.0
+    assert fitted.interpolates
+
+
+def test_inputs_are_scaled_to_rows_of_length_one():
+    x, _ = blobs(scale=30, shift=7)
+    x[:, 3] = 5.0  # a column that never varies
+    scaled = make_head(x, 4)[0](x)
+    assert scaled.square().sum(1).mean() == pytest.approx(39 / 40, rel=1e-3)
+    assert (scaled[:, 3] == 0).all()
+    assert make_head(40, 4)[0](torch.ones(1, 40)).square().sum() == pytest.approx(1)
+    in_pieces = make_head(x.repeat(50, 1), 4)[0](x)
+    torch.testing.assert_close(in_pieces, scaled, rtol=1e-5, atol=1e-6)
+
+
+def test_linear_or_one_hidden_layer_and_the_seed():
+    torch.manual_seed(1)
+    head = make_head(40, 3, hidden=None)
+    assert [type(m) for m in head[1].layers] == [nn.Linear]
+    assert [type(m) for m in make_head(40, 3).eval()[1].layers] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert make_head(40, 3)[1].layers[0].out_features == 512
+    torch.manual_seed(1)
+    assert torch.equal(make_head(40, 3, hidden=None)[1].layers[0].weight, head[1].layers[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("features", "classes", "hidden", "says"),
+    [
+        (torch.zeros(3, 4, 5), 3, 8, r"features are torch.float32 \(3, 4, 5\); expected floats"),
+        (torch.zeros(3, 4, dtype=torch.int64), 3, 8, "expected floats"),
+        (torch.zeros(0, 4), 3, 8, "expected floats"),
+        (torch.full((3, 4), torch.nan), 3, 8, "NaN or infinite"),
+        (0, 3, 8, "features is 0"),
+        (4, 0, 8, "classes is 0"),
+        (4, 3, 0, "hidden is 0"),
+        (4, 3, (8, 8), "hidden is a tuple"),
+    ],
+)
+def test_wrong_arguments_are_refused(features, classes, hidden, says):
+    with pytest.raises(ValueError, match=says):
+        make_head(features, classes, hidden=hidden)
+
+
+def whole_network(loss, hidden):
+    """A convolutional backbone, its features of 60 pictures, and a head trained on 12 of them."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    ).eval()
+    x = torch.rand(60, 3, 10, 10, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 3
+    f = ft.features(backbone, x, cache=False)
+    head = make_head(f, 3, hidden=hidden)
+    ft.fit(head, f[:12], y[:12], loss=loss)
+    return backbone, head, x, f, y
+
+
+@pytest.mark.parametrize("strategy", ["gain", "mlmoc", "badge", "margin"])
+@pytest.mark.parametrize(("loss", "hidden"), [("l2", 64), ("ce", 64), ("l2", None)])
+def test_a_query_on_features_is_that_on_the_whole_network_with_the_heads_parameters(loss, hidden, strategy):
+    backbone, head, x, f, y = whole_network(loss, hidden)
+    net = nn.Sequential(backbone, head).eval()
+    how = {"strategy": strategy, "batch_size": 8, "loss": loss, "seed": 0}
+    on_features = ft.query(head, f[:12], y[:12], f[12:], **how)
+    on_network = ft.query(net, x[:12], y[:12], x[12:], params=lambda name: name.startswith("1."), **how)
+    assert on_network.indices.tolist() == on_features.indices.tolist()
+    # The features agree to float32's rounding: they are computed in batches of other sizes.
+    torch.testing.assert_close(
+        torch.as_tensor(on_network.scores), torch.as_tensor(on_features.scores), rtol=2e-4, atol=1e-6
+    )
+
+
+def test_kernels_of_the_head_agree():
+    backbone, head, x, f, _ = whole_network("l2", 64)
+    net = nn.Sequential(backbone, head).eval()
+    ours = ft.ntk(net, x, params=lambda name: name.startswith("1."))
+    torch.testing.assert_close(ours, ft.ntk(head, f), rtol=1e-5, atol=1e-6)
