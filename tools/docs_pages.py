@@ -38,7 +38,8 @@ there is private. On a page, names stand under the file that defines them.
 """
 FIRST = ("query", "Query", "linearize", "State", "ntk", "fit")  # of the top level; the others follow
 FOLDERS = (
-    "network", "data", "acquire", "query", "lookahead", "tangent", "tangent.infinite", "study", "report", "testing",
+    "network", "data", "acquire", "query", "lookahead", "tangent", "tangent.infinite", "study", "report", "label",
+    "testing",
 )  # fmt: skip
 FILES = ("losses", "errors")
 

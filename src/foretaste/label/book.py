@@ -1,0 +1,168 @@
+"""What has been answered: labels, items that are out, ignored items, and how well each label was predicted."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from foretaste.errors import did_you_mean
+
+Label = int | float  # a class id, or the number of a regression
+
+
+@dataclass(frozen=True)
+class LabelKind:
+    """What a label may be: one of C classes, which may have names, or a number."""
+
+    C: int
+    regression: bool = False
+    names: tuple[str, ...] | None = None
+
+    def read(self, label: Any) -> Label:
+        """A class id of a name or of an id; a float in regression. Raises if it is no label of this kind."""
+        if isinstance(label, Tensor | np.ndarray | np.generic) and np.ndim(label) == 0:
+            label = label.item()
+        if self.regression:
+            if isinstance(label, bool) or not isinstance(label, Real) or not math.isfinite(label):
+                raise ValueError(f"the label is {label!r:.60}; expected a finite number")
+            return float(label)
+        if isinstance(label, str):
+            if self.names is None:
+                raise ValueError(
+                    f"the label is {label!r:.60}, and the classes have no names; give a class id, or classes="
+                )
+            if label not in self.names:
+                raise ValueError(f"unknown class {label!r:.60}{did_you_mean(label, self.names, 'Classes')}")
+            return self.names.index(label)
+        if isinstance(label, bool) and self.C == 2:
+            return int(label)
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.C:
+            named = f", or one of {', '.join(self.names[:10])}" if self.names else ""
+            raise ValueError(f"the label is {label!r:.60}; expected a class id from 0 to {self.C - 1}{named}")
+        return label
+
+    def show(self, label: Label) -> Any:
+        """A label as the user knows it: a name, where classes have names."""
+        return label if self.names is None or self.regression else self.names[int(label)]
+
+
+@dataclass
+class Prediction:
+    """What was predicted for an item just before its label came.
+
+    ``error`` is the chance of being wrong that the model gave (regression: the standard deviation); ``surprise`` is
+    ‖y − mean‖² / (C s² u), about 1 where the model knows what it does not know. Both None without a model of the
+    variance.
+    """
+
+    position: int
+    predicted: Label
+    label: Label
+    error: float
+    surprise: float
+    trained: int  # how many trainings there had been
+
+
+@dataclass
+class LabelBook:
+    """Positions with their labels, in the order they were given; those that are out; those that are ignored."""
+
+    labels: dict[int, Label] = field(default_factory=dict)
+    pending: dict[int, None] = field(default_factory=dict)  # a set in order
+    ignored: dict[int, None] = field(default_factory=dict)
+    predictions: dict[int, Prediction] = field(default_factory=dict)
+
+    def put(self, position: int, label: Label) -> None:
+        """A first label, or another one. The prediction made before the first one still counts."""
+        self.labels[position] = label
+        self.pending.pop(position, None)
+        self.ignored.pop(position, None)
+        if position in self.predictions:
+            self.predictions[position].label = label
+
+    def drop(self, position: int) -> None:
+        """Forget a label."""
+        self.labels.pop(position, None)
+        self.predictions.pop(position, None)
+
+    def ignore(self, position: int) -> None:
+        self.drop(position)
+        self.pending.pop(position, None)
+        self.ignored[position] = None
+
+    def closed(self, position: int) -> bool:
+        """Whether the item cannot be asked for."""
+        return position in self.labels or position in self.pending or position in self.ignored
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "labels": [[p, y] for p, y in self.labels.items()],
+            "pending": list(self.pending),
+            "ignored": list(self.ignored),
+            "predictions": [
+                [p.position, p.predicted, p.label, p.error, p.surprise, p.trained] for p in self.predictions.values()
+            ],
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any], n: int, kind: LabelKind) -> "LabelBook":
+        """Read what ``as_json`` wrote; a position outside the pool or a label of another kind raises."""
+        book = LabelBook()
+        for p, y in found["labels"]:
+            book.labels[_position(p, n)] = kind.read(y)
+        for p in found["pending"]:
+            book.pending[_position(p, n)] = None
+        for p in found["ignored"]:
+            book.ignored[_position(p, n)] = None
+        for p, predicted, label, error, surprise, trained in found["predictions"]:
+            book.predictions[_position(p, n)] = Prediction(
+                int(p), kind.read(predicted), kind.read(label), float(error), float(surprise), int(trained)
+            )
+        return book
+
+
+def _position(p: Any, n: int) -> int:
+    if isinstance(p, bool) or not isinstance(p, int) or not 0 <= p < n:
+        raise ValueError(f"position {p!r:.40} is outside the pool of {n}")
+    return p
+
+
+def resolve_kind(
+    classes: Sequence[str] | int | None, outputs: int | None, labels: Sequence[Any], loss: str, regression: bool
+) -> LabelKind:
+    """The kind of labels, from what the user said, the network's outputs, and the labels there are."""
+    given = [y for y in labels if y is not None]
+    names: tuple[str, ...] | None = None
+    if isinstance(classes, int):
+        count: int | None = classes
+    elif classes is not None:
+        if isinstance(classes, str) or not all(isinstance(c, str) for c in classes):
+            raise TypeError(f"classes is {classes!r:.80}; expected a list of names, as text, or their number")
+        names, count = tuple(classes), len(classes)
+        if len(set(names)) != len(names):
+            raise ValueError(f"classes has repeated names: {', '.join(names[:20])}")
+    else:
+        count = None
+        texts = sorted({y for y in given if isinstance(y, str)})
+        if texts and (outputs is None or len(texts) == outputs or (outputs == 1 and len(texts) == 2)):
+            names, count = tuple(texts), len(texts)
+    if regression or (outputs == 1 and count is None and loss == "l2"):
+        if names is not None or count not in (None, 1):
+            raise ValueError("regression has no classes; leave classes out, or regression=False")
+        return LabelKind(1, True)
+    if count is None:
+        count = 2 if outputs == 1 else outputs
+    if count is None:
+        raise ValueError(
+            "how many classes are there? Nothing says it: give classes=, their names or their number, or "
+            "regression=True"
+        )
+    if count < 2:
+        raise ValueError(f"there is {count} class; expected at least two")
+    if outputs not in (None, 1, count) or (outputs == 1 and count != 2):
+        raise ValueError(f"the network has {outputs} outputs and there are {count} classes; expected one output each")
+    return LabelKind(count, False, names)

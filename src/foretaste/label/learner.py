@@ -1,0 +1,569 @@
+"""``ft.Learner``: a pool that is labelled live. Every label counts at once, without training."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from foretaste.errors import check_callable, real_number, whole_number
+from foretaste.label.book import Label, resolve_kind
+from foretaste.label.explain import explain_item
+from foretaste.label.model import ModelSettings
+from foretaste.label.pool import Pool, make_pool, plain_id, shown_id, unknown_item
+from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
+from foretaste.label.session import Session, ask_settings
+from foretaste.label.training import TrainFunction, TrainingPlan
+from foretaste.lookahead import check_settings
+from foretaste.tangent import Output, Params, freeze, probe_outputs
+
+
+class Learner:
+    """A pool that is labelled live: ask for items, teach labels in any order, and the model has learned them.
+
+    A label is absorbed by the linearised network, in milliseconds and without training. ``relabel``, ``unlabel`` and
+    ``ignore`` are exact: the learner becomes what it would be had the labels been so from the start. From time to time
+    the network is trained anew, by ``retrain``, in the background if wanted; ``drift`` says when. All methods may be
+    called from several threads.
+
+    Args:
+        net: a trained torch network in eval mode that returns (N, C). It is copied before it is trained again. None
+            (default): a small network of the learner's own, trained as soon as two classes have labels.
+        pool: the items: an array or tensor (N, ...), a dict of tensors for a network called as ``net(**x)``, a
+            map-style dataset of x or (x, y), a Hugging Face dataset, or what ``ft.open`` returns. A dataset is read
+            when its items are needed. Labels inside a dataset's items are not read.
+        ids: your ids, text or whole numbers, all different. Default: those of ``pool`` if it has any, else positions.
+        classes: names of the classes in the order of the network's outputs, or their number. Default: those of
+            ``pool``, of text labels, or one for each output.
+        labels: labels that are there already: a dict from id to label, or one entry for each item, None where it is
+            missing. Default: those of ``pool`` if it has any. With ``net`` they are taken as what it was trained on.
+        strategy: a name of ``ft.strategies()``. None (default): "gain", and "variance" for regression.
+        regression: whether labels are numbers. Default False; a network with one output and loss="l2" is one.
+        loss: what the network was or shall be trained with, "l2" (default) or "ce".
+        train: ``train(net, x, y)``, your own training, called with a copy of the network. Default: ``ft.fit``.
+        fit_options: options of ``ft.fit``, a dict; for example {"steps": 500}.
+        background: whether the first training of the learner's own network runs in the background. Default False.
+        options: the strategy's own settings, a dict.
+        seed: of ties, samples and trainings; default 0.
+        output, params, ridge, budget: as in ``ft.linearize``. A ridge of None is 1e-6 of the mean diagonal of Θ.
+        watch: over how many items scores sum: the most contested ones, default 1024. None: all.
+        window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training.
+
+    Raises:
+        ValueError: arguments do not fit together.
+        TypeError: the pool is of a kind that cannot be read.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(60, 5, generator=g)
+        >>> truth = ["left" if v < 0 else "right" for v in x[:, 0]]
+        >>> learner = ft.Learner(pool=x, classes=["left", "right"], fit_options={"steps": 50})
+        >>> for _ in range(10):
+        ...     [i] = learner.query(1)
+        ...     learner.teach(i, truth[i])
+        >>> len(learner.labels), len(learner.predict())
+        (10, 60)
+    """
+
+    def __init__(
+        self,
+        net: nn.Module | None = None,
+        pool: Any = None,
+        *,
+        ids: Sequence[Hashable] | None = None,
+        classes: Sequence[str] | int | None = None,
+        labels: Mapping[Hashable, Any] | Sequence[Any] | None = None,
+        strategy: str | None = None,
+        regression: bool = False,
+        loss: str = "l2",
+        train: TrainFunction | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        background: bool = False,
+        options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        output: Output = "sum",
+        params: Params = None,
+        ridge: float | None = None,
+        budget: int | str | None = None,
+        watch: int | None = 1024,
+        window: int = 5000,
+    ) -> None:
+        if pool is None:
+            raise TypeError("pool is None; give the items: an array, a tensor, a dataset, or what ft.open returns")
+        check_settings(ridge, "auto", loss, float("inf"), 1.0)
+        check_callable("train", train, "(net, x, y)")
+        if output == "full":
+            raise ValueError('output="full" is not for live labelling: it takes C² times the memory; use "sum"')
+        settings = ModelSettings(
+            loss, output, params, ridge, budget, None if watch is None else whole_number("watch", watch, 1),
+            whole_number("window", window, 2), whole_number("seed", seed),
+        )  # fmt: skip
+        items = make_pool(pool, ids)
+        given = _given_labels(items, getattr(pool, "labels", None) if labels is None else labels)
+        classes = getattr(pool, "classes", None) if classes is None else classes
+        kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
+        plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
+        ask = ask_settings(strategy, options, kind, settings.seed)
+        self._hold(Session(items, kind, settings, ask, plan, background))
+        taught = self._read_labels(given.keys(), given.values())
+        for p, y in taught.items():
+            self._now.book.put(p, y)
+        if net is None:
+            self._now.net = self._now.own_network()
+            self._now.train_first()
+        else:
+            self._now.net = net
+            self._now.model = self._now.linearise(net, taught)
+
+    def _hold(self, session: Session) -> None:
+        self._now, self._lock = session, session.lock
+        self._position = {i: p for p, i in enumerate(session.pool.ids)}
+
+    # What there is.
+
+    @property
+    def ids(self) -> list[Hashable]:
+        """The ids of all items, in the order of the pool."""
+        return list(self._now.pool.ids)
+
+    @property
+    def classes(self) -> list[Any] | None:
+        """The names of the classes, or their numbers; None for regression."""
+        if self._now.kind.regression:
+            return None
+        return list(range(self._now.kind.C)) if self._now.kind.names is None else list(self._now.kind.names)
+
+    @property
+    def labels(self) -> dict[Hashable, Any]:
+        """The labels so far: id -> class name (class id where classes have no names), or number."""
+        with self._lock:
+            return {self._now.pool.ids[p]: self._now.kind.show(y) for p, y in self._now.book.labels.items()}
+
+    @property
+    def pending(self) -> list[Hashable]:
+        """The ids that ``query`` has handed out and that have no label yet."""
+        with self._lock:
+            return [self._now.pool.ids[p] for p in self._now.book.pending]
+
+    @property
+    def ignored(self) -> list[Hashable]:
+        """The ids that are left out."""
+        with self._lock:
+            return [self._now.pool.ids[p] for p in self._now.book.ignored]
+
+    @property
+    def net(self) -> nn.Module:
+        """The network as it was last trained. ``predict`` knows more: the labels since."""
+        assert self._now.net is not None
+        return self._now.net
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a trained network, so that ``predict`` answers."""
+        return self._now.model is not None
+
+    def __len__(self) -> int:
+        return len(self._now.pool)
+
+    def __repr__(self) -> str:
+        with self._lock:
+            book = self._now.book
+            return (
+                f"Learner({len(self)} items, {len(book.labels)} labelled, {len(book.pending)} pending, "
+                f"strategy={self._now.ask.how.name!r}, {'trained' if self.ready else 'not trained yet'})"
+            )
+
+    # Asking and answering.
+
+    def query(self, n: int = 1) -> list[Hashable]:
+        """The next items to label, best first. They are pending until they are taught, released or ignored.
+
+        Pending items are never handed out again, and count as labelled with a label that is not known yet.
+
+        Args:
+            n: how many, default 1.
+
+        Returns:
+            Up to n ids; fewer, or none, if nothing else is left.
+        """
+        n = whole_number("n", n, 1)
+        with self._lock:
+            return [self._now.pool.ids[p] for p in self._now.next_items(n)]
+
+    def teach(self, ids: Any, labels: Any) -> None:
+        """Give labels, of pending items or of any others, in any order.
+
+        Args:
+            ids: one id, or several.
+            labels: the label of each: a class name or class id, or a number in regression.
+
+        Raises:
+            KeyError: an id is not in the pool.
+            ValueError: a label is of no class, or the item already has another label (use ``relabel``). Nothing is
+                taught then.
+        """
+        with self._lock:
+            given = self._read_labels(*_pair(ids, labels))
+            for p, y in given.items():
+                if p in self._now.book.ignored:
+                    raise ValueError(f"item {self._shown(p)} is ignored; call restore() first")
+                if self._now.book.labels.get(p, y) != y:
+                    has = self._now.kind.show(self._now.book.labels[p])
+                    raise ValueError(
+                        f"item {self._shown(p)} already has the label {has!r}; to change it, use relabel()"
+                    )
+            self._now.absorb({p: y for p, y in given.items() if p not in self._now.book.labels})
+
+    def relabel(self, ids: Any, labels: Any) -> None:
+        """Change labels, exactly: as if they had been so from the start.
+
+        Args:
+            ids: one id, or several; an item without a label is taught.
+            labels: the new label of each.
+
+        Raises:
+            KeyError: an id is not in the pool.
+            ValueError: a label is of no class.
+        """
+        with self._lock:
+            given = self._read_labels(*_pair(ids, labels))
+            self._now.absorb({p: y for p, y in given.items() if p not in self._now.book.labels})
+            for p, y in given.items():
+                self._now.book.put(p, y)
+
+    def unlabel(self, ids: Any) -> None:
+        """Forget labels, exactly: as if they had never been given. The items may be asked for again.
+
+        Args:
+            ids: one id, or several, all with a label.
+
+        Raises:
+            KeyError: an id is not in the pool.
+            ValueError: an item has no label.
+        """
+        with self._lock:
+            at = self._positions(ids)
+            for p in at:
+                if p not in self._now.book.labels:
+                    raise ValueError(f"item {self._shown(p)} has no label")
+            for p in at:
+                self._now.book.drop(p)
+
+    def ignore(self, ids: Any) -> None:
+        """Leave items out: they are not asked for, and a label they had is forgotten.
+
+        Args:
+            ids: one id, or several. ``restore`` takes them back.
+        """
+        with self._lock:
+            for p in self._positions(ids):
+                self._now.book.ignore(p)
+
+    def restore(self, ids: Any) -> None:
+        """Take ignored items back into the pool. Items that are not ignored stay as they are."""
+        with self._lock:
+            for p in self._positions(ids):
+                self._now.book.ignored.pop(p, None)
+
+    def release(self, ids: Any = None) -> None:
+        """Return pending items to the pool: nobody is going to label them now.
+
+        Args:
+            ids: one id, or several; None (default): all that are pending. Others stay as they are.
+        """
+        with self._lock:
+            for p in list(self._now.book.pending) if ids is None else self._positions(ids):
+                self._now.book.pending.pop(p, None)
+
+    # What it knows.
+
+    def predict(self, items: Any = None) -> np.ndarray:
+        """The predicted class of each item (its number in regression), after all labels so far.
+
+        Args:
+            items: ids of the pool, or new inputs (an array, a tensor or a dict of them); None (default): the pool.
+
+        Returns:
+            An array: class names, or class ids where classes have no names; floats in regression.
+
+        Raises:
+            RuntimeError: nothing has been learned yet.
+        """
+        f_nC = self._outputs(items).cpu()
+        if self._now.kind.regression:
+            return f_nC[:, 0].numpy()
+        best = f_nC.argmax(1).tolist()
+        return np.array([self._now.kind.show(c) for c in best])
+
+    def predict_proba(self, items: Any = None) -> Tensor:
+        """The probabilities of the classes, (n, C) float64.
+
+        Args:
+            items: as for ``predict``.
+
+        Returns:
+            A tensor. With loss="l2" the outputs are projected on the simplex.
+
+        Raises:
+            RuntimeError: nothing has been learned yet.
+            ValueError: this is regression.
+        """
+        if self._now.kind.regression:
+            raise ValueError("regression has no classes, so no probabilities; use predict()")
+        with self._lock:
+            f_nC = self._outputs(items)
+            return self._now.trained_model().follow(self._now.book).criterion.class_probabilities(f_nC)
+
+    def explain(self, item: Hashable, label: Any = None, *, most: int = 10) -> dict[str, Any]:
+        """Why an item is worth a label: what would change in the pool if it had one, and which items it stands for.
+
+        Args:
+            item: an id.
+            label: the label to suppose. None (default): the one it has, or else its likeliest. What a label changed
+                can so be asked after it was given.
+            most: how many items to name in each list, default 10.
+
+        Returns:
+            A dict that JSON can hold: "id" and "label"; "changes", how many open items would change class (in
+            regression: move), and "changed", the first of them: their "id", the class they change "from" and "to", and
+            "by" how much their outputs move; "stands_for", how many items are like this one to the model, and
+            "nearest", the first of them with "alike" from 0 to 1; "probabilities" of the item's classes.
+
+        Raises:
+            KeyError: the id is not in the pool.
+            RuntimeError: nothing has been learned yet.
+        """
+        with self._lock:
+            p, kind = self._find(item), self._now.kind
+            model = self._now.trained_model()
+            model.admit([p])
+            known = None if label is None else kind.read(label)
+            return explain_item(model, self._now.book, p, known, whole_number("most", most))
+
+    def drift(self) -> dict[str, Any]:
+        """How far the linearised model has left the network it was taken of, and whether to train it anew.
+
+        Returns:
+            A dict that JSON can hold. "retrain" is the advice, "reason" says why in words. "trained_on", "new" and
+            "changed" count labels: those that the network was trained on, those given since, and those of the first
+            that were changed or forgotten. "moved": how far the labels since have moved the outputs, in units of
+            their spread. "flipped": the share of items that they gave another class. "surprise": the squared error of
+            labels before they were absorbed, in units of what the model expected. "wrong" and "wrong_expected": how
+            often its class was wrong before the label came, and how often it expected to be.
+        """
+        with self._lock:
+            return self._now.drift()
+
+    def status(self, *, goal: float = 0.02) -> dict[str, Any]:
+        """How the labelling goes.
+
+        Args:
+            goal: the share of open items that may be wrong at the end, default 0.02.
+
+        Returns:
+            A dict that JSON can hold. Counts: "items", "labelled", "pending", "ignored", "open", and labels of each
+            class in "classes". "curve": for each label that was predicted before it was taught, the number of "labels"
+            then, its "value" (1 if it was right) and the running "accuracy" of the last 50; "accuracy": the last of
+            these. Items asked for are harder than the rest, so this is less than the accuracy on the pool. "error":
+            the share of open items that are expected to be wrong, "model" as the model says, "corrected" by how often
+            it was wrong on the labels so far. "stop" with its "reason"; "drift", as ``drift`` gives it; "training":
+            whether one is "running", their "count", and the "failure" of the last, if it failed.
+        """
+        with self._lock:
+            return self._now.status(real_number("goal", goal, 0))
+
+    def _outputs(self, items: Any) -> Tensor:
+        """(n, C) outputs of the linearised network after the labels."""
+        with self._lock:
+            at = range(len(self)) if items is None else self._as_positions(items)
+            if at is not None:
+                return self._now.outputs_at(at)
+            x = make_pool(items).whole
+            if x is None:
+                raise TypeError(f"x is a {type(items).__name__}; expected ids, an array, a tensor or a dict of them")
+            return self._now.outputs_of(x)
+
+    # Training.
+
+    def retrain(self, wait: bool = False) -> None:
+        """Train the network on all labels so far, in the background, and linearise it anew.
+
+        Labelling goes on meanwhile. When the new network takes over, labels given since are absorbed by it. If the
+        training fails, the old network stays. If one is under way already, it is not started a second time.
+
+        Args:
+            wait: whether to return only when the new network is in use. Default False.
+
+        Raises:
+            ValueError: there are too few labels to train on.
+            Diverged: with ``wait``, if the loss became NaN or infinite; the old network stays.
+        """
+        self._now.start_training(wait)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a training in the background.
+
+        Args:
+            timeout: seconds; None (default): as long as it takes.
+
+        Returns:
+            Whether none is under way any more.
+        """
+        worker = self._now.worker
+        if worker is not None:
+            worker.join(timeout)
+            return not worker.is_alive()
+        return True
+
+    @property
+    def training(self) -> bool:
+        """Whether a training is under way in the background."""
+        return self._now.worker is not None
+
+    # Files.
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write the learner into a folder: labels, settings, network, and the pool if it is in memory.
+
+        A save is whole or has not happened; an earlier one is replaced. ``train`` and a function as ``params`` are not
+        saved.
+
+        Args:
+            folder: made if it does not exist.
+        """
+        with self._lock:
+            found = self._now.as_json()
+            net = None if self._now.model is None else self._now.net
+        write_saved(Path(folder), found, net, self._now.pool.whole)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        net: nn.Module | None = None,
+        pool: Any = None,
+        train: TrainFunction | None = None,
+        params: Params = None,
+    ) -> "Learner":
+        """Read a learner that ``save`` wrote. Its next query is the one that the saved learner would give.
+
+        Args:
+            folder: the folder.
+            net: a module to load the weights into, if the network is neither built in nor the learner's own.
+            pool: the pool, if it was a dataset, whose items are not saved. It must be the same.
+            train: your own training, as for ``Learner``.
+            params: as for ``Learner``, if it was a function.
+
+        Returns:
+            The learner.
+
+        Raises:
+            ValueError: the folder is damaged, or does not fit ``net`` or ``pool``.
+        """
+        folder = Path(folder)
+        found = read_saved(folder)
+        try:
+            session = Session.from_json(folder, found, net, pool, train, params)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{folder / SAVED_LEARNER} is damaged: {type(error).__name__} {error}") from error
+        learner = cls.__new__(cls)
+        learner._hold(session)
+        return learner
+
+    # Ids and labels in.
+
+    def _read_labels(self, ids: Iterable[Any], labels: Iterable[Any]) -> dict[int, Label]:
+        found: dict[int, Label] = {}
+        for i, label in zip(ids, labels):
+            p = self._find(i)
+            try:
+                y = self._now.kind.read(label)
+            except ValueError as error:
+                raise ValueError(f"item {self._shown(p)}: {error}") from None
+            if found.get(p, y) != y:
+                raise ValueError(f"item {self._shown(p)} comes twice, with different labels")
+            found[p] = y
+        return found
+
+    def _find(self, i: Any) -> int:
+        try:
+            known = plain_id(i)
+        except TypeError:
+            raise unknown_item(i, self._now.pool.ids) from None
+        if known not in self._position:
+            raise unknown_item(known, self._now.pool.ids)
+        return self._position[known]
+
+    def _positions(self, ids: Any) -> list[int]:
+        return list(dict.fromkeys(self._find(i) for i in _several(ids)))
+
+    def _as_positions(self, items: Any) -> list[int] | None:
+        """The positions of ids; None if these are inputs."""
+        if isinstance(items, Mapping) or (isinstance(items, Tensor | np.ndarray) and np.ndim(items) > 1):
+            return None
+        if isinstance(items, Tensor | np.ndarray) and not _whole_or_text(items):
+            return None
+        return [self._find(i) for i in _several(items)]
+
+    def _shown(self, p: int) -> str:
+        return shown_id(self._now.pool.ids[p])
+
+
+def probe_network(net: nn.Module | None, pool: Pool) -> int | None:
+    """The number of outputs; raises if the network does not take the pool's items."""
+    if net is None:
+        return None
+    frozen = freeze(net)
+    x = pool.take(range(min(3, len(pool))), frozen.device, frozen.dtype)
+    return probe_outputs(frozen, x, "pool")
+
+
+def _given_labels(pool: Pool, labels: Any) -> dict[Hashable, Any]:
+    """id -> label, of a dict or of one entry for each item."""
+    if labels is None:
+        return {}
+    if isinstance(labels, Mapping):
+        return {plain_id(i): y for i, y in labels.items() if not _missing(y)}
+    entries = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
+    if len(entries) != len(pool):
+        raise ValueError(
+            f"labels has {len(entries)} entries and pool {len(pool)} items; expected one for each item, None where "
+            "there is none, or a dict from id to label"
+        )
+    return {i: y for i, y in zip(pool.ids, entries) if not _missing(y)}
+
+
+def _whole_or_text(items: Any) -> bool:
+    return not items.is_floating_point() if isinstance(items, Tensor) else items.dtype.kind in "iuUO"
+
+
+def _several(ids: Any) -> list[Any]:
+    """One id, or several, as a list."""
+    if isinstance(ids, str | int | np.integer) or (isinstance(ids, Tensor | np.ndarray) and np.ndim(ids) == 0):
+        return [ids]
+    return ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+
+
+def _pair(ids: Any, labels: Any) -> tuple[list[Any], list[Any]]:
+    """ids and labels of the same length."""
+    one = isinstance(ids, str | int | np.integer)
+    names = _several(ids)
+    if one and (isinstance(labels, str) or np.ndim(labels) == 0):
+        return names, [labels]
+    if isinstance(labels, str) or np.ndim(labels) == 0:
+        raise ValueError(f"labels is {labels!r:.40} for {len(names)} ids; expected one label for each")
+    values = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
+    if len(values) != len(names):
+        raise ValueError(f"there are {len(names)} ids and {len(values)} labels; expected one label for each")
+    return names, values
+
+
+def _missing(label: Any) -> bool:
+    """None and NaN mean that there is no label."""
+    if label is None:
+        return True
+    return isinstance(label, float) and label != label

@@ -1,0 +1,328 @@
+"""The network, linearised on the pool, which follows every label without training.
+
+Θ of the pool is computed once for a network. The ``State`` after any set of labels follows from it: labels that the
+network was trained on are its L, and labels given since are kept by ``condition``. Nothing depends on the order in
+which labels came, nor on labels that were taken back: a relabelled learner equals a new one.
+
+    L    labels the network was trained on, and which have not changed since
+    K    labels given since, and items that are out, whose label is unknown
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.label.book import Label, LabelBook, LabelKind
+from foretaste.label.pool import Pool
+from foretaste.lookahead import BinaryOutputs, State, binary_params, cholesky, from_kernels
+from foretaste.losses import LOSSES
+from foretaste.tangent import (
+    DEFAULT_RIDGE,
+    FrozenNetwork,
+    Inputs,
+    Output,
+    Params,
+    check_inputs,
+    check_output,
+    freeze,
+    gram,
+    outputs,
+    probe_outputs,
+)
+
+PRIOR_LABELS = 5  # weight of the scale that the trained labels give, in labels given since
+MOST_KEPT = 256  # squared loss: with more labels since the training, they join L in one solve
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How a network is linearised. ``watch`` and ``window`` are numbers of items."""
+
+    loss: str = "l2"
+    output: Output = "sum"
+    params: Params = None
+    ridge: float | None = None
+    budget: int | str | None = None
+    watch: int | None = 1024
+    window: int = 5000
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedSolve:
+    """With RRᵀ = Θ_LL + λI: R⁻¹Θ_LM, R⁻¹(Y − f_L), and ten times the leave-one-out s² of L (1 if L is empty)."""
+
+    half_LM: Tensor
+    half_R: Tensor
+    scale: float
+
+
+@dataclass(eq=False)
+class LiveModel:
+    """A trained network on M items of the pool, and the state after the labels it was last shown.
+
+    Attributes:
+        net: the network as the user knows it, in eval mode.
+        at_M: the positions of the M items; all of the pool where it fits in the window.
+        trained: the labels that the network was trained on.
+        theta_MM, f_MC: Θ between the items, and the network's outputs on them.
+        ridge: λ.
+    """
+
+    net: nn.Module
+    frozen: FrozenNetwork
+    pool: Pool
+    kind: LabelKind
+    settings: ModelSettings
+    trained: Mapping[int, Label]
+    at_M: list[int]
+    theta_MM: Tensor
+    f_MC: Tensor
+    ridge: float
+    _base: dict[int, Label] = field(default_factory=dict)
+    _kept: dict[int, Label | None] = field(default_factory=dict)  # by row
+    _state: State | None = None
+    _solution: "tuple[Mapping[int, Label], TrainedSolve] | None" = None
+
+    @cached_property
+    def row(self) -> dict[int, int]:
+        """Position in the pool -> row of M."""
+        return {p: m for m, p in enumerate(self.at_M)}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.net.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.net.parameters()).dtype
+
+    # The state after the labels.
+
+    def follow(self, book: LabelBook) -> State:
+        """The state after exactly these labels. Costs what has changed since the last call."""
+        quadratic = LOSSES[self.settings.loss].quadratic
+        fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
+        if quadratic:  # L and K come to the same: labels move to L when there are many
+            old = any(book.labels.get(p) != y for p, y in self._base.items())
+            old = old or len(book.labels) - len(self._base) > MOST_KEPT
+        else:
+            old = self._base != fixed
+        if self._state is None or old:
+            self._rebuild(dict(book.labels) if quadratic and len(book.labels) - len(fixed) > MOST_KEPT else fixed)
+        assert self._state is not None
+        wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in self._base}
+        wanted |= {self.row[p]: None for p in book.pending if p in self.row}
+        state = self._state
+        for j in [j for j in self._kept if j not in wanted]:
+            state = state.release(j)
+            del self._kept[j]
+        for j, y in wanted.items():
+            if j not in self._kept or self._kept[j] != y:
+                state = state.condition(j, y)
+                self._kept[j] = y
+        self._state = state
+        return state
+
+    def _rebuild(self, base: dict[int, Label]) -> None:
+        """The state with these labels as its L, and none kept."""
+        at = [self.row[p] for p in base]
+        theta, f = self.theta_MM, self.f_MC
+        y_L = None if not at else self._targets(base.values())
+        W = self.watched
+        self._state = from_kernels(
+            theta[at][:, at], None if W is None else theta[W][:, at], theta[:, at], theta if W is None else theta[W],
+            None if W is None else theta.diagonal(), f[at], None if W is None else f[W], f, y_L,
+            theta_UU=None if W is None else theta, diag_W=None if W is None else theta.diagonal()[W],
+            ridge=self.ridge, loss=self.settings.loss,
+        )  # fmt: skip
+        self._base, self._kept = base, {}
+
+    def _targets(self, labels: Iterable[Label]) -> Tensor:
+        """(n, C) float64 targets."""
+        values = list(labels)
+        if self.kind.regression:
+            return torch.tensor(values, dtype=torch.float64, device=self.f_MC.device)[:, None]
+        ids = torch.tensor(values, dtype=torch.int64, device=self.f_MC.device)
+        return torch.nn.functional.one_hot(ids, self.kind.C).double()
+
+    @cached_property
+    def watched(self) -> Tensor | None:
+        """The rows that scores sum over: those whose two largest outputs are nearest; None for all of them.
+
+        By the network's outputs alone, so that labels and their order do not matter.
+        """
+        most = self.settings.watch
+        if most is None or len(self.at_M) <= most:
+            return None
+        if self.kind.regression:
+            order_M = torch.randperm(len(self.at_M), generator=torch.Generator().manual_seed(self.settings.seed))
+        else:
+            top = self.f_MC.topk(2, 1).values
+            order_M = (top[:, 0] - top[:, 1]).argsort(stable=True)
+        return order_M[:most].sort().values.to(self.f_MC.device)
+
+    # s², the scale of the posterior's variance.
+
+    def scale(self, book: LabelBook) -> float:
+        """s² by leave-one-out over the labels given since the training, which the network has not seen.
+
+        Leaving one of them out leaves the residual α_j/d_j with variance 1/d_j, where α = (S_KK + λ)⁻¹(y − mean) and d
+        is the diagonal of that inverse; s² is the mean of α²/d. The trained labels' own value, times ten, counts as
+        ``PRIOR_LABELS`` labels more. It is 1 under cross-entropy.
+        """
+        if not LOSSES[self.settings.loss].quadratic:
+            return 1.0
+        fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
+        new = {p: y for p, y in book.labels.items() if p not in fixed and p in self.row}
+        solved = self._solved(fixed)
+        if not new:
+            return solved.scale
+        at = torch.tensor([self.row[p] for p in new], device=self.f_MC.device)
+        half_LK = solved.half_LM[:, at]
+        S_KK = self.theta_MM[at][:, at] - half_LK.T @ half_LK
+        S_KK.diagonal().add_(self.ridge)
+        e_KC = self._targets(new.values()) - self.f_MC[at] - half_LK.T @ solved.half_R
+        inverse = torch.cholesky_inverse(cholesky(S_KK, self.ridge, "K"))
+        found = ((inverse @ e_KC).square().mean(1) / inverse.diagonal()).sum()
+        return float((PRIOR_LABELS * solved.scale + float(found)) / (PRIOR_LABELS + len(new)))
+
+    def _solved(self, fixed: Mapping[int, Label]) -> "TrainedSolve":
+        if self._solution is None or self._solution[0] != fixed:
+            self._solution = fixed, self._solve(fixed)
+        return self._solution[1]
+
+    def _solve(self, fixed: Mapping[int, Label]) -> "TrainedSolve":
+        at = [self.row[p] for p in fixed]
+        if not at:
+            return TrainedSolve(self.theta_MM[:0], self.f_MC[:0], 1.0)
+        A = self.theta_MM[at][:, at]
+        A.diagonal().add_(self.ridge)
+        y_LC = self._targets(fixed.values())
+        chol = cholesky(A, self.ridge)
+        inverse = torch.cholesky_inverse(chol)
+        centred = y_LC - (y_LC.mean(0) if self.kind.regression else 1 / self.kind.C)
+        prior = 10 * float(((inverse @ centred).square() / inverse.diagonal()[:, None]).mean())
+        return TrainedSolve(
+            torch.linalg.solve_triangular(chol, self.theta_MM[at], upper=False),
+            torch.linalg.solve_triangular(chol, y_LC - self.f_MC[at], upper=False),
+            prior if prior > 0 else 1.0,  # one label, or equal ones, leave nothing
+        )
+
+    # Outputs of items outside M, and of new inputs.
+
+    def outputs_of(self, x: Inputs, book: LabelBook) -> Tensor:
+        """(n, C): the linearised network after the labels, on inputs that are not in M: f(x) + Θ(x, L ∪ K) w."""
+        frozen = self.frozen
+        f_nC = outputs(frozen, x, name="x")
+        at = [p for p in book.labels if p in self.row]
+        if not at:
+            return f_nC
+        f: dict[str, Tensor] = {}
+        sets = {"x": x, "L": self.pool.take(at, self.device, self.dtype)}
+        theta = gram(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1], f=f)[0]
+        return f_nC + theta["x", "L"] @ self._weights(book, at)
+
+    def _weights(self, book: LabelBook, at: Sequence[int]) -> Tensor:
+        """w of f_lin = f + Θ_·L w over all labels ``at``, (n, C)."""
+        rows = torch.tensor([self.row[p] for p in at], device=self.f_MC.device)
+        y_NC = self._targets([book.labels[p] for p in at])
+        theta = self.theta_MM[rows][:, rows]
+        if LOSSES[self.settings.loss].quadratic:
+            theta.diagonal().add_(self.ridge)
+            return torch.cholesky_solve(y_NC - self.f_MC[rows], cholesky(theta, self.ridge))
+        # Cross-entropy: mean = f + S_·K α, S = Θ − Θ_·L A⁻¹ Θ_L·, and at the solution α = y − softmax(mean_K).
+        state = self.follow(book)
+        old = torch.tensor([p in self._base for p in at], device=rows.device)
+        w_NC = torch.zeros_like(y_NC)
+        w_NC[~old] = y_NC[~old] - state.criterion.responses(state.pool_mean[rows[~old]])
+        if old.any() and not old.all():
+            A = theta[old][:, old]
+            noise_L = LOSSES[self.settings.loss].label_noise(self.f_MC[rows[old]])
+            assert noise_L is not None
+            A.diagonal().add_(self.ridge + noise_L)
+            w_NC[old] = -torch.cholesky_solve(theta[old][:, ~old] @ w_NC[~old], cholesky(A, self.ridge))
+        return w_NC
+
+    def admit(self, positions: Sequence[int]) -> None:
+        """Take items of the pool into M that are not in it: a row of Θ each."""
+        new = [p for p in positions if p not in self.row]
+        if not new:
+            return
+        f: dict[str, Tensor] = {}
+        x_new = self.pool.take(new, self.device, self.dtype)
+        sets = {"new": x_new, "M": read_items(self.pool, self.at_M, self.device, self.dtype)}
+        theta = gram(
+            self.frozen, sets, [("new", "M"), ("new", "new")], budget=self.settings.budget,
+            classes=self.f_MC.shape[1], f=f,
+        )[0]  # fmt: skip
+        cross, own = theta["new", "M"], theta["new", "new"]
+        self.theta_MM = torch.cat([torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)])
+        self.f_MC = torch.cat([self.f_MC, f["new"]])
+        self.at_M = [*self.at_M, *new]
+        for name in ("row", "watched"):
+            self.__dict__.pop(name, None)
+        self._state, self._solution, self._base, self._kept = None, None, {}, {}
+
+
+def freeze_for(net: nn.Module, kind: LabelKind, settings: ModelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:
+    """The network as the engine takes it, and its number of outputs; one logit of two classes becomes two outputs."""
+    frozen = freeze(net, output=settings.output, params=settings.params)
+    check_inputs(x, "pool", frozen.device)
+    C = probe_outputs(frozen, x, "pool")
+    check_output(frozen, C)
+    if C == 1 and not kind.regression:
+        two = BinaryOutputs(frozen.net, settings.loss)
+        return freeze(two, output=two.kernel_output, params=binary_params(settings.params)), 2
+    return frozen, C
+
+
+def read_items(pool: Pool, positions: Sequence[int], device: torch.device, dtype: torch.dtype) -> Inputs:
+    """Items of the pool as one batch; a dataset is read a chunk at a time."""
+    if pool.whole is not None:
+        return pool.take(positions, device, dtype)
+    parts = [pool.take(at, device, dtype) for at in pool.chunks(positions)]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)  # type: ignore[arg-type]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}  # type: ignore[index]
+
+
+def choose_items(pool: Pool, must: Sequence[int], settings: ModelSettings, draw: int) -> list[int]:
+    """The M items to work on: the whole pool, or what must be there and a random sample of the rest."""
+    if len(pool) <= settings.window:
+        return list(range(len(pool)))
+    have = dict.fromkeys(must)
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(settings.seed + 1000003 * draw)).tolist()
+    for p in order:
+        if len(have) >= settings.window:
+            break
+        have[p] = None
+    return sorted(have)
+
+
+def linearise_pool(
+    net: nn.Module,
+    pool: Pool,
+    kind: LabelKind,
+    settings: ModelSettings,
+    trained: Mapping[int, Label],
+    at_M: list[int],
+    ridge: float | None = None,
+) -> LiveModel:
+    """Θ and the outputs of the network on M items. ``ridge`` is that of a saved model."""
+    parameter = next(net.parameters())
+    x_M = read_items(pool, at_M, parameter.device, parameter.dtype)
+    frozen, C = freeze_for(net, kind, settings, x_M)
+    if kind.C != C:
+        raise ValueError(f"the network has {C} outputs and there are {kind.C} classes; expected one output each")
+    f: dict[str, Tensor] = {}
+    theta = gram(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C, f=f)[0]["M", "M"]
+    own = settings.ridge if ridge is None else ridge
+    found = DEFAULT_RIDGE * float(theta.diagonal().mean()) if own is None else own
+    if not torch.isfinite(f["M"]).all() or not math.isfinite(found):
+        raise ValueError("the network returns NaN or infinite outputs on the pool; look at its weights and inputs")
+    return LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], found)

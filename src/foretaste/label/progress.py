@@ -1,0 +1,137 @@
+"""How the labelling goes: what is known, what error is left, whether to train anew, and whether to stop.
+
+The honest measure needs no held-out set: every label was predicted just before it was taught. But strategies ask for
+what is uncertain, so these predictions are wrong more often than those of the pool. The model says how often it
+expects to be wrong on each item; the ratio of the errors it made to those it expected corrects what it expects of the
+pool.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretaste.label.book import LabelBook, LabelKind, Prediction
+from foretaste.label.model import LiveModel
+from foretaste.lookahead import State
+
+RECENT = 50  # predictions that a running accuracy is taken over
+PRIOR_ERRORS = 2.0  # expected and made errors that are added before their ratio is taken
+
+
+def wrong_chances(state: State, scale: float) -> Tensor:
+    """(U,): the chance that the class of each candidate is wrong.
+
+    L2: Φ(−g/(s √(2 S_jj))), g the gap between the two largest outputs. Cross-entropy: one less the largest probability.
+    """
+    top = state.pool_mean.topk(2, 1).values
+    if not state.criterion.quadratic:
+        return 1 - state.criterion.class_probabilities(state.pool_mean).amax(1)
+    sigma_U = (2 * scale * state.variance_blocks[:, 0, 0].clamp_min(1e-300)).sqrt()
+    return torch.special.ndtr(-(top[:, 0] - top[:, 1]) / sigma_U)
+
+
+def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:
+    """What the model says of an item whose label has just come, before it learns it."""
+    state, m = model.follow(book), model.row[position]
+    mean_C, u = state.pool_mean[m], float(state.u[m])
+    scale = model.scale(book)
+    if model.kind.regression:
+        error = math.sqrt(max(0.0, scale * u))
+        residual = float((mean_C[0] - label) ** 2)
+        return Prediction(position, float(mean_C[0]), label, error, residual / (scale * u), trainings)
+    error = float(wrong_chances(state, scale)[m])
+    y_C = torch.zeros_like(mean_C)
+    y_C[int(label)] = 1
+    residual = float((state.criterion.responses(mean_C) - y_C).square().mean())
+    surprise = residual / (scale * u) if state.criterion.quadratic else 2 * residual * model.kind.C / max(error, 1e-3)
+    return Prediction(position, int(mean_C.argmax()), int(label), error, surprise, trainings)
+
+
+def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
+    """For each predicted label, in order: how many labels there were, whether it was right, and the running accuracy.
+
+    In regression: the squared error, and its running mean.
+    """
+    order = {p: n for n, p in enumerate(book.labels)}
+    curve: list[dict[str, Any]] = []
+    window: list[float] = []
+    for p in sorted(book.predictions.values(), key=lambda p: order.get(p.position, 0)):
+        hit = (p.predicted - p.label) ** 2 if kind.regression else float(p.predicted == p.label)
+        window = [*window, hit][-RECENT:]
+        name = "error" if kind.regression else "accuracy"
+        curve.append({"labels": order[p.position], "value": hit, name: sum(window) / len(window)})
+    return curve
+
+
+def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
+    """The share of open items whose class is expected to be wrong, as the model says and corrected by its record."""
+    at = [m for m, p in enumerate(model.at_M) if not book.closed(p)]
+    if not at:
+        return {"model": 0.0, "corrected": 0.0, "ratio": 1.0}
+    said = float(wrong_chances(model.follow(book), model.scale(book))[at].mean())
+    recent = list(book.predictions.values())[-RECENT:]
+    made = sum(p.predicted != p.label for p in recent)
+    ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)
+    return {"model": said, "corrected": min(1.0, said * ratio), "ratio": ratio}
+
+
+# --- whether to train anew, and whether to stop ---
+
+FEWEST_NEW = 5  # labels since the training below which it is not worth another
+NEW_SHARE = 0.5  # labels since the training, as a share of those it had, from which it is
+MOVED_FAR = 1.0  # ‖f_lin − f‖ / ‖f − its mean‖ from which the network is no longer what the kernel was taken of
+STOP_PREDICTIONS = 20  # predicted labels without which no advice to stop is given
+
+
+def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str, Any]:
+    """How far the labels since the training have taken the linearised network, and whether to train anew."""
+    state = model.follow(book)
+    fixed = sum(book.labels.get(p) == y for p, y in model.trained.items())
+    new, changed = len(book.labels) - fixed, len(model.trained) - fixed
+    f_MC, mean_MC = (state.criterion.responses(f) for f in (model.f_MC, state.pool_mean))
+    spread = float((f_MC - f_MC.mean(0)).square().mean().sqrt()) or 1.0
+    moved = float((mean_MC - f_MC).square().mean().sqrt()) / spread
+    since = [p for p in book.predictions.values() if p.trained == trainings]
+    found: dict[str, Any] = {
+        "trained_on": len(model.trained),
+        "new": new,
+        "changed": changed,
+        "moved": moved,
+        "flipped": None if model.kind.regression else float((f_MC.argmax(1) != mean_MC.argmax(1)).double().mean()),
+        "surprise": sum(p.surprise for p in since) / len(since) if since else None,
+        "wrong": None if model.kind.regression else sum(p.predicted != p.label for p in since),
+        "wrong_expected": None if model.kind.regression else sum(p.error for p in since),
+    }
+    found["retrain"], found["reason"] = _advise_training(found)
+    return found
+
+
+def _advise_training(found: dict[str, Any]) -> tuple[bool, str]:
+    new, old = found["new"] + found["changed"], found["trained_on"]
+    if new < FEWEST_NEW:
+        return False, f"{new} labels are new or changed since the network was trained; that is too few to matter"
+    if new >= NEW_SHARE * old:
+        return True, f"{new} labels are new or changed since the network was trained on {old}"
+    if found["moved"] >= MOVED_FAR:
+        return True, f"the new labels have moved the outputs by {found['moved']:.1f} of their spread"
+    return False, f"{new} labels are new or changed since the network was trained on {old}, and it has absorbed them"
+
+
+def advise_stop(model: LiveModel | None, book: LabelBook, goal: float) -> dict[str, Any]:
+    """Whether to stop, why, and the error that is left."""
+    if model is None:
+        return {"stop": False, "reason": "there is no trained network yet", "error": None}
+    if all(book.closed(p) for p in range(len(model.pool))):
+        return {"stop": True, "reason": "every item is labelled, out or ignored", "error": None}
+    if model.kind.regression:
+        sigma = float((model.scale(book) * model.follow(book).variance_blocks[:, 0, 0].clamp_min(0)).mean().sqrt())
+        return {"stop": False, "reason": "regression has no goal", "error": {"deviation": sigma}}
+    error, predicted = expected_error(model, book), len(book.predictions)
+    if predicted < STOP_PREDICTIONS:
+        reason = f"{predicted} labels were predicted before they came; advice to stop needs {STOP_PREDICTIONS}"
+        return {"stop": False, "reason": reason, "error": error}
+    left = error["corrected"]
+    reason = f"about {100 * left:.1f} % of the open items are expected to be wrong; the goal is {100 * goal:.1f} %"
+    return {"stop": left <= goal, "reason": reason, "error": error}

@@ -1,0 +1,136 @@
+"""A learner in a folder: JSON for the labels and settings, safetensors for the network and the pool. No pickle.
+
+A save is whole or has not happened. Weights and items lie in files named by their content, and are complete before
+``learner.json``, which names them, is put in place by one rename. Files of older saves are removed last.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from foretaste.errors import check_regular
+from foretaste.network import load_network, save_network
+from foretaste.tangent import Inputs
+
+SAVED_LEARNER = "learner.json"
+SAVED_VERSION = 1
+LONGEST_SAVED = 2_000_000_000  # bytes of learner.json
+ONE_TENSOR = "x"  # the name of a pool that is one tensor
+STALE = re.compile(r"(network|pool)-[0-9a-f]{16}\.safetensors|\..*\.part")
+
+
+def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool: Inputs | None) -> None:
+    """Write one save. ``found`` gets the names of the files, and is written last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = found | {"version": SAVED_VERSION, "network_file": None, "pool_file": None}
+    if net is not None:
+        tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
+        found["network_file"] = f"network-{tensors_digest(tensors)}.safetensors"
+        if not (folder / found["network_file"]).exists():
+            save_network(net, folder / found["network_file"])
+            flush_file(folder / found["network_file"])
+    if pool is not None:
+        tensors = {ONE_TENSOR: pool} if isinstance(pool, Tensor) else dict(pool)
+        tensors = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
+        found["pool_file"] = f"pool-{tensors_digest(tensors)}.safetensors"
+        if not (folder / found["pool_file"]).exists():
+            part = folder / f".{found['pool_file']}.{os.getpid()}.part"
+            try:
+                save_file(tensors, part, metadata={"one": "yes" if isinstance(pool, Tensor) else "no"})
+                flush_file(part)
+                os.replace(part, folder / found["pool_file"])
+            finally:
+                part.unlink(missing_ok=True)
+    part = folder / f".{SAVED_LEARNER}.{os.getpid()}.part"
+    try:
+        part.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+        flush_file(part)
+        os.replace(part, folder / SAVED_LEARNER)
+    finally:
+        part.unlink(missing_ok=True)
+    flush_file(folder)
+    for path in folder.iterdir():
+        if STALE.fullmatch(path.name) and path.name not in (found["network_file"], found["pool_file"]):
+            path.unlink(missing_ok=True)
+
+
+def flush_file(path: Path) -> None:
+    """Have the file, or the names in a folder, on the disk before going on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """16 hexadecimal digits that differ where names, shapes or numbers do."""
+    found = sha256()
+    for key, t in sorted(tensors.items()):
+        found.update(f"{key} {t.dtype} {tuple(t.shape)};".encode())
+        found.update(t.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
+def read_saved(folder: Path) -> dict[str, Any]:
+    """The contents of learner.json; raises a ValueError that names what is wrong."""
+    path = folder / SAVED_LEARNER
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} has no {SAVED_LEARNER}; expected a folder that learner.save() wrote")
+    check_regular(path)
+    if path.stat().st_size > LONGEST_SAVED:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes; expected at most {LONGEST_SAVED}")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("version") != SAVED_VERSION:
+        version = found.get("version") if isinstance(found, dict) else None
+        raise ValueError(f"{path} is of version {version!r:.20}; this foretaste reads version {SAVED_VERSION}")
+    return found
+
+
+def saved_file(folder: Path, name: Any) -> Path:
+    """A file of the save. Its name must be one that ``write_saved`` gives, so that it cannot leave the folder."""
+    if not isinstance(name, str) or not STALE.fullmatch(name) or name.startswith("."):
+        raise ValueError(
+            f"{folder / SAVED_LEARNER} names the file {name!r:.80}; expected one that learner.save() wrote"
+        )
+    check_regular(folder / name)
+    return folder / name
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+
+
+def read_pool(path: Path) -> Inputs:
+    tensors = read_tensors(path)
+    return tensors[ONE_TENSOR] if set(tensors) == {ONE_TENSOR} else tensors
+
+
+def read_network(path: Path, own: nn.Module | None, given: nn.Module | None) -> nn.Module:
+    """The saved network: the learner's own, one built in, or weights for the user's module."""
+    net = own if given is None else given
+    if net is None:
+        try:
+            return load_network(None, path)
+        except ValueError as error:
+            raise ValueError(f"{error}; or give net=, a network of the same kind") from None
+    try:
+        net.load_state_dict(read_tensors(path))
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the network: {str(error).splitlines()[-1].strip()}") from None
+    return net.eval()

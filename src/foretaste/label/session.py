@@ -1,0 +1,266 @@
+"""What a learner holds, and what its methods do under the lock: labels, model, trainings, and all of it as JSON."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.acquire import find_strategy
+from foretaste.errors import whole_number
+from foretaste.label.book import Label, LabelBook, LabelKind
+from foretaste.label.choose import AskSettings, ask_items, cover_inputs
+from foretaste.label.model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
+from foretaste.label.pool import Pool, make_pool
+from foretaste.label.progress import advise_stop, learning_curve, measure_drift, note_prediction
+from foretaste.label.saving import read_network, read_pool, saved_file
+from foretaste.label.training import TrainFunction, TrainingPlan, make_own_network, train_network
+from foretaste.tangent import Inputs, Params
+
+log = logging.getLogger("foretaste")
+
+
+@dataclass(eq=False)
+class Session:
+    """The state of a learner. Methods are called with ``lock`` held, but for ``train`` and ``work``.
+
+    ``net`` is the network as last trained. ``model`` is None until there is a trained network.
+    """
+
+    pool: Pool
+    kind: LabelKind
+    settings: ModelSettings
+    ask: AskSettings
+    plan: TrainingPlan
+    background: bool
+    net: nn.Module | None = None
+    model: LiveModel | None = None
+    book: LabelBook = field(default_factory=LabelBook)
+    queries: int = 0
+    trainings: int = 0
+    failure: str | None = None
+    worker: threading.Thread | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    # Labels.
+
+    def next_items(self, n: int) -> list[int]:
+        """Up to n positions to ask for, now pending."""
+        if self.model is None:
+            found = cover_inputs(self.pool, self.book, n, self.settings.seed)
+        else:
+            found = ask_items(self.model, self.book, self.ask, n, self.queries)
+        self.queries += 1
+        return found
+
+    def absorb(self, given: Mapping[int, Label]) -> None:
+        """Teach new labels. What was predicted for them before is noted first."""
+        if not given:
+            return
+        if self.model is not None:
+            self.model.admit(list(given))
+            for p, y in given.items():
+                self.book.predictions[p] = note_prediction(self.model, self.book, p, y, self.trainings)
+        for p, y in given.items():
+            self.book.put(p, y)
+        self.train_first()
+
+    def status(self, goal: float) -> dict[str, Any]:
+        """What ``Learner.status`` returns."""
+        book, kind = self.book, self.kind
+        counts: dict[str, int] | None = None
+        if not kind.regression:
+            counts = {str(kind.show(c)): 0 for c in range(kind.C)}
+            for y in book.labels.values():
+                counts[str(kind.show(y))] += 1
+        curve = learning_curve(book, kind)
+        return {
+            "items": len(self.pool),
+            "labelled": len(book.labels),
+            "pending": len(book.pending),
+            "ignored": len(book.ignored),
+            "open": len(self.pool) - len(book.labels) - len(book.pending) - len(book.ignored),
+            "classes": counts,
+            "curve": curve,
+            "accuracy": curve[-1].get("accuracy") if curve else None,
+            "ready": self.model is not None,
+            "training": {"running": self.worker is not None, "count": self.trainings, "failure": self.failure},
+            "drift": self.drift(),
+            "strategy": self.ask.how.name,
+            **advise_stop(self.model, book, goal),
+        }
+
+    def drift(self) -> dict[str, Any]:
+        """What ``Learner.drift`` returns."""
+        if self.model is not None:
+            return measure_drift(self.model, self.book, self.trainings)
+        can = self.can_train()
+        reason = "there is no trained network yet" + ("" if can else ", and labels of two classes are needed for one")
+        return {"retrain": can, "reason": reason, "trained_on": 0, "new": len(self.book.labels)}
+
+    # Outputs.
+
+    def trained_model(self) -> LiveModel:
+        if self.model is None:
+            raise RuntimeError(
+                f"nothing has been learned yet from {len(self.book.labels)} labels; teach items of two classes first"
+            )
+        return self.model
+
+    def outputs_at(self, positions: Sequence[int]) -> Tensor:
+        """(n, C) outputs of the linearised network after the labels, on items of the pool."""
+        model = self.trained_model()
+        state = model.follow(self.book)
+        f_nC = state.pool_mean.new_empty(len(positions), state.C)
+        known = [i for i, p in enumerate(positions) if p in model.row]
+        f_nC[known] = state.pool_mean[[model.row[positions[i]] for i in known]]
+        if len(known) < len(positions):
+            others = [i for i, p in enumerate(positions) if p not in model.row]
+            for some in self.pool.chunks(others):
+                x_n = self.pool.take([positions[i] for i in some], model.device, model.dtype)
+                f_nC[list(some)] = model.outputs_of(x_n, self.book)
+        return f_nC
+
+    def outputs_of(self, x: Inputs) -> Tensor:
+        """The same on new inputs, given as they would be in a pool."""
+        model = self.trained_model()
+        return model.outputs_of(Pool((), lambda at: x, x).take((), model.device, model.dtype), self.book)
+
+    # Trainings.
+
+    def start_training(self, wait: bool) -> None:
+        """Train on the labels there are now, in a thread or at once. One that is under way is waited for, or left."""
+        with self.lock:
+            worker, job = self.worker, None
+            if worker is None:
+                if not self.can_train():
+                    raise ValueError(
+                        f"{len(self.book.labels)} labels are too few to train on; expected two classes, or two "
+                        "different numbers in regression"
+                    )
+                self.trainings += 1
+                job = (dict(self.book.labels), self.trainings)
+                if not wait:
+                    self.worker = threading.Thread(target=self.work, args=job, daemon=True, name="foretaste-training")
+                    self.worker.start()
+                    return
+        if job is not None:
+            self.train(*job)
+        elif wait and worker is not None:
+            worker.join()
+
+    def work(self, labels: dict[int, Label], draw: int) -> None:
+        """A training in a thread. It never raises: ``failure`` says what went wrong."""
+        try:
+            self.train(labels, draw)
+        except Exception as error:
+            log.warning("the training failed and the network from before stays: %s", error)
+        finally:
+            self.worker = None
+
+    def train(self, labels: dict[int, Label], draw: int) -> None:
+        """Train a copy and linearise it, without the lock; then swap it in. Labels given meanwhile are in the book."""
+        try:
+            assert self.net is not None
+            trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw)
+            model = self.linearise(trained, labels, draw)
+            with self.lock:
+                model.admit([*self.book.labels, *self.book.pending])
+                model.follow(self.book)  # raises here if the new kernel cannot hold the labels
+                self.net, self.model, self.failure = trained, model, None
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            raise
+
+    def linearise(self, net: nn.Module, trained: Mapping[int, Label], draw: int = 0) -> LiveModel:
+        with self.lock:
+            must = [*dict.fromkeys([*trained, *self.book.labels, *self.book.pending])]
+        at_M = choose_items(self.pool, must, self.settings, draw)
+        return linearise_pool(net, self.pool, self.kind, self.settings, trained, at_M)
+
+    def can_train(self) -> bool:
+        return len(set(self.book.labels.values())) > 1
+
+    def train_first(self) -> None:
+        """The learner's own network is trained as soon as it can be."""
+        if self.model is None and self.worker is None and self.plan.own and self.can_train():
+            self.start_training(wait=not self.background)
+
+    def own_network(self) -> nn.Module:
+        at = choose_items(self.pool, (), self.settings, 0)
+        x = read_items(self.pool, at, torch.device("cpu"), torch.float32)
+        return make_own_network(x, self.kind, self.settings.seed)
+
+    # Files.
+
+    def as_json(self) -> dict[str, Any]:
+        s, model = self.settings, self.model
+        everything = model is not None and model.at_M == list(range(len(self.pool)))
+        return {
+            "ids": list(self.pool.ids),
+            "digest": self.pool.digest(),
+            "kind": [self.kind.C, self.kind.regression, self.kind.names],
+            "book": self.book.as_json(),
+            "counts": [self.queries, self.trainings],
+            "strategy": [self.ask.how.name, self.ask.given],
+            "own": self.plan.own,
+            "fit_options": dict(self.plan.options),
+            "background": self.background,
+            "settings": [
+                s.loss, s.output, None if callable(s.params) or s.params is None else list(s.params), s.ridge, s.budget,
+                s.watch, s.window, s.seed,
+            ],
+            "model": None if model is None else {
+                "trained": [[p, y] for p, y in model.trained.items()],
+                "at": None if everything else model.at_M,
+                "ridge": model.ridge,
+            },
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(
+        folder: Path,
+        found: Mapping[str, Any],
+        net: nn.Module | None,
+        pool: Any,
+        train: TrainFunction | None,
+        params: Params,
+    ) -> "Session":
+        """A session as it was saved, its kernel computed anew."""
+        if pool is None:
+            if found["pool_file"] is None:
+                raise ValueError(f"the pool of {folder} was a dataset, whose items are not saved; give pool=")
+            pool = read_pool(saved_file(folder, found["pool_file"]))
+        loss, output, names, ridge, budget, watch, window, seed = found["settings"]
+        C, regression, classes = found["kind"]
+        kind = LabelKind(int(C), bool(regression), None if classes is None else tuple(map(str, classes)))
+        settings = ModelSettings(loss, output, names if params is None else params, ridge, budget, watch, window, seed)
+        plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed)
+        strategy, options = found["strategy"]
+        items = make_pool(pool, found["ids"])
+        if items.digest() != found["digest"]:
+            raise ValueError(f"the pool is not the one that {folder} was saved with: its ids or items differ")
+        made = Session(
+            items, kind, settings, ask_settings(strategy, options, kind, seed), plan, bool(found["background"])
+        )
+        made.book = LabelBook.from_json(found["book"], len(items), kind)
+        made.queries, made.trainings = (whole_number("counts", n) for n in found["counts"])
+        made.net = made.own_network() if plan.own else None
+        if found["network_file"] is not None:
+            made.net = read_network(saved_file(folder, found["network_file"]), made.net, net)
+        if (saved := found["model"]) is not None and made.net is not None:
+            trained = {int(p): kind.read(y) for p, y in saved["trained"]}
+            at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]
+            made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, float(saved["ridge"]))
+        return made
+
+
+def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:
+    """The strategy and its options, checked."""
+    how = find_strategy(strategy or ("variance" if kind.regression else "gain"))
+    how.check(kind.C)
+    return AskSettings(how, how.select == "greedy", how.settings(options), dict(options or {}), seed)

@@ -1,0 +1,124 @@
+"""Training the network anew on what is labelled: a copy, in the background if wanted, so that labelling goes on."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.label.book import Label, LabelKind
+from foretaste.label.pool import Pool
+from foretaste.lookahead import BinaryOutputs
+from foretaste.losses import find_loss
+from foretaste.network import MLP, fit, seeded
+from foretaste.tangent import Inputs, ntk
+
+HEAD_WIDTH = 512
+STABLE_SHARE = 0.3  # of the largest learning rate at which the linearised training is stable
+RATE_POINTS = 256  # labelled points that the rate is measured on
+
+TrainFunction = Callable[[nn.Module, Inputs, Tensor], object]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPlan:
+    """How a network is trained: by the user's function, or by ``ft.fit`` with these options.
+
+    ``own``: the network is the learner's own and starts from new weights each time; a user's network goes on from its
+    weights.
+    """
+
+    loss: str
+    own: bool
+    train: TrainFunction | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+def make_own_network(x: Inputs, kind: LabelKind, seed: int) -> nn.Module:
+    """A small network for these inputs, with new weights. Inputs are scaled by what they are in ``x``."""
+    if not isinstance(x, Tensor):
+        raise ValueError("the pool is a dict of tensors, for which there is no default network; give net=")
+    x_ND = x.flatten(1)
+    with seeded(seed, torch.device("cpu")):
+        return ScaledMLP(x_ND.shape[1], kind.C).measure(x_ND)
+
+
+class ScaledMLP(nn.Module):
+    """An MLP on inputs that are centred, and scaled to a mean square of 1 a number."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: int = HEAD_WIDTH) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(inputs))
+        self.register_buffer("spread", torch.ones(()))
+        self.mlp = MLP(inputs, (hidden,), outputs)
+
+    def measure(self, x_ND: Tensor) -> "ScaledMLP":
+        """Take centre and spread from these inputs."""
+        x_ND = x_ND.detach().float()
+        self.centre = x_ND.mean(0)
+        self.spread = (x_ND - self.centre).square().mean().sqrt().clamp_min(1e-6)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp((x.flatten(1) - self.centre) / self.spread)
+
+
+def train_network(
+    net: nn.Module, pool: Pool, labels: Mapping[int, Label], kind: LabelKind, plan: TrainingPlan, draw: int
+) -> nn.Module:
+    """A trained copy of ``net``; ``net`` is only read. Raises ``Diverged`` if the loss became NaN.
+
+    Args:
+        net: the network to start from, or to draw anew if it is the learner's own.
+        pool, labels: the labelled items.
+        kind: of the labels.
+        plan: how to train.
+        draw: the number of this training, for its seed.
+    """
+    at = list(labels)
+    net = copy.deepcopy(net)
+    parameter = next(net.parameters())
+    x = pool.take(at, parameter.device, parameter.dtype)
+    values = [labels[p] for p in at]
+    y = torch.tensor(values, dtype=parameter.dtype if kind.regression else torch.int64, device=parameter.device)
+    if plan.own and isinstance(net, ScaledMLP):
+        with seeded(plan.seed + draw, parameter.device):
+            fresh = ScaledMLP(len(net.centre), net.mlp.spec.classes, net.mlp.spec.hidden[0]).to(parameter.device)
+        net.mlp = fresh.mlp
+    if plan.train is not None:
+        plan.train(net, x, y)
+    else:
+        if not isinstance(x, Tensor):
+            raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
+        options = dict(plan.options)
+        if plan.own and options.get("max_lr") is None:
+            options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss)
+        fit(trainable(net, kind, plan.loss), x, y, loss=plan.loss, seed=plan.seed + draw, **options)
+    return net.eval()
+
+
+def stable_rate(net: nn.Module, x: Tensor, kind: LabelKind, loss: str) -> float:
+    """A learning rate that does not diverge, at most that of ``ft.fit``.
+
+    On the squared error averaged over n points and C classes, f moves by 2η Θ(f − y)/(nC) a step, which is stable up
+    to η = nC/λmax(Θ). Cross-entropy has at most a quarter of the curvature, and is averaged over points only.
+    """
+    criterion, n = find_loss(loss), min(len(x), RATE_POINTS)
+    largest = float(torch.linalg.eigvalsh(ntk(net, x[:n]))[-1])
+    most = n * kind.C / largest if criterion.quadratic else 8 * n / largest
+    return min(criterion.max_lr, STABLE_SHARE * most)
+
+
+def trainable(net: nn.Module, kind: LabelKind, loss: str) -> nn.Module:
+    """The network with an output for each class: one logit of two classes becomes two outputs."""
+    outputs = last_width(net)
+    return BinaryOutputs(net, loss) if outputs == 1 and not kind.regression else net
+
+
+def last_width(net: nn.Module) -> int | None:
+    """The outputs of the last linear layer, which is where a network of one logit ends."""
+    widths = [m.out_features for m in net.modules() if isinstance(m, nn.Linear)]
+    return widths[-1] if widths else None

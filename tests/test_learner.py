@@ -1,0 +1,624 @@
+"""``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import foretaste as ft
+from foretaste.network import MLP, Diverged, seeded
+
+KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
+N = 40
+
+
+def points(seed: int = 0, n: int = N) -> torch.Tensor:
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network(outputs: int, seed: int = 0) -> nn.Module:
+    with seeded(seed, torch.device("cpu")):
+        return MLP(4, (16,), outputs).double().eval()
+
+
+def truth(kind: str, i: int) -> float | int:
+    x = points()[i]
+    if kind == "regression":
+        return float(x[0] - x[1])
+    return int(x[0] > 0) if kind.startswith("binary") else int(x[:3].argmax())
+
+
+def make(kind: str, **more: object) -> ft.Learner:
+    outputs = {"l2": 3, "ce": 3}.get(kind, 1)
+    how: dict[str, object] = {"loss": "ce" if kind.endswith("ce") else "l2"}
+    if kind.startswith("binary"):
+        how["classes"] = ["low", "high"]
+    trained = {i: truth(kind, i) for i in range(6)}
+    return ft.Learner(network(outputs), points(), **({"labels": trained, "ridge": 0.01} | how | more))
+
+
+def outputs(learner: ft.Learner) -> torch.Tensor:
+    """All that the next query depends on: means, variances, and outputs of new points."""
+    now = learner._now
+    state = now.model.follow(now.book)
+    new = now.outputs_of(points(9, 5))
+    return torch.cat([state.pool_mean.flatten(), state.u, state.watched_variance, new.flatten()])
+
+
+def assert_same(a: ft.Learner, b: ft.Learner) -> None:
+    torch.testing.assert_close(outputs(a), outputs(b), rtol=1e-8, atol=1e-8)
+    assert a.query(3) == b.query(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("watch", [None, 15])
+def test_any_history_equals_being_taught_so_from_the_start(kind: str, watch: int | None) -> None:
+    other = {i: truth(kind, i + 1) if kind != "regression" else 2.5 for i in range(N - 1)}
+    learner = make(kind, watch=watch)
+    learner.teach(range(10, 20), [truth(kind, i) for i in range(10, 20)])
+    asked = learner.query(2)
+    learner.relabel([12, 15], [other[12], other[15]])
+    learner.unlabel([11, 19])
+    learner.ignore([14, 30])
+    learner.teach(25, truth(kind, 25))
+    learner.release(asked)
+    learner.relabel(12, truth(kind, 12))
+
+    fresh = make(kind, watch=watch)
+    fresh.ignore([30, 14])
+    for i in (25, 18, 17, 16, 13, 12, 10):
+        fresh.teach(i, truth(kind, i))
+    fresh.teach(15, other[15])
+    assert fresh.labels == learner.labels
+    assert_same(learner, fresh)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_the_network_was_trained_on_can_change(kind: str) -> None:
+    old = {i: truth(kind, i) for i in range(6)}
+    wrong = 1 - old[2] if kind != "regression" else old[2] + 1
+    wrong = wrong if kind.startswith(("binary", "regr")) else (old[2] + 1) % 3
+    learner = make(kind)
+    learner.teach([20, 21], [truth(kind, 20), truth(kind, 21)])
+    learner.unlabel(4)
+    learner.relabel(2, wrong)
+
+    fresh = make(kind, labels={i: y for i, y in old.items() if i not in (2, 4)})
+    fresh.teach([21, 20, 2], [truth(kind, 21), truth(kind, 20), wrong])
+    assert_same(learner, fresh)
+
+
+def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make("l2")
+    monkeypatch.setattr("foretaste.label.model.MOST_KEPT", 4)
+    folded = make("l2")
+    for learner in (plain, folded):
+        for i in range(10, 25):
+            learner.teach(i, truth("l2", i))
+        learner.relabel(20, 0)
+        learner.unlabel([11, 3])
+    assert len(folded._now.model._base) > 6
+    assert_same(plain, folded)
+
+
+def test_predictions_are_the_linearised_network() -> None:
+    """f + Θ(x, L) (Θ_LL + λI)⁻¹ (Y − f), typed out."""
+    learner, net = make("l2"), network(3)
+    learner.teach([20, 21, 22], [truth("l2", i) for i in (20, 21, 22)])
+    at = [*range(6), 20, 21, 22]
+    y = nn.functional.one_hot(torch.tensor([truth("l2", i) for i in at]), 3).double()
+    x, new = points(), points(5, 7)
+    f = net(x[at]).detach()
+    weights = torch.linalg.solve(ft.ntk(net, x[at]) + 0.01 * torch.eye(9), y - f)
+    for these, given in ((x, None), (x[[3, 30]], [3, 30]), (new, new), (new, new.numpy())):
+        expected = net(these).detach() + ft.ntk(net, these, x[at]) @ weights
+        assert learner.predict(given).tolist() == expected.argmax(1).tolist()
+        torch.testing.assert_close(learner._outputs(given), expected, rtol=1e-9, atol=1e-9)
+
+
+# --- ids and labels ---
+
+
+def test_the_users_ids_and_class_names_in_and_out() -> None:
+    names = [f"img{i:02}.png" for i in range(N)]
+    learner = ft.Learner(network(3), points(), ids=names, classes=["ant", "bee", "cat"])
+    asked = learner.query(3)
+    assert set(asked) <= set(names)
+    assert learner.pending == asked
+    learner.teach(asked, ["bee", 2, "ant"])
+    assert learner.labels == dict(zip(asked, ["bee", "cat", "ant"]))
+    assert learner.pending == []
+    assert set(learner.predict(names[:4])) <= {"ant", "bee", "cat"}
+    assert learner.predict_proba(names[:4]).sum(1).tolist() == pytest.approx([1] * 4)
+    learner.teach(asked[0], "bee")  # the same label again: nothing happens
+    with pytest.raises(ValueError, match=r"'img.*already has the label 'bee'.*relabel"):
+        learner.teach(asked[0], "cat")
+    with pytest.raises(KeyError, match=r"unknown id 'img1\.png'; did you mean 'img\d1"):
+        learner.teach("img1.png", "bee")
+    with pytest.raises(KeyError, match="unknown id 7, of type int; the ids of this pool are of type str"):
+        learner.unlabel(7)
+    with pytest.raises(ValueError, match="unknown class 'bea'; did you mean 'bee'"):
+        learner.relabel(asked[0], "bea")
+    with pytest.raises(ValueError, match="has no label"):
+        learner.unlabel(next(i for i in names if i not in asked))
+    free = [i for i in names if i not in asked][:2]
+    with pytest.raises(ValueError, match="unknown class"):  # all or nothing
+        learner.teach(free, ["bee", "wasp"])
+    assert len(learner.labels) == 3
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 repeated entries, first 'a'"):
+        ft.Learner(network(3), points(n=4), ids=["a", "a", "b", "a"])
+    with pytest.raises(ValueError, match="3 entries and pool 4 items"):
+        ft.Learner(network(3), points(n=4), ids=[1, 2, 3])
+    with pytest.raises(TypeError, match="expected text or a whole number"):
+        ft.Learner(network(3), points(n=2), ids=[1.5, 2.5])
+    with pytest.raises(ValueError, match="pool is empty"):
+        ft.Learner(network(3), points()[:0])
+    with pytest.raises(TypeError, match="pool is a int"):
+        ft.Learner(network(3), 3)
+    with pytest.raises(ValueError, match="how many classes are there"):
+        ft.Learner(None, points())
+    with pytest.raises(ValueError, match="network has 3 outputs and there are 2 classes"):
+        ft.Learner(network(3), points(), classes=["a", "b"])
+    with pytest.raises(ValueError, match="unknown strategy 'gian'; did you mean 'gain'"):
+        ft.Learner(network(3), points(), strategy="gian")
+    with pytest.raises(ValueError, match="needs classes"):
+        ft.Learner(network(1), points(), strategy="margin")
+    with pytest.raises(RuntimeError, match="nothing has been learned yet"):
+        ft.Learner(None, points(), classes=2).predict()
+
+
+def test_pending_items_are_never_handed_out_twice() -> None:
+    learner = make("l2")
+    seen = [*learner.query(5), *learner.query(1), *learner.query(3)]
+    learner.teach(seen[4], truth("l2", seen[4]))
+    learner.ignore([i for i in range(30, N) if i not in seen])
+    seen += learner.query(100)
+    assert len(seen) == len(set(seen))
+    assert learner.query(1) == []
+    assert set(seen) | set(range(6)) | set(learner.ignored) == set(range(N))
+    learner.release(seen[7])
+    assert learner.query(2) == [seen[7]]
+    learner.release()
+    assert learner.pending == []
+    learner.restore(learner.ignored)
+    assert len(learner.query(100)) == N - 6 - 1
+
+
+def test_an_item_that_is_out_counts_as_labelled_with_an_unknown_label() -> None:
+    learner = make("l2")
+    before = outputs(learner)
+    [i] = learner.query(1)
+    state = learner._now.model.follow(learner._now.book)
+    again = make("l2")._now.model.follow(make("l2")._now.book).condition(i, None)
+    torch.testing.assert_close(state.u, again.u)
+    torch.testing.assert_close(state.pool_mean.flatten(), before[: state.pool_mean.numel()])
+
+
+# --- what it says ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_explain_is_the_look_ahead_and_what_the_item_stands_for(kind: str) -> None:
+    learner = make(kind)
+    x = points()
+    learner.teach([20, 21], [truth(kind, 20), truth(kind, 21)])
+    before = learner._outputs(None)
+    found = learner.explain(30, most=N)
+    assert json.loads(json.dumps(found)) == found
+    learner.teach(30, found["label"])
+    after = learner._outputs(None)
+    shown = {c["id"]: (c["from"], c["to"]) for c in found["changed"]}
+    if kind == "regression":
+        assert shown[11] == pytest.approx((float(before[11, 0]), float(after[11, 0])))
+    else:
+        names = learner.classes
+        flips = [i for i in range(N) if int(before[i].argmax()) != int(after[i].argmax()) and i not in learner.labels]
+        assert shown == {i: (names[int(before[i].argmax())], names[int(after[i].argmax())]) for i in flips}
+        assert found["changes"] == len(flips)
+        assert found["probabilities"][str(found["label"])] == max(found["probabilities"].values())
+    # Alike is the squared correlation of what the labels leave unexplained.
+    net, at = network({"l2": 3, "ce": 3}.get(kind, 1)), [*range(6), 20, 21]
+    if kind in ("l2", "regression"):
+        theta = ft.ntk(net, x)
+        half = torch.linalg.solve(theta[at][:, at] + 0.01 * torch.eye(8), theta[at])
+        S = theta - theta[:, at] @ half
+        rho = S[30].square() / (S[30, 30] * S.diagonal())
+        alike = {n["id"]: n["alike"] for n in found["nearest"]}
+        assert alike[33] == pytest.approx(float(rho[33]), rel=1e-6)
+        assert 30 not in alike
+    assert found["nearest"] == sorted(found["nearest"], key=lambda n: -n["alike"])
+
+
+def test_explaining_an_item_that_is_out_or_labelled_supposes_that_it_is_not() -> None:
+    learner = make("l2")
+    [i] = learner.query(1)
+    out = learner.explain(i)
+    learner.release(i)
+    free = learner.explain(i)
+    assert out["changed"] == free["changed"]
+    assert [n["id"] for n in out["nearest"]] == [n["id"] for n in free["nearest"]]
+    assert out["nearest"][0]["alike"] == pytest.approx(free["nearest"][0]["alike"])
+    assert learner.explain(i, 2)["label"] == 2
+    learner.teach(i, free["label"])
+    assert learner.explain(i)["changed"] == free["changed"]
+    fresh = make("l2", labels={j: truth("l2", j) for j in range(5)})
+    fresh.teach(i, free["label"])
+    trained, new = learner.explain(5), fresh.explain(5, truth("l2", 5))
+    assert (trained["changes"], trained["label"]) == (new["changes"], new["label"])
+    assert trained["moved"] == pytest.approx(new["moved"])
+    learner.query(1)
+
+
+def test_status_counts_and_predicts_before_teaching() -> None:
+    learner = ft.Learner(network(3), points(), classes=["a", "b", "c"], ridge=0.01)
+    assert learner.status()["curve"] == []
+    hits = []
+    for i in range(12):
+        said = learner.predict([i])[0]
+        label = "abc"[truth("l2", i)]
+        hits.append(float(said == label))
+        learner.teach(i, label)
+    learner.query(2)
+    learner.ignore(39)
+    status = learner.status()
+    assert json.loads(json.dumps(status)) == status
+    assert [c["value"] for c in status["curve"]] == hits
+    assert status["accuracy"] == pytest.approx(sum(hits) / 12)
+    assert [status[k] for k in ("items", "labelled", "pending", "ignored", "open")] == [N, 12, 2, 1, N - 15]
+    assert sum(status["classes"].values()) == 12
+    assert 0 <= status["error"]["corrected"] <= 1
+    assert not status["stop"]
+    # A label that is corrected counts as corrected, and one that is taken back does not count.
+    learner.relabel(0, learner.labels[1])
+    learner.unlabel(5)
+    assert len(learner.status()["curve"]) == 11
+
+
+def test_drift_counts_new_and_changed_labels_and_advises() -> None:
+    learner = make("l2")
+    assert learner.drift()["retrain"] is False
+    learner.teach(range(10, 20), [truth("l2", i) for i in range(10, 20)])
+    learner.unlabel(0)
+    found = learner.drift()
+    assert (found["trained_on"], found["new"], found["changed"]) == (6, 10, 1)
+    assert found["retrain"] is True
+    assert "11 labels" in found["reason"]
+    state = learner._now.model.follow(learner._now.book)
+    f, mean = network(3)(points()).detach(), state.pool_mean
+    assert found["moved"] == pytest.approx(float((mean - f).norm() / (f - f.mean(0)).norm()))
+    assert found["flipped"] == pytest.approx(float((mean.argmax(1) != f.argmax(1)).double().mean()))
+    learner.retrain(wait=True)
+    assert learner.drift()["retrain"] is False
+    assert learner.drift()["new"] == 0
+
+
+# --- strategies ---
+
+
+@pytest.mark.parametrize("strategy", ["random", "margin", "entropy", "mlmoc", "variance", "badge"])
+def test_other_strategies(strategy: str) -> None:
+    learners = [make("l2", strategy=strategy) for _ in range(2)]
+    asked = [learner.query(4) + learner.query(2) for learner in learners]
+    assert asked[0] == asked[1]
+    assert len(set(asked[0])) == 6
+    assert not set(asked[0]) & set(range(6))
+
+
+def test_margin_asks_for_the_smallest_margin() -> None:
+    learner = make("l2", strategy="margin")
+    learner.teach(39, truth("l2", 39))
+    top = learner._outputs(None).topk(2, 1).values
+    gaps = (top[:, 0] - top[:, 1]).tolist()
+    assert learner.query(3) == sorted(range(6, N - 1), key=gaps.__getitem__)[:3]
+
+
+# --- pools ---
+
+
+class Items(torch.utils.data.Dataset):
+    """A map-style dataset of (x, y) that counts what is read."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.read = x, set[int]()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        self.read.add(i)
+        return self.x[i], 1
+
+
+class Keyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network(3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.cat([a, b], 1))
+
+
+def test_every_kind_of_pool_gives_the_same_answers() -> None:
+    x = points()
+    a, b = x[:, :1], x[:, 1:]
+    rows = [{"a": a[i].numpy(), "b": b[i].tolist(), "label": 0} for i in range(N)]
+    keyed, plain = Keyed().double().eval(), network(3)
+    pools = {"array": x.numpy(), "dataset": Items(x), "rows": [{"x": row} for row in x]}
+    learners = [ft.Learner(plain, pool) for pool in pools.values()]
+    learners += [ft.Learner(keyed, {"a": a, "b": b}), ft.Learner(keyed, rows)]
+    expected = ft.Learner(plain, x)
+    asked = expected.query(3)
+    expected.teach(asked, [0, 1, 2])
+    for learner in learners:
+        assert learner.query(3) == asked
+        learner.teach(asked, [0, 1, 2])
+        torch.testing.assert_close(learner._outputs(None), expected._outputs(None), rtol=1e-6, atol=1e-6)
+
+
+def test_a_hugging_face_dataset() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": points().tolist(), "label": [0] * N})
+    learner = ft.Learner(network(3), rows)
+    assert learner.labels == {}
+    assert learner.query(2) == ft.Learner(network(3), points()).query(2)
+
+
+def test_a_pool_with_labels_partly_filled_in() -> None:
+    opened = SimpleNamespace(
+        ids=[f"row{i}" for i in range(N)],
+        x=points().float(),
+        labels=["yes", "no", None, "yes", *[None] * (N - 4)],
+        classes=["no", "yes"],
+    )
+    learner = ft.Learner(None, opened, fit_options={"steps": 50})
+    assert learner.labels == {"row0": "yes", "row1": "no", "row3": "yes"}
+    assert learner.ready
+    assert set(learner.predict()) <= {"no", "yes"}
+
+
+def test_a_pool_larger_than_the_window_is_sampled_and_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretaste.label.pool.POOL_CHUNK", 7)
+    items = Items(points(n=200))
+    learner = ft.Learner(network(3), items, window=30)
+    assert len(items.read) <= 33
+    outside = next(i for i in range(200) if i not in items.read)
+    learner.teach(outside, 1)
+    assert outside in learner._now.model.row
+    full = ft.Learner(network(3), points(n=200), ridge=learner._now.model.ridge)
+    full.teach(outside, 1)
+    torch.testing.assert_close(learner._outputs(None), full._outputs(None), rtol=1e-8, atol=1e-8)
+    asked = learner.query(10)
+    learner.teach(asked, [i % 3 for i in asked])
+    learner.retrain(wait=True)
+    assert set(asked) <= set(learner._now.model.row)
+    assert len(learner._now.model.at_M) == 30
+
+
+# --- the learner's own network ---
+
+
+def test_with_no_label_it_proposes_a_first_batch_and_then_trains_itself() -> None:
+    x = torch.cat([points(1, 30) * 0.2 + c for c in (-3, 0, 3)])
+    learner = ft.Learner(None, x.float(), classes=["a", "b", "c"], fit_options={"steps": 100})
+    first = learner.query(3)
+    assert {i // 30 for i in first} == {0, 1, 2}  # one of each cluster
+    assert not learner.ready
+    learner.teach(first[0], "abc"[first[0] // 30])
+    assert not learner.ready
+    learner.teach(first[1:], ["abc"[i // 30] for i in first[1:]])
+    assert learner.ready
+    right = learner.predict() == np.array(["abc"[i // 30] for i in range(90)])
+    assert right.mean() > 0.95
+
+
+def test_regression_with_its_own_network() -> None:
+    x = points(n=80)
+    learner = ft.Learner(None, x.float(), regression=True, fit_options={"steps": 200})
+    for _ in range(20):
+        [i] = learner.query(1)
+        learner.teach(i, float(x[i, 0]))
+    learner.retrain(wait=True)
+    error = torch.as_tensor(learner.predict()) - x[:, 0]
+    assert float(error.square().mean()) < 0.5 * float(x[:, 0].var())
+
+
+# --- training ---
+
+
+def test_background_training_keeps_the_labels_given_meanwhile() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        ft.fit(net, x, y, steps=30)
+
+    learner = make("l2", train=train)
+    before = [p.clone() for p in learner.net.parameters()]
+    learner.retrain()
+    assert begun.wait(20)
+    assert learner.training
+    asked = learner.query(4)
+    learner.teach(asked[:3], [truth("l2", i) for i in asked[:3]])
+    learner.unlabel(2)
+    learner.retrain()  # one is under way: nothing happens
+    labels, old = learner.labels, learner.net
+    go_on.set()
+    assert learner.wait(20)
+    assert not learner.training
+    assert learner.labels == labels
+    assert learner.pending == asked[3:]
+    assert learner.net is not old
+    for p, q in zip(before, old.parameters()):
+        torch.testing.assert_close(p, q)  # the user's network is untouched
+    # As if the new network had been given from the start, trained on the six labels and then taught.
+    fresh = ft.Learner(learner.net, points(), labels={i: y for i, y in labels.items() if i not in asked}, ridge=0.01)
+    fresh.teach(asked[:3], [labels[i] for i in asked[:3]])
+    torch.testing.assert_close(outputs(learner)[: N * 3], outputs(fresh)[: N * 3], rtol=1e-8, atol=1e-8)
+    assert asked[3] not in learner.query(N)
+
+
+def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptureFixture) -> None:
+    learner = make("l2", fit_options={"max_lr": 1e9, "steps": 50})
+    before = outputs(learner)
+    with pytest.raises(Diverged):
+        learner.retrain(wait=True)
+    learner.retrain()
+    assert learner.wait(20)
+    assert "the network from before stays" in caplog.text
+    assert learner.status()["training"]["failure"].startswith("Diverged")
+    torch.testing.assert_close(outputs(learner), before)
+
+
+def test_a_training_that_makes_nan_leaves_the_old_network() -> None:
+    def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        for p in net.parameters():
+            p.data.fill_(torch.nan)
+
+    learner = make("l2", train=train)
+    before = outputs(learner)
+    with pytest.raises(ValueError, match="NaN"):
+        learner.retrain(wait=True)
+    torch.testing.assert_close(outputs(learner), before)
+
+
+def test_one_logit_is_trained_as_two_classes() -> None:
+    for loss in ("l2", "ce"):
+        learner = make(f"binary-{loss}", fit_options={"steps": 300})
+        learner.teach(range(10, 30), [truth("binary", i) for i in range(10, 30)])
+        learner.retrain(wait=True)
+        given = np.array(["low", "high"])[[truth("binary", i) for i in range(10, 30)]]
+        assert (learner.predict(range(10, 30)) == given).all()
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_gives_the_same_next_query(kind: str, tmp_path: Path) -> None:
+    learner = make(kind)
+    learner.teach([10, 11], [truth(kind, 10), truth(kind, 11)])
+    asked = learner.query(3)
+    learner.relabel(asked[0], truth(kind, asked[0]))
+    learner.ignore(33)
+    learner.unlabel(1)
+    learner.save(tmp_path / "saved")
+    again = ft.Learner.load(tmp_path / "saved")
+    assert again.labels == learner.labels
+    assert again.pending == learner.pending
+    assert again.ignored == [33]
+    assert_same(again, learner)
+    assert not [p for p in (tmp_path / "saved").iterdir() if p.suffix not in (".json", ".safetensors")]
+
+
+def test_saving_the_learners_own_network_before_and_after_training(tmp_path: Path) -> None:
+    learner = ft.Learner(None, points().float(), classes=3, strategy="random", fit_options={"steps": 20})
+    asked = learner.query(3)
+    learner.save(tmp_path)
+    assert ft.Learner.load(tmp_path).query(2) == learner.query(2)
+    learner.teach(asked, [0, 1, 2])
+    learner.save(tmp_path)
+    learner.teach(learner.query(1), [0])
+    learner.save(tmp_path)
+    again = ft.Learner.load(tmp_path)
+    assert again.query(3) == learner.query(3)
+    assert len(list(tmp_path.glob("network-*"))) == 1
+    again.retrain(wait=True)
+    learner.retrain(wait=True)
+    torch.testing.assert_close(again._outputs(None), learner._outputs(None))
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make("l2")
+    learner.save(tmp_path)
+    learner.teach(20, 1)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("foretaste.label.saving.flush_file", full)
+    with pytest.raises(OSError, match="No space"):
+        learner.save(tmp_path)
+    monkeypatch.undo()
+    assert 20 not in ft.Learner.load(tmp_path).labels
+    learner.save(tmp_path)
+    assert ft.Learner.load(tmp_path).labels == learner.labels
+
+
+def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no learner\.json"):
+        ft.Learner.load(tmp_path)
+    learner = ft.Learner(Keyed().double().eval(), {"a": points()[:, :1], "b": points()[:, 1:]})
+    learner.save(tmp_path)
+    with pytest.raises(ValueError, match="give net="):
+        ft.Learner.load(tmp_path)
+    assert ft.Learner.load(tmp_path, net=Keyed().double()).query(3) == learner.query(3)
+    with pytest.raises(ValueError, match="does not fit the network"):
+        ft.Learner.load(tmp_path, net=network(3))
+    with pytest.raises(ValueError, match="is not the one"):
+        ft.Learner.load(tmp_path, net=Keyed().double(), pool={"a": points(1)[:, :1], "b": points()[:, 1:]})
+    path = tmp_path / "learner.json"
+    text = path.read_text()
+    path.write_text(text.replace("network-", "../network-"))
+    with pytest.raises(ValueError, match=r"expected one that learner\.save\(\) wrote"):
+        ft.Learner.load(tmp_path, net=Keyed().double())
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match="not valid JSON"):
+        ft.Learner.load(tmp_path)
+    path.write_text('{"version": 1}')
+    with pytest.raises(ValueError, match="is damaged"):
+        ft.Learner.load(tmp_path)
+
+
+def test_a_dataset_is_given_again(tmp_path: Path) -> None:
+    learner = ft.Learner(network(3), Items(points()))
+    learner.teach(3, 1)
+    learner.save(tmp_path)
+    with pytest.raises(ValueError, match="give pool="):
+        ft.Learner.load(tmp_path)
+    assert ft.Learner.load(tmp_path, pool=Items(points())).query(2) == learner.query(2)
+
+
+# --- threads ---
+
+
+def test_threads_never_get_the_same_item(tmp_path: Path) -> None:
+    learner = ft.Learner(network(3), points(n=120), train=lambda net, x, y: ft.fit(net, x, y, steps=10))
+    got: list[int] = []
+    errors: list[BaseException] = []
+
+    def annotate(worker: int) -> None:
+        try:
+            for k in range(10):
+                [i] = learner.query(1)
+                got.append(i)
+                learner.teach(i, i % 3)
+                learner.predict([0, 1])
+                learner.status()
+                if k == 3 and worker == 0:
+                    learner.retrain()
+                if k == 5:
+                    learner.relabel(i, (i + 1) % 3)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=annotate, args=(w,)) for w in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert learner.wait(60)
+    assert not errors
+    assert len(got) == len(set(got)) == 40 == len(learner.labels)
+    state = learner._now.model.follow(learner._now.book)
+    fresh = ft.Learner(learner.net, points(n=120), ridge=state.ridge)
+    fresh.teach(*zip(*learner.labels.items()))
+    torch.testing.assert_close(learner._outputs(None), fresh._outputs(None), rtol=1e-8, atol=1e-8)
