@@ -514,7 +514,9 @@ def alive(group):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_interrupt_ends_cleanly(tmp_path):
     """Ctrl-C reaches every process of the terminal's group; ours end at once, without a traceback."""
-    code = "from foretaste.cli import main; main()"
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the child.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; from foretaste.cli import main; main()"
     records = tmp_path / "working"
     records.mkdir()
     child = subprocess.Popen(
