@@ -1,6 +1,14 @@
 """Which points to label next (Eq. 1): by score, at once or one by one, or by a strategy that picks for itself."""
 
 from foretaste.query.badge import badge as badge
+from foretaste.query.clusters import coreset as coreset
+from foretaste.query.clusters import kmeans as kmeans
+from foretaste.query.clusters import lcmd as lcmd
+from foretaste.query.clusters import typiclust as typiclust
+from foretaste.query.coverage import cover_greedily as cover_greedily
+from foretaste.query.coverage import maxherding as maxherding
+from foretaste.query.coverage import probcover as probcover
+from foretaste.query.coverage import uherding as uherding
 from foretaste.query.infinite_width import gp as gp
 from foretaste.query.infinite_width import gp_predict as gp_predict
 from foretaste.query.infinite_width import infinite as infinite

@@ -136,7 +136,7 @@ def kmeanspp(
     weight_U = (norms_U == norms_U.max()).to(norms_U) if first == "largest" else open_U
     picks = torch.empty(batch_size, dtype=torch.int64, device=norms_U.device)
     for n in range(batch_size):
-        j = _draw_weighted(weight_U, generator)
+        j = draw_weighted(weight_U, generator)
         picks[n : n + 1] = j
         open_U.index_fill_(0, j, 0)
         nearest_U = torch.minimum(nearest_U, _squared_distances(q_UC, h_UD, norms_U, j, copy))
@@ -159,7 +159,7 @@ def _squared_distances(q_UC: Tensor, h_UD: Tensor, norms_U: Tensor, j: Tensor, c
     return torch.where(d_U > copy * both_U, d_U, 0)
 
 
-def _draw_weighted(weight_U: Tensor, generator: torch.Generator) -> Tensor:
+def draw_weighted(weight_U: Tensor, generator: torch.Generator) -> Tensor:
     """(1,): position i with probability weight_i / Σ weight."""
     e_U = torch.empty(len(weight_U), dtype=torch.float64).exponential_(generator=generator)
     e_U = e_U.clamp_min_(1e-30).to(weight_U)  # a draw of 0 would beat every weight

@@ -340,12 +340,13 @@ def _check_permutation(case: ContractCase) -> None:
 
 
 def _check_nan(case: ContractCase) -> None:
-    """One candidate's outputs are NaN. A strategy that never calls the network cannot know, and passes."""
+    """One candidate's outputs are NaN. A strategy that never runs the network on it cannot know, and passes."""
     net, spoiled, calls = case.net(), case.x_U[BAD_CANDIDATE].to(case.dtype), [0]
 
     def spoil(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        calls[0] += 1
-        return torch.where((args[0] == spoiled).all(-1, keepdim=True), torch.nan, out)
+        spoil_N1 = (args[0] == spoiled).all(-1, keepdim=True)
+        calls[0] += int(spoil_N1.any())
+        return torch.where(spoil_N1, torch.nan, out)
 
     net.register_forward_hook(spoil)
     try:

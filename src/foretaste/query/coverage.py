@@ -1,0 +1,371 @@
+"""Coverage: a point is served by the one labelled point nearest to it. ProbCover, MaxHerding, uncertainty herding.
+
+    F(B) = Σ_i w_i max_{j ∈ L∪B} k_ij
+
+with k a kernel between 0 and 1 and w_i ≥ 0 a weight. F is submodular: what a candidate adds only shrinks as B grows.
+So greedy is within 1 − 1/e of the best batch, and an old value is a bound on the new one: ``cover_greedily`` computes
+again only what could still win (Minoux 1978). The strategies differ in k and w.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretaste.acquire import register
+from foretaste.errors import real_number, whole_number
+from foretaste.lookahead import BinaryOutputs, cholesky, label_rules
+from foretaste.losses import LOSSES, probabilities
+from foretaste.query.clusters import cluster_points
+from foretaste.query.request import Request
+from foretaste.query.space import KernelSpace, Space, SpaceOptions, find_space, pool_outputs
+from foretaste.tangent import DEFAULT_RIDGE, freeze, gram, resolve_budget
+
+KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
+Kernel = Callable[[Tensor, slice], Tensor]  # positions a and a slice b of a space's points -> k, (a, b)
+
+COVER_CHUNK = 2**22  # numbers of k at a time: 32 MB
+FIRST_LOOK = 16  # candidates computed again at first; twice as many each time that is not enough
+ROUNDING = 1e-12  # of a sum: bounds within it of the best are computed again
+
+
+# --- the greedy batch ---
+
+
+def cover_greedily(
+    rows: KernelRows,
+    covered_W: Tensor,
+    U: int,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    weight_W: Tensor | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
+
+    Args:
+        rows: candidates -> (n, W), their k with the points to cover.
+        covered_W: c_i, how well what is labelled covers i; 0 where nothing does.
+        U: the number of candidates.
+        batch_size: how many to pick.
+        generator: breaks ties. When nothing adds to F any more, the rest is drawn at random.
+        weight_W: w_i ≥ 0; None is 1.
+        progress: called with (done, total) after each pick.
+
+    Returns:
+        The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
+    """
+    covered_W = covered_W.clone()
+    weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
+    order_U = torch.randperm(U, generator=generator).to(covered_W.device)  # ties go to the first in this order
+    step = max(1, COVER_CHUNK // max(1, len(covered_W)))
+
+    def gains(at: Tensor) -> Tensor:
+        return torch.cat([(rows(part) - covered_W).clamp_min_(0) @ weight_W for part in order_U[at].split(step)])
+
+    first_U = gains(torch.arange(U, device=covered_W.device))
+    bound_U, fresh = first_U.clone(), True
+    picks: list[int] = []
+    while len(picks) < batch_size:
+        best = int(_first_of_best(bound_U, gains, fresh))
+        if not bound_U[best] > 0:
+            break
+        picks.append(best)
+        covered_W = torch.maximum(covered_W, rows(order_U[best : best + 1])[0])
+        bound_U[best], fresh = -torch.inf, False
+        if progress is not None:
+            progress(len(picks), batch_size)
+    left = (bound_U > -torch.inf).nonzero()[:, 0][: batch_size - len(picks)]  # in random order already
+    at = torch.cat([torch.tensor(picks, dtype=torch.int64, device=order_U.device), left])
+    return order_U[at].cpu(), torch.empty_like(first_U).scatter_(0, order_U, first_U)
+
+
+def _first_of_best(bound_U: Tensor, gains: Callable[[Tensor], Tensor], fresh: bool) -> int:
+    """The position of the highest gain, the first among equals. Writes into ``bound_U`` the gains it computes.
+
+    fresh: the bounds are the gains themselves.
+    """
+    if fresh:
+        return int((bound_U == bound_U.max()).nonzero()[0])
+    sorted_U = bound_U.argsort(descending=True, stable=True)
+    start, step, best, best_gain = 0, FIRST_LOOK, -1, -math.inf
+    while start < len(sorted_U):
+        ahead = float(bound_U[sorted_U[start]])
+        beaten = ahead < best_gain - ROUNDING * abs(best_gain) or (ahead == best_gain and int(sorted_U[start]) > best)
+        if best >= 0 and beaten:
+            break
+        at = sorted_U[start : start + step]
+        at = at[bound_U[at] > -torch.inf]
+        if len(at):
+            bound_U[at] = found = gains(at)
+            highest = float(found.max())
+            first = int(at[found == highest].min())
+            if highest > best_gain or (highest == best_gain and first < best):
+                best, best_gain = first, highest
+        start, step = start + step, 2 * step
+    return best
+
+
+def space_rows(space: Space, kernel: Kernel, budget: int | str | None) -> tuple[KernelRows, Tensor]:
+    """k between candidates as ``cover_greedily`` wants it, and how well L covers each candidate.
+
+    All of k is kept where it takes at most half of the budget. Else rows are computed when they are asked for.
+    """
+    L, U = space.L, space.U
+    own = slice(L, None)
+    covered_U = space.norms_N.new_zeros(U)
+    for part in space.chunks(torch.arange(L, device=space.device)):
+        covered_U = torch.maximum(covered_U, kernel(part, own).amax(0))
+    if resolve_budget(budget, space.device) < 16 * U * U:
+        return lambda at: kernel(at + L, own), covered_U
+    k_UU = covered_U.new_empty(U, U)
+    for part in space.chunks(torch.arange(U, device=space.device)):
+        k_UU[part] = kernel(part + L, own)
+    return lambda at: k_UU[at], covered_U
+
+
+# --- ProbCover ---
+
+
+@dataclass(frozen=True)
+class ProbCoverOptions(SpaceOptions):
+    """The options of ``probcover``, beside those of a space.
+
+    radius: δ. None: the largest with which ``purity`` of the balls hold one pseudo-label only.
+    purity: α of that rule.
+    clusters: how many pseudo-labels k-means makes; None is the number of classes.
+    """
+
+    radius: float | None = None
+    purity: float = 0.95
+    clusters: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius is not None:
+            real_number("radius of strategy 'probcover'", self.radius, 0, above=True)
+        if not 0 < real_number("purity of strategy 'probcover'", self.purity, 0, above=True) <= 1:
+            raise ValueError(f"purity={self.purity} of strategy 'probcover'; expected a share of at most 1")
+        if self.clusters is not None:
+            whole_number("clusters of strategy 'probcover'", self.clusters, 2)
+
+
+@register("probcover", needs="classes", picks=True, options=ProbCoverOptions)
+def probcover(
+    request: Request,
+    space: str = "auto",
+    layer: str | None = None,
+    radius: float | None = None,
+    purity: float = 0.95,
+    clusters: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """ProbCover (Yehuda et al. 2022): the batch whose balls of radius δ hold the most points that no ball holds yet.
+
+    k_ij = 1 where d_ij < δ. δ is the largest radius with which a share ``purity`` of all balls holds points of one
+    pseudo-label only, by k-means with as many clusters as classes. Scores are the points that a ball would add.
+
+    Args:
+        request: the question; ``ft.query(..., strategy="probcover")`` makes it.
+        space, layer, radius, purity, clusters: see ``ProbCoverOptions``.
+
+    Returns:
+        The positions of the batch, and (U,) scores.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> net = torch.nn.Linear(2, 3).eval()
+        >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="probcover", batch_size=3, options={"radius": 0.5}))
+        3
+    """
+    points = find_space(request, space, layer, rows=request.U)
+    if radius is None:
+        of_N = cluster_points(points, min(clusters or request.C, points.N), request.generator).of_N
+        radius = largest_pure_radius(points, of_N, purity)
+    request.info["radius"] = radius
+    rows, covered_U = space_rows(points, lambda a, b: (points.between(a, b) < radius**2).double(), request.budget)
+    return cover_greedily(
+        rows, covered_U, points.U, request.batch_size, request.generator, progress=request.progress
+    )  # fmt: skip
+
+
+def largest_pure_radius(space: Space, of_N: Tensor, purity: float) -> float:
+    """The largest δ with which at least ``purity`` of the open balls hold points of one cluster only.
+
+    A ball is pure up to the distance to the nearest point of another cluster; δ is a quantile of these distances.
+    """
+    foreign_N = space.norms_N.new_empty(space.N)
+    for part in space.chunks(torch.arange(space.N, device=space.device)):
+        d_nN = space.between(part, slice(None)).masked_fill_(of_N[part][:, None] == of_N, torch.inf)
+        foreign_N[part] = d_nN.amin(1)
+    impure = space.N - math.ceil(purity * space.N - 1e-9)
+    return math.sqrt(float(foreign_N.sort().values[impure]))
+
+
+# --- MaxHerding and uncertainty herding ---
+
+
+@dataclass(frozen=True)
+class HerdingOptions(SpaceOptions):
+    """The options of ``maxherding``, beside those of a space.
+
+    radius: σ of k = exp(−d²/σ²), in the units of the space. None: √(Σ of the variances); in the tangent space, k is
+        then the correlation of tangents.
+    """
+
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius is not None:
+            real_number("radius", self.radius, 0, above=True)
+
+
+@register("maxherding", picks=True, options=HerdingOptions)
+def maxherding(
+    request: Request, space: str = "auto", layer: str | None = None, radius: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """MaxHerding (Bae et al. 2024): F(B) = Σ_i max_{j∈L∪B} exp(−d_ij²/σ²), greedily. Labels and outputs play no part.
+
+    σ is √(Σ of the variances), which is the 1 of the paper for unit vectors around 0. Scores are what a point alone
+    would add to F.
+
+    Args:
+        request: the question; ``ft.query(..., strategy="maxherding")`` makes it.
+        space, layer, radius: see ``HerdingOptions``.
+
+    Returns:
+        The positions of the batch, and (U,) scores.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> ft.query(torch.nn.Linear(2, 3).eval(), None, None, x, strategy="maxherding", batch_size=1).indices
+        array([2])
+    """
+    return _herd(request, find_space(request, space, layer, rows=request.U), radius, None)
+
+
+@dataclass(frozen=True)
+class UncertaintyHerdingOptions(HerdingOptions):
+    """The options of ``uherding``, beside those of a space.
+
+    radius: as for ``maxherding``. None: the smallest distance between two labelled points.
+    temperature: T of p = softmax(f/T), from which the weight 1 − (p₁ − p₂) is made. None: calibrated on L.
+    """
+
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature is not None:
+            real_number("temperature of strategy 'uherding'", self.temperature, 0, above=True)
+
+
+@register("uherding", needs="classes", picks=True, options=UncertaintyHerdingOptions)
+def uherding(
+    request: Request,
+    space: str = "auto",
+    layer: str | None = None,
+    radius: float | None = None,
+    temperature: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Uncertainty herding (Bae et al. 2025): MaxHerding with weights w_i = 1 − (p₁ − p₂) and a radius that adapts.
+
+    σ is the smallest distance between two labelled points (that are no copies), so it shrinks as labels come. p is
+    softmax(f/T), with the T of least expected calibration error on L. The paper holds a part of L out of a training;
+    here the leave-one-out outputs of kernel regression on Θ_LL take its place, which need no training. With fewer than
+    two labels it is MaxHerding.
+
+    Args:
+        request: the question; ``ft.query(..., strategy="uherding")`` makes it.
+        space, layer, radius, temperature: see ``UncertaintyHerdingOptions``.
+
+    Returns:
+        The positions of the batch, and (U,) scores.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> q = ft.query(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], strategy="uherding", batch_size=2)
+        >>> sorted(q.info.keys() & {"radius", "temperature"})
+        ['radius', 'temperature']
+    """
+    points = find_space(request, space, layer, rows=request.U)
+    f_UC = pool_outputs(request)
+    if request.L < 2:
+        return _herd(request, points, radius, None)
+    if radius is None and points.name != "tangent":
+        radius = smallest_distance(points)
+    T = request.info["temperature"] = calibrate_temperature(request) if temperature is None else temperature
+    top_U2 = (f_UC / T).softmax(1).topk(2, 1).values
+    return _herd(request, points, radius, 1 - (top_U2[:, 0] - top_U2[:, 1]))
+
+
+def _herd(request: Request, points: Space, radius: float | None, weight_U: Tensor | None) -> tuple[Tensor, Tensor]:
+    if radius is None and points.name == "tangent":
+        assert isinstance(points, KernelSpace)
+        k_NN = points.correlations
+        rows, covered_U = space_rows(points, lambda a, b: k_NN[a, b], None)
+    else:
+        radius = request.info["radius"] = math.sqrt(points.spread) if radius is None else radius
+        scale = -1 / radius**2 if radius > 0 else 0.0
+        rows, covered_U = space_rows(points, lambda a, b: (points.between(a, b) * scale).exp_(), request.budget)
+    return cover_greedily(
+        rows, covered_U, points.U, request.batch_size, request.generator, weight_W=weight_U, progress=request.progress
+    )  # fmt: skip
+
+
+def smallest_distance(space: Space) -> float | None:
+    """Between two labelled points that are no copies; None if all are."""
+    at, least = torch.arange(space.L, device=space.device), math.inf
+    for part in space.chunks(at, space.L):
+        d_nL = space.between(part, at)
+        least = min(least, float(torch.where(d_nL > 0, d_nL, torch.inf).min()))
+    return math.sqrt(least) if least < math.inf else None
+
+
+# --- the temperature of uncertainty herding ---
+
+TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
+CALIBRATION_BINS = 15
+
+
+def calibrate_temperature(request: Request) -> float:
+    """T of the least expected calibration error of softmax(f/T), f the leave-one-out outputs on L."""
+    frozen = freeze(request.net, output="trace" if request.output == "full" else request.output, params=request.params)
+    assert request.x_L is not None
+    pair, f = ("L", "L"), dict[str, Tensor]()
+    theta_LL = gram(frozen, {"L": request.x_L}, [pair], budget=request.budget, f=f)[0][pair]
+    device, binary = theta_LL.device, isinstance(request.net, BinaryOutputs)
+    y_LC = label_rules(request.y_L, request.C, request.loss, device, device, binary=binary).targets(request.y_L)
+    ridge = DEFAULT_RIDGE * float(theta_LL.diagonal().mean()) if request.ridge is None else request.ridge
+    f_LC = leave_one_out(theta_LL, f["L"], y_LC, request.loss, ridge)
+    errors = [expected_calibration_error((f_LC / T).softmax(1), y_LC.argmax(1)) for T in TEMPERATURES.tolist()]
+    return float(TEMPERATURES[int(torch.tensor(errors).argmin())])
+
+
+def leave_one_out(theta_LL: Tensor, f_LC: Tensor, y_LC: Tensor, loss: str, ridge: float) -> Tensor:
+    """(L, C): outputs at each labelled point as if it had no label, in closed form; with d = diag A⁻¹,
+
+    L2: y_i − α_i / d_i, kernel regression on the other labels, with A = Θ + λI and α = A⁻¹(Y − 1/C)
+    CE: f_i − (1/d_i − n_i)(y_i − p_i), one Newton step, with A = Θ + diag n and n_i = 1/(p(1 − p)) (Laplace)
+    """
+    noise_L = LOSSES[loss].label_noise(f_LC)
+    noise_L = torch.full_like(f_LC[:, 0], ridge) if noise_L is None else noise_L + ridge
+    inverse_LL = torch.cholesky_inverse(cholesky(theta_LL + noise_L.diag(), ridge))
+    d_L1 = inverse_LL.diagonal()[:, None]
+    if LOSSES[loss].quadratic:
+        return y_LC - inverse_LL @ (y_LC - 1 / y_LC.shape[1]) / d_L1
+    return f_LC - (1 / d_L1 - noise_L[:, None]) * (y_LC - probabilities(f_LC, loss))
+
+
+def expected_calibration_error(p_NC: Tensor, y_N: Tensor, bins: int = CALIBRATION_BINS) -> float:
+    """Σ over bins of equal width of |accuracy − confidence|, weighed by their share of points (Guo et al. 2017)."""
+    top_N, guess_N = p_NC.max(1)
+    bin_N = (top_N * bins).ceil().long().sub_(1).clamp_(0, bins - 1)
+    miss = torch.zeros(bins, dtype=p_NC.dtype, device=p_NC.device)
+    return float(miss.index_add_(0, bin_N, (guess_N == y_N).to(p_NC) - top_N).abs().sum() / len(y_N))

@@ -1,0 +1,149 @@
+"""Strategies that measure distances, typed as their papers define them: loops over vectors. Nothing of foretaste.
+
+``x`` holds the labelled points first, then the candidates, as vectors: inputs, features, or gradients, for the distance
+of two tangents is that of the gradients. Picks are positions among the candidates.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return math.sqrt(float(((a - b) ** 2).sum()))
+
+
+def all_distances(x: Tensor) -> list[list[float]]:
+    return [[distance(a, b) for b in x] for a in x]
+
+
+# Coverage: F(B) = Σ_i w_i max over j in L∪B of k_ij.
+
+
+def coverage(k: list[list[float]], weights: list[float], chosen: list[int]) -> float:
+    return sum(w * max((row[j] for j in chosen), default=0.0) for w, row in zip(weights, k))
+
+
+def balls(x: Tensor, radius: float) -> list[list[float]]:
+    return [[float(d < radius) for d in row] for row in all_distances(x)]
+
+
+def purity(x: Tensor, labels: list[int], radius: float) -> float:
+    """The share of points whose open ball holds points of one label only."""
+    d, N = all_distances(x), len(x)
+    pure = [all(labels[i] == labels[j] for j in range(N) if d[i][j] < radius) for i in range(N)]
+    return sum(pure) / N
+
+
+def gaussian(x: Tensor, sigma: float) -> list[list[float]]:
+    return [[math.exp(-((d / sigma) ** 2)) for d in row] for row in all_distances(x)]
+
+
+def correlation(x: Tensor) -> list[list[float]]:
+    """Of vectors around their mean, cut at 0."""
+    c = x - x.mean(0)
+    return [[max(0.0, float(a @ b) / float(a.norm() * b.norm())) for b in c] for a in c]
+
+
+def maxherding_radius(x: Tensor) -> float:
+    """√ of half the mean squared distance between two points."""
+    d = all_distances(x)
+    return math.sqrt(sum(v**2 for row in d for v in row) / len(x) ** 2 / 2)
+
+
+def calibration_error(p: Tensor, y: list[int], bins: int = 15) -> float:
+    total = 0.0
+    for b in range(bins):
+        low, high = b / bins, (b + 1) / bins
+        inside = [i for i in range(len(y)) if low < float(p[i].max()) <= high]
+        if inside:
+            right = sum(int(p[i].argmax()) == y[i] for i in inside) / len(inside)
+            sure = sum(float(p[i].max()) for i in inside) / len(inside)
+            total += len(inside) / len(y) * abs(right - sure)
+    return total
+
+
+# Clusters.
+
+
+def lloyd(x: Tensor, seeds: list[int], fixed: int = 0, rounds: int = 30) -> list[int]:
+    """The cluster of each point. Fixed centres are the first points; an empty cluster gets the farthest point."""
+    centres = [x[s] for s in seeds]
+    of: list[int] = []
+    for turn in range(rounds + 1):
+        d = [[distance(p, c) for c in centres] for p in x]
+        new = [min(range(len(seeds)), key=lambda k: row[k]) for row in d]
+        if turn:
+            far = sorted(range(len(x)), key=lambda i: -min(d[i]))
+            for k in range(fixed, len(seeds)):
+                if k not in new:
+                    new[far.pop(0)] = k
+        if new == of:
+            break
+        of = new
+        for k in range(fixed, len(seeds)):
+            if own := [x[i] for i in range(len(x)) if of[i] == k]:
+                centres[k] = torch.stack(own).mean(0)
+    return of
+
+
+def kmeans(x: Tensor, L: int, n: int, seeds: list[int]) -> list[int]:
+    """Of each cluster that is not a labelled point's, the candidate nearest to the mean; large clusters first."""
+    of, picks = lloyd(x, seeds, fixed=L), []
+    candidates = {k: [i for i in range(L, len(x)) if of[i] == k] for k in range(L, L + n)}
+    for k in sorted(candidates, key=lambda k: -len(candidates[k])):
+        mean = x[[i for i in range(len(x)) if of[i] == k]].mean(0)
+        picks.append(min(candidates[k], key=lambda i: (round(distance(x[i], mean), 9), i)) - L)
+    return picks
+
+
+def typiclust(
+    x: Tensor, L: int, n: int, seeds: list[int], neighbours: int = 20, least_size: int = 5
+) -> list[int]:  # fmt: skip
+    of = lloyd(x, seeds)
+    order = sorted(set(of), key=lambda k: (sum(of[i] == k for i in range(L)), -of.count(k)))
+    large, small = ([k for k in order if (of.count(k) > least_size) == wanted] for wanted in (True, False))
+    visits = large * len(x) + order * len(x)  # round after round, the small ones when nothing else is left
+    assert small or len(large) == len(order)
+    picks: list[int] = []
+    for cluster in visits:
+        own = [i for i in range(L, len(x)) if of[i] == cluster and i - L not in picks]
+        if not own or len(picks) == n:
+            continue
+        k = min(neighbours, len(own) // 2)
+
+        def typical(i: int, own: list[int] = own, k: int = k) -> float:
+            near = sorted(distance(x[i], x[j]) for j in own if j != i)[:k]
+            return 1 / (sum(near) / k) if k else 1.0
+
+        picks.append(max(own, key=lambda i: (round(typical(i), 9), -i)) - L)
+    return picks
+
+
+# Distances.
+
+
+def coreset(x: Tensor, L: int, n: int) -> list[int]:
+    d, chosen = all_distances(x), list(range(L))
+    while len(chosen) < L + n:
+        open_ = [j for j in range(L, len(x)) if j not in chosen]
+        if chosen:
+            chosen.append(max(open_, key=lambda j: min(d[j][c] for c in chosen)))
+        else:
+            chosen.append(min(open_, key=lambda j: distance(x[j], x.mean(0))))
+    return [j - L for j in chosen[L:]]
+
+
+def lcmd(x: Tensor, L: int, n: int) -> list[int]:
+    d, centres = all_distances(x), list(range(L))
+    while len(centres) < L + n:
+        open_ = [j for j in range(L, len(x)) if j not in centres]
+        if not centres:
+            centres.append(max(open_, key=lambda j: float(x[j].norm())))
+            continue
+        nearest = {j: min(centres, key=lambda c: d[j][c]) for j in range(L, len(x))}
+        size = {c: sum(d[j][c] ** 2 for j in nearest if nearest[j] == c) for c in centres}
+        largest = max(centres, key=lambda c: size[c])
+        centres.append(max((j for j in open_ if nearest[j] == largest), key=lambda j: d[j][largest]))
+    return [j - L for j in centres[L:]]

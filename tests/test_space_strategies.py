@@ -1,0 +1,295 @@
+"""Strategies that measure distances equal literal loops, in each space, and refuse what they cannot measure."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import foretaste as ft
+import oracles
+import strategy_oracles as slow
+from foretaste.query import cover_greedily
+from foretaste.query.clusters import seed_centres
+from foretaste.query.coverage import TEMPERATURES, calibrate_temperature, expected_calibration_error, leave_one_out
+from foretaste.query.request import Request
+from foretaste.query.space import find_space
+
+L, U, BATCH = 4, 18, 6
+
+
+class Problem:
+    """A network of one hidden layer and points in no special position."""
+
+    def __init__(self, seed: int = 0, labelled: int = L, C: int = 3):
+        g = torch.Generator().manual_seed(seed)
+        self.net = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, C)).double().eval()
+        for p in self.net.parameters():
+            p.data = torch.randn(p.shape, generator=g, dtype=torch.float64)
+        self.x = torch.randn(labelled + U, 3, generator=g, dtype=torch.float64)
+        self.L = labelled
+        self.y_L = torch.arange(labelled) % C
+
+    def request(self, seed=0, **kwargs):
+        x_L, y_L = (self.x[: self.L], self.y_L) if self.L else (None, None)
+        generator = torch.Generator().manual_seed(seed)
+        return Request(self.net, x_L, y_L, self.x[self.L :], BATCH, generator, seed=seed, **kwargs)
+
+    def ask(self, strategy, options=None, n=BATCH, **kwargs):
+        x_L, y_L = (self.x[: self.L], self.y_L) if self.L else (None, None)
+        how = {"strategy": strategy, "options": options, "batch_size": n} | kwargs
+        return ft.query(self.net, x_L, y_L, self.x[self.L :], **how)
+
+    def vectors(self, space):
+        if space == "inputs":
+            return self.x
+        return self.net[:2](self.x).detach() if space == "last" else oracles.gradients(self.net, self.x, "sum")
+
+
+SPACES = ["inputs", "last", "tangent"]
+
+
+PLACES = pytest.mark.parametrize(("space", "labelled"), [(s, n) for s in SPACES for n in (0, L)])
+
+
+def check_greedy(k, labelled, picks, weights=None):
+    """Each pick adds as much to F as any other candidate would. (A pair far from all others is a tie.)"""
+    weights = [1.0] * len(k) if weights is None else weights
+    chosen = list(range(labelled))
+    for j in picks:
+        open_ = [labelled + i for i in range(len(k) - labelled) if labelled + i not in chosen]
+        best = max(slow.coverage(k, weights, [*chosen, i]) for i in open_)
+        chosen.append(labelled + j)
+        assert slow.coverage(k, weights, chosen) == pytest.approx(best, rel=1e-12)
+
+
+@PLACES
+def test_coreset_and_lcmd_are_literal_loops(space, labelled):
+    for seed in range(3):
+        problem = Problem(seed, labelled)
+        x = problem.vectors(space)
+        assert problem.ask("coreset", {"space": space}).indices.tolist() == slow.coreset(x, labelled, BATCH)
+        x = x if space == "tangent" else x - x.mean(0)  # the longest vector is taken from the mean
+        assert problem.ask("lcmd", {"space": space}).indices.tolist() == slow.lcmd(x, labelled, BATCH)
+
+
+@PLACES
+def test_clusters_are_literal_loops(space, labelled):
+    for seed in range(2):
+        problem = Problem(seed, labelled)
+        x, request = problem.vectors(space), problem.request(seed)
+        points = find_space(request, space)
+        seeds = seed_centres(points, labelled + BATCH, request.generator, labelled).tolist()
+        q = problem.ask("kmeans", {"space": space}, seed=seed)
+        assert q.indices.tolist() == slow.kmeans(x, labelled, BATCH, seeds)
+        seeds = seed_centres(points, labelled + BATCH, torch.Generator().manual_seed(seed)).tolist()
+        for least, neighbours in ((5, 20), (1, 2)):
+            options = {"space": space, "least_size": least, "neighbours": neighbours}
+            q = problem.ask("typiclust", options, seed=seed)
+            assert q.indices.tolist() == slow.typiclust(x, labelled, BATCH, seeds, neighbours, least)
+        seeds = seed_centres(points, 3, torch.Generator().manual_seed(seed)).tolist()
+        options = {"space": space, "most_clusters": 3, "least_size": 0}  # clusters are visited again
+        q = problem.ask("typiclust", options, n=U, seed=seed)
+        assert q.indices.tolist() == slow.typiclust(x, labelled, U, seeds, least_size=0)
+
+
+@PLACES
+def test_herding_is_a_literal_loop(space, labelled):
+    problem = Problem(1, labelled)
+    x = problem.vectors(space)
+    radius = slow.maxherding_radius(x)
+    k = slow.correlation(x) if space == "tangent" else slow.gaussian(x, radius)
+    check_greedy(k, labelled, problem.ask("maxherding", {"space": space}).indices.tolist())
+    k = slow.gaussian(x, 0.4 * radius)
+    q = problem.ask("maxherding", {"space": space, "radius": 0.4 * radius}, n=U)
+    check_greedy(k, labelled, q.indices.tolist())
+    ones, before = [1.0] * len(x), list(range(labelled))
+    none = slow.coverage(k, ones, before)
+    alone = [slow.coverage(k, ones, [*before, labelled + j]) - none for j in range(U)]
+    assert torch.allclose(q.scores, torch.tensor(alone, dtype=torch.float64))
+
+
+@PLACES
+def test_probcover_is_greedy_and_its_radius_the_largest_pure_one(space, labelled):
+    problem = Problem(2, labelled)
+    x, request = problem.vectors(space), problem.request()
+    q = problem.ask("probcover", {"space": space, "purity": 0.8}, n=U)
+    radius = q.info["radius"]
+    labels = slow.lloyd(x, seed_centres(find_space(request, space), 3, request.generator).tolist())
+    assert slow.purity(x, labels, radius * (1 - 1e-9)) >= 0.8
+    assert slow.purity(x, labels, radius * (1 + 1e-9)) < 0.8
+    check_greedy(slow.balls(x, radius * (1 - 1e-9)), labelled, q.indices.tolist())
+    q = problem.ask("probcover", {"space": space, "radius": 0.6 * slow.maxherding_radius(x)})
+    check_greedy(slow.balls(x, q.info["radius"]), labelled, q.indices.tolist())
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+@pytest.mark.parametrize("space", SPACES)
+def test_uncertainty_herding_is_a_literal_loop(space, loss):
+    problem = Problem(3)
+    x = problem.vectors(space)
+    q = problem.ask("uherding", {"space": space}, loss=loss)
+    d = slow.all_distances(x)
+    sigma = min(d[i][j] for i in range(L) for j in range(i))
+    k = slow.correlation(x) if space == "tangent" else slow.gaussian(x, sigma)
+    p = (oracles.f(problem.net, problem.x) / q.info["temperature"]).softmax(1).sort(1, descending=True).values
+    weights = [1 - float(row[0] - row[1]) for row in p]
+    check_greedy(k, L, q.indices.tolist(), weights)
+    if space != "tangent":
+        assert q.info["radius"] == pytest.approx(sigma)
+    assert problem.ask("uherding", {"temperature": 0.3}).info["temperature"] == 0.3
+
+
+def test_uncertainty_herding_without_labels_is_maxherding():
+    problem = Problem(0, 0)
+    assert problem.ask("uherding").indices.tolist() == problem.ask("maxherding").indices.tolist()
+
+
+def test_temperature_has_the_least_calibration_error_of_leave_one_out_outputs():
+    problem = Problem(5, 12)
+    x, y = problem.x[:12], oracles.one_hot(problem.y_L, 3)
+    theta = oracles.ntk(problem.net, x, x)
+    ridge = 1e-3 * float(theta.diagonal().mean())
+    f = torch.zeros_like(y)
+    for i in range(12):
+        rest = [j for j in range(12) if j != i]
+        third = torch.full((11, 3), 1 / 3, dtype=torch.float64)
+        f[i] = oracles.kernel_regression(
+            theta[i : i + 1, rest], theta[rest][:, rest], third[:1], third, y[rest], ridge
+        )[0]  # fmt: skip
+    assert torch.allclose(leave_one_out(theta, oracles.f(problem.net, x), y, "l2", ridge), f)
+    errors = [slow.calibration_error((f / T).softmax(1), problem.y_L.tolist()) for T in TEMPERATURES]
+    T = calibrate_temperature(problem.request(ridge=ridge))
+    assert errors[TEMPERATURES.tolist().index(T)] == pytest.approx(min(errors))
+
+
+def test_calibration_error():
+    p = torch.softmax(3 * torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
+    y = torch.arange(40) % 4
+    assert expected_calibration_error(p, y) == pytest.approx(slow.calibration_error(p, y.tolist()))
+
+
+def test_cross_entropy_leave_one_out_is_a_newton_step():
+    """Outputs of the others' fit: z minimises Σ_{j≠i} CE(z_j, y_j) + ½ (z − m)ᵀ Θ⁻¹ (z − m)."""
+    problem = Problem(7, 4)
+    x, y = problem.x[:4], oracles.one_hot(problem.y_L, 3)
+    theta = 0.05 * oracles.ntk(problem.net, x, x)  # small: then one step is exact to first order
+    m = torch.zeros(4, 3, dtype=torch.float64)
+
+    def fitted(at):
+        block = torch.kron(theta[at][:, at].contiguous(), torch.eye(3, dtype=torch.float64))
+        return oracles.cross_entropy_mode(m[at], block, y[at], steps=1)
+
+    z = fitted(list(range(4)))
+    ours = leave_one_out(theta, z, y, "ce", 0.0)
+    for i in range(4):
+        rest = [j for j in range(4) if j != i]
+        alpha = y[rest] - fitted(rest).softmax(1)
+        assert torch.allclose(ours[i], theta[i, rest] @ alpha, atol=0.02)
+        assert not torch.allclose(z[i], theta[i, rest] @ alpha, atol=0.02)
+
+
+# --- the lazy greedy ---
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_lazy_is_greedy(ties):
+    g = torch.Generator().manual_seed(0)
+    for W, candidates in ((40, 70), (9, 90)):
+        k = torch.rand(candidates, W, generator=g, dtype=torch.float64) ** 3
+        k = (k > 0.3).double() if ties else k
+        weight, covered = torch.rand(W, generator=g, dtype=torch.float64), 0.2 * torch.rand(W, generator=g).double()
+        weight = torch.ones_like(weight) if ties else weight
+        computed = []
+
+        def rows(at, k=k, computed=computed):
+            computed.append(len(at))
+            return k[at]
+
+        picks, alone = cover_greedily(rows, covered, candidates, 30, g, weight_W=weight)
+        assert len(set(picks.tolist())) == 30
+        assert torch.allclose(alone, (k - covered).clamp_min(0) @ weight)
+        for j in picks.tolist():
+            gains = (k - covered).clamp_min(0) @ weight
+            assert float(gains[j]) >= float(gains.max()) - 1e-12
+            covered = torch.maximum(covered, k[j])
+        assert sum(computed) < 0.7 * 30 * candidates  # plain greedy computes all of them
+
+
+def test_budget_changes_no_pick():
+    problem = Problem(4)
+    for name in ("maxherding", "probcover", "coreset", "typiclust", "kmeans", "lcmd", "uherding"):
+        options = {"space": "inputs"} | ({"temperature": 1.0} if name == "uherding" else {})
+        few = problem.ask(name, options, budget=4000).indices.tolist()  # k of all candidates takes 2592 bytes
+        assert few == problem.ask(name, options).indices.tolist(), name
+
+
+# --- what is refused, and what the options say ---
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(-1, 1, 30).view(10, 3))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, ids):
+        return self.head(self.table[ids].mean(1))
+
+
+def test_spaces_that_points_do_not_have():
+    x = torch.randint(10, (8, 5), generator=torch.Generator().manual_seed(0))
+    net = Tokens().eval()
+    nn.init.ones_(net.head.weight)
+    ask = {"strategy": "kmeans", "batch_size": 2}
+    with pytest.raises(ValueError, match=r'space="inputs".* x_U is a tensor of int64; use options={"space": "last"}'):
+        ft.query(net, x[:2], [0, 1], x[2:], **ask, options={"space": "inputs"})
+    assert ft.query(net, x[:2], [0, 1], x[2:], **ask).info["space"] == "last"
+    image = torch.randn(6, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
+    assert ft.query(flat, None, None, image, **ask).info["space"] == "last"
+    last = nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)).eval()
+    with pytest.raises(ValueError, match=r'options={"layer": name}'):
+        ft.query(last, None, None, torch.ones(4, 3), strategy="coreset", batch_size=2)
+    q = ft.query(last, None, None, torch.eye(3), strategy="coreset", batch_size=2, options={"layer": "0"})
+    assert len(q) == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        ("coreset", {"space": "input"}, "space='input'; did you mean 'inputs'"),
+        ("kmeans", {"space": "inputs", "layer": "0"}, 'of space="last", and space is .inputs.'),
+        ("kmeans", {"layer": 3}, "expected the name of a module"),
+        ("probcover", {"radius": 0}, "radius of strategy 'probcover' is 0; expected a number above 0"),
+        ("probcover", {"purity": 1.5}, "purity=1.5 of strategy 'probcover'"),
+        ("probcover", {"clusters": 1}, "clusters of strategy 'probcover' is 1; expected a whole number of at least 2"),
+        ("maxherding", {"radius": -1}, "radius is -1; expected a number above 0"),
+        ("uherding", {"temperature": 0}, "temperature of strategy 'uherding' is 0"),
+        ("typiclust", {"neighbours": 0}, "neighbours of strategy 'typiclust' is 0"),
+        ("lcmd", {"radius": 1}, "unknown option 'radius' of strategy 'lcmd'"),
+    ],
+)
+def test_wrong_options(strategy, options, message):
+    with pytest.raises(ValueError, match=message):
+        Problem().ask(strategy, options)
+
+
+def test_regression_has_no_classes():
+    net, x = nn.Linear(3, 1).eval(), torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    for name in ("probcover", "uherding"):
+        with pytest.raises(ValueError, match=f"'{name}' needs classes and this network has one output"):
+            ft.query(net, x[:2], [0.0, 1.0], x[2:], strategy=name)
+    assert len(ft.query(net, x[:2], [0.0, 1.0], x[2:], strategy="maxherding", batch_size=3)) == 3
+
+
+def test_points_that_do_not_fit():
+    problem = Problem()
+    with pytest.raises(ValueError, match="x_L"):
+        ft.query(problem.net, problem.x[:2, :2], [0, 1], problem.x[2:], strategy="kmeans")
+    x = problem.x.clone()
+    x[6, 1] = math.nan
+    with pytest.raises(ValueError, match="x_U has 1 NaN or infinite values"):
+        ft.query(problem.net, x[:2], [0, 1], x[2:], strategy="maxherding")
+    with pytest.raises(ValueError, match=r'the budget is 100 B; raise budget, or .*options={"space": "last"}'):
+        problem.ask("kmeans", budget=100)
