@@ -19,7 +19,11 @@ from foretaste.data.dataset import smaller as smaller
 from foretaste.data.fetch import get as get
 from foretaste.data.folders import folder as folder
 from foretaste.data.huggingface import hugging_face as hugging_face
+from foretaste.data.items import PictureItems as PictureItems
+from foretaste.data.items import pixels as pixels
+from foretaste.data.labels import class_ids as class_ids
 from foretaste.data.labels import class_labels as class_labels
+from foretaste.data.labels import class_names as class_names
 from foretaste.data.labels import count_names as count_names
 from foretaste.data.labels import join_faults as join_faults
 from foretaste.data.labels import natural_key as natural_key
@@ -32,7 +36,11 @@ from foretaste.data.named import mnist as mnist
 from foretaste.data.named import svhn as svhn
 from foretaste.data.npz import npz as npz
 from foretaste.data.points import Points as Points
-from foretaste.data.points import picture_sizes as picture_sizes
-from foretaste.data.points import read_points as read_points
+from foretaste.data.points import join_points as join_points
+from foretaste.data.points import without_repeats as without_repeats
+from foretaste.data.sources import read_points as read_points
 from foretaste.data.tables import feature_table as feature_table
+from foretaste.data.text import TEXT_ENCODERS as TEXT_ENCODERS
+from foretaste.data.text import encode_text as encode_text
+from foretaste.data.text import pad_tokens as pad_tokens
 from foretaste.data.torch_datasets import from_torch as from_torch

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -25,23 +25,24 @@ from foretaste.data.pictures import (
     open_picture,
 )
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, stays_inside
-from foretaste.errors import check_regular, printable
+from foretaste.errors import check_regular, did_you_mean, printable
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
 NUMBER_TYPES = ("float", "double", "int", "uint", "bool")
 
 
 @dataclass(frozen=True, eq=False)
-class SavedPoints:
-    """The points of a saved dataset. Ids and labels are words; None without such a column."""
+class DatasetParts:
+    """What a dataset holds, one of pictures, numbers and columns. Ids and labels are words; None without a column."""
 
-    x: Tensor  # (N, channels, H, W) uint8 for pictures, (N, D) float32 for numbers
+    n: int
     ids: list[str] | None
     labels: list[str | None] | None  # None where a row has no label
     classes: tuple[str, ...] | None  # of a ClassLabel
-    columns: tuple[str, ...] | None  # names of the D numbers
-    kept: list[int]  # rows of the dataset
     notes: tuple[str, ...]
+    pictures: tuple[OpenPicture, Callable[[int], bytes]] | None = None
+    numbers: tuple[Tensor, tuple[str, ...]] | None = None  # (N, D) float32, and the names of its columns
+    columns: dict[str, list[str | None]] | None = None  # as cells of a CSV
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -121,55 +122,42 @@ def hugging_face(
     return data
 
 
-def read_saved_points(
-    path: Path,
-    *,
-    size: ImageSize = None,
-    channels: int | None = None,
-    skip_broken: bool = False,
-    most: int = LARGEST_DATASET,
-    progress: PictureProgress | None = None,
-) -> SavedPoints:
-    """Points of a saved dataset, labelled or not: its pictures, or its columns of numbers if it has none.
+def dataset_parts(source: Any, where: str, *, label: str | None = None, id: str | None = None) -> DatasetParts:
+    """What a dataset holds, given as its folder or as the object: pictures, lists of numbers, or plain columns.
 
     Of several splits, train is read. A label may be missing: null, or −1 for a ClassLabel.
     """
-    part, notes = _training_split(path)
+    part, notes = _training_split(where, _load_saved(source) if isinstance(source, Path) else source)
     features = part.features
-    label = _choose_own_label(path, features)
-    image = _picture_columns(features)
+    label = _choose_own_label(where, features) if label is None else _choose_column("label", label, features, [])
     plain = [name for name in features if name != label and _kind_of(features[name]) == "Value"]
-    at_id = next((name for spelling in ID_COLUMNS for name in plain if name.lower() == spelling), None)
-    rows = list(range(len(part)))
-    if image:
-        name = _choose_column("image", None, features, image)
-        decoded = decode_pictures(
-            _picture_opener(part, name),
-            [f"row[{i}]" for i in rows],
-            size=size,
-            channels=channels,
-            most=most,
-            skip_broken=skip_broken,
-            progress=progress,
-            where=path,
-        )
-        x, rows, columns = decoded.x, [int(i) for i in decoded.kept], None
-        notes += decoded.notes
-    else:
-        x, columns, left = _number_columns(path, part, {label, at_id})
-        notes += left
+    at_id = id or next((name for spelling in ID_COLUMNS for name in plain if name.lower() == spelling), None)
+    if at_id is not None and at_id not in features:
+        raise ValueError(f"{where} has no column {at_id!r} for the id{did_you_mean(at_id, features, 'Its columns')}")
     labels = None if label is None else _label_words(part, label)
-    ids = None if at_id is None else [str(v) for v in _cells(part, at_id)]
     classes = None if label is None else getattr(features[label], "names", None)
-    return SavedPoints(
-        x,
-        None if ids is None else [ids[i] for i in rows],
-        None if labels is None else [labels[i] for i in rows],
-        None if classes is None else tuple(map(str, classes)),
-        columns,
-        rows,
-        notes,
-    )
+    common: dict[str, Any] = {
+        "n": len(part),
+        "ids": None if at_id is None else [str(v) for v in _cells(part, at_id)],
+        "labels": labels,
+        "classes": None if classes is None else tuple(map(str, classes)),
+    }
+    if image := _picture_columns(features):
+        name = _choose_column("image", None, features, image)
+        stored = _stored_pictures(part, name, local=not isinstance(source, Path))
+        return DatasetParts(**common, notes=notes, pictures=(lambda i: open_picture(stored(i)), stored))
+    listed = [name for name in features if _kind_of(features[name]) != "Value" and _holds_numbers(features[name])]
+    if listed or all(_holds_numbers(features[name]) for name in plain if name != at_id):
+        x, names, left = _number_columns(where, part, {label, at_id})
+        return DatasetParts(**common, notes=(*notes, *left), numbers=(x, names))
+    columns = {
+        name: [None if v is None or v != v else str(v).strip() or None for v in _cells(part, name)] for name in plain
+    }
+    if at_id is not None:
+        columns.pop(at_id)
+    others = [name for name in features if name not in (*plain, label)]
+    left = (f"{count_names(others, 'column {} is', 'columns {} are')} no words or numbers: left out",) if others else ()
+    return DatasetParts(**common, notes=(*notes, *left), columns=columns)
 
 
 def _load_saved(path: Path) -> Any:
@@ -245,9 +233,8 @@ def _choose_splits(path: Path, pool: str | None, test: float | str) -> dict[str,
     return {learn: ("pool", loaded[learn]), measure: ("test", loaded[measure])}
 
 
-def _training_split(path: Path) -> tuple[Any, tuple[str, ...]]:
+def _training_split(where: str, loaded: Any) -> tuple[Any, tuple[str, ...]]:
     """The only dataset, or the split called train; and a note on the splits left out."""
-    loaded = _load_saved(path)
     if not isinstance(loaded, dict):
         return loaded, ()
     chosen = next((name for name in loaded if SIDES.get(name.lower()) == "pool"), None)
@@ -255,8 +242,8 @@ def _training_split(path: Path) -> tuple[Any, tuple[str, ...]]:
         chosen = next(iter(loaded))
     if chosen is None:
         raise ValueError(
-            f"{path} has the splits {', '.join(loaded)}, none called train; give the folder of one, such as "
-            f"{path / next(iter(loaded))}"
+            f"{where} has the splits {', '.join(loaded)}, none called train; give one of them, such as "
+            f"{Path(where) / next(iter(loaded)) if Path(where).is_dir() else next(iter(loaded))}"
         )
     others = [name for name in loaded if name != chosen]
     return loaded[chosen], (f"split {chosen} is read; left out: {', '.join(others)}",) if others else ()
@@ -272,7 +259,7 @@ def _label_columns(features: Any) -> list[str]:
     return found or plain
 
 
-def _choose_own_label(path: Path, features: Any) -> str | None:
+def _choose_own_label(path: str, features: Any) -> str | None:
     """The column of labels; of several, the one with a usual name; None without any."""
     found = _label_columns(features)
     usual = [name for spelling in LABEL_COLUMNS for name in found if name.lower() == spelling]
@@ -323,24 +310,35 @@ def _all_label_words(path: str | PathLike[str], part: Any, name: str, label: str
     return [word for word in words if word is not None]
 
 
-def _picture_opener(part: Any, image: str) -> OpenPicture:
-    """Opens the picture of a row as stored, so that our threads decode it within our limits."""
+def _stored_pictures(part: Any, image: str, local: bool = False) -> Callable[[int], bytes]:
+    """The bytes of the picture of a row, so that our threads decode it within our limits.
+
+    A dataset in memory (``local``) may hold paths: the user's own process made them. One on disk may not.
+    """
     import datasets
 
     raw = part.select_columns([image]).with_format(None).cast_column(image, datasets.Image(decode=False))
 
-    def open_row(i: int) -> Image.Image:
+    def stored(i: int) -> bytes:
         cell = raw[i][image]
         if cell is None or not (cell.get("bytes") or cell.get("path")):
             raise ValueError("no picture in this row")
-        if not cell.get("bytes"):
+        if cell.get("bytes"):
+            return bytes(cell["bytes"])
+        if not local:
             raise ValueError(f"only the path {cell['path']} is stored; save the dataset with its pictures in it")
-        return open_picture(cell["bytes"])
+        check_regular(Path(cell["path"]))
+        return Path(cell["path"]).read_bytes()
 
-    return open_row
+    return stored
 
 
-def _number_columns(path: Path, part: Any, skip: set[str | None]) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
+def _picture_opener(part: Any, image: str) -> OpenPicture:
+    stored = _stored_pictures(part, image)
+    return lambda i: open_picture(stored(i))
+
+
+def _number_columns(path: str, part: Any, skip: set[str | None]) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
     """Columns of numbers, and of lists of as many numbers each, side by side; their names, and notes."""
     found = [name for name, kind in part.features.items() if name not in skip and _holds_numbers(kind)]
     others = [name for name in part.features if name not in skip and name not in found]
@@ -358,7 +356,7 @@ def _number_columns(path: Path, part: Any, skip: set[str | None]) -> tuple[Tenso
     return torch.from_numpy(np.concatenate(blocks, axis=1)), tuple(names), note
 
 
-def _number_column(path: Path, part: Any, name: str) -> np.ndarray:
+def _number_column(path: str, part: Any, name: str) -> np.ndarray:
     """(N, d) float32: a column of numbers, or of lists of d numbers. Stays in Arrow, for lists may be long and many."""
     import pyarrow.compute as pc
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from foretaste.errors import is_utf8, printable
+from foretaste.errors import did_you_mean, is_utf8, printable
 
 NAMES_SHOWN = 10  # in one message
+MOST_CLASSES = 100_000  # where labels are numbers: each number up to the largest is a class
 DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")  # 1.0, .5, 2e3; not 7 or 007
 
 
@@ -106,3 +107,40 @@ def index_labels(labels: Sequence[str], where: object, what: str = "labels") -> 
         raise ValueError(f"{where}: all {what} are {classes[0]!r}; expected two classes or more")
     at = {name: c for c, name in enumerate(classes)}
     return np.array([at[label] for label in labels], dtype=np.int64), classes
+
+
+def class_names(labels: Sequence[str], where: object, least: int = 0) -> tuple[str, ...]:
+    """The classes of labels: whole numbers are class ids from 0, ``least`` of them or more; words stand in order.
+
+    >>> class_names(["2", "0"], "t.csv"), class_names(["b10", "b2"], "t.csv")
+    (('0', '1', '2'), ('b2', 'b10'))
+    """
+    if not all_digits(labels):
+        return tuple(sorted(set(labels), key=natural_key))
+    largest = max((label.lstrip("0") for label in labels), key=lambda digits: (len(digits), digits), default="")
+    if len(largest) > len(str(MOST_CLASSES)) or int(largest or 0) >= MOST_CLASSES:
+        raise ValueError(
+            f"{where}: label {largest[:20]} is a number, and numbers count classes from 0; expected less than "
+            f"{MOST_CLASSES}. Write labels as words, or give classes="
+        )
+    return tuple(map(str, range(max(least, 1 + int(largest or 0) if labels else 0))))
+
+
+def class_ids(labels: Sequence[str], classes: Sequence[str], where: object) -> np.ndarray:
+    """(N,) int64: the positions of the labels among the classes. Raises with all unknown labels."""
+    at = {name: c for c, name in enumerate(classes)}
+    unknown = sorted({label for label in labels if label not in at}, key=natural_key)
+    if unknown and all_digits(labels) and max(map(int, labels)) < len(classes):
+        return np.array([int(label) for label in labels], dtype=np.int64)  # ids of classes that have names
+    if unknown:
+        more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
+        raise ValueError(
+            f"{where}: {len(unknown)} labels are no class of the network: "
+            f"{', '.join(map(repr, unknown[:NAMES_SHOWN]))}{more}{did_you_mean(unknown[0], classes, 'Its classes')}"
+        )
+    return np.array([at[label] for label in labels], dtype=np.int64)
+
+
+def all_digits(labels: Iterable[str]) -> bool:
+    """Whether every label is a whole number from 0."""
+    return all(label.isdecimal() for label in labels)

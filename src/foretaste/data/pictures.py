@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ PICTURE_ENDINGS = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".t
 PICTURE_ENDINGS |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"}
 TURNED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations in which width and height change places
 EXIF_ORIENTATION = 0x0112
+KEPT_SIDE = 512  # pixels
+JPEG_TRAILER = 1 << 16  # bytes after the end mark that are looked through
 PICTURES_A_TASK = 32  # one future for each picture would outweigh the work
 
 HOW_TO_RESIZE = "give a size in pixels, such as size=64 (--size 64 on the command line), to bring them to one"
@@ -54,6 +57,16 @@ def open_picture(source: str | PathLike[str] | bytes) -> Image.Image:
         image.close()
         raise Image.DecompressionBombError
     return image
+
+
+def picture_bytes(opened: OpenPicture) -> Callable[[int], bytes]:
+    """The contents of pictures that are in no file: mode, size and pixels."""
+
+    def stored(i: int) -> bytes:
+        with opened(i) as image:
+            return f"{image.mode} {image.size} ".encode() + image.tobytes()
+
+    return stored
 
 
 def height_and_width(size: ImageSize) -> tuple[int, int] | None:
@@ -93,6 +106,40 @@ def picture_pixels(
         image = image.resize((w, h), Image.Resampling.BILINEAR, box=_middle_box(image.size, w, h))
     array = np.asarray(image)
     return (array[None] if channels == 1 else array.transpose(2, 0, 1)), remark
+
+
+def readable_picture(image: Image.Image) -> Image.Image:
+    """The picture turned upright, in colour, eight bits a channel, with its own size.
+
+    A large JPEG is decoded at a half, a quarter or an eighth, as long as its shorter side keeps ``KEPT_SIDE`` pixels:
+    no backbone looks at more, and a phone's photo takes a tenth of the time.
+    """
+    image.draft(None, (KEPT_SIDE, KEPT_SIDE))
+    return _eight_bits(ImageOps.exif_transpose(image), "RGB")[0]
+
+
+def check_whole(image: Image.Image) -> None:
+    """Raise unless the picture just opened is all there, where possible without decoding it.
+
+    Broken files are mostly cut short. A PNG has checksums; a JPEG ends with a mark.
+    """
+    if image.mode == "F":
+        raise ValueError("floating-point pixels, of unknown range")
+    if image.format == "PNG":
+        image.verify()
+    elif image.format not in ("JPEG", "MPO") or not _ends_with_mark(getattr(image, "fp", None)):
+        image.load()
+
+
+def _ends_with_mark(file: Any) -> bool:
+    """Whether a JPEG has its end mark; some cameras write more after it. The position in the file stays."""
+    here = file.tell()
+    try:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - JPEG_TRAILER))
+        return b"\xff\xd9" in file.read(JPEG_TRAILER)
+    finally:
+        file.seek(here)
 
 
 def _middle_box(size: tuple[int, int], w: int, h: int) -> tuple[float, float, float, float]:
@@ -162,11 +209,11 @@ def decode_pictures(
             with opened(i) as image:
                 image.load()
 
-        broken |= _run_on_each(look, ids, workers)[0]
+        broken |= run_on_each(look, ids, workers)[0]
         ids = [i for i in ids if i not in broken]
         if broken and not skip_broken:
-            broken |= _run_on_each(whole, ids, workers)[0]  # the error also names those that break later
-        _raise_broken(broken, names, skip_broken, at)
+            broken |= run_on_each(whole, ids, workers)[0]  # the error also names those that break later
+        raise_broken(broken, names, skip_broken, at)
         shape = shape or _common_size(seen, names, at)
         channels = channels or (1 if all(grey for *_, grey in seen.values()) else 3)
     check_picture_memory(len(ids), (channels, *shape), most, at)
@@ -178,9 +225,9 @@ def decode_pictures(
             x[i], remark = picture_pixels(image, shape, channels, resize=size is not None)
         return remark
 
-    later, remarks = _run_on_each(read, ids, workers, progress)
+    later, remarks = run_on_each(read, ids, workers, progress)
     broken |= later
-    _raise_broken(broken, names, skip_broken, at)
+    raise_broken(broken, names, skip_broken, at)
     kept = [i for i in ids if i not in broken]
     for new, old in enumerate(kept):  # in place: a second copy may not fit
         if new != old:
@@ -213,7 +260,7 @@ def _common_size(seen: dict[int, tuple[int, int, bool]], names: Sequence[str], a
     raise ValueError(f"{at}pictures of {len(count)} sizes, width × height: {met}{more}; {HOW_TO_RESIZE}")
 
 
-def _run_on_each(
+def run_on_each(
     task: Callable[[int], str | None], ids: list[int], workers: int | None, progress: PictureProgress | None = None
 ) -> tuple[dict[int, str], Counter[str]]:
     """Run ``task`` on every id in threads: the reason of each failure, and how often each remark came."""
@@ -264,8 +311,12 @@ def describe_broken(broken: dict[int, str], names: Sequence[str], what: str, mos
     return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}{more}"
 
 
-def _raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str) -> None:
+def raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str) -> None:
+    """Raise if pictures are broken that may not be left out, or if all are."""
     if broken and not skip_broken:
         raise ValueError(f"{at}{describe_broken(broken, names, 'pictures')}; mend or remove them, or {HOW_TO_SKIP}")
     if len(broken) == len(names):
-        raise ValueError(f"{at}{describe_broken(broken, names, 'pictures')}; nothing is left")
+        raise ValueError(
+            f"{at}{describe_broken(broken, names, 'pictures')}; nothing is left. Copy them again from where they came, "
+            "and check that they open elsewhere"
+        )

@@ -1,284 +1,253 @@
-"""Points of a user's own files, some labelled and some not: what querying a pool starts from.
+"""Points of a user's own, some labelled and some not: what querying a pool starts from.
 
-The usual input is one folder or table in which some labels are filled in. Labelled points train; the others are the
-pool. What counts as no label:
-
-- a CSV: an empty cell, or no column for labels
-- a folder: a picture outside the class folders, in a folder called unlabelled or unsorted, or absent from its CSV
-- an .npz: NaN among float labels, "" among strings, or no ``y``
-- a Hugging Face dataset: null, or −1 for a ClassLabel
+What has a label trains; the rest is the pool. ``read_points`` (sources.py) makes them from any source.
 """
 
-import os
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.folders import decode_files, find_label_table, list_folder, note_other_files, without_validation
-from foretaste.data.huggingface import is_saved_dataset, read_saved_points
-from foretaste.data.labels import array_labels, check_words, class_labels, count_names
-from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
-from foretaste.data.pictures import ImageSize, PictureProgress, open_picture, oriented_size
-from foretaste.data.tables import file_columns, is_csv, read_feature_table, read_file_table
+from foretaste.data.columns import (
+    Cells,
+    Table,
+    TableRows,
+    column_kinds,
+    encode_table,
+    is_complete_numbers,
+    join_tables,
+    number_matrix,
+)
+from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
+from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names
 
-POINT_ARRAYS, POINT_LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
-NO_CLASS_FOLDERS = ("unlabelled", "unlabeled", "unsorted")
+POINT_KINDS = ("pictures", "text", "table", "features")
+Encode = Callable[[Sequence[Any]], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points of a file or folder, with ids and labels as words.
+    """Points with ids and labels; ``x`` is computed when it is first asked for.
+
+    Attributes:
+        where: the file, folder or object, for messages.
+        kind: "pictures", "text", "table" (a mixed one) or "features" (numbers as they are).
+        items: the points as they came: pictures (read from disk one at a time), strings, rows, or a tensor.
+        ids: a name for each point: file names, the user's own ids, or positions.
+        labels: a word for each point, None where there is no label.
+        own_ids: whether the ids are the user's, and not positions.
+        own_classes: all classes in the source's own order, where it has one.
+        regression: labels are numbers.
+        columns: names of the columns of a table.
+        notes: what a reader must know: what was left out, filled in or chosen.
+        encode: makes ``x`` of ``items``; None where the items are ``x``.
 
     Example:
         >>> import torch
         >>> from foretaste.data import Points
-        >>> points = Points("t.csv", torch.zeros(3, 2), ["a", "b", "c"], ["cat", None, "dog"])
-        >>> points.labelled.ids, points.unlabelled.ids
-        (['a', 'c'], ['b'])
+        >>> points = Points("t", "features", torch.zeros(3, 2), ["a", "b", "c"], ["cat", None, "dog"])
+        >>> points.labelled.tolist(), points.pool.tolist(), points.classes, points.y.tolist()
+        ([0, 2], [1], ('cat', 'dog'), [0, -1, 1])
     """
 
-    where: str  # the file or folder, for messages
-    x: Tensor  # (N, channels, H, W) uint8 or float32 in [0, 1] for pictures; (N, D) float32 for features
+    where: str
+    kind: str
+    items: Any
     ids: list[str]
-    labels: list[str | None]  # None where there is no label
-    features: tuple[str, ...] | None = None  # names of a table's columns
-    own_ids: bool = False  # whether ids are the user's own, and not positions
-    classes: tuple[str, ...] | None = None  # all classes in the file's own order, where it has one
+    labels: list[str | None]
+    own_ids: bool = False
+    own_classes: tuple[str, ...] | None = None
+    regression: bool = False
+    columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    encode: Encode | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def labelled(self) -> "Points":
-        """The points that have a label."""
-        return self.take([i for i, label in enumerate(self.labels) if label is not None])
+    @cached_property
+    def x(self) -> Tensor:
+        """(N, D) float32, or (N, channels, H, W) uint8: the items as numbers."""
+        x = self.items if self.encode is None else self.encode(self.items)
+        if not isinstance(x, Tensor) or len(x) != len(self):
+            got = f"{tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ValueError(f"the encoder returned {got} for {len(self)} points; expected a tensor, one row for each")
+        return x
 
     @property
-    def unlabelled(self) -> "Points":
-        """The points without a label: the pool."""
-        return self.take([i for i, label in enumerate(self.labels) if label is None])
+    def labelled(self) -> np.ndarray:
+        """Positions of the points that have a label."""
+        return np.array([i for i, label in enumerate(self.labels) if label is not None], dtype=np.int64)
+
+    @property
+    def pool(self) -> np.ndarray:
+        """Positions of the points without a label."""
+        return np.array([i for i, label in enumerate(self.labels) if label is None], dtype=np.int64)
 
     @property
     def known_labels(self) -> list[str]:
         """The labels that are there, in the order of their points."""
         return [label for label in self.labels if label is not None]
 
-    def take(self, rows: Sequence[int]) -> "Points":
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes: the source's own, or those of the labels. Empty in regression."""
+        if self.regression:
+            return ()
+        return self.own_classes or class_names(self.known_labels, self.where)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """(N,) int64 class ids, −1 without a label; in regression float32, NaN without a label."""
+        at = torch.from_numpy(self.labelled)
+        if self.regression:
+            y = torch.full((len(self),), torch.nan)
+            y[at] = label_numbers(self.known_labels, self.where)
+            return y
+        y = torch.full((len(self),), -1)
+        y[at] = torch.from_numpy(class_ids(self.known_labels, self.classes, self.where))
+        return y
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> "Points":
         """Some of the points, in that order."""
-        if list(rows) == list(range(len(self))):
+        rows = [int(i) for i in rows]
+        if rows == list(range(len(self))):
             return self
-        x = self.x[torch.as_tensor(rows, dtype=torch.int64)]
-        return replace(self, x=x, ids=[self.ids[i] for i in rows], labels=[self.labels[i] for i in rows])
+        some = replace(
+            self,
+            items=take_items(self.items, rows),
+            ids=[self.ids[i] for i in rows],
+            labels=[self.labels[i] for i in rows],
+        )
+        if "x" in self.__dict__:  # an encoder is fitted on all points: its rows stay as they are
+            some.__dict__["x"] = self.x[torch.as_tensor(rows, dtype=torch.int64)]
+        return some
+
+    @property
+    def sizes(self) -> Counter[tuple[int, int]]:
+        """How many pictures have each (height, width)."""
+        return picture_sizes(self.items) if self.kind == "pictures" else Counter()
 
 
-def read_points(
-    path: str | os.PathLike[str],
-    *,
-    regression: bool = False,
-    size: ImageSize = None,
-    channels: int | None = None,
-    skip_broken: bool = False,
-    layout: Layout | None = None,
-    most: int = LARGEST_DATASET,
-    progress: PictureProgress | None = None,
-) -> Points:
-    """Read points, labelled or not, from a user's own file or folder.
-
-    Args:
-        path: an .npz (x, and perhaps y, ids, classes), a CSV of features, a CSV of files, a folder of pictures, or a
-            Hugging Face dataset saved to disk.
-        regression: labels are numbers and stay as written. Otherwise they are classes: 1.0 is class 1, and numbers
-            that are not whole are an error.
-        size: pixels a side, or (height, width), for files of pictures.
-        channels: 1 or 3, for files of pictures.
-        skip_broken: leave out pictures that cannot be read; ``notes`` names them.
-        layout: "NHWC" or "NCHW", for an .npz whose shape does not decide.
-        most: bytes in memory; more is refused before it is read.
-        progress: called as ``progress(done, of how many)``.
-
-    Returns:
-        All points in the order of the file; ``labelled`` and ``unlabelled`` are the two parts.
-
-    Raises:
-        FileNotFoundError: the path, or a file that a CSV names, is missing.
-        ValueError: the file cannot be read, has no points, repeats an id, or has labels that are no classes.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> from foretaste.data import read_points
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
-        >>> _ = file.write_text("id,label,width\\na,rose,1\\nb,,2\\nc,tulip,3\\n")
-        >>> points = read_points(file)
-        >>> points.labelled.labels, points.unlabelled.ids
-        (['rose', 'tulip'], ['b'])
-    """
-    path = Path(path).expanduser()
-    of_pictures = _PictureOptions(size, channels, skip_broken, most, progress)
-    if is_saved_dataset(path):
-        got = _points_of_dataset(path, of_pictures)
-    elif path.is_dir():
-        got = _points_of_folder(path, of_pictures)
-    elif not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; expected an .npz, a CSV, or a folder of pictures")
-    elif path.suffix.lower() == ".npz":
-        got = _points_of_npz(path, layout, most)
-    elif is_csv(path):
-        has_files = file_columns(path, labelled=False) is not None
-        got = _points_of_files(path.parent, path, of_pictures) if has_files else _points_of_table(path)
-    else:
-        raise ValueError(f"{path}: unknown ending {path.suffix!r}; expected .npz, .csv, .tsv, or a folder of pictures")
-    if not len(got):
-        raise ValueError(f"{path} has no points; expected at least one")
-    if twice := [name for name, n in Counter(got.ids).items() if n > 1]:
+def checked_points(points: Points) -> Points:
+    """The same points, after a check of ids and labels; labels become class names (1.0 is class 1)."""
+    p = points
+    if not len(p):
+        raise ValueError(f"{p.where} has no points; expected at least one")
+    if twice := [name for name, n in Counter(p.ids).items() if n > 1]:
         names = count_names(twice, "id {} stands", "ids {} stand")
-        raise ValueError(f"{path}: {names} more than once; expected each once")
-    check_words(path, "id", "ids", got.ids)
-    check_words(path, "label", "labels", got.known_labels)
-    return got if regression else replace(got, labels=class_labels(got.labels, path))
+        raise ValueError(f"{p.where}: {names} more than once; expected each once")
+    if missing := p.ids.count(""):
+        raise ValueError(f"{p.where}: {missing} points have no id; fill it in, or leave the column out")
+    check_words(p.where, "id", "ids", p.ids)
+    check_words(p.where, "label", "labels", p.known_labels)
+    return p if p.regression else replace(p, labels=class_labels(p.labels, p.where))
 
 
-def picture_sizes(path: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
-    """How many pictures of a folder, or of a CSV of files, have each (height, width).
-
-    Only headers are read. Empty for any other file. Pictures that cannot be opened are not counted: ``read_points``
-    names them.
-    """
-    path, sizes = Path(path).expanduser(), Counter[tuple[int, int]]()
-    if path.is_dir() and not is_saved_dataset(path):
-        root, files = path, list(list_folder(path).pictures)
-    elif path.is_file() and is_csv(path) and file_columns(path, labelled=False) is not None:
-        root, files = path.parent, [row.file for row in read_file_table(path, skip_broken=True, gaps=True)[0]]
-    else:
-        return sizes
-    for file in files:
-        with suppress(Exception), open_picture(root / file) as image:  # a decoder may raise anything on a broken file
-            sizes[oriented_size(image)] += 1
-    return sizes
-
-
-@dataclass(frozen=True)
-class _PictureOptions:
-    size: ImageSize
-    channels: int | None
-    skip_broken: bool
-    most: int
-    progress: PictureProgress | None
-
-
-def _points_of_npz(path: Path, layout: Layout | None, most: int) -> Points:
-    there = array_names(path)
-    x, y = (next((name for name in names if name in there), None) for names in (POINT_ARRAYS, POINT_LABEL_ARRAYS))
-    if x is None:
-        raise ValueError(f"{path} has {', '.join(there) or 'nothing'}; expected x, and y and ids where there are any")
-    names = [name for name in (x, y, "ids", "classes") if name in there]
-    got = dict(zip(names, read_arrays(path, names, most)))
-    ((points, how),) = lay_out_points([got[x]], [f"{path}: {x}"], layout)
-    for name in (y, "ids"):
-        if name in got and got[name].shape == (len(points), 1):
-            got[name] = got[name][:, 0]
-    faults = [
-        f"{name} is {got[name].dtype} {got[name].shape}; expected one for each of {len(points)} points"
-        for name in (y, "ids")
-        if name in got and got[name].shape != (len(points),)
-    ]
-    if y is not None and got[y].dtype.kind == "b":
-        faults.append(f"{y} is of truth values; expected integers, strings, or numbers for regression")
-    if faults:
-        raise ValueError(f"{path}: {'; '.join(faults)}")
-    ids = [str(word) for word in array_labels(got["ids"])] if "ids" in got else [str(i) for i in range(len(points))]
-    called = tuple(map(str, array_labels(got["classes"].ravel()))) if "classes" in got else None
-    labels: list[str | None] = [None] * len(points) if y is None else array_labels(got[y])
-    if y is not None and called is not None and got[y].dtype.kind in "iuf":
-        labels = _named_classes(path, labels, called)
-    tensor = torch.from_numpy(np.ascontiguousarray(points))
-    others = [name for name in there if name not in names]
-    left = (f"{count_names(others, 'array {} is', 'arrays {} are')} not read",) if others else ()
-    return Points(str(path), tensor, ids, labels, None, "ids" in got, called, (how, *left))
-
-
-def _named_classes(path: Path, labels: list[str | None], classes: tuple[str, ...]) -> list[str | None]:
-    """Class ids, counted from 0, as the names of their classes."""
-    numbers = [None if label is None else int(label) for label in class_labels(labels, path)]
-    if bad := sum(c is not None and not 0 <= c < len(classes) for c in numbers):
-        raise ValueError(f"{path}: {bad} labels are not among its {len(classes)} classes, counted from 0")
-    return [None if c is None else classes[c] for c in numbers]
-
-
-def _points_of_table(path: Path) -> Points:
-    """A CSV of numbers; a point without an id is called by its position."""
-    got = read_feature_table(path, gaps=True)
-    ids = [str(n) for n in range(len(got.x))] if got.ids is None else got.ids
-    labels: list[str | None] = [None] * len(got.x) if got.labels is None else got.labels
-    return Points(str(path), torch.from_numpy(got.x), ids, labels, got.names, got.ids is not None)
-
-
-def _points_of_folder(root: Path, of_pictures: _PictureOptions) -> Points:
-    """Pictures in class folders, with a CSV of labels, or without labels."""
-    _, table = find_label_table(root, needed=False)
-    if table is not None:
-        return _points_of_files(root, table, of_pictures, others=list_folder(root).pictures)
-    here = list_folder(root)
-    if not here.pictures:
-        raise ValueError(f"{root} has no pictures; expected some, or folders of them")
-    notes = filter(None, [note_other_files(here.others)])
-    labels = [_folder_label(file) for file in here.pictures]
-    return _decoded_points(root, str(root), here.pictures, labels, of_pictures, tuple(notes))
-
-
-def _folder_label(file: str) -> str | None:
-    """The first folder of a picture's path; None outside class folders."""
-    first, slash, _ = file.partition("/")
-    return first if slash and first.lower() not in NO_CLASS_FOLDERS else None
-
-
-def _points_of_files(root: Path, table: Path, of_pictures: _PictureOptions, others: Sequence[str] = ()) -> Points:
-    """The pictures that a CSV names, then ``others`` without labels."""
-    rows, notes = read_file_table(table, skip_broken=of_pictures.skip_broken, gaps=True)
-    in_table = {row.file for row in rows}
-    more = [file for file in others if file not in in_table]
-    rows, left = without_validation(rows)
-    files = [row.file for row in rows]
-    labels = [row.label for row in rows] + [None] * len(more)
-    about = [f"labels are from {table.name}", *notes, *left]
-    if more:
-        about.append(f"{len(more)} pictures of the folder do not stand in {table.name}: they have no label")
-    where = str(root) if others else str(table)
-    return _decoded_points(root, where, [*files, *more], labels, of_pictures, tuple(about))
-
-
-def _decoded_points(
-    root: Path,
-    where: str,
-    files: Sequence[str],
-    labels: Sequence[str | None],
-    how: _PictureOptions,
-    notes: tuple[str, ...],
-) -> Points:
-    """Pictures are called by their path within the folder."""
-    got = decode_files(root, files, how.size, how.channels, how.skip_broken, how.progress, how.most)
-    kept = [int(i) for i in got.kept]
-    kept_labels = [labels[i] for i in kept]
-    return Points(where, got.x, [files[i] for i in kept], kept_labels, None, True, None, (*notes, *got.notes))
-
-
-def _points_of_dataset(path: Path, how: _PictureOptions) -> Points:
-    """A Hugging Face dataset saved to disk; a row without an id is called by its position."""
-    got = read_saved_points(
-        path,
-        size=how.size,
-        channels=how.channels,
-        skip_broken=how.skip_broken,
-        most=how.most,
-        progress=how.progress,
+def points_of_rows(points: Points) -> Points:
+    """Points whose items are rows of a table: features where every cell is a number, else a mixed table."""
+    table = points.items.table
+    if table.columns and is_complete_numbers(table):
+        kinds, notes = column_kinds(table)  # raises on infinite numbers
+        return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
+    kinds, notes = column_kinds(table)
+    rows = TableRows(table.only(kinds.names))
+    return replace(
+        points, kind="table", items=rows, encode=encode_table, columns=kinds.names, notes=(*points.notes, *notes)
     )
-    ids = [str(i) for i in got.kept] if got.ids is None else got.ids
-    labels: list[str | None] = [None] * len(ids) if got.labels is None else got.labels
-    return Points(str(path), got.x, ids, labels, got.columns, got.ids is not None, got.classes, got.notes)
+
+
+def join_points(labelled: Points, pool: Points) -> Points:
+    """One set of points from two: labels of the first stay, those of the second are hidden. Raises if kinds differ."""
+    a, b = labelled, pool
+    if a.kind != b.kind and not (a.columns and b.columns):
+        raise ValueError(f"{a.where} holds {a.kind} and {b.where} holds {b.kind}; expected both alike")
+    notes = (f"{p.where}: {note}" for p in (a, b) for note in p.notes)
+    joined = replace(
+        a,
+        where=a.where if a.where == b.where else f"{a.where} and {b.where}",
+        ids=[*a.ids, *b.ids],
+        labels=[*a.labels, *[None] * len(b)],
+        own_classes=a.own_classes or b.own_classes,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    if a.columns or b.columns:
+        table = join_tables(_table_of(a), _table_of(b), joined.where)
+        return points_of_rows(replace(joined, items=TableRows(table), notes=()))
+    if isinstance(a.items, PictureItems) and isinstance(b.items, PictureItems):
+        return replace(joined, items=join_pictures(a.items, b.items))
+    if isinstance(a.items, Tensor) and isinstance(b.items, Tensor):
+        if a.items.shape[1:] != b.items.shape[1:] or a.items.dtype != b.items.dtype:
+            shapes = [
+                f"{p.where} are {tuple(p.items.shape[1:])} of {p.items.dtype}".replace("torch.", "") for p in (a, b)
+            ]
+            raise ValueError(f"points of {shapes[0]}, those of {shapes[1]}; expected both alike")
+        return replace(joined, items=torch.cat([a.items, b.items]))
+    if isinstance(a.items, list) and isinstance(b.items, list):
+        return replace(joined, items=[*a.items, *b.items])
+    raise ValueError(f"{a.where} and {b.where} hold {a.kind} of two sorts (files and arrays); expected both alike")
+
+
+def _table_of(points: Points) -> Table:
+    if isinstance(points.items, TableRows):
+        return points.items.table
+    columns: dict[str, Cells] = {
+        name: [repr(v) for v in values] for name, values in zip(points.columns, points.items.T.tolist())
+    }
+    return Table(points.where, columns, range(1, len(points) + 1), "point")
+
+
+def without_repeats(pool: Points, labelled: Points) -> Points:
+    """The pool less the points that are labelled already; a note says how many there were.
+
+    Two points are the same if they are the same file, if the user gave them the same id, or if their contents are
+    equal.
+    """
+    known_keys, known_sizes = set(_identities(labelled)) - {None}, set(_rough_sizes(labelled))
+    known_values = {item_digest(labelled.items, i) for i in range(len(labelled))}
+    keys, sizes = _identities(pool), _rough_sizes(pool)
+    same_key = {j for j in range(len(pool)) if keys[j] in known_keys}
+    same_values = {
+        j for j in range(len(pool)) if sizes[j] in known_sizes and item_digest(pool.items, j) in known_values
+    }
+    drop = same_key | same_values
+    if not drop:
+        return pool
+    note = f"{len(drop)} points are labelled already, such as {pool.ids[min(drop)]}: left out of the pool"
+    if differ := len(same_key - same_values):
+        note += f" ({differ} of them by their id alone: their values differ)"
+    return replace(pool.take([j for j in range(len(pool)) if j not in drop]), notes=(*pool.notes, note))
+
+
+def _rough_sizes(points: Points) -> list[object]:
+    """Items of different sizes are different: most pictures need not be read to be told apart."""
+    items = points.items
+    return list(zip(items.sizes, items.lengths)) if isinstance(items, PictureItems) else [0] * len(points)
+
+
+def _identities(points: Points) -> list[str | None]:
+    """What names each point beyond its file: the path of a picture, or the user's id. None for positions."""
+    if not points.own_ids:
+        return [None] * len(points)
+    if points.kind != "pictures":
+        return list(points.ids)
+    where = Path(points.where)
+    root = where if where.is_dir() else where.parent
+    return [str(path.resolve()) if (path := root / name).is_file() else name for name in points.ids]
+
+
+def label_numbers(labels: Sequence[str], where: object) -> Tensor:
+    """(N,) labels as numbers, for regression."""
+    try:
+        y = torch.tensor([float(label) for label in labels])
+    except ValueError as error:
+        raise ValueError(f"{where}: regression wants numbers as labels ({error})") from None
+    if not torch.isfinite(y).all():
+        raise ValueError(f"{where}: {int((~torch.isfinite(y)).sum())} labels are not finite numbers")
+    return y

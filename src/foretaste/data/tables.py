@@ -243,12 +243,9 @@ def feature_table(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
     return Images(file.stem, torch.from_numpy(got.x), torch.from_numpy(y_N), pool, held, classes, notes=(note,))
 
 
-def read_feature_table(path: Path, *, gaps: bool = False) -> FeatureTable:
-    """A CSV of numbers. Columns id (or name, key) and label (or class, target) are not features.
-
-    An empty label is an error unless ``gaps`` are allowed.
-    """
-    head, rows = _table_lines(path)
+def read_feature_table(path: Path) -> FeatureTable:
+    """A labelled CSV of numbers. Columns id (or name, key) and label (or class, target) are not features."""
+    head, rows = table_lines(path)
     plain = [name.lower() for name in head]
     at_id, at_label = (
         next((plain.index(s) for s in names if s in plain), None) for names in (ID_COLUMNS, LABEL_COLUMNS)
@@ -256,13 +253,13 @@ def read_feature_table(path: Path, *, gaps: bool = False) -> FeatureTable:
     at_x = [k for k in range(len(head)) if k not in (at_id, at_label)]
     if not at_x:
         raise ValueError(f"{path} has columns {', '.join(head)} and no features; expected numbers beside id and label")
-    needed = [k for k in (at_id, None if gaps else at_label) if k is not None]
+    needed = [k for k in (at_id, at_label) if k is not None]
     faults, x_ND = [], np.empty((len(rows), len(at_x)), np.float32)
     for n, (line, row) in enumerate(rows):
         if len(row) != len(head):
             faults.append(f"line {line}: {len(row)} cells where {len(head)} columns are named")
             continue
-        bad = [head[k] for k in at_x if not _is_finite_number(row[k])]
+        bad = [head[k] for k in at_x if not is_finite_number(row[k])]
         if bad:
             faults.append(f"line {line}: {', '.join(bad[:3])} not a finite number")
             continue
@@ -278,7 +275,7 @@ def read_feature_table(path: Path, *, gaps: bool = False) -> FeatureTable:
     return FeatureTable(x_ND, tuple(head[k] for k in at_x), ids, labels)
 
 
-def _table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The names in the first line, and the other lines with their numbers."""
     check_regular(path)
     if path.stat().st_size > LARGEST_CSV:
@@ -294,14 +291,15 @@ def _table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if not rows:
         raise ValueError(f"{path} is empty; expected a first line of names, then a point a line")
     head = [name.strip() for name in rows.pop(0)[1]]
-    if all(map(_is_finite_number, head)):
+    if all(map(is_finite_number, head)):
         raise ValueError(f"{path}: its first line is numbers; expected names, such as id,label,width,height")
     if not rows:
         raise ValueError(f"{path} has no points; expected at least one")
     return head, rows
 
 
-def _is_finite_number(cell: str) -> bool:
+def is_finite_number(cell: str) -> bool:
+    """Whether the cell is a number that float32 can hold."""
     try:
         return math.isfinite(np.float32(cell))
     except ValueError:

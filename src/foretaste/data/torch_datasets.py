@@ -2,8 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from foretaste.data.pictures import (
     HOW_TO_SKIP,
     DecodedPictures,
     ImageSize,
+    OpenPicture,
     PictureProgress,
     check_picture_memory,
     describe_broken,
@@ -121,6 +122,89 @@ def from_torch(
     return replace(data, notes=(*data.notes, "pixels are floats as the dataset gives them, not bytes"))
 
 
+@dataclass(frozen=True, eq=False)
+class DatasetItems:
+    """The items of a dataset: pictures that are read when asked for, or texts or numbers in memory."""
+
+    kind: str  # "pictures", "text" or "features"
+    labels: list[Any] | None  # None where no item has one
+    classes: tuple[str, ...] | None  # the dataset's own
+    values: list[Any]  # texts, or float32 arrays of one shape
+    opened: OpenPicture  # for pictures
+
+
+def read_dataset_items(dataset: Any, progress: PictureProgress | None = None) -> DatasetItems:
+    """Items of a map-style dataset or a list: x, or (x, y) where y may be None. Each is read once.
+
+    A dataset that augments at random is refused: the pool must not change.
+    """
+    probed = _probe_items(dataset, "the dataset", _item_and_maybe_label)
+    if not probed:
+        raise ValueError("no item of the dataset can be read; look at dataset[0]")
+    kind = "features"
+    if all(isinstance(item, str) for item in probed):
+        kind = "text"
+    elif all(_as_picture(item) is not None for item in probed):
+        kind = "pictures"
+
+    def opened(i: int) -> Image.Image:
+        image = _as_picture(_item_and_maybe_label(dataset[i])[0])
+        if image is None:
+            raise ValueError("not a picture of bytes as the others")
+        return image
+
+    labels, values, n = list[Any](), list[Any](), len(dataset)
+    known = getattr(dataset, "targets", None)  # as torchvision's have it: no picture need be read for its label
+    if kind == "pictures" and known is not None and len(known) == n:
+        labels = list(np.asarray(known).tolist())
+    else:
+        for i in range(n):
+            item, label = _item_and_maybe_label(dataset[i])
+            labels.append(_plain_label(label))
+            if kind == "text":
+                values.append(item)
+            elif kind == "features":
+                values.append(np.asarray(_as_array(item), dtype=np.float32))
+                if values[-1].shape != values[0].shape or not np.isfinite(values[-1]).all():
+                    raise ValueError(
+                        f"item {i} is {_describe_item(item)}; expected finite numbers of shape {values[0].shape} as in "
+                        "item 0"
+                    )
+            if progress is not None and (i % 100 == 99 or i + 1 == n):
+                progress(i + 1, n)
+    inner, classes = dataset, None
+    while classes is None and inner is not None:
+        classes, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
+    return DatasetItems(
+        kind,
+        None if all(label is None for label in labels) else labels,
+        None if classes is None else tuple(map(str, classes)),
+        values,
+        opened,
+    )
+
+
+def _item_and_maybe_label(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if isinstance(item, tuple | list) and len(item) == 1:
+        return item[0], None
+    if isinstance(item, str | Image.Image | torch.Tensor | np.ndarray):
+        return item, None
+    _item_and_label(item)  # raises
+    raise AssertionError
+
+
+def _plain_label(label: Any) -> Any:
+    """A label as a Python value: tensors and arrays of one number are that number."""
+    if label is None or isinstance(label, str):
+        return label
+    value = _as_array(label)
+    if value.size != 1:
+        raise ValueError(f"a label is {_describe_item(label)}; expected one number or word, or None")
+    return value.reshape(()).item()
+
+
 class RefusedDatasetError(ValueError):
     """The dataset as a whole is wrong, not one damaged item."""
 
@@ -148,19 +232,19 @@ def _as_picture(item: Any) -> Image.Image | None:
     return Image.fromarray(np.ascontiguousarray(array if array.ndim == 2 else array.transpose(1, 2, 0)))
 
 
-def _probe_items(dataset: Any, what: str) -> list[Any]:
+def _probe_items(dataset: Any, what: str, parts: Callable[[Any], tuple[Any, Any]] | None = None) -> list[Any]:
     """A few items, after a check that each reading gives the same."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(f"{what} is a {type(dataset).__name__}; expected a map-style dataset, with len() and [i]")
     n = len(dataset)
     if n == 0:
         raise ValueError(f"{what} has no items")
-    before = _generator_states()
+    before, parts = _generator_states(), parts or _item_and_label
     items = []
     try:
         for i in np.unique(np.linspace(0, n - 1, PROBED_ITEMS).astype(int)).tolist():
             try:
-                reads = [_item_and_label(dataset[i]) for _ in range(3)]
+                reads = [parts(dataset[i]) for _ in range(3)]
             except RefusedDatasetError:
                 raise
             except Exception:  # damaged: counted when all are read

@@ -1,0 +1,371 @@
+"""Columns of a table: which is the id, the label, the text; and a mixed table as numbers, by scikit-learn.
+
+A table may come from a CSV, a data frame, a Hugging Face dataset or a list of dicts; the rules are the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretaste.data.labels import NAMES_SHOWN, count_names, join_faults
+from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, is_finite_number, table_lines
+from foretaste.errors import did_you_mean
+
+TEXT_COLUMNS = (
+    "text", "texts", "sentence", "review", "document", "content", "body", "message", "comment", "abstract", "tweet",
+    "question", "description", "headline", "title",
+)  # fmt: skip
+MISSING_CELLS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}  # of a feature; for a label only "" is missing
+SURE_IDS = ("id", "ids")  # other names are ids only where no value repeats
+PROSE_WORDS = 4  # a column with as many words in a cell, on average, is text
+MOSTLY_NUMBERS = 0.9  # of the cells: then the others are mistakes, and not categories
+MANY_VALUES = 20  # words of which most occur once are names, and not categories
+RARE_VALUES = 3  # categories that occur less often share one column
+MOST_CATEGORIES = 50  # of a column; the rarest share one
+DAY = 86_400  # seconds
+
+Cells = list[str | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns by name, all of one length. ``lines`` are the numbers of the rows in their file, for messages."""
+
+    where: str
+    columns: Mapping[str, Cells]
+    lines: Sequence[int]
+    row: str = "line"  # what a row is called in messages
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def only(self, names: Sequence[str]) -> "Table":
+        """Some of the columns, in that order."""
+        return Table(self.where, {name: self.columns[name] for name in names}, self.lines, self.row)
+
+
+class TableRows(Sequence[Any]):
+    """The rows of a table, each a dict by column."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        i = range(len(self))[i]
+        return {name: cells[i] for name, cells in self.table.columns.items()}
+
+    def take(self, rows: Sequence[int]) -> "TableRows":
+        """Some of the rows, in that order."""
+        t = self.table
+        columns = {name: [cells[i] for i in rows] for name, cells in t.columns.items()}
+        return TableRows(Table(t.where, columns, [t.lines[i] for i in rows], t.row))
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """What each column of a table is for."""
+
+    id: str | None
+    label: str | None
+    text: str | None
+    features: tuple[str, ...]  # where there is no text
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ColumnKinds:
+    """The columns of a table that become numbers, by how they do."""
+
+    numbers: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.numbers, *self.dates, *self.words)
+
+
+def read_csv(path: Path) -> Table:
+    """A CSV or TSV with a line of names. Cells are stripped; an empty one is None. Raises with all bad lines."""
+    head, rows = table_lines(path)
+    if twice := sorted({name for name in head if head.count(name) > 1}):
+        raise ValueError(f"{path}: {count_names(twice, 'column {} stands', 'columns {} stand')} twice; rename one")
+    if faults := [
+        f"line {line}: {len(row)} cells where {len(head)} columns are named"
+        for line, row in rows
+        if len(row) != len(head)
+    ]:
+        raise ValueError(f"{path}: {join_faults(faults)}")
+    columns = {name: [row[k].strip() or None for _, row in rows] for k, name in enumerate(head)}
+    return Table(str(path), columns, [line for line, _ in rows])
+
+
+def choose_columns(
+    table: Table, *, id: str | None = None, label: str | None = None, text: str | bool | None = None
+) -> ColumnRoles:
+    """The id, the label, and the text or the features.
+
+    Args:
+        table: all columns.
+        id: the column of ids; None is the one called id, or name, key or index where no value repeats.
+        label: the column of labels; None is the one called label, class, category, target or y.
+        text: the column of text. None takes one called text (or sentence, review, ...) that holds words, else the only
+            column of prose, four words or more in a cell. False is a table, without a text. True must find a text.
+    """
+    names = list(table.columns)
+    for what, given in (("id", id), ("label", label), ("text", text)):
+        if isinstance(given, str) and given not in names:
+            raise ValueError(
+                f"{table.where} has no column {given!r} for the {what}{did_you_mean(given, names, 'Its columns')}"
+            )
+    label = label or _usual(names, LABEL_COLUMNS)
+    id = id or next((n for n in _all_usual(names, ID_COLUMNS) if n != label and _may_be_id(table, n)), None)
+    rest, notes = [name for name in names if name not in (id, label)], list[str]()
+    for name in [n for n in _all_usual(rest, SPLIT_COLUMNS) if _is_split(table.columns[n])]:
+        rest.remove(name)
+        notes.append(f"column {name} is a split: left out")
+    chosen = _choose_text(table, rest, text)
+    if chosen is None:
+        return ColumnRoles(id, label, None, tuple(rest), tuple(notes))
+    if others := [name for name in rest if name != chosen]:
+        shown = count_names(others, "column {} is", "columns {} are")
+        notes.append(f"the text is column {chosen}; {shown} left out (text=False takes them, and not the text)")
+    return ColumnRoles(id, label, chosen, (), tuple(notes))
+
+
+def describe_columns(table: Table, names: Sequence[str]) -> str:
+    """Columns and what they hold, for messages: width (numbers), city (3 different words)."""
+    shown = [f"{name} ({_describe_cells(table.columns[name])})" for name in names[:NAMES_SHOWN]]
+    return ", ".join(shown) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
+
+
+def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
+    """How each column becomes numbers, and notes on columns left out and on missing values.
+
+    A column of words of which most occur once (names, addresses) is left out; so is one without a value. A column of
+    numbers with a few words in it is an error, for those are mistakes.
+    """
+    kinds: dict[str, list[str]] = {"numbers": [], "dates": [], "words": []}
+    faults, notes, empty, names = list[str](), list[str](), list[str](), list[str]()
+    gaps: dict[str, int] = {}
+    for name, cells in table.columns.items():
+        present = _present(cells)
+        bad = _bad_numbers(cells)
+        if not present:
+            empty.append(name)
+        elif bad:
+            faults += [f"{table.row} {table.lines[i]}: {name} is {cells[i]!r}, not a finite number" for i in bad]
+        elif all(map(_is_float, present)):
+            kinds["numbers"].append(name)
+        elif all(map(_is_date, present)):
+            kinds["dates"].append(name)
+        elif len(set(present)) > max(MANY_VALUES, len(present) / 2):
+            names.append(name)
+        else:
+            kinds["words"].append(name)
+        if present and len(present) < len(cells) and name not in names:
+            gaps[name] = len(cells) - len(present)
+    if faults:
+        raise ValueError(f"{table.where}: {join_faults(faults)}; mend them, or leave the cells empty")
+    if empty:
+        notes.append(f"{count_names(empty, 'column {} is', 'columns {} are')} empty: left out")
+    if names:
+        notes.append(f"{count_names(names, 'column {} has', 'columns {} have')} mostly different words: left out")
+    if kinds["dates"]:
+        notes.append(f"{count_names(kinds['dates'], 'column {} holds', 'columns {} hold')} dates: taken as days")
+    if gaps:
+        listed = ", ".join(f"{name} {n}" for name, n in list(gaps.items())[:NAMES_SHOWN])
+        notes.append(
+            f"{sum(gaps.values())} cells are missing ({listed}): numbers are filled with the median, words are a "
+            "category of their own"
+        )
+    found = ColumnKinds(*(tuple(kinds[k]) for k in ("numbers", "dates", "words")))
+    if not found.names:
+        raise ValueError(
+            f"{table.where} has no features: {describe_columns(table, list(table.columns)) or 'no columns'}; expected "
+            "numbers, categories or text beside id and label"
+        )
+    return found, tuple(notes)
+
+
+def is_complete_numbers(table: Table) -> bool:
+    """Whether every cell is a number: then the table is features as they are."""
+    return all(cell is not None and _is_float(cell) for cells in table.columns.values() for cell in cells)
+
+
+def number_matrix(table: Table) -> Tensor:
+    """(N, D) float32 of a table of numbers."""
+    return torch.from_numpy(np.array([list(map(float, c)) for c in table.columns.values()], np.float32).T.copy())  # type: ignore[arg-type]
+
+
+def encode_table(rows: Sequence[Any]) -> Tensor:
+    """(N, D) float32: numbers standardised, categories one-hot, missing values filled and marked.
+
+    Fitted on all rows, by scikit-learn. Rare categories share a column; a column that has gaps gets another one that
+    says where.
+    """
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import MissingIndicator, SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    assert isinstance(rows, TableRows)
+    table = rows.table
+    kinds, _ = column_kinds(table)
+    n, at = len(table), len(kinds.numbers) + len(kinds.dates)
+    cells = np.empty((n, len(kinds.names)), dtype=object)
+    for k, name in enumerate(kinds.names):
+        as_number = _number_of if name in kinds.numbers else _days_of
+        for i, cell in enumerate(table.columns[name]):
+            cells[i, k] = as_number(cell) if k < at else "(missing)" if _is_missing(cell) else str(cell)
+    numbers, words = list(range(at)), list(range(at, len(kinds.names)))
+    one_hot = OneHotEncoder(
+        min_frequency=RARE_VALUES, max_categories=MOST_CATEGORIES, handle_unknown="ignore", sparse_output=False
+    )
+    parts = [
+        ("numbers", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), numbers),
+        ("gaps", MissingIndicator(features="missing-only"), numbers),
+        ("words", one_hot, words),
+    ]
+    made = ColumnTransformer([part for part in parts if part[2]]).fit_transform(cells)
+    return torch.from_numpy(np.ascontiguousarray(made, dtype=np.float32))
+
+
+def join_tables(a: Table, b: Table, where: str) -> Table:
+    """The rows of both. Raises where columns differ."""
+    if list(a.columns) != list(b.columns):
+        missing, over = [n for n in a.columns if n not in b.columns], [n for n in b.columns if n not in a.columns]
+        faults = [
+            f"{what}: {', '.join(names[:10])}" for what, names in (("lacks", missing), ("has besides", over)) if names
+        ]
+        raise ValueError(
+            f"columns of {b.where} are not those of {a.where}; it {'; '.join(faults) or 'has another order'}"
+        )
+    columns = {name: [*a.columns[name], *b.columns[name]] for name in a.columns}
+    return Table(where, columns, [*a.lines, *b.lines], a.row)
+
+
+def _choose_text(table: Table, names: list[str], text: str | bool | None) -> str | None:
+    if isinstance(text, str):
+        return text
+    if text is False:
+        return None
+    words = [
+        name
+        for name in names
+        if not _mostly(_is_float, table.columns[name]) and not _mostly(_is_date, table.columns[name])
+    ]
+    prose = [name for name in words if _words_a_cell(table.columns[name]) >= PROSE_WORDS]
+    usual = _all_usual(prose, TEXT_COLUMNS) or ([] if prose else _all_usual(words, TEXT_COLUMNS))
+    if usual or len(prose) == 1:
+        return (usual or prose)[0]
+    if len(prose) > 1:
+        raise ValueError(
+            f"{table.where}: {', '.join(prose)} may all be the text; name one with text=, or text=False for none"
+        )
+    if text:
+        raise ValueError(
+            f"{table.where} has no column of text; its columns are {describe_columns(table, names) or 'none'}. "
+            "Name the column with text="
+        )
+    return None
+
+
+def _all_usual(names: Sequence[str], spellings: Sequence[str]) -> list[str]:
+    plain = {name.lower().replace(" ", "_"): name for name in reversed(names)}
+    return [plain[s] for s in spellings if s in plain]
+
+
+def _usual(names: Sequence[str], spellings: Sequence[str]) -> str | None:
+    return next(iter(_all_usual(names, spellings)), None)
+
+
+def _may_be_id(table: Table, name: str) -> bool:
+    cells = table.columns[name]
+    return name.lower() in SURE_IDS or (None not in cells and len(set(cells)) == len(cells))
+
+
+def _is_split(cells: Cells) -> bool:
+    return all(cell is None or cell.lower() in SIDES for cell in cells)
+
+
+def _words_a_cell(cells: Cells) -> float:
+    counts = [len(cell.split()) for cell in cells if cell]
+    return sum(counts) / len(counts) if counts else 0.0
+
+
+def _mostly(test: Any, cells: Cells) -> bool:
+    present = _present(cells)
+    return sum(map(test, present)) >= MOSTLY_NUMBERS * len(present) if present else True
+
+
+def _bad_numbers(cells: Cells) -> list[int]:
+    """Rows of a column of numbers that hold something else."""
+    bad = [
+        i for i, cell in enumerate(cells) if cell is not None and not _is_missing(cell) and not is_finite_number(cell)
+    ]
+    present = sum(not _is_missing(cell) for cell in cells)
+    infinite = all(_is_float(str(cells[i])) for i in bad)
+    return bad if bad and (infinite or present - len(bad) >= MOSTLY_NUMBERS * present) else []
+
+
+def _describe_cells(cells: Cells) -> str:
+    present = _present(cells)
+    if not present:
+        return "empty"
+    if _mostly(_is_float, cells):
+        return "numbers"
+    if _mostly(_is_date, cells):
+        return "dates"
+    n = len(set(present))
+    return f"{n} different {'word' if n == 1 else 'words'}"
+
+
+def _present(cells: Cells) -> list[str]:
+    return [cell for cell in cells if cell is not None and not _is_missing(cell)]
+
+
+def _is_missing(cell: str | None) -> bool:
+    return cell is None or cell.lower() in MISSING_CELLS
+
+
+def _is_float(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_date(cell: str) -> bool:
+    try:
+        datetime.fromisoformat(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _number_of(cell: str | None) -> float:
+    return math.nan if _is_missing(cell) else float(cell)  # type: ignore[arg-type]
+
+
+def _days_of(cell: str | None) -> float:
+    """Days since 1970; without a time zone, as if in UTC."""
+    if _is_missing(cell):
+        return math.nan
+    when = datetime.fromisoformat(cell)  # type: ignore[arg-type]
+    away = when.utcoffset()
+    days = (when.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds() / DAY
+    return days - (away.total_seconds() / DAY if away else 0)

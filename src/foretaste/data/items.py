@@ -1,0 +1,173 @@
+"""Items that are read when they are asked for: pictures of files, rows or datasets. Never all in memory."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.pictures import (
+    ImageSize,
+    OpenPicture,
+    PictureProgress,
+    check_whole,
+    decode_pictures,
+    describe_broken,
+    oriented_size,
+    raise_broken,
+    run_on_each,
+    short_reason,
+    readable_picture,
+)
+
+StoredBytes = Callable[[int], bytes]
+
+
+class PictureItems(Sequence[Image.Image]):
+    """Pictures of any sizes; ``items[i]`` reads one from disk: upright, in colour, eight bits a channel."""
+
+    def __init__(
+        self,
+        opened: OpenPicture,
+        stored: StoredBytes,
+        names: Sequence[str],
+        sizes: Sequence[tuple[int, int]],
+        lengths: Sequence[int],
+    ) -> None:
+        self.opened, self.stored, self.names = opened, stored, list(names)
+        self.sizes, self.lengths = list(sizes), list(lengths)  # (height, width) upright; bytes as stored
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, i: int) -> Image.Image: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Image.Image]: ...
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        i = range(len(self))[i]
+        try:
+            with self.opened(i) as image:
+                return readable_picture(image)
+        except Exception as error:  # a decoder may raise anything on a broken file
+            raise ValueError(f"{self.names[i]} cannot be read ({short_reason(error)}); mend or remove it") from error
+
+    def digest_of(self, i: int) -> bytes:
+        """Of one picture as stored: the same file has the same digest, without decoding it."""
+        return blake2b(self.stored(i), digest_size=16).digest()
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all pictures, in their order. ``ft.features`` keeps what it computes under it."""
+        return blake2b(b"".join(map(self.digest_of, range(len(self)))), digest_size=16).hexdigest()
+
+    def take(self, rows: Sequence[int]) -> "PictureItems":
+        """Some of the pictures, in that order."""
+        rows = list(rows)
+        return PictureItems(
+            lambda i: self.opened(rows[i]),
+            lambda i: self.stored(rows[i]),
+            [self.names[i] for i in rows],
+            [self.sizes[i] for i in rows],
+            [self.lengths[i] for i in rows],
+        )
+
+
+def pixels(
+    items: Sequence[Any],
+    *,
+    size: ImageSize = None,
+    channels: int | None = None,
+    most: int = LARGEST_DATASET,
+    progress: PictureProgress | None = None,
+    where: object = None,
+) -> Tensor:
+    """(N, channels, H, W) uint8: every picture decoded at one size, all in memory. Sizes that differ need ``size``."""
+    if isinstance(items, Tensor):
+        return items
+    assert isinstance(items, PictureItems)
+    how: dict[str, Any] = {"size": size, "channels": channels, "most": most, "progress": progress, "where": where}
+    return decode_pictures(items.opened, items.names, **how).x
+
+
+def join_pictures(a: PictureItems, b: PictureItems) -> PictureItems:
+    """The pictures of both, one after the other."""
+    n = len(a)
+    return PictureItems(
+        lambda i: a.opened(i) if i < n else b.opened(i - n),
+        lambda i: a.stored(i) if i < n else b.stored(i - n),
+        a.names + b.names,
+        a.sizes + b.sizes,
+        a.lengths + b.lengths,
+    )
+
+
+def checked_pictures(
+    opened: OpenPicture,
+    stored: StoredBytes,
+    names: Sequence[str],
+    *,
+    skip_broken: bool,
+    where: object,
+    progress: PictureProgress | None = None,
+) -> tuple[PictureItems, list[int], tuple[str, ...]]:
+    """The pictures that can be read, which of ``names`` they are, and a note that names the others.
+
+    Headers and ends of files are read, not pixels. Without ``skip_broken`` the others are an error, all at once.
+    """
+    sizes, lengths = [(0, 0)] * len(names), [0] * len(names)
+
+    def look(i: int) -> None:
+        with opened(i) as image:
+            sizes[i] = oriented_size(image)
+            lengths[i] = _file_length(image)
+            check_whole(image)
+
+    broken, _ = run_on_each(look, list(range(len(names))), None, progress)
+    raise_broken(broken, names, skip_broken, f"{where}: ")
+    kept = [i for i in range(len(names)) if i not in broken]
+    notes = (f"{describe_broken(broken, names, 'pictures', 100)}: left out",) if broken else ()
+    items = PictureItems(opened, stored, names, sizes, lengths)
+    return items if not broken else items.take(kept), kept, notes
+
+
+def _file_length(image: Image.Image) -> int:
+    file = getattr(image, "fp", None)
+    if file is None:  # a picture that was never in a file
+        return 0
+    here = file.tell()
+    length = file.seek(0, os.SEEK_END)
+    file.seek(here)
+    return int(length)
+
+
+def picture_sizes(items: Sequence[Any]) -> Counter[tuple[int, int]]:
+    """How many pictures have each (height, width)."""
+    if isinstance(items, Tensor):
+        return Counter({(int(items.shape[-2]), int(items.shape[-1])): len(items)})
+    return Counter(items.sizes) if isinstance(items, PictureItems) else Counter()
+
+
+def item_digest(items: Sequence[Any], i: int) -> bytes:
+    """Equal for equal items: a picture as stored, the text, the row or the numbers."""
+    if isinstance(items, PictureItems):
+        return items.digest_of(i)
+    item = items[i]
+    raw = np.ascontiguousarray(item.numpy()).tobytes() if isinstance(item, Tensor) else repr(item).encode()
+    return blake2b(raw, digest_size=16).digest()
+
+
+def take_items(items: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
+    """Some of the items, in that order; pictures stay on disk."""
+    if isinstance(items, Tensor):
+        return items[torch.as_tensor(rows, dtype=torch.int64)]
+    return items.take(rows) if hasattr(items, "take") else [items[i] for i in rows]
