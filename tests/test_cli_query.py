@@ -114,7 +114,7 @@ def test_a_network_that_has_not_learned_is_warned_of(files, caplog):
     with caplog.at_level(logging.ERROR, "foretaste"):
         got = invoke("query", "--network", "mlp", *words, "--strategy", "margin")
     assert got.exit_code == 0, got.output
-    assert "WARNING: the network has not learned its labels" in " ".join(got.stdout.split())
+    assert "WARNING: The network has not learned its labels" in " ".join(got.stdout.split())
 
 
 def test_warnings_of_the_library_are_printed_once(files):
@@ -260,7 +260,7 @@ def test_errors_of_the_library_name_options(tmp_path, data, words, says):
     _, y, L, U = data
     save_photos(tmp_path / "photos", data, L[:6], lambda i: f"digit {y[i]}", [9] * 6)
     save_photos(tmp_path / "photos", data, U[:6], lambda i: "unlabelled", [9] * 6)
-    got = told("query", tmp_path / "photos", *words, "--out", tmp_path / "r.csv")
+    got = told("query", tmp_path / "photos", "--backbone", "none", *words, "--out", tmp_path / "r.csv")
     assert says in got
     assert not re.search(r"\w_\w|\w=", got.replace(str(tmp_path), ""))
 
@@ -312,9 +312,12 @@ def test_what_is_written_over(files):
         ("1,2,3\n4,5,6\n", "its first line is numbers"),
         ("id,label\na,b\n", "no features"),
         (
-            "id,a,b\nx,1,2\ny,1\nz,nan,2\nw,oops,inf\n,1,2\n",
-            "line 3: 2 cells.*line 4: a not.*line 5: a, b not.*line 6: no id",
+            "id,a,b\nx,1,2\ny,1\nz,nan,2\nw,oops,inf\n,1,2,3\n",
+            "line 3: 2 cells where 3 columns are named; line 6: 4 cells",
         ),
+        ("id,a\nx,1\n,2\n", "line 3: no id"),
+        ("id,a\nx,1\ny,inf\nz,1e99\n", "line 3: a is 'inf', not a finite number; line 4: a is '1e99'"),
+        ("id,a\n" + "".join(f"{k},{k}\n" for k in range(20)) + "z,oops\n", "line 22: a is 'oops', not a finite number"),
         ("id,a\nx,1\nx,2\n", r"1 id \(x\) stands more than once"),
         ("id,a\n", "has no points"),
     ],
@@ -339,8 +342,8 @@ def test_broken_pictures_are_named(tmp_path, data):
         Image.fromarray(x[0]).save(tmp_path / name / "good.png")
     (tmp_path / "a" / "bad.png").write_bytes((tmp_path / "a" / "good.png").read_bytes()[:40])
     with pytest.raises(ValueError, match=r"a/bad\.png"):
-        read_points(tmp_path)
-    got = read_points(tmp_path, skip_broken=True)
+        read_points(tmp_path, skip_broken=False)
+    got = read_points(tmp_path)
     assert got.ids == ["a/good.png", "b/good.png"]
     assert got.labels == ["a", "b"]
     assert any("bad.png" in note for note in got.notes)
@@ -502,12 +505,12 @@ def save_photos(root, data, rows, folder, sides):
 
 
 def test_photos_of_mixed_sizes_need_no_option(tmp_path, data):
-    """Class folders and a folder without labels; a small WideResNet at 32 pixels, and both are said."""
+    """Class folders and a folder without labels. Without a backbone, a small WideResNet at 32 pixels; both are said."""
     _, y, L, U = data
     save_photos(tmp_path / "photos", data, L[:6], lambda i: f"digit {y[i]}", range(40, 46))
     save_photos(tmp_path / "photos", data, U[:6], lambda i: "unlabelled", range(20, 50, 5))
     words = ["-n", 2, "--strategy", "margin", "--steps", 3, "--save", "--out", tmp_path / "r.csv"]
-    got = invoke("query", tmp_path / "photos", *words)
+    got = invoke("query", tmp_path / "photos", "--backbone", "none", *words)
     assert got.exit_code == 0, got.output
     assert "pictures of 10 sizes are scaled and cut to 32×32 pixels (--size chooses another)" in got.stdout
     assert "training wrn1 (widen=1) on the 6 labelled points" in got.stdout
@@ -543,7 +546,7 @@ def test_small_pictures_of_one_size_stay_as_they_are(tmp_path, data):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(x[i]).save(path)
     words = ["-n", 2, "--strategy", "margin", "--steps", 3, "--save", "--out", tmp_path / "r.csv"]
-    got = invoke("query", tmp_path / "photos", *words)
+    got = invoke("query", tmp_path / "photos", "--backbone", "none", *words)
     assert got.exit_code == 0, got.output
     assert "scaled" not in got.stdout
     assert saved_network(tmp_path / "r.safetensors").shape == (1, 8, 8)

@@ -28,17 +28,18 @@ def write(path, lines):
 
 def parts(points: Points):
     """Labels by id, and the ids of the pool."""
-    assert len(points.labelled) + len(points.unlabelled) == len(points)
-    return dict(zip(points.labelled.ids, points.labelled.labels)), points.unlabelled.ids
+    assert sorted([*points.labelled, *points.pool]) == list(range(len(points)))
+    return {points.ids[i]: points.labels[i] for i in points.labelled}, [points.ids[i] for i in points.pool]
 
 
 def test_a_table_of_features_with_gaps(tmp_path):
     lines = [["id", "label", "a", "b"], ["p", "x", 1, 2], ["q", "", 3, 4], ["r", "y", 5, 6], ["s", " ", 7, 8]]
     points = read_points(write(tmp_path / "t.csv", lines))
     assert parts(points) == ({"p": "x", "r": "y"}, ["q", "s"])
-    assert points.labelled.x.tolist() == [[1, 2], [5, 6]]
-    assert points.unlabelled.x.tolist() == [[3, 4], [7, 8]]
-    assert points.features == points.unlabelled.features == ("a", "b")
+    assert points.kind == "features"
+    assert points.x[points.labelled].tolist() == [[1, 2], [5, 6]]
+    assert points.x[points.pool].tolist() == [[3, 4], [7, 8]]
+    assert points.columns == points.take(points.pool).columns == ("a", "b")
     assert points.own_ids
     assert points.known_labels == ["x", "y"]
 
@@ -55,7 +56,8 @@ def test_a_table_without_labels_is_all_pool(tmp_path):
         (np.array([1.0, np.nan, 0.0]), ["1", None, "0"]),
         (np.array(["cat", "", "dog"]), ["cat", None, "dog"]),
         (np.array([b"cat", b"", b"dog"]), ["cat", None, "dog"]),
-        (np.array([1, -1, 0]), ["1", "-1", "0"]),
+        (np.array([1, -1, 0]), ["1", None, "0"]),
+        (np.array([1.0, -1.0, 0.0]), ["1", None, "0"]),
         (np.array([[1], [2], [0]]), ["1", "2", "0"]),
         (None, [None, None, None]),
     ],
@@ -64,13 +66,13 @@ def test_an_npz_with_gaps(tmp_path, y, labels):
     np.savez(tmp_path / "a.npz", x=np.arange(6.0).reshape(3, 2), **({} if y is None else {"y": y}))
     points = read_points(tmp_path / "a.npz")
     assert points.labels == labels
-    assert points.unlabelled.x.tolist() == [[2 * k, 2 * k + 1] for k in range(3) if labels[k] is None]
+    assert points.x[points.pool].tolist() == [[2 * k, 2 * k + 1] for k in range(3) if labels[k] is None]
 
 
 def test_classes_of_an_npz_name_its_labels(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1.0, np.nan, 0.0]), classes=np.array(["no", "yes"]))
     points = read_points(tmp_path / "a.npz")
-    assert (points.labels, points.classes) == (["yes", None, "no"], ("no", "yes"))
+    assert (points.labels, points.classes, points.y.tolist()) == (["yes", None, "no"], ("no", "yes"), [1, -1, 0])
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1, 2, 0]), classes=np.array(["no", "yes"]))
     with pytest.raises(ValueError, match="1 labels are not among its 2 classes, counted from 0"):
         read_points(tmp_path / "a.npz")
@@ -111,9 +113,9 @@ def test_class_folders_beside_unsorted_photos(tmp_path):
     known, pool = parts(points)
     assert known == {"cat/0.png": "cat", "cat/deep/1.png": "cat", "dog/0.png": "dog"}
     assert set(pool) == {"7.png", "unsorted/8.png", "Unlabelled/9.png"}
-    for part in (points.labelled, points.unlabelled):
-        for x, file in zip(part.x, part.ids):
-            np.testing.assert_array_equal(x.numpy().transpose(1, 2, 0), truth[file])
+    for x, item, file in zip(points.x, points.items, points.ids):
+        np.testing.assert_array_equal(x.numpy().transpose(1, 2, 0), truth[file])
+        np.testing.assert_array_equal(np.asarray(item), truth[file])
     assert points.notes == ("1 files are not pictures and were left out: 1 .txt",)
 
 
@@ -150,12 +152,12 @@ def test_sizes_that_differ_name_the_option_of_the_command_line(tmp_path):
     picture(tmp_path / "0.png")
     picture(tmp_path / "1.png", side=9)
     with pytest.raises(ValueError, match=r"2 sizes.*give a size in pixels, such as size=64 \(--size 64 on the command"):
-        read_points(tmp_path)
+        read_points(tmp_path).x  # noqa: B018
     assert read_points(tmp_path, size=4, channels=1).x.shape == (2, 1, 4, 4)
     (tmp_path / "2.png").write_bytes(b"rubbish")
     with pytest.raises(ValueError, match=r"skip_broken=True \(--skip-broken on the command line\)"):
-        read_points(tmp_path, size=4)
-    points = read_points(tmp_path, size=4, skip_broken=True)
+        read_points(tmp_path, size=4, skip_broken=False)
+    points = read_points(tmp_path, size=4)
     assert points.ids == ["0.png", "1.png"]
     assert any("2.png" in note for note in points.notes)
 
@@ -191,7 +193,7 @@ def test_a_saved_dataset_of_pictures_with_gaps(hf, tmp_path):
     assert parts(points) == ({"0": "dog", "2": "cat", "4": "dog"}, ["1", "3"])
     assert points.classes == ("cat", "dog", "emu")
     assert points.x.shape == (5, 3, 6, 6)
-    assert points.unlabelled.x[:, 0, 0, 0].tolist() == [1, 3]
+    assert points.x[points.pool][:, 0, 0, 0].tolist() == [1, 3]
     kinds = {"image": hf.Image(), "id": hf.Value("string")}
     data = {"image": cells(3), "id": ["a", "b", "c"]}
     assert parts(read_points(saved(hf, tmp_path / "pool", data, **kinds))) == ({}, ["a", "b", "c"])
@@ -202,8 +204,8 @@ def test_broken_pictures_of_a_saved_dataset_go_with_their_labels(hf, tmp_path):
     data["image"][1] = {"bytes": b"rubbish", "path": None}
     path = saved(hf, tmp_path / "d", data, image=hf.Image(), label=hf.Value("string"))
     with pytest.raises(ValueError, match=r"row\[1\] \(not a picture\)"):
-        read_points(path)
-    assert parts(read_points(path, skip_broken=True)) == ({"0": "a", "3": "b"}, ["2"])
+        read_points(path, skip_broken=False)
+    assert parts(read_points(path)) == ({"0": "a", "3": "b"}, ["2"])
 
 
 def test_a_saved_dataset_of_numbers(hf, tmp_path):
@@ -218,14 +220,13 @@ def test_a_saved_dataset_of_numbers(hf, tmp_path):
     points = read_points(saved(hf, tmp_path / "d", data, **kinds))
     assert parts(points) == ({"0": "a", "2": "b"}, ["1"])
     assert points.x.tolist() == [[0, 1, 7], [2, 3, 8], [4, 5, 9]]
-    assert points.features == ("embedding[0]", "embedding[1]", "length")
+    assert points.columns == ("embedding[0]", "embedding[1]", "length")
     assert "1 column (text) has no numbers: left out" in points.notes
     with pytest.raises(ValueError, match="rows of 'embedding' differ in length"):
         read_points(saved(hf, tmp_path / "e", data | {"embedding": [[0], [2, 3], [4, 5]]}, **kinds))
     with pytest.raises(ValueError, match="1 rows of 'embedding' have no finite number"):
         read_points(saved(hf, tmp_path / "f", data | {"embedding": [[0, np.nan], [2, 3], [4, 5]]}, **kinds))
-    with pytest.raises(ValueError, match="has no pictures and no numbers; its columns are text"):
-        read_points(saved(hf, tmp_path / "g", {"text": ["a"]}, text=hf.Value("string")))
+    assert read_points(saved(hf, tmp_path / "g", {"text": ["a"]}, text=hf.Value("string"))).kind == "text"
 
 
 def test_numbers_of_a_saved_dataset_in_rows_selected_and_of_every_kind(hf, tmp_path):
@@ -272,9 +273,7 @@ def test_splits_of_a_saved_dataset(hf, tmp_path):
     assert "split train is read; left out: test" in points.notes
     assert len(read_points(tmp_path / "d" / "test")) == 1
     hf.DatasetDict({"left": one, "right": one}).save_to_disk(str(tmp_path / "e"))
-    with pytest.raises(
-        ValueError, match=r"splits left, right, none called train; give the folder of one, such as .*left"
-    ):
+    with pytest.raises(ValueError, match=r"splits left, right, none called train; give one of them, such as .*left"):
         read_points(tmp_path / "e")
 
 
@@ -308,8 +307,8 @@ def test_ids_that_repeat_and_files_that_are_none(tmp_path):
 
 
 def test_taking_all_points_copies_nothing():
-    points = Points("t", torch.zeros(3, 2), list("abc"), ["x", "y", "x"])
-    assert points.labelled is points
-    assert len(points.unlabelled) == 0
-    assert points.unlabelled.x.shape == (0, 2)
+    points = Points("t", "features", torch.arange(6.0).reshape(3, 2), list("abc"), ["x", "y", "x"])
+    assert points.take(points.labelled) is points
+    assert points.take(points.pool).x.shape == (0, 2)
     assert points.take([2, 0]).ids == ["c", "a"]
+    assert points.take([2, 0]).x.tolist() == [[4, 5], [0, 1]]

@@ -39,7 +39,7 @@ there is private. On a page, names stand under the file that defines them.
 FIRST = ("query", "Query", "linearize", "State", "ntk", "fit")  # of the top level; the others follow
 FOLDERS = (
     "network", "data", "acquire", "query", "lookahead", "tangent", "tangent.infinite", "study", "report", "label",
-    "testing",
+    "connect", "testing",
 )  # fmt: skip
 FILES = ("losses", "errors")
 

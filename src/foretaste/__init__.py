@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foretaste import testing as testing
     from foretaste.acquire import register as register
     from foretaste.acquire import strategies as strategies
+    from foretaste.connect import open as open
     from foretaste.label import Learner as Learner
     from foretaste.lookahead import State as State
     from foretaste.lookahead import linearize as linearize
@@ -34,6 +35,7 @@ _PUBLIC = {
     "register": "acquire",
     "strategies": "acquire",
     "features": "network",
+    "open": "connect",
     "fit": "network",
     "Query": "query",
     "query": "query",

@@ -31,7 +31,7 @@ from PIL import Image
 from data_files import cifar10_files, idx_files, svhn_files
 from foretaste import report
 from foretaste.cli.inputs import read_inputs
-from foretaste.data import load, picture_sizes, read_points
+from foretaste.data import load, read_points
 from foretaste.network import MLP, load_network, save_network, saved_network
 from foretaste.study import Labels, Network, Train, read, study
 from foretaste.study import load as load_records
@@ -154,6 +154,25 @@ def picture_bytes(shade: int) -> bytes:
     return out.getvalue()
 
 
+def make_text(root: Path) -> None:
+    rows = [
+        f"{k},this film was {'good' if k % 2 else 'bad'} on day {k},{'ab'[k % 2] if k < 4 else ''}" for k in range(9)
+    ]
+    (root / "a.csv").write_text("id,review,label\n" + "\n".join(rows) + "\n")
+
+
+def make_mixed(root: Path) -> None:
+    rows = [
+        f"{k},{k * 1.5 if k % 4 else ''},{'red' if k % 3 else 'blue'},2024-02-{k + 1:02},{'ab'[k % 2]}"
+        for k in range(9)
+    ]
+    (root / "a.csv").write_text("id,width,colour,day,label\n" + "\n".join(rows) + "\n")
+
+
+def read_encoded(path: Path) -> None:
+    read_points(path).x  # noqa: B018  encoded when asked for
+
+
 def read_query_inputs(path: Path) -> Any:
     """The reading step of ``foretaste query``."""
     return read_inputs(path, None, None, network=None, weights=None)
@@ -174,11 +193,14 @@ KINDS = {
     "npz": Kind(make_npz, (lambda r: load(r / "a.npz"),), checked=True),
     "npz of points": Kind(make_npz, (lambda r: read_points(r / "a.npz"),)),
     "npz of pictures": Kind(make_picture_npz, (lambda r: load(r / "a.npz"), lambda r: read_query_inputs(r / "a.npz"))),
-    "csv of features": Kind(make_features, (lambda r: load(r / "a.csv"), lambda r: read_points(r / "a.csv"))),
+    "csv of features": Kind(make_features, (lambda r: load(r / "a.csv"), lambda r: read_encoded(r / "a.csv"))),
+    "csv of text": Kind(make_text, (lambda r: read_encoded(r / "a.csv"),)),
+    "mixed table": Kind(make_mixed, (lambda r: read_encoded(r / "a.csv"),)),
     "csv of files": Kind(
-        make_table, (load, read_points, lambda r: load(r / "labels.csv"), lambda r: picture_sizes(r / "labels.csv"))
+        make_table,
+        (load, read_encoded, lambda r: load(r / "labels.csv"), lambda r: read_points(r / "labels.csv").sizes),
     ),
-    "folder of pictures": Kind(make_folder, (load, read_points, read_query_inputs, picture_sizes)),
+    "folder of pictures": Kind(make_folder, (load, read_encoded, read_query_inputs, lambda r: read_points(r).items[0])),
     "idx": Kind(lambda r: idx_files(r, n=10), (lambda r: load("mnist", r),), checked=True),
     "cifar": Kind(lambda r: cifar10_files(r, each=2, meta=True), (lambda r: load("cifar10", r),)),
     "cifar, protocol 4": Kind(

@@ -24,6 +24,7 @@ def fidelity_command(
     labelled: given.LabelledOption = None,
     pool: given.PoolOption = None,
     network: given.NetworkOption = None,
+    backbone: given.EncoderOption = None,
     set_: given.SetOption = None,
     weights: given.WeightsOption = None,
     demo: Annotated[bool, typer.Option("--demo", help="Use scikit-learn's digits and an MLP; under a minute.")] = False,
@@ -42,12 +43,15 @@ def fidelity_command(
         str, typer.Option(help="Ridges to try, relative to the kernel's mean diagonal, separated by commas.")
     ] = "1e-8,1e-6,1e-4,1e-2",
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
+    label: given.LabelColumnOption = None,
+    text: given.TextColumnOption = None,
+    id_: given.IdColumnOption = None,
     classes: given.ClassesOption = None,
     loss: given.LossOption = None,
     normalise: given.NormaliseOption = None,
     size: given.SizeOption = None,
     channels: given.ChannelsOption = None,
-    skip_broken: given.SkipBrokenOption = False,
+    skip_broken: given.SkipBrokenOption = True,
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
@@ -72,17 +76,18 @@ def fidelity_command(
     network_options = given.parse_settings(set_ or [], "--set")
     from foretaste.study import check_fidelity
 
+    truth: list[str | None] | None
     if demo:
-        known, left = demo_points()
+        points, truth = demo_points()
     else:
-        known, left = given.read_inputs(
-            data, labelled, pool, network=network, weights=weights, size=size, channels=channels,
-            skip_broken=skip_broken,
+        points, truth = given.read_inputs(
+            data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
+            size=size, channels=channels, skip_broken=skip_broken, device=device,
         )  # fmt: skip
-        if not len(left):
-            raise ValueError(f"every point of {left.where} has a label; expected some without, to retrain on")
+        if not len(points.pool):
+            raise ValueError(f"every point of {points.where} has a label; expected some without, to retrain on")
     p = make_problem(
-        known, left, network=network or ("mlp" if demo else None), options=network_options, weights=weights,
+        points, truth, network=network or ("mlp" if demo else None), options=network_options, weights=weights,
         classes=classes, loss=loss, normalise=normalise, device=device, seed=seed,
     )  # fmt: skip
     say(*(f"note: {note}" for note in p.notes))
@@ -99,8 +104,7 @@ def fidelity_command(
         outputs=outputs, ridges=ridges, budget=budget, seed=seed,
     )  # fmt: skip
     records[0]["network"] = p.name
-    files = " and ".join(dict.fromkeys((p.labelled.where, p.pool.where)))
-    records[0]["data"] = "scikit-learn's digits" if demo else printable(files)
+    records[0]["data"] = "scikit-learn's digits" if demo else printable(p.points.where)
     report_fidelity(records, out, p.classes)
 
 
@@ -133,20 +137,18 @@ def compare_with_retraining(problem: "LabellingProblem", **settings: Any) -> lis
             progress(done, total)
 
         return fidelity(
-            p.net, p.x_L, p.y_L, p.x_U, y_U=p.y_U, ids=p.pool.ids, loss=p.loss, normalise=p.normalise, progress=show,
+            p.net, p.x_L, p.y_L, p.x_U, y_U=p.y_U, ids=p.ids, loss=p.loss, normalise=p.normalise, progress=show,
             **settings,
         )  # fmt: skip
 
 
-def demo_points() -> "tuple[Points, Points]":
-    """40 labelled digits and a pool of 400, with the true labels."""
+def demo_points() -> "tuple[Points, list[str | None]]":
+    """40 labelled digits and a pool of 400, and the true labels of the pool."""
     from foretaste.data import Points, digits
 
     data = digits()
     x = data.x.float() / 255 / data.normalise[1][0] if data.normalise else data.x.float() / 255
-    labels = [data.classes[int(c)] for c in data.y]
-    known, left = (
-        Points("digits", x[ids], [str(i) for i in ids], [labels[i] for i in ids], own_ids=True)
-        for ids in (data.pool[:40], data.pool[40:440])
-    )
-    return known, left
+    ids = data.pool[:440]
+    labels: list[str | None] = [data.classes[int(c)] for c in data.y[ids]]
+    known = [*labels[:40], *[None] * 400]
+    return Points("digits", "features", x[ids], [str(i) for i in ids], known, True), labels[40:]

@@ -4,10 +4,9 @@ Labelled points and the pool come from one file or folder (DATA), or from two (-
 pool that are labelled already are left out.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,12 @@ if TYPE_CHECKING:
     from foretaste.data import Points
 
 POINTS = (
-    "a folder of pictures, a CSV (id, label, features, or file, label), an .npz (x, y, ids), or a Hugging Face dataset"
+    "a folder of pictures, a CSV (of features, a mixed table, text, or file, label), an .npz (x, y, ids), or a Hugging "
+    "Face dataset"
+)
+HOW_TO_GET_A_BACKBONE = (
+    "a small network is trained on the pixels; a pretrained backbone learns far more from few labels: "
+    "pip install foretaste[pretrained]"
 )
 
 DATA_PANEL, NETWORK_PANEL = "Data", "Network and training"  # of --help
@@ -34,8 +38,8 @@ DataArgument = Annotated[
 NetworkOption = Annotated[
     str | None,
     typer.Option(
-        help="mlp, wrn1, wrn2, wrn3, resnet18, or package.module:function of your own. "
-        "Default: a small wrn1 for pictures, mlp for features.",
+        help="mlp, wrn1, wrn2, wrn3, resnet18, or package.module:function of your own. Default: a head for features "
+        "of a backbone and for text, mlp for tables, a small wrn1 for pixels.",
         rich_help_panel=NETWORK_PANEL,
     ),
 ]
@@ -94,7 +98,40 @@ ChannelsOption = Annotated[
     typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=DATA_PANEL),
 ]
 SkipBrokenOption = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave out pictures that cannot be read.", rich_help_panel=DATA_PANEL)
+    bool,
+    typer.Option(
+        "--skip-broken/--no-skip-broken",
+        help="Leave out pictures that cannot be read, and name them; or stop.",
+        rich_help_panel=DATA_PANEL,
+    ),
+]
+EncoderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        "--encoder",
+        help="What turns pictures or text into features: efficientnet-lite0 (pictures, the default where it is "
+        "installed), tfidf (text, the default), hashing, hf:NAME, st:NAME, timm:NAME, torchvision:NAME, or "
+        "package.module:function. none: a network on the pixels, trained here.",
+        rich_help_panel=NETWORK_PANEL,
+    ),
+]
+LabelColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label", help="The column of labels. Default: label, class, category, ...", rich_help_panel=DATA_PANEL
+    ),
+]
+TextColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        help="The column of text; none reads the other columns as a table. Default: the column that holds text.",
+        rich_help_panel=DATA_PANEL,
+    ),
+]
+IdColumnOption = Annotated[
+    str | None, typer.Option("--id", help="The column of ids. Default: id, name, key.", rich_help_panel=DATA_PANEL)
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
@@ -152,48 +189,123 @@ def read_inputs(
     *,
     network: str | None,
     weights: Path | None,
+    encoder: str | None = None,
+    label: str | None = None,
+    text: str | None = None,
+    id: str | None = None,
     regression: bool = False,
     size: int | None = None,
     channels: int | None = None,
-    skip_broken: bool = False,
-) -> "tuple[Points, Points]":
-    """Labelled points and a pool; points of the pool that are labelled already are left out."""
-    from foretaste.data import read_points
+    skip_broken: bool = True,
+    device: str | None = None,
+) -> "tuple[Points, list[str | None] | None]":
+    """Points of which some are labelled, encoded when ``x`` is asked for; and the labels of --pool, in its order.
+
+    Points of the pool that are labelled already are left out.
+    """
+    from foretaste.connect import encode_with
+    from foretaste.data import TEXT_ENCODERS, join_points, read_points, without_repeats
 
     paths = check_inputs_exist(data, labelled, pool)
-    shape, note = (size, None) if size else choose_picture_size(paths, network, weights)
+    named: dict[str, Any] = {"label": label, "id": id, "text": _text_column(text)}
+    own = encoder if encoder in TEXT_ENCODERS else "auto"
     with progress_bar("reading") as progress:
         parts = [
             read_points(
-                path, regression=regression, size=shape, channels=channels, skip_broken=skip_broken, progress=progress
+                path, regression=regression, encoder=own, skip_broken=skip_broken, progress=progress,
+                **{key: value for key, value in named.items() if key != "label" or path != pool},
             )
             for path in paths
-        ]
-    known, candidates = (parts[0].labelled, parts[0].unlabelled) if data else (parts[0].labelled, parts[1])
+        ]  # fmt: skip
+    known = parts[0].take(parts[0].labelled)
     if not len(known):
         raise ValueError(
             f"{known.where} has no labels, and a network needs some to learn from; label a few points of each class "
             "first: class folders, a column label, or y in an .npz"
         )
-    notes = [note] if note else []
-    if not data and (without := len(parts[0]) - len(known)):
-        notes.append(f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone")
-    _check_same_kind(known, candidates)
-    return replace(known, notes=(*known.notes, *notes)), without_labelled(candidates, known)
+    truth = None
+    if data:
+        rest = parts[0].take(parts[0].pool)
+        left = without_repeats(rest, known)
+        points = parts[0]
+        if len(left) < len(rest):
+            gone = {*rest.ids} - {*left.ids}
+            points = replace(
+                points.take([i for i, name in enumerate(points.ids) if name not in gone]), notes=left.notes
+            )
+        points = replace(points, notes=tuple(f"{points.where}: {note}" for note in points.notes))
+    else:
+        left = without_repeats(parts[1], known)
+        truth = left.labels
+        points = join_points(known, left)
+        if without := len(parts[0]) - len(known):
+            note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
+            points = replace(points, notes=(*points.notes, note))
+    chosen, shape, note = choose_encoder(points, encoder, network, weights, size, channels)
+    points = replace(points, notes=(*points.notes, *([note] if note else [])))
+    bar = BarOfFeatures(chosen)
+    return encode_with(points, chosen, size=shape, channels=channels, device=device, progress=bar), truth
+
+
+class BarOfFeatures:
+    """A progress bar that appears when the features of a backbone are first computed."""
+
+    def __init__(self, encoder: str) -> None:
+        self.encoder, self.bars = encoder, ExitStack()
+        self.show: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.show is None:
+            self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
+        self.show(done, total)
+        if done >= total:
+            self.bars.close()
+            self.show = None
+
+
+def _text_column(text: str | None) -> str | bool | None:
+    """--text none (or false) reads a table."""
+    return False if text is not None and text.lower() in ("none", "false") else text
+
+
+def choose_encoder(
+    points: "Points",
+    encoder: str | None,
+    network: str | None,
+    weights: Path | None,
+    size: int | None,
+    channels: int | None,
+) -> tuple[str, Any, str | None]:
+    """The encoder, the size of pixels, and a note on it.
+
+    A network or weights that the user names take pixels, and so does a size; otherwise pictures go to a backbone.
+    """
+    from foretaste.connect import DEFAULT_BACKBONE, backbone_installed
+
+    if points.kind != "pictures":
+        return encoder or "auto", size, None
+    for_pixels = network or weights or size or channels
+    said = None
+    if encoder is None or encoder == "auto":
+        encoder = "pixels" if for_pixels or not backbone_installed() else DEFAULT_BACKBONE
+        said = HOW_TO_GET_A_BACKBONE if encoder == "pixels" and not for_pixels else None
+    if encoder not in ("pixels", "none"):
+        return encoder, size, None
+    shape, note = (size, None) if size else choose_picture_size(points, network, weights)
+    return "pixels", shape, "; ".join(filter(None, [note, said])) or None
 
 
 def choose_picture_size(
-    paths: Sequence[Path], network: str | None, weights: Path | None
+    points: "Points", network: str | None, weights: Path | None
 ) -> tuple[tuple[int, int] | None, str | None]:
     """(height, width) to scale pictures to, and a note; None to leave them as they are.
 
     Weights that know their size decide. Otherwise pictures of several sizes become small squares, and so do large
     ones unless the user named a network. For a network of the user's own only the user can choose.
     """
-    from foretaste.data import picture_sizes
     from foretaste.network import saved_network
 
-    sizes = sum((picture_sizes(path) for path in paths), Counter[tuple[int, int]]())
+    sizes = points.sizes
     shape = saved_network(weights).shape if weights else None
     largest = max((max(size) for size in sizes), default=0)
     if shape is not None and len(shape) == 3:
@@ -204,55 +316,7 @@ def choose_picture_size(
         chosen, why = (PICTURE_SIDE, PICTURE_SIDE), "--size chooses another"
     else:
         return None, None
-    if set(sizes) <= {chosen}:
+    if set(sizes) <= {chosen} or points.encode is None:  # arrays have one size, and keep it
         return None, None
     kinds = f"{len(sizes)} sizes" if len(sizes) > 1 else "one size, {1}×{0},".format(*next(iter(sizes)))
     return chosen, f"pictures of {kinds} are scaled and cut to {chosen[1]}×{chosen[0]} pixels ({why})"
-
-
-def without_labelled(pool: "Points", labelled: "Points") -> "Points":
-    """The pool without points that are labelled already, with a note that says how many there were.
-
-    Two points are the same if they are the same file, if the user gave them the same id, or if their values are equal.
-    """
-    known_keys, known_values = set(_identities(labelled)), set(_value_hashes(labelled))
-    same_key = [key is not None and key in known_keys for key in _identities(pool)]
-    same_values = [value in known_values for value in _value_hashes(pool)]
-    kept = [j for j in range(len(pool)) if not (same_key[j] or same_values[j])]
-    if len(kept) == len(pool):
-        return pool
-    first = next(i for i, a, b in zip(pool.ids, same_key, same_values) if a or b)
-    note = f"{len(pool) - len(kept)} points are labelled already, such as {first}: left out of the pool"
-    if differ := sum(a and not b for a, b in zip(same_key, same_values)):
-        note += f" ({differ} of them by their id alone: their values differ)"
-    return replace(pool.take(kept), notes=(*pool.notes, note))
-
-
-def _identities(points: "Points") -> list[str | None]:
-    """What names each point beyond its file: the path of a picture, or the user's id. None for positions."""
-    if not points.own_ids:
-        return [None] * len(points)
-    where = Path(points.where)
-    root = where if where.is_dir() else where.parent
-    return [str(path.resolve()) if (path := root / name).is_file() else name for name in points.ids]
-
-
-def _value_hashes(points: "Points") -> list[bytes]:
-    return [blake2b(values.tobytes(), digest_size=16).digest() for values in points.x.contiguous().numpy()]
-
-
-def _check_same_kind(labelled: "Points", pool: "Points") -> None:
-    a, b = labelled, pool
-    if a.features and b.features and a.features != b.features:
-        missing, over = [f for f in a.features if f not in b.features], [f for f in b.features if f not in a.features]
-        faults = [
-            f"{what}: {', '.join(names[:10])}" for what, names in (("lacks", missing), ("has besides", over)) if names
-        ]
-        raise ValueError(
-            f"columns of {b.where} are not those of {a.where}; it {'; '.join(faults) or 'has another order'}"
-        )
-    if a.x.shape[1:] != b.x.shape[1:] or a.x.dtype != b.x.dtype:
-        kinds = [f"{p.where} are {tuple(p.x.shape[1:])} of {str(p.x.dtype).removeprefix('torch.')}" for p in (a, b)]
-        raise ValueError(
-            f"points of {kinds[0]}, those of {kinds[1]}; expected both alike (--size, --channels for pictures)"
-        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretaste.cli.app import name_options
-from foretaste.errors import did_you_mean
+from foretaste.errors import check_known
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 # Unless --network names one. Small, so that a minute on two cores is enough.
 PICTURE_NETWORK: tuple[str, dict[str, Any]] = ("wrn1", {"widen": 1})
-FEATURE_NETWORK: tuple[str, dict[str, Any]] = ("mlp", {})
-MOST_CLASSES = 100_000  # where labels are numbers: each number up to the largest is a class
+NETWORK_FOR: dict[str, tuple[str, dict[str, Any]]] = {
+    "features": ("mlp", {}), "table": ("mlp", {}), "text": ("mlp", {"hidden": [512]}),
+}  # fmt: skip
 ChannelScale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
@@ -33,8 +34,8 @@ class LabellingProblem:
     net: "nn.Module"
     name: str
     options: dict[str, Any]
-    labelled: "Points"
-    pool: "Points"
+    points: "Points"
+    ids: list[str]  # of the pool
     x_L: "Tensor"
     y_L: "Tensor"
     x_U: "Tensor"
@@ -53,8 +54,8 @@ class LabellingProblem:
 
 
 def make_problem(
-    labelled: "Points",
-    pool: "Points",
+    points: "Points",
+    truth: "Sequence[str | None] | None" = None,
     *,
     network: str | None,
     options: dict[str, Any],
@@ -62,21 +63,28 @@ def make_problem(
     classes: str | None = None,
     loss: str | None = None,
     normalise: str | None = None,
-    regression: bool = False,
     device: str = "auto",
     seed: int = 0,
 ) -> LabellingProblem:
-    """Check that everything fits together; raise with what does not. Without weights the network is untrained."""
+    """Check that everything fits together; raise with what does not. Without weights the network is untrained.
+
+    ``truth`` are the labels of the pool, where they are known.
+    """
+    import torch
+
+    from foretaste.data import class_ids, class_names
     from foretaste.network import SavedNetwork, prepare, saved_network
 
     about = saved_network(weights) if weights else SavedNetwork()
-    where = _find_device(device)
-    named = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or labelled.classes
-    expected = named or (() if regression else class_names(labelled, None))
-    shape = tuple(labelled.x.shape[1:])
+    where, regression = _find_device(device), points.regression
+    named = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or points.own_classes
+    labels = points.known_labels
+    expected = named or (() if regression else class_names(labels, points.where))
+    x, L, U = points.x, torch.from_numpy(points.labelled), torch.from_numpy(points.pool)
+    shape = tuple(x.shape[1:])
     outputs = 1 if regression else len(expected)
     if weights is None:
-        name, net, options = _new_network(network, options, outputs, shape, seed)
+        name, net, options = _new_network(network, options, outputs, points, seed)
     else:
         from foretaste.network import load_network
 
@@ -84,27 +92,28 @@ def make_problem(
         name = network or about.network or ""
         options = {**about.options, **options} if name == about.network else options
     net = net.to(where).eval()
-    if normalise is None and weights is None and labelled.x.dim() == 2:
+    if normalise is None and weights is None and points.kind == "features" and x.dim() == 2:
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
-    scale = _channel_scale(normalise, about.normalise, labelled, pool)
-    C = _count_outputs(net, prepare(labelled.x[:2].to(where), next(net.parameters()).dtype, scale), shape, name)
-    notes = list(dict.fromkeys(f"{points.where}: {note}" for points in (labelled, pool) for note in points.notes))
-    names: tuple[str, ...] = ()
+    scale = _channel_scale(normalise, about.normalise, x)
+    C = _count_outputs(net, prepare(x[L[:2]].to(where), next(net.parameters()).dtype, scale), shape, name)
+    notes, y_U = list(points.notes), None
     if regression:
         if C != 1:
             raise ValueError(f"--regression and the network has {C} outputs; expected one")
-        y_L, y_U = label_numbers(labelled), None
+        names: tuple[str, ...] = ()
+        y_L = points.y[L]
     else:
-        names = named or class_names(labelled, C)
-        _check_class_count(C, names, labelled)
-        if weights and not named and not _all_digits(labelled.known_labels):
+        names = named or class_names(labels, points.where, C)
+        _check_class_count(C, names, points.where)
+        if weights and not named and not all(label.isdecimal() for label in labels):
             notes.append(f"outputs are taken to be, in this order: {shorten(names)}; give --classes if they are not")
-        y_L = class_ids(labelled, names)
-        y_U, note = pool_truth(pool, names)
+        y_L = torch.from_numpy(class_ids(labels, names, points.where))
+        y_U, note = pool_truth(truth, names, points.where)
         notes += [note] if note else []
     return LabellingProblem(
-        net, name, options, labelled, pool, labelled.x.to(where), y_L.to(where), pool.x.to(where),
-        None if y_U is None else y_U.to(where), names, loss or about.loss or "l2", scale, None, tuple(notes),
+        net, name, options, points, [points.ids[i] for i in points.pool], x[L].to(where), y_L.to(where),
+        x[U].to(where), None if y_U is None else y_U.to(where), names, loss or about.loss or "l2", scale, None,
+        tuple(notes),
     )  # fmt: skip
 
 
@@ -156,21 +165,34 @@ def _find_device(name: str) -> "torch.device":
 
 
 def _new_network(
-    network: str | None, options: dict[str, Any], outputs: int, shape: tuple[int, ...], seed: int
+    network: str | None, options: dict[str, Any], outputs: int, points: "Points", seed: int
 ) -> tuple[str, "nn.Module", dict[str, Any]]:
     """An untrained network: its name, the network and its options."""
     import torch
 
     from foretaste.network import make_network, seeded
 
-    if network is None:
-        network, small = PICTURE_NETWORK if len(shape) == 3 else FEATURE_NETWORK
-        options = {**small, **options}
+    shape = tuple(points.x.shape[1:])
+    head = network is None and len(shape) == 1 and points.kind == "pictures"
     with seeded(seed, torch.device("cpu")):
+        if head:
+            from foretaste.network import make_head
+
+            check_head_options(options)
+            return "head", make_head(points.x, outputs, **options), options
+        if network is None:
+            network, small = PICTURE_NETWORK if len(shape) == 3 else NETWORK_FOR[points.kind]
+            options = {**small, **options}
         return network, make_network(network, options=options, classes=outputs, shape=shape), options
 
 
-def _channel_scale(how: str | None, saved_scale: Any, labelled: "Points", pool: "Points") -> ChannelScale | None:
+def check_head_options(options: dict[str, Any]) -> None:
+    """Raise unless --set names options of a head."""
+    for key in options:
+        check_known("option of a head", key, ["hidden"])
+
+
+def _channel_scale(how: str | None, saved_scale: Any, x: "Tensor") -> ChannelScale | None:
     """The mean and deviation that --normalise asks for, or that the weights were saved with."""
     if how is None:
         return saved_scale and tuple(tuple(v) if isinstance(v, list | tuple) else (v,) for v in saved_scale)
@@ -181,13 +203,12 @@ def _channel_scale(how: str | None, saved_scale: Any, labelled: "Points", pool: 
 
         from foretaste.data import Images, measured
 
-        x = torch.cat([labelled.x, pool.x])
         return measured(Images("", x, torch.zeros(len(x)), torch.arange(len(x)).numpy(), torch.arange(0).numpy(), ()))
     try:
         mean, std = (tuple(float(v) for v in part.split(",")) for part in how.split("/"))
     except ValueError:
         raise ValueError(f'--normalise {how!r}; expected "none", "measured" or mean/std such as "0.5/0.25"') from None
-    n = labelled.x.shape[1]
+    n = x.shape[1]
     if {len(mean), len(std)} - {1, n} or not all(math.isfinite(v) for v in (*mean, *std)) or min(std) <= 0:
         raise ValueError(f"--normalise {how!r}; expected mean/std > 0, one number each or one for each of {n} channels")
     return mean, std
@@ -213,11 +234,11 @@ def _count_outputs(net: "nn.Module", x: "Tensor", shape: tuple[int, ...], name: 
     return int(f.shape[1])
 
 
-def _check_class_count(C: int, names: Sequence[str], labelled: "Points") -> None:
+def _check_class_count(C: int, names: Sequence[str], where: str) -> None:
     if C < 2:
         raise ValueError(
-            f"the network has {C} output and {labelled.where} labels of {shorten(names)} alone; expected two classes "
-            "or more (--classes names those without points yet), or numbers and --regression"
+            f"the network has {C} output and {where} labels of {shorten(names)} alone; expected two classes or more "
+            "(--classes names those without points yet), or numbers and --regression"
         )
     if len(names) != C:
         raise ValueError(
@@ -226,66 +247,21 @@ def _check_class_count(C: int, names: Sequence[str], labelled: "Points") -> None
         )
 
 
-def class_names(labelled: "Points", outputs: int | None) -> tuple[str, ...]:
-    """The classes of the labels: integers are class ids from 0, words stand in natural order."""
-    from foretaste.data import natural_key
-
-    labels = labelled.known_labels
-    if _all_digits(labels):
-        largest = max((label.lstrip("0") for label in labels), key=lambda digits: (len(digits), digits))
-        if len(largest) > len(str(MOST_CLASSES)) or int(largest or 0) >= MOST_CLASSES:
-            raise ValueError(
-                f"{labelled.where}: label {shorten([largest[:20]])} is a number, and numbers count classes from 0; "
-                f"expected less than {MOST_CLASSES}. Write labels as words, or give --classes"
-            )
-        return tuple(map(str, range(max(outputs or 0, 1 + int(largest or 0)))))
-    return tuple(sorted(set(labels), key=natural_key))
-
-
-def _all_digits(labels: Sequence[str]) -> bool:
-    return all(label.isdecimal() for label in labels)
-
-
-def class_ids(points: "Points", classes: Sequence[str]) -> "Tensor":
-    """(N,) positions of the labels among the classes. Raises with all unknown labels."""
+def pool_truth(
+    truth: "Sequence[str | None] | None", classes: Sequence[str], where: str
+) -> "tuple[Tensor | None, str | None]":
+    """Class ids of the pool if all its points have labels; or None, and a note if the labels cannot be used."""
     import torch
 
-    from foretaste.data import natural_key
+    from foretaste.data import class_ids
 
-    labels = points.known_labels
-    at = {name: c for c, name in enumerate(classes)}
-    unknown = sorted({label for label in labels if label not in at}, key=natural_key)
-    if unknown and _all_digits(labels) and max(map(int, labels)) < len(classes):
-        return torch.tensor([int(label) for label in labels])  # ids of classes that have names
-    if unknown:
-        raise ValueError(
-            f"{points.where}: {len(unknown)} labels are no class of the network: {shorten(list(map(repr, unknown)))}"
-            f"{did_you_mean(unknown[0], classes, 'Its classes')}"
-        )
-    return torch.tensor([at[label] for label in labels])
-
-
-def pool_truth(pool: "Points", classes: Sequence[str]) -> "tuple[Tensor | None, str | None]":
-    """Class ids of the pool if all its points have labels; or None, and a note if the labels cannot be used."""
-    if None in pool.labels:
+    known = [label for label in truth or () if label is not None]
+    if not truth or len(known) < len(truth):
         return None, None
     try:
-        return class_ids(pool, classes), None
+        return torch.from_numpy(class_ids(known, classes, where)), None
     except ValueError as error:
         return None, f"labels of the pool are not used: {error}"
-
-
-def label_numbers(points: "Points") -> "Tensor":
-    """(N,) labels as numbers, for regression."""
-    import torch
-
-    try:
-        y = torch.tensor([float(label) for label in points.known_labels])
-    except ValueError as error:
-        raise ValueError(f"{points.where}: --regression wants numbers as labels ({error})") from None
-    if not torch.isfinite(y).all():
-        raise ValueError(f"{points.where}: {int((~torch.isfinite(y)).sum())} labels are not finite numbers")
-    return y
 
 
 def shorten(names: Sequence[str], most: int = 12) -> str:

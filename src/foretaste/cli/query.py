@@ -9,6 +9,7 @@ import typer
 
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, console_warnings, progress_bar, say
+from foretaste.cli.picks import write_picks
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
 from foretaste.errors import csv_cell, format_seconds
 
@@ -28,11 +29,15 @@ def query_command(
     labelled: given.LabelledOption = None,
     pool: given.PoolOption = None,
     network: given.NetworkOption = None,
+    backbone: given.EncoderOption = None,
     set_: given.SetOption = None,
     weights: given.WeightsOption = None,
     strategy: Annotated[str, typer.Option(help="gain, mlmoc, margin, badge, ... (docs/strategies.md).")] = "gain",
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many points to choose.")] = 20,
     out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
+    page: Annotated[
+        str | None, typer.Option(help="The HTML page of the chosen points. Default: beside the CSV; none: no page.")
+    ] = None,
     select: Annotated[str, typer.Option(help="auto, top, greedy or fantasy.")] = "auto",
     output: Annotated[
         str, typer.Option(help="Outputs that the kernel is of: sum, first, trace, full, or the number of a logit.")
@@ -46,6 +51,9 @@ def query_command(
         int | None, typer.Option(min=1, help="Score by this many points of the pool, not by all: less memory.")
     ] = None,
     options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
+    label: given.LabelColumnOption = None,
+    text: given.TextColumnOption = None,
+    id_: given.IdColumnOption = None,
     classes: given.ClassesOption = None,
     loss: given.LossOption = None,
     regression: Annotated[
@@ -57,7 +65,7 @@ def query_command(
     normalise: given.NormaliseOption = None,
     size: given.SizeOption = None,
     channels: given.ChannelsOption = None,
-    skip_broken: given.SkipBrokenOption = False,
+    skip_broken: given.SkipBrokenOption = True,
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
@@ -74,6 +82,7 @@ def query_command(
     inputs = given.check_inputs_exist(data, labelled, pool)
     if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (*inputs, weights) if p and p.exists())):
         raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
+    page_path(page, out)
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
     network_options = given.parse_settings(set_ or [], "--set")
@@ -81,18 +90,18 @@ def query_command(
     import foretaste as ft
 
     ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
-    known, left = given.read_inputs(
-        data, labelled, pool, network=network, weights=weights, regression=regression, size=size, channels=channels,
-        skip_broken=skip_broken,
+    points, truth = given.read_inputs(
+        data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
+        regression=regression, size=size, channels=channels, skip_broken=skip_broken, device=device,
     )  # fmt: skip
-    if not len(left):
+    if not len(points.pool):
         write_ranked([], out)
-        say(*(f"note: {note}" for note in left.notes))
-        say(f"Nothing is left to choose: every point of {left.where} has a label. Ranking, empty: {out}")
+        say(*(f"note: {note}" for note in points.notes))
+        say(f"Nothing is left to choose: every point of {points.where} has a label. Ranking, empty: {out}")
         return
     p = make_problem(
-        known, left, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
-        normalise=normalise, regression=regression, device=device, seed=seed,
+        points, truth, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
+        normalise=normalise, device=device, seed=seed,
     )  # fmt: skip
     within, notes = limit_to_pool(n, watch, len(p.x_U))
     ask: dict[str, Any] = {
@@ -107,7 +116,17 @@ def query_command(
             p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
-    choose_points(p, ask, seed, out)
+    choose_points(p, ask, seed, out, page_path(page, out))
+
+
+def page_path(page: str | None, out: Path) -> Path | None:
+    """Where the page goes: beside the CSV unless --page says otherwise; None for --page none."""
+    if page == "none":
+        return None
+    path = out.with_suffix(".html") if page is None else Path(page)
+    if path.is_dir() or path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--page {path}; expected the name of an .html file, or none")
+    return path
 
 
 def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | None], list[str]]:
@@ -120,27 +139,33 @@ def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | No
     return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
 
 
-def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path) -> None:
-    """Query, write the ranked CSV, print the summary and the first rows."""
+def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None) -> None:
+    """Query, write the ranked CSV and the page, print the summary and the first rows."""
     import foretaste as ft
     from foretaste.tangent import freeze, outputs
 
     p, before = problem, console_warnings.count
     with progress_bar("choosing") as progress:
         q = ft.query(
-            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.pool.ids, seed=seed, loss=p.loss, progress=progress,
+            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.ids, seed=seed, loss=p.loss, progress=progress,
             **ask,
         )  # fmt: skip
     f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U))
     rows = ranked_rows(p, q, f_UC)
     write_ranked(rows, out)
-    say(summarise_query(p, q, out))
-    if console_warnings.count == before and not _has_learned(p, q):
-        say(
-            "WARNING: the network has not learned its labels, which look-ahead assumes. Train longer (--steps), or run "
+    summary, warnings = summarise_query(p, q, out), list[str]()
+    say(summary)
+    if not _has_learned(p, q):
+        warnings.append(
+            "The network has not learned its labels, which look-ahead assumes. Train longer (--steps), or run "
             "`foretaste fidelity` before you trust the scores."
         )
+        if console_warnings.count == before:
+            say(f"WARNING: {warnings[0]}")
     show_ranked(rows[: min(len(q), SHOWN_ROWS)])
+    if page is not None:
+        write_picks(p, q, f_UC, page, ask, summary=summary.rpartition(" Ranking: ")[0], warnings=warnings)
+        say(f"The page: {page.resolve()}")
 
 
 def check_query_settings(
@@ -157,7 +182,7 @@ def check_query_settings(
     if isinstance(output, int) and output >= outputs:
         raise ValueError(f"--output {output} and the network has {outputs} outputs; expected 0 to {outputs - 1}")
     request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
-    found, _, _ = check_request(request, strategy, select, None, problem.pool.ids, options, None)
+    found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
     if {"classes", "regression"} & {*found.needs}:
         found.check(outputs)
 
@@ -176,7 +201,7 @@ def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor") -> list
         best_U = f_UC.argmax(1).tolist()
     rows = []
     for rank, j in enumerate([*chosen, *rest], 1):
-        row = {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.pool.ids[j]}
+        row = {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.ids[j]}
         row["score"] = "" if q.scores is None else f"{score_U[j]:.9g}"
         if p.classes:
             row["predicted"] = p.classes[best_U[j]]

@@ -17,14 +17,14 @@ from foretaste.data.pictures import (
     ImageSize,
     OpenPicture,
     PictureProgress,
-    check_whole,
+    check_complete,
     decode_pictures,
     describe_broken,
     oriented_size,
     raise_broken,
+    readable_picture,
     run_on_each,
     short_reason,
-    readable_picture,
 )
 
 StoredBytes = Callable[[int], bytes]
@@ -130,7 +130,7 @@ def checked_pictures(
         with opened(i) as image:
             sizes[i] = oriented_size(image)
             lengths[i] = _file_length(image)
-            check_whole(image)
+            check_complete(image)
 
     broken, _ = run_on_each(look, list(range(len(names))), None, progress)
     raise_broken(broken, names, skip_broken, f"{where}: ")

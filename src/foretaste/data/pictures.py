@@ -38,7 +38,7 @@ PICTURES_A_TASK = 32  # one future for each picture would outweigh the work
 HOW_TO_RESIZE = "give a size in pixels, such as size=64 (--size 64 on the command line), to bring them to one"
 HOW_TO_SKIP = "leave them out with skip_broken=True (--skip-broken on the command line)"
 
-PictureProgress = Callable[[int, int], None]  # done, of how many
+PictureProgress = Callable[[int, int], object]  # done, of how many
 OpenPicture = Callable[[int], Image.Image]
 
 
@@ -118,7 +118,7 @@ def readable_picture(image: Image.Image) -> Image.Image:
     return _eight_bits(ImageOps.exif_transpose(image), "RGB")[0]
 
 
-def check_whole(image: Image.Image) -> None:
+def check_complete(image: Image.Image) -> None:
     """Raise unless the picture just opened is all there, where possible without decoding it.
 
     Broken files are mostly cut short. A PNG has checksums; a JPEG ends with a mark.

@@ -178,7 +178,7 @@ def join_points(labelled: Points, pool: Points) -> Points:
         notes=tuple(dict.fromkeys(notes)),
     )
     if a.columns or b.columns:
-        table = join_tables(_table_of(a), _table_of(b), joined.where)
+        table = join_tables(_rows_as_table(a), _rows_as_table(b), joined.where)
         return points_of_rows(replace(joined, items=TableRows(table), notes=()))
     if isinstance(a.items, PictureItems) and isinstance(b.items, PictureItems):
         return replace(joined, items=join_pictures(a.items, b.items))
@@ -194,7 +194,7 @@ def join_points(labelled: Points, pool: Points) -> Points:
     raise ValueError(f"{a.where} and {b.where} hold {a.kind} of two sorts (files and arrays); expected both alike")
 
 
-def _table_of(points: Points) -> Table:
+def _rows_as_table(points: Points) -> Table:
     if isinstance(points.items, TableRows):
         return points.items.table
     columns: dict[str, Cells] = {

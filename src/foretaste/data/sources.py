@@ -350,7 +350,7 @@ def _points_of_npz(path: Path, how: ReadOptions) -> Points:
         raise ValueError(f"{path}: {'; '.join(faults)}")
     ids = [str(word) for word in array_labels(got["ids"])] if "ids" in got else [str(i) for i in range(len(laid))]
     called = tuple(map(str, array_labels(got["classes"].ravel()))) if "classes" in got else None
-    labels: list[str | None] = [None] * len(laid) if y is None else label_words(got[y], how.regression, f"{path}: {y}")
+    labels: list[str | None] = [None] * len(laid) if y is None else label_words(got[y], how.regression, path)
     if y is not None and called is not None and got[y].dtype.kind in "iuf":
         labels = _named_classes(path, labels, called)
     others = [name for name in there if name not in names]

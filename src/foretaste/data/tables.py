@@ -1,7 +1,6 @@
 """Tables: a CSV that names files and their labels, and a CSV of features, one point a line."""
 
 import csv
-import math
 import os
 import re
 from collections import Counter
@@ -27,6 +26,7 @@ SIDES = {"pool": "pool", "train": "pool", "training": "pool", "test": "test", "t
 SIDES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 CSV_ENDINGS = (".csv", ".tsv")
 LARGEST_CSV = 10**9  # bytes
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LONGEST_FILE_NAME = 255  # bytes, on all usual systems
 
 
@@ -301,6 +301,6 @@ def table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 def is_finite_number(cell: str) -> bool:
     """Whether the cell is a number that float32 can hold."""
     try:
-        return math.isfinite(np.float32(cell))
+        return abs(float(cell)) <= LARGEST_FLOAT32
     except ValueError:
         return False

@@ -9,6 +9,8 @@ from foretaste.report.fidelity import fidelity_page as fidelity_page
 from foretaste.report.fidelity import fidelity_table as fidelity_table
 from foretaste.report.fidelity import verdict as verdict
 from foretaste.report.pages import page as page
+from foretaste.report.picks import Pick as Pick
+from foretaste.report.picks import picks_page as picks_page
 from foretaste.report.runs import Run as Run
 from foretaste.report.runs import folder as folder
 from foretaste.report.runs import read_run as read_run

@@ -1,0 +1,128 @@
+"""The page of ``foretaste query``: the chosen points as a person sees them, and why each was chosen."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretaste.errors import format_seconds, printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foretaste.cli.problem import LabellingProblem
+    from foretaste.query import Query
+
+COUNTED_POINTS = 2000  # points of the pool on which look-aheads are counted
+EXPLAINED = 100  # picks, as many as the page shows
+
+
+def write_picks(
+    problem: "LabellingProblem",
+    q: "Query",
+    f_UC: "Tensor",
+    out: Path,
+    ask: dict[str, Any],
+    *,
+    summary: str,
+    warnings: list[str],
+) -> Path:
+    """Write the page of the chosen points."""
+    from foretaste.losses import probabilities
+    from foretaste.report import Pick, picks_page
+
+    p, chosen = problem, q.indices.tolist()
+    p_UC = probabilities(f_UC, p.loss) if p.classes else None
+    reasons, watched = explain_picks(p, p_UC, chosen[:EXPLAINED], ask)
+    picks = []
+    for rank, j in enumerate(chosen, 1):
+        said: dict[str, Any] = {"predicted": f"{float(f_UC[j, 0]):.6g}"}
+        if p_UC is not None:
+            best, second = p_UC[j].topk(2).indices.tolist()
+            said = {
+                "predicted": p.classes[best], "probability": float(p_UC[j, best]),
+                "second": p.classes[second], "second_probability": float(p_UC[j, second]),
+            }  # fmt: skip
+        shown = shown_item(p, int(p.points.pool[j])) if rank <= EXPLAINED else {}
+        picks.append(Pick(rank=rank, id=p.ids[j], why=reasons.get(j, []), **said, **shown))
+    sentences = [summary]
+    if reasons:
+        sentences.append(
+            f"Below each: the two likeliest classes, and how many of {watched} predictions on the pool a label would "
+            "change, as look-ahead computes it without training."
+        )
+    about = {
+        "data": printable(p.points.where),
+        "labelled": f"{len(p.x_L)} points" + (f", {len(p.classes)} classes" if p.classes else ""),
+        "pool": f"{len(p.x_U)} points",
+        "network": p.name,
+        "strategy": f"{q.info['strategy']} ({q.info['select']})",
+        "time": format_seconds(q.seconds["total"]),
+    }
+    head = "Label this one next" if len(picks) == 1 else f"Label these {len(picks)} next"
+    return picks_page(
+        picks, out, title=f"foretaste query · {printable(Path(p.points.where).name)}", headline=head,
+        sentences=sentences, notes=p.notes, warnings=warnings, about=about,
+    )  # fmt: skip
+
+
+def explain_picks(
+    problem: "LabellingProblem", p_UC: "Tensor | None", chosen: list[int], ask: dict[str, Any]
+) -> tuple[dict[int, list[str]], int]:
+    """For each pick, how many predictions its two likeliest labels would change; and of how many predictions."""
+    import foretaste as ft
+
+    p = problem
+    if p_UC is None:
+        return {}, 0
+    log = logging.getLogger("foretaste")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the query has warned already
+    try:
+        state = ft.linearize(
+            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), loss=p.loss, output=ask["output"], ridge=ask["ridge"],
+            budget=ask["budget"], watch=None if len(p.x_U) <= COUNTED_POINTS else COUNTED_POINTS,
+        )  # fmt: skip
+        now_W = state.mean.argmax(1)
+        reasons = {}
+        for j in chosen:
+            parts = []
+            for c in p_UC[j].topk(2).indices.tolist():
+                changed = int((state.lookahead(j, c).argmax(1) != now_W).sum())
+                parts.append(f"if {p.classes[c]}, {changed} {'changes' if changed == 1 else 'change'}")
+            reasons[j] = [_sentence(parts)]
+        return reasons, len(now_W)
+    except (ValueError, MemoryError) as error:  # the page is worth having without it
+        log.info("look-aheads of the picks are not shown: %s", error)
+        return {}, 0
+    finally:
+        log.setLevel(level)
+
+
+def _sentence(parts: list[str]) -> str:
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def shown_item(problem: "LabellingProblem", i: int) -> dict[str, Any]:
+    """The point as a person sees it: a picture, a text, or a row."""
+    points = problem.points
+    item = points.items[i]
+    if points.kind == "pictures":
+        return {"picture": _as_image(item)}
+    if points.kind == "text":
+        return {"text": str(item)}
+    if points.kind == "table":
+        return {"row": item}
+    if points.columns:
+        return {"row": {name: f"{value:.6g}" for name, value in zip(points.columns, item.tolist())}}
+    return {}
+
+
+def _as_image(item: Any) -> Any:
+    from PIL import Image
+
+    if not hasattr(item, "numpy"):
+        return item
+    pixels = (item.clamp(0, 1) * 255).round().byte() if item.is_floating_point() else item
+    array = pixels.numpy()
+    return Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0).copy())

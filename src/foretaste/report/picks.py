@@ -1,0 +1,104 @@
+"""The page of one query: the points to label next, as pictures, texts or rows, with what the network thinks of each."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretaste.report.pages import render_page
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PICK_SIDE = 240  # pixels of the longer side of a picture
+SMALL_PICTURE = 64  # pixels; smaller ones are enlarged without smoothing
+LONGEST_TEXT = 900  # characters of a text on the page
+MOST_CELLS = 16  # of a row
+MOST_PICKS = 100  # on one page
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One point to label: what it is, what the network predicts, and why it was chosen."""
+
+    rank: int
+    id: str
+    predicted: str
+    probability: float | None = None  # None in regression
+    second: str | None = None
+    second_probability: float | None = None
+    why: Sequence[str] = ()
+    picture: "Image.Image | None" = None
+    text: str | None = None
+    row: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def picks_page(
+    picks: Sequence[Pick],
+    out: Path,
+    *,
+    title: str,
+    headline: str,
+    sentences: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the page of a query, one file without scripts; pictures are inside it. Everything is escaped.
+
+    At most 100 points are shown; a sentence says how many there are.
+    """
+    shown = [_shown_pick(pick) for pick in picks[:MOST_PICKS]]
+    left = len(picks) - len(shown)
+    if left:
+        sentences = [*sentences, f"The first {len(shown)} are shown; {left} more are in the CSV."]
+    kinds = {"picture" if p["src"] else "text" if p["text"] is not None else "row" for p in shown}
+    return render_page(
+        "picks.html",
+        out,
+        title=title,
+        headline=headline,
+        sentences=list(sentences),
+        notes=notes,
+        warnings=warnings,
+        picks=shown,
+        wide=kinds != {"picture"},
+        about=dict(about or {}),
+    )
+
+
+def _shown_pick(pick: Pick) -> dict[str, object]:
+    text = pick.text
+    if text is not None and len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT].rsplit(' ', 1)[0]} …"
+    cells = {name: "" if value is None else str(value) for name, value in list(pick.row.items())[:MOST_CELLS]}
+    return {
+        "rank": pick.rank,
+        "id": pick.id,
+        "predicted": pick.predicted,
+        "probability": pick.probability,
+        "second": pick.second,
+        "second_probability": pick.second_probability,
+        "why": list(pick.why),
+        "src": None if pick.picture is None else picture_address(pick.picture),
+        "small": pick.picture is not None and max(pick.picture.size) < SMALL_PICTURE,
+        "text": text,
+        "row": cells,
+        "more": max(len(pick.row) - MOST_CELLS, 0),
+    }
+
+
+def picture_address(image: "Image.Image") -> str:
+    """A picture as the data address of a small JPEG; of a tiny picture, as a PNG with its own pixels."""
+    small = image.convert("RGB")
+    out = io.BytesIO()
+    if max(image.size) < SMALL_PICTURE:
+        small.save(out, "PNG")
+        kind = "png"
+    else:
+        small.thumbnail((PICK_SIDE, PICK_SIDE))
+        small.save(out, "JPEG", quality=82)
+        kind = "jpeg"
+    return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
