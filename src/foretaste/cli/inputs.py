@@ -15,6 +15,8 @@ import typer
 from foretaste.cli.app import progress_bar
 
 if TYPE_CHECKING:
+    import torch
+
     from foretaste.data import Points
 
 POINTS = (
@@ -197,7 +199,7 @@ def read_inputs(
     size: int | None = None,
     channels: int | None = None,
     skip_broken: bool = True,
-    device: str | None = None,
+    device: str = "auto",
 ) -> "tuple[Points, list[str | None] | None]":
     """Points of which some are labelled, encoded when ``x`` is asked for; and the labels of --pool, in its order.
 
@@ -206,7 +208,7 @@ def read_inputs(
     from foretaste.connect import encode_with
     from foretaste.data import TEXT_ENCODERS, join_points, read_points, without_repeats
 
-    paths = check_inputs_exist(data, labelled, pool)
+    paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
     named: dict[str, Any] = {"label": label, "id": id, "text": _text_column(text)}
     own = encoder if encoder in TEXT_ENCODERS else "auto"
     with progress_bar("reading") as progress:
@@ -244,7 +246,22 @@ def read_inputs(
     chosen, shape, note = choose_encoder(points, encoder, network, weights, size, channels)
     points = replace(points, notes=(*points.notes, *([note] if note else [])))
     bar = BarOfFeatures(chosen)
-    return encode_with(points, chosen, size=shape, channels=channels, device=device, progress=bar), truth
+    return encode_with(points, chosen, size=shape, channels=channels, device=where, progress=bar), truth
+
+
+def find_device(name: str) -> "torch.device":
+    """The device that --device names."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name}; expected cpu, cuda, cuda:1, or auto") from None
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name} and there are {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+    return where
 
 
 class BarOfFeatures:
@@ -285,7 +302,7 @@ def choose_encoder(
     if points.kind != "pictures":
         return encoder or "auto", size, None
     for_pixels = network or weights or size or channels
-    said = None
+    said: str | None = None
     if encoder is None or encoder == "auto":
         encoder = "pixels" if for_pixels or not backbone_installed() else DEFAULT_BACKBONE
         said = HOW_TO_GET_A_BACKBONE if encoder == "pixels" and not for_pixels else None

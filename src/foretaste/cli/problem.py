@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretaste.cli.app import name_options
+from foretaste.cli.inputs import find_device
 from foretaste.errors import check_known
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from foretaste.data import Points
@@ -76,7 +76,7 @@ def make_problem(
     from foretaste.network import SavedNetwork, prepare, saved_network
 
     about = saved_network(weights) if weights else SavedNetwork()
-    where, regression = _find_device(device), points.regression
+    where, regression = find_device(device), points.regression
     named = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or points.own_classes
     labels = points.known_labels
     expected = named or (() if regression else class_names(labels, points.where))
@@ -148,20 +148,6 @@ def save_problem(problem: LabellingProblem, path: Path) -> Path:
         p.net, path, network=own[0], options=own[1], classes=p.classes or None, normalise=p.normalise, loss=p.loss,
         shape=tuple(p.x_L.shape[1:]),
     )  # fmt: skip
-
-
-def _find_device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device {name}; expected cpu, cuda, cuda:1, or auto") from None
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name} and there are {torch.cuda.device_count()} CUDA devices; use cpu or auto")
-    return where
 
 
 def _new_network(
