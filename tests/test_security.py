@@ -139,10 +139,10 @@ def test_escape_codes_in_names_never_reach_the_terminal(tmp_path):
     root = pictures(tmp_path / "root")
     for k in range(3):
         Image.fromarray(np.full((8, 8), 200 + k, np.uint8)).save(root / f"{ESCAPES}{k}.png")
-    got = invoke("query", root, "--out", tmp_path / "out.csv", "--steps", 2, "-n", 2)
+    got = invoke("query", root, "--backbone", "none", "--out", tmp_path / "out.csv", "--steps", 2, "-n", 2)
     assert got.exit_code == 0, got.output
     (root / f"{ESCAPES}.png").write_text("no picture")
-    broken = invoke("query", root, "--out", tmp_path / "out.csv")
+    broken = invoke("query", root, "--no-skip-broken", "--out", tmp_path / "out.csv")
     assert broken.exit_code == 2
     for output in (got.output, broken.output):
         assert r"\x1b[2Jcat" in output

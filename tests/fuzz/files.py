@@ -175,7 +175,7 @@ def read_encoded(path: Path) -> None:
 
 def read_query_inputs(path: Path) -> Any:
     """The reading step of ``foretaste query``."""
-    return read_inputs(path, None, None, network=None, weights=None)
+    return read_inputs(path, None, None, network=None, weights=None, encoder="none")
 
 
 def read_run_folder(root: Path) -> Any:

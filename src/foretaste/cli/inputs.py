@@ -243,8 +243,8 @@ def read_inputs(
         if without := len(parts[0]) - len(known):
             note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
             points = replace(points, notes=(*points.notes, note))
-    chosen, shape, note = choose_encoder(points, encoder, network, weights, size, channels)
-    points = replace(points, notes=(*points.notes, *([note] if note else [])))
+    chosen, shape, said = choose_encoder(points, encoder, network, weights, size, channels)
+    points = replace(points, notes=(*points.notes, *([said] if said else [])))
     bar = BarOfFeatures(chosen)
     return encode_with(points, chosen, size=shape, channels=channels, device=where, progress=bar), truth
 

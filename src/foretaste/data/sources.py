@@ -214,7 +214,7 @@ def _cell(value: Any) -> str | None:
 def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
     """Texts, dicts (rows), pictures, paths of pictures, or vectors."""
     first = source[0]
-    labels = None if how.label is None or isinstance(how.label, str) else _given_labels(how, len(source))
+    labels = None if how.label is None or isinstance(how.label, str) else _labels_beside(how, len(source))
     if all(isinstance(item, str) for item in source):
         table = Table(
             "the list of texts", {"text": [item.strip() or None for item in source]}, range(len(source)), "text"
@@ -247,7 +247,7 @@ def _points_of_array(source: "Tensor | np.ndarray", how: ReadOptions) -> Points:
     if array.ndim == 2 and array.dtype.kind in "iub":
         array = array.astype(np.float32)
     ((laid, note),) = lay_out_points([array], ["the array"], layout)
-    labels = _given_labels(how, len(laid))
+    labels = _labels_beside(how, len(laid))
     return _tensor_points("the array", laid, [str(i) for i in range(len(laid))], labels, (note,))
 
 
@@ -258,7 +258,7 @@ def _tensor_points(
     return Points(where, "pictures" if x.dim() == 4 else "features", x, ids, labels, notes=notes)
 
 
-def _given_labels(how: ReadOptions, n: int) -> list[str | None]:
+def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:
     """Labels that came beside arrays: None, NaN, "" and, among whole numbers, −1 are missing."""
     if how.label is None:
         return [None] * n
@@ -312,7 +312,7 @@ def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
     if got.labels is not None and how.label is None:
         how = replace(how, label=got.labels)
     n = len(dataset)
-    labels = _given_labels(how, n)
+    labels = _labels_beside(how, n)
     if got.kind == "pictures":
         names = [f"item {i}" for i in range(n)]
         points = _pictures(where, got.opened, picture_bytes(got.opened), names, labels, how)
