@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PICK_SIDE = 240  # pixels of the longer side of a picture
 SMALL_PICTURE = 64  # pixels; smaller ones are enlarged without smoothing
-SHOWN_CHARACTERS = 900  # characters of a text on the page
+MOST_CHARACTERS = 900  # characters of a text on the page
 MOST_CELLS = 16  # of a row
 MOST_PICKS = 100  # on one page
 
@@ -71,8 +71,8 @@ def picks_page(
 
 def _shown_pick(pick: Pick) -> dict[str, object]:
     text = pick.text
-    if text is not None and len(text) > SHOWN_CHARACTERS:
-        text = f"{text[:SHOWN_CHARACTERS].rsplit(' ', 1)[0]} …"
+    if text is not None and len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS].rsplit(' ', 1)[0]} …"
     cells = {name: "" if value is None else str(value) for name, value in list(pick.row.items())[:MOST_CELLS]}
     return {
         "rank": pick.rank,
