@@ -206,7 +206,7 @@ def read_inputs(
     Points of the pool that are labelled already are left out.
     """
     from foretaste.connect import encode_with
-    from foretaste.data import TEXT_ENCODERS, join_points, read_points, without_repeats
+    from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
 
     paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
     named: dict[str, Any] = {"label": label, "id": id, "text": _text_column(text)}
@@ -239,7 +239,7 @@ def read_inputs(
     else:
         left = without_repeats(parts[1], known)
         truth = left.labels
-        points = join_points(known, left)
+        points = join_sources(known, left)
         if without := len(parts[0]) - len(known):
             note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
             points = replace(points, notes=(*points.notes, note))

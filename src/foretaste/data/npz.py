@@ -69,7 +69,7 @@ def npz(
     called = read.pop() if len(read) > len(names) else None
     x_parts, y_parts = read[0::2], read[1::2]
     laid = lay_out_points(x_parts, [f"{file}: {name}" for name in names[0::2]], layout)
-    x_N, notes = _join_points(file, names[0::2], laid)
+    x_N, notes = _join_sources(file, names[0::2], laid)
     y_N, classes = _class_ids_of_arrays(file, names[1::2], y_parts, [len(x) for x in x_parts], called)
     if len(laid) == 2:
         pool, held = np.arange(len(laid[0][0])), np.arange(len(laid[0][0]), len(x_N))
@@ -171,7 +171,7 @@ def _channels_first(x: np.ndarray, name: str, layout: Layout | None) -> tuple[np
     return x.transpose(0, 3, 1, 2), f"pictures (N, H, W, C): axis 3 is the channels{reason}"
 
 
-def _join_points(
+def _join_sources(
     file: Path, names: Sequence[str], laid: list[tuple[np.ndarray, str]]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     (x, how), (x_last, _) = laid[0], laid[-1]

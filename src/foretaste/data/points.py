@@ -163,7 +163,7 @@ def points_of_rows(points: Points) -> Points:
     )
 
 
-def join_points(labelled: Points, pool: Points) -> Points:
+def join_sources(labelled: Points, pool: Points) -> Points:
     """One set of points from two: labels of the first stay, those of the second are hidden. Raises if kinds differ."""
     a, b = labelled, pool
     if a.kind != b.kind and not (a.columns and b.columns):
