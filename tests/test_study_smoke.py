@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from foretaste.cli import app
 from foretaste.cli.run import command_line
-from foretaste.study import load, read, shipped
+from foretaste.study import load, read, run, shipped, smoke
 
 runner = CliRunner()
 
@@ -18,12 +18,28 @@ runner = CliRunner()
 def nowhere(tmp_path, monkeypatch):
     """No data sets at hand: digits stand in for them."""
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("FORETASTE_CACHE", str(tmp_path / "features"))
     monkeypatch.chdir(tmp_path)
 
 
+WITHOUT_PAGE = {"breast-cancer", "cifar100-features", "docstrings"}  # drawing pages takes most of the time
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_PAGE))
+def test_smoke_without_a_page(name):
+    if "features" in name:
+        pytest.importorskip("efficientnet_lite_pytorch", reason="needs foretaste[pretrained]")
+    of = smoke(read(name))
+    records = run(of, standin=True)
+    assert len(records) == of.size == 5 * 2 * 3
+    assert {r["labelled"] for r in records} == {16, 20, 24}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*shipped()} - {"demo"}))
+@pytest.mark.parametrize("name", sorted({*shipped()} - {"demo"} - WITHOUT_PAGE))
 def test_smoke(name, tmp_path):
+    if "features" in name:
+        pytest.importorskip("efficientnet_lite_pytorch", reason="needs foretaste[pretrained]")
     result = runner.invoke(app, ["run", name, "--smoke", "--processes", "1", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs" / f"{name}-smoke"
@@ -49,8 +65,6 @@ def test_smoke(name, tmp_path):
 @pytest.mark.slow
 def test_the_gap_between_warm_and_cold_start_shrinks_with_width():
     """Theorem 3.1 holds in the limit; networks that learn their labels come nearer to it with width."""
-    from foretaste.study import run
-
     records = run(read("theorem", ["seeds=[0]", "widths=[32, 512]", "train.steps=3000"]))
     kernel, narrow, wide = records
     assert kernel["warm_cold_kernel"] < 1e-12

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli.app import app, check_output_folder, console, counting_bar, say, usable_cores
+from foretaste.cli.app import app, check_output_folder, console, counting_bar, progress_bar, say, usable_cores
 from foretaste.cli.report import print_summary
 from foretaste.errors import format_seconds
 
@@ -56,7 +56,7 @@ def run_command(
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
     from foretaste import report
-    from foretaste.study import check_data, check_folder, describe, lock_folder, prepared, read
+    from foretaste.study import check_data, check_folder, describe, lock_folder, read
     from foretaste.study import estimate as estimate_cost
     from foretaste.study import smoke as shrink
 
@@ -70,7 +70,7 @@ def run_command(
             check_folder(folder, study)
     tasks = len(study.names) * len(study.seeds)
     n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
-    data = prepared(study.data, devices[0], standin=smoke)
+    data = _study_data(study, devices[0], smoke)
     say(*(f"note: {note}" for note in data.notes))
     if folder.exists() and not estimate:
         check_data(folder, study, data)
@@ -94,6 +94,16 @@ def run_command(
     if study.experiment == "loop":
         print_summary(report.summarize(records))
     say(f"The page: {page.resolve()}")
+
+
+def _study_data(study: "Study", device: str, smoke: bool) -> Any:
+    """The data of a study, behind a bar while features are computed."""
+    from foretaste.study import prepared
+
+    if study.features is None:
+        return prepared(study.data, device, standin=smoke)
+    with progress_bar(f"features of {study.features.backbone}") as progress:
+        return prepared(study.data, device, standin=smoke, features=study.features, progress=progress)
 
 
 def command_line(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:

@@ -38,6 +38,9 @@ from foretaste.data.npz import npz as npz
 from foretaste.data.points import Points as Points
 from foretaste.data.points import join_sources as join_sources
 from foretaste.data.points import without_repeats as without_repeats
+from foretaste.data.shipped import breast_cancer as breast_cancer
+from foretaste.data.shipped import docstrings as docstrings
+from foretaste.data.shipped import wine as wine
 from foretaste.data.sources import read_points as read_points
 from foretaste.data.tables import feature_table as feature_table
 from foretaste.data.text import TEXT_ENCODERS as TEXT_ENCODERS

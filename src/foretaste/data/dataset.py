@@ -38,10 +38,11 @@ class Images:
     normalise: MeanAndStd | None = None  # mean and std of each channel, for pixels in [0, 1]
     files: tuple[str, ...] | None = None  # the file of each point, if each has its own
     notes: tuple[str, ...] = ()  # what a reader of results must know: files left out, labels changed
+    shown: Tensor | None = None  # (N, channels, H, W) what to look at, where x holds features of it
 
     def picture(self, i: int) -> np.ndarray:
         """The pixels of point ``i`` in [0, 1], to look at: (H, W) or (H, W, 3). A vector becomes one row."""
-        x = self.x[int(i)].cpu()
+        x = (self.x if self.shown is None else self.shown)[int(i)].cpu()
         pixels = x.numpy() / 255 if x.dtype == torch.uint8 else x.numpy()
         if pixels.ndim != 3:
             return pixels.reshape(1, -1)

@@ -15,6 +15,7 @@ from foretaste.data.huggingface import hugging_face, is_saved_dataset
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
 from foretaste.data.pictures import ImageSize
+from foretaste.data.shipped import breast_cancer, docstrings, wine
 from foretaste.data.tables import feature_table, file_columns, is_csv
 from foretaste.errors import did_you_mean
 
@@ -26,6 +27,9 @@ NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
     "cifar10": lambda folder, most: cifar10(folder, most=most),
     "cifar100": lambda folder, most: cifar100(folder, most=most),
     "cifar100-coarse": lambda folder, most: cifar100(folder, "coarse", most=most),
+    "breast-cancer": lambda folder, most: breast_cancer(),
+    "wine": lambda folder, most: wine(),
+    "docstrings": lambda folder, most: docstrings(),
 }
 NAMES = tuple(NAMED_READERS)
 

@@ -1,5 +1,6 @@
 """f: the networks of the paper (§4), backbones, features and heads; training by SGD on L2 or cross-entropy; weights."""
 
+from foretaste.network.backbones import LIBRARY_PREFIXES as LIBRARY_PREFIXES
 from foretaste.network.backbones import Backbone as Backbone
 from foretaste.network.backbones import find_backbone as find_backbone
 from foretaste.network.build import NETWORKS as NETWORKS
@@ -14,6 +15,7 @@ from foretaste.network.fit import INTERPOLATES as INTERPOLATES
 from foretaste.network.fit import Fit as Fit
 from foretaste.network.fit import fit as fit
 from foretaste.network.fit import training_length as training_length
+from foretaste.network.heads import column_moments as column_moments
 from foretaste.network.heads import make_head as make_head
 from foretaste.network.ll4al import LossPrediction as LossPrediction
 from foretaste.network.ll4al import fit_ll4al as fit_ll4al

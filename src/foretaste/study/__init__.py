@@ -3,6 +3,7 @@
 from foretaste.study.config import Arm as Arm
 from foretaste.study.config import Ask as Ask
 from foretaste.study.config import Data as Data
+from foretaste.study.config import Features as Features
 from foretaste.study.config import Labels as Labels
 from foretaste.study.config import Network as Network
 from foretaste.study.config import Study as Study

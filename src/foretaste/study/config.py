@@ -59,6 +59,18 @@ class Data:
 
 
 @settings_table
+class Features:
+    """Points as features of a frozen network, computed once (``ft.features``). The study's network is then a head.
+
+    backbone: "efficientnet-lite0", or another name that ``foretaste.network.find_backbone`` takes.
+    """
+
+    backbone: Text
+    layer: Text | None = None  # a submodule whose output is taken
+    cache: Text | None = None  # where features are kept; None is $FORETASTE_CACHE, or ~/.cache/foretaste/features
+
+
+@settings_table
 class Labels:
     """``init`` random labels, then ``per_cycle`` more in each of ``cycles`` cycles.
 
@@ -244,6 +256,7 @@ class Trial:
     network: Network
     train: Train
     query: Ask
+    features: Features | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON stores it."""
@@ -267,6 +280,7 @@ class Study:
     widths: tuple[Count, ...] = (64, 256, 1024)  # of experiment "theorem"
     plugins: tuple[Text, ...] = ()  # Python files or modules that register strategies
     data: Data = field(default_factory=Data)
+    features: Features | None = None
     labels: Labels = field(default_factory=Labels)
     network: Network = field(default_factory=Network)
     train: Train = field(default_factory=Train)
@@ -342,6 +356,7 @@ class Study:
         return Trial(
             arm.name, arm.strategy, arm.select, arm.options, arm.model, self.data, self.labels,
             self.network.override(arm.network), self.train.override(arm.train), self.query.override(arm.query),
+            self.features,
         )  # fmt: skip
 
     def plain(self) -> dict[str, Any]:

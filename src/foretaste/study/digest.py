@@ -14,6 +14,7 @@ import numpy as np
 
 from foretaste.data import Images
 from foretaste.errors import printable
+from foretaste.network import LIBRARY_PREFIXES
 from foretaste.study.config import Study
 
 log = logging.getLogger("foretaste")
@@ -32,9 +33,10 @@ def data_digest(data: Images) -> dict[str, str]:
     """A digest of each part of the data.
 
     The normalisation is left out: it follows from the points and the settings, and its last bit may differ between
-    machines.
+    machines. So may the last bits of features: what is shown counts in their place.
     """
-    arrays = {"x": data.x.cpu().numpy(), "y": data.y.cpu().numpy(), "pool": data.pool, "test": data.test}
+    x = data.x if data.shown is None else data.shown
+    arrays = {"x": x.cpu().numpy(), "y": data.y.cpu().numpy(), "pool": data.pool, "test": data.test}
     parts = {name: _array_digest(array) for name, array in arrays.items()}
     return parts | {"classes": _bytes_digest("\0".join(data.classes).encode("utf-8", "surrogatepass"))}
 
@@ -43,6 +45,9 @@ def code_digest(study: Study) -> dict[str, str]:
     """A digest of each plugin's file, and of the file of each network that is not built in, by file or module name."""
     networks = [study.network, *(study.trial(name).network for name in study.names)]
     modules = [network.name.partition(":")[0] for network in networks if not network.built_in]
+    backbone, colon, _ = study.features.backbone.partition(":") if study.features else ("", "", "")
+    if colon and backbone not in LIBRARY_PREFIXES:
+        modules.append(backbone)
     files: dict[str, set[Path]] = {}
     for source in (*study.plugins, *modules):
         if file := _file_of(source):

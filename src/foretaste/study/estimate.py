@@ -164,7 +164,8 @@ def smoke(study: Study) -> Study:
         widths=tuple(sorted({min(width, 64 * 4**k) for k, width in enumerate(study.widths)})),
         data=replace(
             study.data,
-            pool_points=_at_most(study.data.pool_points, 400),
+            # A backbone takes far longer for a point than anything else here.
+            pool_points=_at_most(study.data.pool_points, 400 if study.features is None else 60),
             test_points=_at_most(study.data.test_points, 40),
             pixels=_at_most(study.data.pixels, 8),
         ),

@@ -288,7 +288,8 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         "command": command,
         "data": f"{data.name}: {len(data.pool)} points to query from, {len(data.test)} to measure on, "
         f"{len(data.classes)} classes; no point of the test set is ever trained on or queried",
-        "network": _network_words(study.network),
+        "network": _network_words(study.network)
+        + (f", a head on features of {study.features.backbone}" if study.features else ""),
         "training": f"SGD on the {loss}, {length} of at most {train.batch} points, one-cycle up to a learning rate of "
         f"{lr}{augment}; {start}",
         "labels": f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {labels.cycles} cycles",
@@ -357,14 +358,15 @@ class PictureFile:
 
 def save_pictures(folder: Path, data: Images, records: Iterable[Any]) -> None:
     """Write pictures.npz: ids and uint8 pixels of the points queried. Early seeds and cycles come first if too many."""
-    if data.x.dtype != torch.uint8 or data.x.dim() != 4:
+    shown = data.x if data.shown is None else data.shown
+    if shown.dtype != torch.uint8 or shown.dim() != 4:
         return
     ordered = sorted(records, key=lambda r: (r["seed"], r["cycle"]))
     queried = dict.fromkeys(i for r in ordered for i in r.get("queried", ()))
     ids = np.array(list(queried)[:KEPT_PICTURES], dtype=np.int64)
     if not len(ids):
         return
-    x = data.x[ids].cpu()
+    x = shown[ids].cpu()
     pixels = x[:, 0] if x.shape[1] != 3 else x.permute(0, 2, 3, 1)
     part = folder / "pictures.part.npz"
     try:

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from foretaste.data import Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.errors import real_number
 from foretaste.study.checks import CHECKS
-from foretaste.study.config import Data, Study
+from foretaste.study.config import Data, Features, Study
 from foretaste.study.digest import data_digest
+from foretaste.study.encoded import encode
 from foretaste.study.folder import (
     PictureFile,
     Task,
@@ -112,7 +113,7 @@ def run(
         processes = min(processes, len(tasks))
         here = processes <= 1
         if data is None and (here or folder is not None):
-            data = prepared(study.data, devices[0] if here else "cpu", standin)
+            data = prepared(study.data, devices[0] if here else "cpu", standin, features=study.features)
         if data is not None:
             check_trials(study, data)
         pictures, digest = None, None
@@ -209,13 +210,22 @@ def single_threaded() -> Iterator[None]:
 # The data
 
 
-def prepared(how: Data, device: str, standin: bool = False) -> Images:
+def prepared(
+    how: Data,
+    device: str,
+    standin: bool = False,
+    *,
+    features: Features | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> Images:
     """The data of a study, on a device.
 
     Args:
         how: the study's ``data`` table.
         device: such as "cpu" or "cuda:0".
         standin: use digits in the shape of the data set if it is not found, and at most as many points as there are.
+        features: the study's ``features`` table; its backbone then turns pictures into features.
+        progress: called with (points done, all points) while features are computed.
 
     Returns:
         The data, made fewer and smaller as the table says. Notes tell what was done.
@@ -243,7 +253,8 @@ def prepared(how: Data, device: str, standin: bool = False) -> Images:
             pool, test = (None if n is None else min(n, len(ids)) for n, ids in ((pool, data.pool), (test, data.test)))
         if pool is not None or test:
             data = fewer(data, pool=pool, test=test or None)
-        return (data if how.pixels is None else smaller(data, how.pixels)).to(device)
+        data = data if how.pixels is None else smaller(data, how.pixels)
+        return (data if features is None else encode(data, features, device, progress)).to(device)
 
 
 def stand_in(name: str) -> Images:
@@ -358,7 +369,7 @@ def _work(
     try:
         for plugin in study.plugins:
             import_plugin(plugin)
-        data = prepared(study.data, device, standin)
+        data = prepared(study.data, device, standin, features=study.features)
         if digest is not None and data_digest(data) != digest["data"]:
             raise ValueError(f"the data {data.name!r} changes while the run reads it; start again when it is complete")
         while (task := todo.get()) is not None:

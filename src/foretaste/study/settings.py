@@ -125,6 +125,8 @@ def _table_of(loc: Location, whole: bool, table: type, keys: Mapping[str, Any]) 
     if not loc or not isinstance(loc[0], str) or loc[0] not in {f.name for f in fields(table)}:
         return "", table, loc
     hint = get_type_hints(table)[loc[0]]
+    if type(None) in get_args(hint):  # a table that may be left out
+        hint = get_args(hint)[0]
     if is_dataclass(hint) and (len(loc) > 1 or whole):
         return f"{loc[0]}: ", hint, loc[1:]  # type: ignore[return-value]
     item = next(iter(get_args(hint)), None)

@@ -1,0 +1,123 @@
+"""Data sets without pictures that every installation has: two tables of scikit-learn, and Python's own docstrings."""
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from foretaste.data.dataset import Images, measured, stratified
+
+# Packages and modules of the standard library with a hundred docstrings or so each, and the files they are in.
+DOCUMENTED = {
+    "asyncio": "asyncio",
+    "decimal": "_pydecimal.py",
+    "email": "email",
+    "http": "http",
+    "importlib": "importlib",
+    "logging": "logging",
+    "multiprocessing": "multiprocessing",
+    "unittest": "unittest",
+    "urllib": "urllib",
+    "xml": "xml",
+}
+SHORTEST_DOCSTRING = 40  # characters
+DOCSTRING_WORDS = 2000  # columns
+SHIPPED_TEST = 0.3  # share of each class to measure on
+
+
+def breast_cancer() -> Images:
+    """A table of scikit-learn: 569 tumours, 30 measurements, benign or malignant. No download.
+
+    Returns:
+        399 points to query from and 170 to measure on. A network receives each column standardised over the pool and
+        divided by √30, so that a row has a length of about one.
+
+    Example:
+        >>> from foretaste.data import breast_cancer
+        >>> data = breast_cancer()
+        >>> data.x.shape, data.classes
+        (torch.Size([569, 30]), ('malignant', 'benign'))
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    return _shipped_table("breast-cancer", load_breast_cancer())
+
+
+def wine() -> Images:
+    """A table of scikit-learn: 178 wines, 13 measurements, three growers. No download; scaled as ``breast_cancer``.
+
+    Example:
+        >>> from foretaste.data import wine
+        >>> len(wine().pool), len(wine().test)
+        (125, 53)
+    """
+    from sklearn.datasets import load_wine
+
+    return _shipped_table("wine", load_wine())
+
+
+def _shipped_table(name: str, bunch: object) -> Images:
+    x_ND = torch.as_tensor(bunch.data, dtype=torch.float32)  # type: ignore[attr-defined]
+    y_N = np.asarray(bunch.target, dtype=np.int64)  # type: ignore[attr-defined]
+    pool, test = stratified(y_N, SHIPPED_TEST)
+    names = tuple(map(str, bunch.target_names))  # type: ignore[attr-defined]
+    data = Images(name, x_ND, torch.from_numpy(y_N), pool, test, names)
+    mean, deviation = measured(data)
+    wide = x_ND.shape[1] ** 0.5
+    return Images(name, x_ND, data.y, pool, test, names, (mean, tuple(d * wide for d in deviation)))
+
+
+def docstrings() -> Images:
+    """A small corpus that every Python has: docstrings of its standard library, each to be told by its package.
+
+    scikit-learn ships no text. These are the docstrings of ten packages (asyncio, email, xml, ...) of the Python that
+    runs: about 1,800 in Python 3.11. Another version of Python has other ones, so results compare within one version
+    only. A docstring may name its own package.
+
+    Returns:
+        The docstrings as TF-IDF of their 2,000 most frequent words, rows of length one. Words are counted and weighed
+        on the pool alone.
+
+    Raises:
+        FileNotFoundError: this Python has no source files of its standard library.
+
+    Example:
+        >>> from foretaste.data import docstrings
+        >>> data = docstrings()
+        >>> len(data.classes), data.x.shape[1]
+        (10, 2000)
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    root = Path(sysconfig.get_paths()["stdlib"])
+    texts: dict[str, str] = {}
+    for name, place in DOCUMENTED.items():
+        for text in docstrings_in(root / place):
+            texts.setdefault(text, name)  # the same words twice would stand in pool and test
+    classes = tuple(DOCUMENTED)
+    if missing := [name for name in classes if name not in texts.values()]:
+        raise FileNotFoundError(
+            f"{root} has no source files of {', '.join(missing)}: this Python is stripped or packed. Use a Python from "
+            "python.org or of your system"
+        )
+    y_N = np.array([classes.index(name) for name in texts.values()], dtype=np.int64)
+    pool, test = stratified(y_N, SHIPPED_TEST)
+    listed = list(texts)
+    counts = TfidfVectorizer(max_features=DOCSTRING_WORDS, sublinear_tf=True, stop_words="english", dtype=np.float32)
+    counts.fit([listed[i] for i in pool])
+    x_ND = torch.from_numpy(np.asarray(counts.transform(listed).todense(), dtype=np.float32))
+    note = f"docstrings: {len(listed)} of this Python's standard library; other versions of Python have other ones"
+    return Images("docstrings", x_ND, torch.from_numpy(y_N), pool, test, classes, notes=(note,))
+
+
+def docstrings_in(place: Path) -> Iterator[str]:
+    """The docstrings of a file, or of all files of a package, in the order of their names. Nothing is imported."""
+    for file in sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.is_file() else []:
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text) >= SHORTEST_DOCSTRING:
+                    yield text
