@@ -368,8 +368,9 @@ def test_load_knows_every_name(tmp_path, monkeypatch):
     cifar10_files(tmp_path / "cifar10" / "cifar-10-batches-py")
     cifar100_files(tmp_path / "cifar100")
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
-    assert NAMES == ("digits", "mnist", "fashion-mnist", "svhn", "cifar10", "cifar100", "cifar100-coarse")
-    for name in NAMES:
+    pictures = ("digits", "mnist", "fashion-mnist", "svhn", "cifar10", "cifar100", "cifar100-coarse")
+    assert NAMES == (*pictures, "breast-cancer", "wine", "docstrings")
+    for name in pictures:
         data = load(name)
         assert data.name == name
         assert data.x.dtype == torch.uint8

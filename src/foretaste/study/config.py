@@ -260,7 +260,7 @@ class Trial:
 
     def plain(self) -> dict[str, Any]:
         """As JSON stores it."""
-        return _jsonable(asdict(self))
+        return _plain_settings(self)
 
 
 @settings_table
@@ -361,7 +361,7 @@ class Study:
 
     def plain(self) -> dict[str, Any]:
         """As JSON stores it."""
-        return _jsonable(asdict(self))
+        return _plain_settings(self)
 
 
 def study(strategies: Iterable[str], **settings: Any) -> Study:
@@ -396,6 +396,11 @@ def split_spec(spec: str) -> tuple[str, str]:
     """ "gain sequential" → its strategy, and how points are selected."""
     strategy, *select = spec.split() or [spec]
     return strategy, " ".join(select) or "auto"
+
+
+def _plain_settings(of: "Study | Trial") -> dict[str, Any]:
+    """Without a table of features where there is none: files of earlier versions have no such key."""
+    return {key: value for key, value in _jsonable(asdict(of)).items() if key != "features" or value is not None}
 
 
 def _jsonable(value: Any) -> Any:
