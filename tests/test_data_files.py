@@ -369,7 +369,7 @@ def test_load_knows_every_name(tmp_path, monkeypatch):
     cifar100_files(tmp_path / "cifar100")
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
     pictures = ("digits", "mnist", "fashion-mnist", "svhn", "cifar10", "cifar100", "cifar100-coarse")
-    assert NAMES == (*pictures, "breast-cancer", "wine", "docstrings")
+    assert (*pictures, "breast-cancer", "wine", "docstrings") == NAMES
     for name in pictures:
         data = load(name)
         assert data.name == name
