@@ -140,11 +140,10 @@ def test_two_tabs_never_hold_one_item_and_an_abandoned_one_returns(store):
     assert store.held("1") == []
 
 
-def test_an_answer_ends_a_lease_and_takes_the_next_in_the_same_transaction(store):
-    store.lease(["a"], tab="1", who="Ada")
+def test_an_answer_ends_a_lease_and_leases_survive_a_restart(store):
+    store.lease(["a", "b"], tab="1", who="Ada")
     store.lease(["c"], tab="2", who="Bob")
-    store.record("a", "label", "cat", who="Ada", tab="1", keep=["b", "c"])
-    assert (store.held("1"), store.held("2")) == (["b"], ["c"])
+    store.record("a", "label", "cat", who="Ada", tab="1")
     with reopened(store) as again:
         again._clock = store._clock
         assert (again.held("1"), again.held("2")) == (["b"], ["c"])
@@ -206,15 +205,17 @@ def test_every_answer_is_flushed_to_the_disk(store):
 
 
 def test_a_full_disk_acknowledges_nothing_and_loses_nothing(store):
-    store.record("a", "label", "cat", who="Ada", keep=["b"])
+    store.lease(["x", "a"], tab="1", who="Ada")
+    store.record("a", "label", "cat", who="Ada", tab="1")
     store._db.execute(f"PRAGMA max_page_count = {store._db.execute('PRAGMA page_count').fetchone()[0]}")
     kept = 1
     with pytest.raises(StoreFull, match="the disk is full, so the answer was not kept"):
         for k in range(10_000):
-            store.record(f"{k:0200d}", "label", "cat", who="Ada", keep=["x"])
+            store.record(f"{k:0200d}", "label", "cat", who="Ada", tab="1")
             kept += 1
     assert len(store.events()) == kept
     held = store.held()
+    assert held == ["x"]
     store._db.execute("PRAGMA max_page_count = 1000000")
     assert store.record("after", "label", "dog", who="Ada").seq == kept + 1  # room again: it goes on
     with reopened(store) as again:
@@ -272,7 +273,8 @@ store = LabelStore(sys.argv[1])
 store.set_classes(["cat", "dog"])
 start = len(store.events())
 for k in range(start, start + 100_000):
-    event = store.record(f"item{k}", "label", "cat", who="Ada", keep=[f"item{k + 1}"])
+    event = store.record(f"item{k}", "label", "cat", who="Ada", tab="1")
+    store.lease([f"item{k + 1}"], tab="1", who="Ada")
     print(event.seq, event.item, flush=True)  # the acknowledgement
     if k % 7 == 6:
         event = store.undo(who="Ada")

@@ -3,8 +3,8 @@
 Every answer of a person is one row of ``events``, written and flushed to the disk before it is acknowledged. Rows are
 never changed: to take an answer back is another row. What an item's label is now follows from the log alone.
 
-A lease keeps an item for one browser tab. It ends with an answer, or after a time without a sign of life. The next
-leases are written in the same transaction as an answer, so that an answer costs one flush.
+A lease keeps an item for one browser tab. It ends with an answer, or after a time without a sign of life. Leases are in
+the file too: after a restart nobody gets what another still has on the screen.
 """
 
 import json
@@ -219,7 +219,6 @@ class LabelStore:
         purpose: str | None = None,
         guess: str | None = None,
         confidence: float | None = None,
-        keep: Iterable[str] = (),
     ) -> LabelEvent:
         """Write an answer to the log. When this returns, the disk has it.
 
@@ -233,7 +232,6 @@ class LabelStore:
             purpose: "teach" or "check".
             guess: The class that the model gave before.
             confidence: The probability of that class.
-            keep: Items to lease to this tab in the same transaction.
 
         Returns:
             The event, new or already there.
@@ -260,7 +258,7 @@ class LabelStore:
             if kind == "label" and before is not None and before.label is not None:
                 kind = "relabel"
             extra = (request, purpose, guess, confidence)
-            return self._append(item, kind, label, who, tab, before, None, extra, keep)
+            return self._append(item, kind, label, who, tab, before, None, extra)
 
     def undo(self, *, who: str, tab: str | None = None, request: str | None = None) -> LabelEvent:
         """Take back the last answer of a person (in a tab) that has not been taken back yet.
@@ -284,7 +282,19 @@ class LabelStore:
                 raise StoreConflict(f"{last.item} was answered or taken by somebody else since; it stays")
             was = self._event(last.before_seq)
             label = was.label if was else None
-            return self._append(last.item, "undo", label, who, last.tab, last, last.seq, (request, None, None, None), ())
+            return self._append(last.item, "undo", label, who, last.tab, last, last.seq, (request, None, None, None))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Everything recorded in the block is kept together, or nothing of it."""
+        with self._mutex:
+            try:
+                with self._writing():
+                    yield
+            except BaseException:
+                self._events, self._now, self._leases, self._requests = [], {}, {}, {}
+                self._read_all()  # memory had run ahead of the file
+                raise
 
     # Leases
 
@@ -401,7 +411,6 @@ class LabelStore:
         before: LabelEvent | None,
         undoes: int | None,
         extra: tuple[str | None, str | None, str | None, float | None],
-        keep: Iterable[str],
     ) -> LabelEvent:
         was = (before.seq, before.kind, before.label) if before else (None, None, None)
         event = LabelEvent(
@@ -414,7 +423,6 @@ class LabelStore:
                 self._db.execute(f"INSERT INTO events ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)
                 if undoes is None:
                     self._drop([item])
-                    self._keep([k for k in keep if self._is_free(k, tab)], tab, who)
                 elif tab:
                     self._keep([item], tab, who)
         except BaseException:
@@ -460,6 +468,9 @@ class LabelStore:
         if self.read_only:
             raise StoreError(f"{self.path} was opened for reading only")
         with self._mutex:
+            if self._db.in_transaction:  # part of a larger one
+                yield
+                return
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield

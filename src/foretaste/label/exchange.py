@@ -1,0 +1,356 @@
+"""Labels in and out: CSV, JSON lines, folders of pictures, and tasks of Label Studio.
+
+The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); anything else is a folder. What one
+writes the other reads. A file is checked as a whole before the first label is taken in.
+"""
+
+import csv
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from foretaste.data import count_names
+from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
+from foretaste.label.store import LabelStore
+
+EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
+ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
+LARGEST_IMPORT = 500_000_000
+KINDS_OUT = ("label", "unsure", "ignore", "skip")
+LABEL_STUDIO_FROM, LABEL_STUDIO_TO = "label", "item"  # names in the labelling configuration
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """One item and what was said about it."""
+
+    item: str
+    label: str | None
+    kind: str = "label"  # "label", "unsure", "ignore", "skip"
+    who: str = ""
+    at: str = ""
+    purpose: str = ""
+
+
+def label_rows(store: LabelStore, twins: dict[str, str] | None = None) -> list[LabelRow]:
+    """What the store knows now, one row an item, in the order of the answers.
+
+    ``twins``: item → the item that it is a copy of. Copies get the same row, and say so in ``purpose``.
+    """
+    rows = {}
+    for item, event in sorted(store.current().items(), key=lambda pair: pair[1].seq):
+        kind = "label" if event.label is not None else event.kind
+        rows[item] = LabelRow(item, event.label, kind, event.who, event.at, event.purpose or "")
+    copies = [
+        LabelRow(copy, rows[first].label, rows[first].kind, rows[first].who, rows[first].at, "copy")
+        for copy, first in (twins or {}).items()
+        if first in rows and copy not in rows
+    ]
+    return [*rows.values(), *copies]
+
+
+def export_labels(
+    rows: Sequence[LabelRow], out: str | os.PathLike[str], *, root: Path | None = None, field: str = "image"
+) -> Path:
+    """Write labels to a file or a folder.
+
+    Args:
+        rows: What to write; see ``label_rows``.
+        out: ``labels.csv``, ``labels.jsonl``, ``tasks.json`` (Label Studio), or a folder, which gets a folder a class
+            with copies of the pictures.
+        root: The folder of the pictures, which class folders need.
+        field: The name of the item in a Label Studio task: "image" or "text".
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: a folder for items that are no pictures, or class names that cannot be names of folders.
+        FileExistsError: the folder is not empty.
+    """
+    out = Path(out)
+    ending = out.suffix.lower()
+    if ending in (".csv", ".jsonl", ".json"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_name(f"{out.name}.part")
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(export_text(rows, ending.lstrip("."), field=field))
+        part.replace(out)
+        return out
+    if root is None:
+        raise ValueError(f"{out} would be a folder of pictures, and these items are none; name a .csv, .jsonl or .json")
+    return _export_folders(rows, out, root)
+
+
+def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") -> Iterator[str]:
+    """The text of an export, piece by piece: "csv", "jsonl" or "json" (Label Studio)."""
+    check_known("format", kind, ("csv", "jsonl", "json"))
+    if kind == "csv":
+        sink = _Lines()
+        writer = csv.writer(sink, lineterminator="\n")
+        for cells in (EXPORT_COLUMNS, *([getattr(row, c) or "" for c in EXPORT_COLUMNS] for row in rows)):
+            writer.writerow([_protected(cell) for cell in cells])
+            yield sink.line
+    elif kind == "jsonl":
+        for row in rows:
+            yield json.dumps({c: getattr(row, c) for c in EXPORT_COLUMNS}, ensure_ascii=False) + "\n"
+    else:
+        tasks = [label_studio_task(row, field) for row in rows if row.label is not None]
+        yield json.dumps(tasks, ensure_ascii=False, indent=1) + "\n"
+
+
+def _protected(text: str) -> str:
+    """A cell that is no formula. A text that looks protected already gets one more apostrophe, so that all come back."""
+    return f"'{text}" if _looks_protected(text) else csv_cell(text)
+
+
+def _looks_protected(text: str) -> bool:
+    return text.startswith("'") and text.lstrip("'").startswith(FORMULA_STARTS)
+
+
+class _Lines:
+    """A file that keeps the last line written."""
+
+    line = ""
+
+    def write(self, text: str) -> None:
+        self.line = text
+
+
+def label_studio_task(row: LabelRow, field: str) -> dict[str, Any]:
+    """A task with one annotation, as Label Studio imports them."""
+    choice = {
+        "from_name": LABEL_STUDIO_FROM,
+        "to_name": LABEL_STUDIO_TO,
+        "type": "choices",
+        "value": {"choices": [row.label]},
+    }
+    return {
+        "data": {field: row.item, "foretaste_id": row.item, "who": row.who, "at": row.at},
+        "annotations": [{"result": [choice], "was_cancelled": False}],
+    }
+
+
+def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
+    """Copies of the pictures, one folder a class. Written beside the place first, so that half of it is never there."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} is not an empty folder; name a new one")
+    labelled = [row for row in rows if row.label is not None]
+    bad = sorted({str(row.label) for row in labelled if not _is_folder_name(str(row.label))})
+    if bad:
+        raise ValueError(f"{count_names(bad, 'class {} cannot', 'classes {} cannot')} name a folder; export a CSV")
+    top = root.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        for row in labelled:
+            source = (top / row.item).resolve()
+            if not source.is_relative_to(top):
+                raise ValueError(f"{printable(row.item)} leads out of {root}; it is not copied")
+            check_regular(source)
+            target = part / str(row.label) / row.item
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        part.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        part.replace(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return out
+
+
+def _is_folder_name(name: str) -> bool:
+    return not name.startswith(".") and not any(c in name for c in '/\\\0:*?"<>|') and name.strip() == name != ""
+
+
+# In
+
+
+def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[LabelRow]:
+    """Read labels that ``export_labels``, Label Studio or a person wrote.
+
+    Args:
+        path: A CSV with a column label and one of item, file, path, image or id; JSON lines of the same; a Label
+            Studio export; or a folder of class folders.
+        items: The ids that are known here. Names in a Label Studio task or a class folder may be longer: their end
+            must be one id.
+
+    Returns:
+        The rows, in the order of the file.
+
+    Raises:
+        ValueError: something cannot be read, or is about an item that is not here. All such rows are counted.
+    """
+    path = Path(path)
+    if path.is_dir():
+        pairs = list(_read_folders(path))
+    else:
+        check_regular(path)
+        if (size := path.stat().st_size) > LARGEST_IMPORT:
+            raise ValueError(f"{path} has {format_bytes(size)}; expected at most {format_bytes(LARGEST_IMPORT)}")
+        ending = path.suffix.lower().lstrip(".")
+        check_known("format", ending, ("csv", "jsonl", "json"))
+        try:
+            pairs = list({"csv": _read_csv, "jsonl": _read_lines, "json": _read_label_studio}[ending](path))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+    return _match(path, pairs, items)
+
+
+def import_labels(store: LabelStore, rows: Sequence[LabelRow], *, who: str = "import") -> int:
+    """Take rows into the store, all or none. What is there already and the same is left alone.
+
+    Returns:
+        How many events were written.
+
+    Raises:
+        ValueError: a class that the store does not have.
+    """
+    strange = sorted({str(row.label) for row in rows if row.label is not None} - set(store.classes))
+    if strange:
+        raise ValueError(
+            f"{count_names(strange, 'class {} is', 'classes {} are')} not among {', '.join(store.classes)}; "
+            "name them with classes= too"
+        )
+    before = len(store.events())
+    with store.together():
+        for row in rows:
+            now = store.state_of(row.item)
+            if now is not None and now.label == row.label and (row.label is not None or now.kind == row.kind):
+                continue
+            kind = row.kind if row.label is None else "label" if now is None or now.label is None else "relabel"
+            purpose = row.purpose if row.purpose in ("teach", "check") else None
+            if row.label is None and now is not None:
+                raise ValueError(f"{printable(row.item)} has an answer here; a row that says {row.kind} cannot replace it")
+            store.record(row.item, kind, row.label, who=row.who or who, purpose=purpose)
+    return len(store.events()) - before
+
+
+def _read_csv(path: Path) -> Iterator[LabelRow]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            reader = csv.DictReader(file, strict=True)
+            columns = [c.strip().lower() for c in reader.fieldnames or []]
+            item = next((c for c in ITEM_COLUMNS if c in columns), None)
+            if item is None or "label" not in columns:
+                raise ValueError(
+                    f"{path} has the columns {', '.join(columns) or 'none'}; expected label and one of "
+                    f"{', '.join(ITEM_COLUMNS)}"
+                )
+            reader.fieldnames = columns
+            for number, cells in enumerate(reader, 2):
+                if None in cells or None in cells.values():
+                    raise ValueError(f"{path}, row {number}: not as many cells as there are columns")
+                plain = {name: text[1:] if _looks_protected(text) else text for name, text in cells.items()}
+                yield _row(plain, item, f"{path}, row {number}")
+        except csv.Error as error:
+            raise ValueError(f"{path} is not a CSV: {error}") from None
+
+
+def _read_lines(path: Path) -> Iterator[LabelRow]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            value = _json(line, f"{path}, line {number}")
+            item = next((c for c in ITEM_COLUMNS if isinstance(value, dict) and c in value), None)
+            if item is None:
+                raise ValueError(f"{path}, line {number}: expected an object with item and label")
+            yield _row(value, item, f"{path}, line {number}")
+
+
+def _row(cells: dict[str, Any], item: str, where: str) -> LabelRow:
+    found = {c: cells.get(c) for c in ("label", "kind", "who", "at", "purpose")} | {"item": cells[item]}
+    for name, value in found.items():
+        if not isinstance(value, str | int | float | None) or isinstance(value, bool):
+            raise ValueError(f"{where}: {name} is a {type(value).__name__}; expected text")
+    text = {name: "" if value is None else str(value) for name, value in found.items()}
+    kind = text["kind"] or "label"
+    if kind in ("relabel", "undo"):
+        kind = "label"
+    check_known(f"kind ({where})", kind, KINDS_OUT)
+    label = text["label"] or None
+    if (label is None) == (kind == "label"):
+        raise ValueError(f"{where}: the kind is {kind} and the label {label!r}; a label needs a class, others have none")
+    return LabelRow(text["item"], label, kind, text["who"], text["at"], text["purpose"])
+
+
+def _read_label_studio(path: Path) -> Iterator[LabelRow]:
+    """Tasks of a Label Studio export, plain JSON or JSON_MIN; the last annotation of a task that was not cancelled."""
+    tasks = _json(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(tasks, list):
+        raise ValueError(f"{path} is not a list of tasks, as Label Studio exports them")
+    for number, task in enumerate(tasks, 1):
+        data = task.get("data", task) if isinstance(task, dict) else None
+        if not isinstance(data, dict):
+            raise ValueError(f"{path}, task {number}: expected an object with data")
+        names = [data.get(k) for k in ("foretaste_id", *ITEM_COLUMNS, "text")]
+        name = next((str(n) for n in names if isinstance(n, str | int) and n != ""), None)
+        if name is None:
+            raise ValueError(f"{path}, task {number}: its data names no item; expected one of {', '.join(ITEM_COLUMNS)}")
+        label = _last_choice(task)
+        if label is not None:
+            yield LabelRow(name, label, who=str(data.get("who") or ""), at=str(data.get("at") or ""))
+
+
+def _last_choice(task: dict[str, Any]) -> str | None:
+    """The class that an annotation of a task chose; None if there is none."""
+    if isinstance(task.get("choice"), str):
+        return str(task["choice"])  # JSON_MIN
+    for annotation in reversed(task.get("annotations") or []):
+        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+            continue
+        for result in annotation.get("result") or []:
+            value = result.get("value") if isinstance(result, dict) else None
+            choices = value.get("choices") if isinstance(value, dict) else None
+            if isinstance(choices, list) and choices and isinstance(choices[0], str):
+                return choices[0]
+    return None
+
+
+def _read_folders(path: Path) -> Iterator[LabelRow]:
+    for folder in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        for at, _, files in sorted(os.walk(folder)):
+            for name in sorted(files):
+                if not name.startswith("."):
+                    yield LabelRow((Path(at) / name).relative_to(folder).as_posix(), folder.name)
+
+
+def _match(path: Path, rows: Iterable[LabelRow], items: Sequence[str]) -> list[LabelRow]:
+    """Rows with the ids that are known here. A name counts if it is one, or if its end is that of exactly one."""
+    known = set(items)
+    ends = defaultdict[str, list[str]](list)
+    for item in items:
+        ends[PurePosixPath(item).name].append(item)
+    found, lost = list[LabelRow](), list[str]()
+    for row in rows:
+        item = row.item if row.item in known else None
+        if item is None:
+            tail = row.item.split("?d=")[-1].replace("%20", " ")
+            fits = [i for i in ends.get(PurePosixPath(tail).name, ()) if tail.endswith(f"/{i}") or i.endswith(f"/{tail}")]
+            item = fits[0] if len(fits) == 1 else None
+        if item is None:
+            lost.append(row.item)
+        else:
+            found.append(replace(row, item=item))
+    if lost:
+        names = count_names([printable(name) for name in lost], "item {} is", "items {} are")
+        raise ValueError(f"{path}: {names} not here{did_you_mean(lost[0], list(items)[:5000]).split(' Known')[0]}")
+    if twice := [item for item, n in Counter(row.item for row in found).items() if n > 1]:
+        raise ValueError(f"{path}: {count_names(twice, 'item {} stands', 'items {} stand')} there more than once")
+    return found
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error})") from None

@@ -1,0 +1,224 @@
+"""Who may ask the server what: hosts, origins, tokens, sizes. It stands in front of every route.
+
+- **Host.** A page of another site can point a name of its own at 127.0.0.1 and then read our answers (DNS rebinding).
+  Only names that we expect are answered; an address in figures cannot be rebound.
+- **Origin.** A page of another site can send us requests from the user's browser. Those that change something must come
+  from our own page; so must those that read data, where the browser says where they come from.
+- **Token.** Beyond this machine, everything but the page itself needs one. The page has it from the part of its address
+  behind ``#``, which browsers do not send and servers do not log, and trades it for a cookie that scripts cannot read.
+- **Size.** A body is refused when it is longer than it may be, before it is read as anything.
+"""
+
+import ipaddress
+import json
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LARGEST_BODY = 64 * 1024
+COOKIE = "foretaste"
+SAFE_METHODS = ("GET", "HEAD")
+OPEN_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/api/login", "/health")  # the page asks for the token
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Guard:
+    """An ASGI application that lets only allowed requests through to another.
+
+    Args:
+        app: The application behind it.
+        host: The address that the server is bound to.
+        token: What strangers must know. None only on a loopback address.
+        names: More names by which the server may be called.
+        largest_body: Bytes of a request's body; ``routes`` may allow some paths more.
+        routes: Path → bytes, for paths with another limit.
+
+    Raises:
+        ValueError: the address can be reached from other machines and there is no token.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        names: Iterable[str] = (),
+        largest_body: int = LARGEST_BODY,
+        routes: MutableMapping[str, int] | None = None,
+    ) -> None:
+        if token is None and not is_loopback(host):
+            raise ValueError(f"host {host} can be reached from other machines; a token is required")
+        if token is not None and len(token) < 16:
+            raise ValueError(f"the token has {len(token)} characters; expected at least 16")
+        self.app, self.token, self.largest_body, self.routes = app, token, largest_body, dict(routes or {})
+        self.names = {host.lower(), *LOOPBACK_NAMES, *(name.lower() for name in names)}
+        if not is_loopback(host):
+            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        self.any_address = not is_loopback(host)
+        self.sessions: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":  # websockets: we have none
+            return await send({"type": "websocket.close", "code": 1008})
+        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        refusal = self.refusal(scope["method"], scope["path"], headers)
+        if refusal is not None:
+            return await _answer(send, *refusal)
+        body = await self._read(scope, headers, receive)
+        if body is None:
+            limit = self._limit(scope["path"])
+            return await _answer(send, 413, f"the body is too long; expected at most {limit} bytes")
+        if scope["path"] == "/api/login" and scope["method"] == "POST":
+            return await self._log_in(body, headers, send)
+        await self.app(scope, _replay(body, receive), _with_headers(send))
+
+    def refusal(self, method: str, path: str, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
+        """(status, reason) if a request must not go further, from its headers alone."""
+        name = _host_name(headers.get("host", ""))
+        if not self._expected(name):
+            return 421, f"this server does not answer to the name {name[:100]!r}; allow it with --allow-host"
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if site not in (None, "same-origin", "none") and not (path == "/" and method in SAFE_METHODS):
+            return 403, "requests of other sites are refused"
+        if origin is not None and origin.split("://")[-1].lower() != headers.get("host", "").lower():
+            return 403, "requests of other sites are refused"
+        if method not in SAFE_METHODS:
+            if site == "none":  # typed into the address bar: never a change
+                return 403, "requests of other sites are refused"
+            # A form of another site cannot have this type without asking first, and nobody answers that question.
+            if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+                return 415, "expected a body of the type application/json"
+        if self.token is not None and path not in OPEN_PATHS and not self._known(headers):
+            return 401, "a token is required: open the address that the server printed, with its part behind #"
+        return None
+
+    def _expected(self, name: str) -> bool:
+        if name in self.names:
+            return True
+        if not self.any_address:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _known(self, headers: MutableMapping[str, str]) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() in ("bearer", "token") and self._is_token(given.strip()):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and cookie.value in self.sessions
+
+    def _is_token(self, given: str) -> bool:
+        return self.token is not None and secrets.compare_digest(given.encode(), self.token.encode())
+
+    async def _log_in(self, body: bytes, headers: MutableMapping[str, str], send: Send) -> None:
+        """Trade the token for a cookie."""
+        try:
+            given = json.loads(body).get("token")
+        except (ValueError, AttributeError):
+            given = None
+        if self.token is None or (isinstance(given, str) and self._is_token(given)) or self._known(headers):
+            session = secrets.token_urlsafe(32)
+            self.sessions.add(session)
+            cookie = f"{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/"
+            return await _answer(send, 200, None, [(b"set-cookie", cookie.encode())])
+        await _answer(send, 401, "this is not the token of this server")
+
+    def _limit(self, path: str) -> int:
+        return self.routes.get(path, self.largest_body)
+
+    async def _read(self, scope: Scope, headers: MutableMapping[str, str], receive: Receive) -> bytes | None:
+        """The whole body; None if it is too long."""
+        limit = self._limit(scope["path"])
+        claimed = headers.get("content-length", "0")
+        if not claimed.isdecimal() or int(claimed) > limit:
+            return None
+        parts, size = list[bytes](), 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b""
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                return None
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body once more; afterwards what the server has to say."""
+    sent = False
+
+    async def again() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _with_headers(send: Send) -> Send:
+    async def add(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message.get("headers", [])}
+            new = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in given]
+            if b"cache-control" not in given:
+                new.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": [*message.get("headers", []), *new]}
+        await send(message)
+
+    return add
+
+
+async def _answer(send: Send, status: int, error: str | None, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    body = json.dumps({"error": error} if error else {"ok": True}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+    send = _with_headers(send)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
