@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from foretaste.data import count_names
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
 from foretaste.label.store import LabelStore
 
@@ -144,7 +143,7 @@ def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
     labelled = [row for row in rows if row.label is not None]
     bad = sorted({str(row.label) for row in labelled if not _is_folder_name(str(row.label))})
     if bad:
-        raise ValueError(f"{count_names(bad, 'class {} cannot', 'classes {} cannot')} name a folder; export a CSV")
+        raise ValueError(f"{_named(bad, 'class {} cannot', 'classes {} cannot')} name a folder; export a CSV")
     top = root.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -165,6 +164,13 @@ def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         raise
     return out
+
+
+def _named(names: Iterable[str], one: str, many: str) -> str:
+    """How many names, and the first of them; ``foretaste.data`` loads torch, so only where something is wrong."""
+    from foretaste.data import count_names
+
+    return count_names(names, one, many)
 
 
 def _is_folder_name(name: str) -> bool:
@@ -217,7 +223,7 @@ def import_labels(store: LabelStore, rows: Sequence[LabelRow], *, who: str = "im
     strange = sorted({str(row.label) for row in rows if row.label is not None} - set(store.classes))
     if strange:
         raise ValueError(
-            f"{count_names(strange, 'class {} is', 'classes {} are')} not among {', '.join(store.classes)}; "
+            f"{_named(strange, 'class {} is', 'classes {} are')} not among {', '.join(store.classes)}; "
             "name them with classes= too"
         )
     before = len(store.events())
@@ -342,10 +348,10 @@ def _match(path: Path, rows: Iterable[LabelRow], items: Sequence[str]) -> list[L
         else:
             found.append(replace(row, item=item))
     if lost:
-        names = count_names([printable(name) for name in lost], "item {} is", "items {} are")
+        names = _named([printable(name) for name in lost], "item {} is", "items {} are")
         raise ValueError(f"{path}: {names} not here{did_you_mean(lost[0], list(items)[:5000]).split(' Known')[0]}")
     if twice := [item for item, n in Counter(row.item for row in found).items() if n > 1]:
-        raise ValueError(f"{path}: {count_names(twice, 'item {} stands', 'items {} stand')} there more than once")
+        raise ValueError(f"{path}: {_named(twice, 'item {} stands', 'items {} stand')} there more than once")
     return found
 
 

@@ -1,38 +1,57 @@
 """The learner on a thread of its own: answers go in, and out comes what to ask next and why.
 
 Requests never wait for the learner longer than they want to. They read the latest ``ModelView``, which is replaced as a
-whole; the thread alone calls the learner. Until the learner is there (its features are computed first) views are empty
-and the session asks in a random order.
+whole. Until the learner is there (its features are computed first) views are empty and the desk asks at random.
 """
 
 import logging
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from foretaste.errors import format_seconds
-
 log = logging.getLogger(__name__)
 
-READY_SPARE = 3  # items ranked beyond one for each tab, so that a burst of answers finds some
 LIKELY_SHOWN = 3  # classes of an item that the page shows
+IDLE_SECONDS = 1.0  # between looks at a training in the background
+POINTS_KEPT = 400  # of the curve on the items that measure
+
+Progress = Callable[[int, int], None]  # done, of how many
 
 
 class LiveLearner(Protocol):
-    """What the thread needs of a learner: the verbs of ``ft.Learner``."""
+    """What the thread needs of a learner: verbs of ``ft.Learner``."""
 
-    def query(self, n: int) -> Sequence[Any]: ...
-    def teach(self, ids: Sequence[Any], labels: Sequence[Any]) -> Any: ...
-    def relabel(self, id: Any, label: Any) -> Any: ...
-    def unlabel(self, id: Any) -> Any: ...
-    def ignore(self, ids: Sequence[Any]) -> Any: ...
-    def release(self, ids: Sequence[Any]) -> Any: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def training(self) -> bool: ...
+    @property
+    def pending(self) -> Sequence[Any]: ...
+    def query(self, n: int = 1) -> Sequence[Any]: ...
+    def teach(self, ids: Any, labels: Any) -> None: ...
+    def relabel(self, ids: Any, labels: Any) -> None: ...
+    def unlabel(self, ids: Any) -> None: ...
+    def ignore(self, ids: Any) -> None: ...
+    def restore(self, ids: Any) -> None: ...
+    def release(self, ids: Any = None) -> None: ...
+    def predict(self, items: Any = None) -> np.ndarray: ...
+    def predict_proba(self, items: Any = None) -> Any: ...
     def explain(self, id: Any) -> Any: ...
     def drift(self) -> Any: ...
+    def status(self) -> Any: ...
+    def retrain(self, wait: bool = False) -> None: ...
+
+
+@dataclass(frozen=True)
+class BuiltLearner:
+    """A learner, and in words what it sees of the items: the features, or the small network."""
+
+    learner: LiveLearner
+    words: str
 
 
 @dataclass(frozen=True)
@@ -46,3 +65,274 @@ class ModelView:
     changed: Mapping[str, Any] | None = None  # what the last answer changed
     checked: tuple[tuple[int, int, int], ...] = ()  # (labels, right, of how many) on the items that measure
     advice: Mapping[str, Any] = field(default_factory=dict)  # when to stop, when to retrain
+
+
+class LearnerWorker(threading.Thread):
+    """Builds the learner, then keeps it in step with the store.
+
+    Args:
+        build: Makes the learner; called once, in this thread, with a function that takes progress.
+        classes: The names of the classes.
+        checked: The curve on the items that measure, of an earlier session.
+        keep_curve: Called with that curve when it has grown.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Progress], BuiltLearner],
+        classes: Sequence[str],
+        *,
+        checked: Iterable[Sequence[int]] = (),
+        keep_curve: Callable[[Sequence[Sequence[int]]], None] | None = None,
+    ) -> None:
+        super().__init__(name="foretaste-learner", daemon=True)
+        self.view = ModelView(checked=tuple((int(n), int(k), int(m)) for n, k, m in checked))
+        self._build, self._classes, self._keep_curve = build, list(classes), keep_curve
+        self._turn = threading.Condition()
+        self._dirty: dict[str, None] = {}
+        self._missed: dict[str, None] = {}
+        self._told = 0
+        self._tabs = 1
+        self._closing = self._retrain = self._stale = False
+        self._phase, self._words, self._error = "waiting", "", ""
+        self._done = self._total = 0
+        self._known: dict[str, str] = {}  # what the learner knows: a class, or "" for items set aside
+        self._labels = 0
+        self._learner: LiveLearner | None = None
+        self._predicted: np.ndarray | None = None
+
+    # Called by the desk
+
+    def connect(
+        self,
+        wanted: Callable[[str], str | None],
+        ids: Sequence[str],
+        checks: Sequence[str],
+        held: Callable[[], list[str]],
+        label_of: Callable[[str], str | None],
+    ) -> None:
+        """Say where to look: what each item should be, all ids, those that measure, those on a screen."""
+        self._wanted, self._ids, self._checks, self._held, self._label_of = wanted, list(ids), list(checks), held, label_of
+
+    def tell(self, item: str) -> int:
+        """Something about an item has changed. Returns the number of the change."""
+        with self._turn:
+            self._dirty[item] = None
+            self._told += 1
+            self._turn.notify_all()
+            return self._told
+
+    def serve(self, items: Iterable[str], tabs: int) -> None:
+        """Items went to a screen; so many tabs are active. The next items are ranked ahead."""
+        with self._turn:
+            self._tabs = max(1, tabs)
+            if set(items) & set(self.view.ready):
+                self._stale = True
+                self._turn.notify_all()
+
+    def wait_for(self, number: int, seconds: float) -> bool:
+        """Wait until the learner knows a change, if there is a learner. Whether it does."""
+        with self._turn:
+            if self._learner is None or self._error:
+                return False
+            return self._turn.wait_for(lambda: self.view.absorbed >= number or self._closing, seconds)
+
+    def ask_retrain(self) -> None:
+        """Train the network anew, in the background."""
+        with self._turn:
+            self._retrain = True
+            self._turn.notify_all()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Stop the thread."""
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+        if self.is_alive():
+            self.join(seconds)
+
+    def describe(self) -> dict[str, Any]:
+        """What the model is, and what it is doing."""
+        learner = self._learner
+        phase = self._phase
+        if phase == "ready" and learner is not None:
+            phase = "training" if learner.training else "ready" if learner.ready else "first labels"
+        return {
+            "phase": phase,
+            "words": self._words,
+            "error": self._error,
+            "done": self._done,
+            "total": self._total,
+            "labels": self._labels,
+        }
+
+    # The thread
+
+    def run(self) -> None:
+        try:
+            self._phase = "features"
+            built = self._build(self._progress)
+            self._words = built.words
+            self._take_over(built.learner)
+        except Exception as error:  # told on the page; labelling goes on in a random order
+            log.warning("the model could not be made: %s", error)
+            self._phase, self._error = "failed", str(error) or type(error).__name__
+            self._publish(absorbed=self._told)
+            return
+        while self._next_turn():
+            try:
+                self._one_turn()
+            except Exception as error:
+                log.warning("the model could not follow: %s", error, exc_info=True)
+                self._error = str(error) or type(error).__name__
+                self._publish(absorbed=self._told)
+
+    def _progress(self, done: int, total: int) -> None:
+        if self._closing:
+            raise RuntimeError("the desk was closed")
+        self._done, self._total = done, total
+
+    def _take_over(self, learner: LiveLearner) -> None:
+        """Bring a new learner to where the people are."""
+        with self._turn:
+            number, self._dirty = self._told, {}
+        self._learner = learner
+        self._follow(learner, self._ids)
+        self._phase = "ready"
+        self._rank(learner, number)
+
+    def _next_turn(self) -> bool:
+        """Wait for something to do; a training that has ended counts."""
+        learner = self._learner
+        assert learner is not None
+        was = learner.training
+        with self._turn:
+            while not (self._dirty or self._retrain or self._stale or self._closing):
+                self._turn.wait(IDLE_SECONDS)
+                if was and not learner.training:
+                    break
+            return not self._closing
+
+    def _one_turn(self) -> None:
+        learner = self._learner
+        assert learner is not None
+        with self._turn:
+            items, number, self._dirty = [*{**self._missed, **self._dirty}], self._told, {}
+            retrain, self._retrain, self._stale = self._retrain, False, False
+        before = self._predicted
+        labels = self._labels
+        self._missed = dict.fromkeys(items)  # tried again if this turn fails
+        self._follow(learner, items)
+        self._missed = {}
+        self._rank(learner, number)
+        if retrain:
+            learner.retrain()
+        if learner.ready:
+            self._explain(learner, items, before if self._labels != labels else None)
+            self._measure(learner)
+        self._error = ""
+
+    def _follow(self, learner: LiveLearner, items: Iterable[str]) -> None:
+        """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
+        new, aside = dict[str, str](), list[str]()
+        for item in items:
+            wanted, known = self._wanted(item), self._known.get(item)
+            if wanted == known or (wanted is None and known is None):
+                continue
+            if known == "":
+                learner.restore([item])
+            if wanted is None:
+                if known:
+                    learner.unlabel([item])
+                self._known.pop(item)
+            elif wanted == "":
+                aside.append(item)
+            elif known:
+                learner.relabel([item], [wanted])
+                self._known[item] = wanted
+            else:
+                new[item] = wanted
+        if aside:
+            learner.ignore(aside)
+            self._known.update(dict.fromkeys(aside, ""))
+        if new:
+            learner.teach(list(new), list(new.values()))
+            self._known.update(new)
+        self._labels = sum(1 for label in self._known.values() if label)
+
+    def _rank(self, learner: LiveLearner, number: int) -> None:
+        """What to ask next: one item first, so that nobody waits for the others."""
+        held = set(self._held())
+        learner.release([i for i in learner.pending if i not in held])
+        ready = [str(i) for i in learner.query(1)]
+        self._publish(absorbed=number, ready=tuple(ready))
+        for _ in range(self._tabs):
+            with self._turn:
+                if self._dirty or self._closing:
+                    return
+            more = [str(i) for i in learner.query(1)]
+            if not more:
+                return
+            ready += more
+            self._publish(ready=tuple(ready))
+
+    def _explain(self, learner: LiveLearner, items: Sequence[str], before: np.ndarray | None) -> None:
+        """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
+        shown = [i for i in dict.fromkeys((*self._held(), *self.view.ready)) if self._known.get(i) in (None, "")]
+        likely = dict[str, tuple[tuple[str, float], ...]]()
+        if shown:
+            for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
+                best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN]
+                likely[item] = tuple((self._classes[c], float(p_C[c])) for c in best)
+        after = learner.predict()
+        changed = self.view.changed
+        if before is not None and items:
+            changed = describe_change(items[-1], before, after)
+        self._predicted = after
+        self._publish(likely=likely, changed=changed)
+        reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
+        for item in shown:
+            with self._turn:
+                if self._dirty or self._closing:
+                    return
+            if self._known.get(item) is None:
+                reasons[item] = describe_reason(learner.explain(item))
+                self._publish(reasons=dict(reasons))
+
+    def _measure(self, learner: LiveLearner) -> None:
+        """Accuracy on the items that measure, and advice."""
+        with self._turn:
+            if self._dirty or self._closing:
+                return
+        truth = {i: label for i in self._checks if (label := self._label_of(i)) is not None}
+        checked = list(self.view.checked)
+        if truth:
+            right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())
+            point = (self._labels, right, len(truth))
+            checked = [p for p in checked if p[0] != self._labels] + [point]
+            if point not in self.view.checked and self._keep_curve is not None and self._labels % 5 == 0:
+                self._keep_curve(checked)
+        self._publish(checked=tuple(checked[-POINTS_KEPT:]), advice=describe_advice(learner))
+
+    def _publish(self, **changes: Any) -> None:
+        with self._turn:
+            self.view = replace(self.view, **changes)
+            self._turn.notify_all()
+
+
+def describe_change(item: str, before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
+    """How many predictions of the pool an answer has changed, and between which classes most."""
+    moved = before != after
+    pairs = Counter(zip(before[moved].tolist(), after[moved].tolist())).most_common(3)
+    most = [{"from": str(a), "to": str(b), "count": n} for (a, b), n in pairs]
+    return {"item": item, "moved": int(moved.sum()), "of": len(after), "most": most}
+
+
+def describe_reason(found: Any) -> dict[str, Any]:
+    """Why an item is asked for, in a sentence."""
+    return {"text": str(found)}
+
+
+def describe_advice(learner: LiveLearner) -> dict[str, Any]:
+    """When to stop and when to retrain, in sentences."""
+    return {}

@@ -1,0 +1,305 @@
+"""The desk: whom to ask about what, and what became of it. The server speaks to this and to nothing below.
+
+Items are of three sorts. Most teach. Every ``check_every``-th is drawn at random and measures: its label is kept from
+the learner, so that accuracy on these items is that on the pool. The rest are set aside: copies of another item,
+pictures that cannot be read, and what people ignored.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Protocol
+
+from foretaste.errors import did_you_mean, whole_number
+from foretaste.label.store import LabelEvent, LabelStore
+from foretaste.label.worker import LearnerWorker, ModelView
+
+CHECK_EVERY = 6
+CHECK_MOST = 60
+CHECK_LEAST_POOL = 60  # a smaller pool has no item to spare
+PATIENCE = 0.25  # seconds that an answer waits for the learner, so that the next item knows of it
+PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
+ACTIVE_SECONDS = 60.0
+CURVE_POINTS = 150
+RECENT = 24
+
+
+class LabelItems(Protocol):
+    """What is to be labelled."""
+
+    @property
+    def kind(self) -> str: ...  # "pictures", "text", "table"
+    @property
+    def ids(self) -> Sequence[str]: ...
+    @property
+    def items(self) -> Sequence[Any]: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One item for a person: its number is its place in the list of ids."""
+
+    number: int
+    item: str
+    check: bool
+
+
+class LabelDesk:
+    """Everything between the page and the store.
+
+    Args:
+        data: What is to be labelled: ``kind``, ``ids`` and ``items``.
+        store: The log. Its classes must be set.
+        worker: The thread with the learner.
+        title: What the page calls it.
+        twins: Item → the item that it is a copy of; copies are not asked for.
+        broken: Item → why it cannot be shown; not asked for.
+        check_every: One item in so many measures; 0 for none.
+        seed: Of the random order and of the items that measure.
+    """
+
+    def __init__(
+        self,
+        data: LabelItems,
+        store: LabelStore,
+        worker: LearnerWorker,
+        *,
+        title: str = "",
+        twins: Mapping[str, str] | None = None,
+        broken: Mapping[str, str] | None = None,
+        check_every: int = CHECK_EVERY,
+        seed: int = 0,
+    ) -> None:
+        self.data, self.store, self.worker, self.title = data, store, worker, title
+        self.twins, self.broken = dict(twins or {}), dict(broken or {})
+        self.check_every = whole_number("check_every", check_every)
+        self.number = {item: k for k, item in enumerate(data.ids)}
+        self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
+        self._asked = 0
+        shuffled = list(self.open_ids)
+        random.Random(seed).shuffle(shuffled)
+        spare = min(CHECK_MOST, len(shuffled) // 10) if check_every and len(shuffled) >= CHECK_LEAST_POOL else 0
+        kept = [e.item for e in store.events() if e.purpose == "check"]  # also after the folder has grown
+        taught = {e.item for e in store.events() if e.purpose == "teach"}
+        fresh = [i for i in shuffled if i not in taught]
+        kept = [i for i in dict.fromkeys(kept) if i in self.number]
+        self.check_ids = list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))]
+        checks = set(self.check_ids)
+        self.shuffled = [item for item in shuffled if item not in checks]
+        self._is_check = checks
+        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of)
+
+    # What the learner should know
+
+    def wanted(self, item: str) -> str | None:
+        """What the learner should know of an item: a class, "" if it is set aside, None if it is open."""
+        event = self.store.state_of(item)
+        if item in self._is_check or item in self.twins or item in self.broken:
+            return ""
+        if event is None or event.kind == "skip":
+            return None
+        return event.label if event.label is not None else ""
+
+    # What the page asks
+
+    def next(self, tab: str, who: str, count: int = 2) -> list[Asked]:
+        """Items for a tab: those it holds, and new ones up to ``count``. Each is held for this tab alone."""
+        with self._lock:
+            self._seen[tab] = (who, time.monotonic())
+            held = [item for item in self.store.held(tab) if item in self.number and self._is_open(item)][:count]
+            picked = self._pick(count - len(held), {*held})
+            got = self.store.lease([*held, *picked], tab=tab, who=who)
+        self.worker.serve(got, len(self._active()))
+        return [self._ask(item) for item in got]
+
+    def answer(
+        self,
+        tab: str,
+        who: str,
+        item: str,
+        kind: str,
+        label: str | None = None,
+        request: str | None = None,
+        patience: float = PATIENCE,
+    ) -> LabelEvent:
+        """Keep an answer, and tell the learner. Returns when the disk has it and the learner has had a moment."""
+        if item not in self.number:
+            raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000]).split(' Known')[0]}")
+        with self._lock:
+            self._seen[tab] = (who, time.monotonic())
+        guess = self.worker.view.likely.get(item)
+        purpose = "check" if item in self._is_check else "teach"
+        said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
+        event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
+        self.worker.wait_for(self.worker.tell(item), patience)
+        return event
+
+    def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> LabelEvent:
+        """Take back the last answer of a person in this tab, or else of this person."""
+        event = self.store.undo(who=who, tab=tab, request=request)
+        self.worker.wait_for(self.worker.tell(event.item), patience)
+        return event
+
+    def alive(self, tab: str, who: str) -> list[str]:
+        """A sign of life: the tab keeps what it holds. Returns what that is."""
+        with self._lock:
+            self._seen[tab] = (who, time.monotonic())
+            return self.store.lease(self.store.held(tab), tab=tab, who=who)
+
+    def leave(self, tab: str, items: Sequence[str] | None = None) -> None:
+        """A tab closes, or gives some items back: others may have them at once."""
+        gone = self.store.release(tab, items)
+        with self._lock:
+            if items is None:
+                self._seen.pop(tab, None)
+        for item in gone:
+            self.worker.tell(item)
+
+    def show(self, item: str) -> dict[str, Any]:
+        """What the page shows beside an item."""
+        view = self.worker.view
+        event = self.store.state_of(item)
+        return {
+            "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
+            "reason": view.reasons.get(item),
+            "answer": None if event is None else {"kind": event.kind, "label": event.label, "who": event.who},
+        }
+
+    # How far it is
+
+    def state(self, who: str = "") -> dict[str, Any]:
+        """Progress, balance, curves, advice: all that the page shows and that is not about one item."""
+        view, current, total = self.worker.view, self.store.current(), len(self.open_ids)
+        here = {item: event for item, event in current.items() if item in self.number}
+        kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
+        counts = Counter(event.label for event in here.values() if event.label is not None)
+        people = Counter(event.who for event in here.values())
+        done = kinds["label"] + kinds["unsure"] + kinds["ignore"]
+        return {
+            "title": self.title,
+            "kind": self.data.kind,
+            "total": total,
+            "labelled": kinds["label"],
+            "unsure": kinds["unsure"],
+            "ignored": kinds["ignore"],
+            "skipped": kinds["skip"],
+            "left": max(0, total - done),
+            "copies": len(self.twins),
+            "broken": len(self.broken),
+            "classes": [
+                {"name": name, "count": counts[name], "keys": keys}
+                for name, keys in zip(self.store.classes, class_keys(self.store.classes))
+            ],
+            "people": [{"who": name, "count": n} for name, n in people.most_common(20)],
+            "mine": people[who],
+            "events": len(self.store.events()),
+            "active": len(self._active()),
+            "curve": self.curve(view),
+            "changed": view.changed,
+            "advice": dict(view.advice),
+            "model": self.worker.describe(),
+        }
+
+    def curve(self, view: ModelView) -> dict[str, Any]:
+        """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
+        events = self.store.events()
+        right = [e.guess == e.label for e in events if e.kind == "label" and e.guess is not None and e.purpose != "check"]
+        shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
+        running = [[k + 1, _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1])] for k in shown][::-1]
+        return {
+            "check": [[n, k / m, *wilson(k, m)] for n, k, m in view.checked if m],
+            "checked": view.checked[-1][2] if view.checked else 0,
+            "running": running,
+            "window": PREQUENTIAL,
+        }
+
+    def recent(self, count: int = RECENT) -> list[dict[str, Any]]:
+        """The last items that were answered, newest first, each once."""
+        seen = dict[str, LabelEvent]()
+        for event in reversed(self.store.events()):
+            if event.item in self.number and (now := self.store.state_of(event.item)) is not None:
+                seen.setdefault(event.item, now)
+            if len(seen) >= count:
+                break
+        return [
+            {"number": self.number[item], "item": item, "kind": e.kind, "label": e.label, "who": e.who, "at": e.at}
+            for item, e in seen.items()
+        ]
+
+    # Inside
+
+    def _label_of(self, item: str) -> str | None:
+        event = self.store.state_of(item)
+        return None if event is None else event.label
+
+    def _ask(self, item: str) -> Asked:
+        return Asked(self.number[item], item, item in self._is_check)
+
+    def _active(self) -> list[str]:
+        now = time.monotonic()
+        return [tab for tab, (_, at) in list(self._seen.items()) if now - at < ACTIVE_SECONDS]
+
+    def _is_open(self, item: str) -> bool:
+        event = self.store.state_of(item)
+        return event is None or event.kind == "skip"
+
+    def _pick(self, count: int, taken: set[str]) -> list[str]:
+        """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
+        taken, picked = taken | set(self.store.held()), list[str]()
+        current = self.store.current()
+
+        def first(items: Sequence[str], skipped: bool = False) -> str | None:
+            return next((i for i in items if i not in taken and (i in current) == skipped), None)
+
+        for _ in range(count):
+            due = self.check_every > 0 and self._asked % self.check_every == self.check_every - 1
+            item = first(self.check_ids) if due else None
+            item = item or first(self.worker.view.ready) or first(self.shuffled) or first(self.check_ids)
+            if item is None:
+                skipped = sorted((e.seq, i) for i, e in current.items() if e.kind == "skip" and i in self.number)
+                item = first([i for _, i in skipped], skipped=True)
+            if item is None:
+                break
+            self._asked += 1
+            taken.add(item)
+            picked.append(item)
+        return picked
+
+
+def class_keys(classes: Sequence[str]) -> list[list[str]]:
+    """The keys of each class: itself if all are single characters; else 1 to 9, and a letter of its name.
+
+    >>> class_keys(["cat", "dog", "cow"])
+    [['1', 'c'], ['2', 'd'], ['3', 'o']]
+    >>> class_keys(["0", "1"])
+    [['0'], ['1']]
+    """
+    names = [name.lower() for name in classes]
+    if all(len(name) == 1 and name.isalnum() for name in names) and len(set(names)) == len(names):
+        return [[name] for name in names]
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyz"]
+    taken = set[str]()
+    keys = list[list[str]]()
+    for k, name in enumerate(names):
+        free = [c for c in (*name, *letters) if c in letters and c not in taken]
+        taken |= set(free[:1])
+        keys.append([*([str(k + 1)] if k < 9 else []), *free[:1]])
+    return keys
+
+
+def _mean(right: Sequence[bool]) -> float:
+    return sum(right) / len(right)
+
+
+def wilson(right: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share, by Wilson."""
+    share, spread = right / of, z * z / of
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * sqrt(share * (1 - share) / of + spread / (4 * of)) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)

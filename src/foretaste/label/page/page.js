@@ -1,0 +1,472 @@
+/* The labelling page. Two items are held: the one on the screen and the next, whose picture is loaded already. A key
+   shows the next at once and sends the answer; the item after it comes with the reply, so it knows of the answer.
+   Answers wait in an outbox that survives a reload, and are sent in order until the server has acknowledged them. */
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const PALETTE = ["#0d9488", "#d97706", "#6366f1", "#db2777", "#65a30d", "#0284c7", "#b45309", "#9333ea", "#dc2626", "#4d7c0f"];
+const random = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) => b.toString(16).padStart(2, "0")).join("");
+
+const tab = sessionStorage.getItem("foretaste-tab") || random();
+sessionStorage.setItem("foretaste-tab", tab);
+let queue = [];            // items to answer; the first is on the screen
+let outbox = JSON.parse(sessionStorage.getItem("foretaste-outbox") || "[]");
+let state = null;
+let revising = null;       // an item of the past that is on the screen instead
+let busy = false;          // a request of the outbox is under way
+let finished = false;
+const loaded = new Map();  // address of a picture → a promise that it is decoded
+
+/* Speaking to the server */
+
+async function call(path, body) {
+  const init = body === undefined ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  const reply = await fetch(path, { ...init, credentials: "same-origin", cache: "no-store" });
+  const data = await reply.json().catch(() => ({ error: `the server answered ${reply.status}` }));
+  if (!reply.ok) throw Object.assign(new Error(data.error || `the server answered ${reply.status}`), { status: reply.status });
+  return data;
+}
+
+const me = () => ({ tab, who: $("who").value.trim() || "me" });
+
+async function logIn(token) {
+  await call("/api/login", { token });
+}
+
+function askToken(message) {
+  $("login-error").textContent = message || "";
+  if (!$("login").open) $("login").showModal();
+}
+
+/* Answers */
+
+function give(kind, label) {
+  const item = revising || queue[0];
+  if (!item) return;
+  const entry = { path: "/api/answer", body: { ...me(), item: item.item, kind, request: random() } };
+  if (label !== undefined) entry.body.label = label;
+  if (revising && label !== undefined) entry.body.kind = "relabel";
+  press(kind, label);
+  say(`${label ?? { skip: "Skipped", unsure: "Not sure", ignore: "Set aside" }[kind]}.`);
+  if (revising) revising = null; else queue.shift();
+  post(entry);
+  show();
+}
+
+function undo() {
+  revising = null;
+  press("undo");
+  post({ path: "/api/undo", body: { ...me(), request: random() } });
+}
+
+function post(entry) {
+  outbox.push(entry);
+  keepOutbox();
+  send();
+}
+
+const keepOutbox = () => sessionStorage.setItem("foretaste-outbox", JSON.stringify(outbox));
+
+async function send() {
+  if (busy) return;
+  busy = true;
+  while (outbox.length) {
+    const entry = outbox[0];
+    try {
+      const data = await call(entry.path, entry.body);
+      outbox.shift();
+      keepOutbox();
+      banner("");
+      take(data, entry);
+    } catch (error) {
+      if (error.status === 401) { askToken(); break; }
+      if (error.status && error.status < 500) {  // refused for good: a conflict, or nothing to undo
+        outbox.shift();
+        keepOutbox();
+        banner(sentence(error.message), 4000);
+        await refill();
+        continue;
+      }
+      const waits = outbox.length === 1 ? "1 answer waits here and is" : `${outbox.length} answers wait here and are`;
+      banner(`${error.status ? sentence(error.message) : "The server does not answer."} ${waits} sent again by itself.`);
+      setTimeout(send, 1000);
+      break;
+    }
+  }
+  busy = false;
+}
+
+function take(data, entry) {
+  const waiting = new Set(outbox.map((e) => e.body.item));
+  if (data.items) {
+    const old = new Map(queue.map((i) => [i.item, i]));
+    const fresh = data.items.filter((i) => !waiting.has(i.item));
+    queue = fresh.map((i) => Object.assign(old.get(i.item) || {}, i));
+    finished = data.items.length === 0;
+  }
+  if (entry.path === "/api/undo") {
+    queue = [data.item, ...queue.filter((i) => i.item !== data.item.item)];
+    finished = false;
+    say("Taken back.");
+  }
+  paint(data.state);
+  show();
+  recent();
+}
+
+async function refill() {
+  try {
+    const data = await call("/api/next", me());
+    banner("");
+    take(data, { path: "/api/next" });
+  } catch (error) {
+    if (error.status === 401) return askToken();
+    banner(error.status ? sentence(error.message) : "The server does not answer. This page tries again by itself.");
+    setTimeout(refill, 1500);
+  }
+}
+
+/* The item */
+
+function load(item) {
+  if (!item || !item.picture) return Promise.resolve(null);
+  if (!loaded.has(item.picture)) {
+    const picture = new Image();
+    picture.src = item.picture;
+    loaded.set(item.picture, picture.decode().then(() => picture, () => null));
+    if (loaded.size > 40) loaded.delete(loaded.keys().next().value);
+  }
+  return loaded.get(item.picture);
+}
+
+let onScreen = null;
+
+function show() {
+  const item = revising || queue[0];
+  queue.slice(0, 2).forEach(load);
+  $("note").hidden = Boolean(item);
+  $("ribbon").hidden = !(revising || (item && item.check));
+  if (revising) $("ribbon").textContent = `Was: ${revising.answer?.label ?? revising.answer?.kind ?? "open"}. Choose again, or press Escape`;
+  else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
+  document.querySelectorAll("#classes button, #skip, #unsure, #ignore").forEach((b) => { b.disabled = !item; });
+  if (!item) {
+    onScreen = null;
+    for (const id of ["picture", "text", "cells"]) $(id).hidden = true;
+    $("name").textContent = "";
+    $("guess").replaceChildren();
+    $("reason").textContent = "";
+    if (finished && !outbox.length) allDone(); else note("One moment", "The next item is on its way.");
+    return;
+  }
+  if (onScreen !== item.item) {
+    onScreen = item.item;
+    $("name").textContent = item.item;
+    $("text").hidden = item.text === undefined;
+    $("cells").hidden = item.cells === undefined;
+    if (item.text !== undefined) { $("text").textContent = item.text; $("text").scrollTop = 0; }
+    if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), made("dd", v)]));
+    if (item.picture) place(item); else { $("picture").hidden = true; painted(item); }
+  }
+  guess(item);
+}
+
+async function place(item) {
+  const picture = await load(item);
+  if (onScreen !== item.item) return;
+  $("picture").hidden = !picture;
+  if (picture) {
+    $("picture").src = picture.src;
+    $("picture").alt = `Item ${item.item}`;
+    $("picture").className = Math.max(picture.naturalWidth, picture.naturalHeight) <= 96 ? "tiny" : "";
+  } else {
+    $("note").hidden = false;
+    note("This picture cannot be shown", "Set it aside with Delete, or skip it.");
+  }
+  painted(item);
+}
+
+/* When an item is on the screen; a benchmark listens. */
+function painted(item) {
+  requestAnimationFrame(() => document.dispatchEvent(new CustomEvent("item-painted", { detail: item.item })));
+}
+
+function guess(item) {
+  const shown = (item.likely || []).slice(0, 3);
+  $("guess").replaceChildren(...shown.map(({ name, p }) => row(name, p, `${Math.round(100 * p)} %`, colour(name))));
+  const sure = shown[0] && !$("hide-state") ? shown[0].name : null;
+  const hidden = document.querySelector(".guess").classList.contains("hidden");
+  document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && b.dataset.name === sure && !item.check));
+  if (!shown.length) {
+    const phase = state?.model.phase;
+    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": "No prediction yet: it needs answers of two classes.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
+    $("reason").textContent = words[phase] || "No prediction yet.";
+  } else {
+    $("reason").textContent = item.check ? "This item was drawn at random. Its label measures accuracy and is not taught." : item.reason?.text || "";
+  }
+}
+
+function allDone() {
+  note("All done", state ? `${state.labelled} of ${state.total} items are labelled.` : "");
+  const links = made("div", "", "links");
+  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"]]) {
+    const link = made("a", words);
+    link.href = `/api/export/${kind}`;
+    link.download = "";
+    links.append(link);
+  }
+  $("note").append(links);
+}
+
+function note(title, text) {
+  $("note").replaceChildren(made("h3", title), made("p", text));
+}
+
+/* The panels */
+
+function paint(next) {
+  if (!next) return;
+  const classesChanged = !state || state.classes.map((c) => c.name).join("\n") !== next.classes.map((c) => c.name).join("\n");
+  state = next;
+  document.title = `${next.title || "foretaste"} · ${next.labelled}`;
+  $("title").textContent = next.title || "foretaste";
+  if (classesChanged) buttons();
+  $("labelled").textContent = next.labelled.toLocaleString();
+  $("of").textContent = `of ${next.total.toLocaleString()} labelled`;
+  $("bar").max = next.total || 1;
+  $("bar").value = next.labelled + next.unsure + next.ignored;
+  const parts = [[next.unsure, "not sure"], [next.ignored, "set aside"], [next.skipped, "skipped"], [next.copies, "copies, which follow their first"], [next.broken, "unreadable"]];
+  $("rest").textContent = [...parts.filter(([n]) => n).map(([n, w]) => `${n} ${w}`), next.people.length > 1 ? `you: ${next.mine}, with ${next.people.length - 1} more` : ""].filter(Boolean).join(" · ");
+  changed(next.changed);
+  model(next.model);
+  curve(next.curve);
+  balance(next.classes);
+  advice(next.advice, next.model);
+  if (queue[0] || revising) guess(revising || queue[0]);
+}
+
+function buttons() {
+  $("classes").replaceChildren(...state.classes.map((c) => {
+    const button = made("button");
+    const keys = made("span", "", "keys");
+    keys.append(...c.keys.map((k) => made("kbd", k)));
+    const dot = made("span", "", "dot");
+    dot.style.background = colour(c.name);
+    button.append(keys, made("span", c.name, "word"), dot);
+    button.dataset.name = c.name;
+    button.title = c.name;
+    button.setAttribute("aria-keyshortcuts", c.keys.join(" "));
+    button.addEventListener("click", () => give("label", c.name));
+    return button;
+  }));
+}
+
+function changed(c) {
+  if (!c) { $("changed").textContent = ""; return; }
+  const most = c.most[0];
+  $("changed").textContent = c.moved === 0 ? "The last answer changed no prediction."
+    : `The last answer changed ${c.moved.toLocaleString()} of ${c.of.toLocaleString()} predictions` + (most ? `, ${most.count} from ${most.from} to ${most.to}.` : ".");
+}
+
+function model(m) {
+  const words = { waiting: "starting", features: "computing features", "first labels": "waits for two classes", training: "training anew", ready: "", failed: "no model" }[m.phase];
+  $("model").textContent = [m.words, words].filter(Boolean).join(" · ");
+  $("model").title = $("model").textContent;
+  $("model").classList.toggle("busy", ["features", "training", "waiting"].includes(m.phase));
+  $("features").hidden = !(m.phase === "features" && m.total);
+  $("features-words").textContent = `Features: ${m.done.toLocaleString()} of ${m.total.toLocaleString()}. Go on labelling; until they are there, items come in a random order.`;
+  $("features-bar").value = m.total ? m.done / m.total : 0;
+}
+
+function curve(c) {
+  const last = c.check.at(-1), running = c.running.at(-1);
+  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % of ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: of the last ${Math.min(running[0], c.window)} asked, guessed before your answer: ${Math.round(100 * running[1])} %.` : "")
+    : running ? `Dotted: of the last ${Math.min(running[0], c.window)} items asked, the model guessed ${Math.round(100 * running[1])} % before your answer. It asks where it is unsure, so this is low on purpose.`
+    : "Shown after the first predictions.";
+  const W = 288, H = 96, L = 26, B = 14, all = [...c.check, ...c.running];
+  if (all.length < 2) { $("curve").replaceChildren(); return; }
+  const most = Math.max(...all.map((p) => p[0]), 2), x = (n) => L + (W - L - 4) * n / most, y = (a) => 4 + (H - B - 4) * (1 - a);
+  const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": $("curve-words").textContent });
+  for (const a of [0, 0.5, 1]) {
+    svg.append(drawn("line", { x1: L, x2: W, y1: y(a), y2: y(a), class: "axis" }));
+    const label = drawn("text", { x: L - 4, y: y(a) + 3, "text-anchor": "end" });
+    label.textContent = `${100 * a}`;
+    svg.append(label);
+  }
+  const end = drawn("text", { x: W - 4, y: H - 1, "text-anchor": "end" });
+  end.textContent = `${most} labels`;
+  svg.append(end);
+  const path = (points) => points.map((p, k) => `${k ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
+  if (c.running.length > 1) svg.append(drawn("path", { d: path(c.running), class: "thin" }));
+  if (c.check.length) {
+    const up = c.check.map((p) => [p[0], p[3]]), down = c.check.map((p) => [p[0], p[2]]).reverse();
+    if (c.check.length > 1) svg.append(drawn("path", { d: path(up) + path(down).replace("M", "L") + "Z", class: "band" }), drawn("path", { d: path(c.check), class: "line" }));
+    svg.append(drawn("circle", { cx: x(last[0]), cy: y(last[1]), r: 3.2, class: "end" }));
+  }
+  $("curve").replaceChildren(svg);
+}
+
+function balance(classes) {
+  const most = Math.max(...classes.map((c) => c.count), 1);
+  $("balance").replaceChildren(...classes.map((c) => row(c.name, c.count / most, c.count, colour(c.name))));
+}
+
+function advice(a, m) {
+  $("stop").textContent = a.stop?.text || "";
+  $("stop").className = a.stop?.now ? "now" : "";
+  $("drift").textContent = a.retrain?.text || "";
+  $("drift").className = a.retrain?.now ? "now" : "";
+  $("retrain").className = a.retrain?.now ? "now" : "";
+  $("retrain").disabled = m.phase !== "ready";
+  $("retrain").textContent = m.phase === "training" ? "Training, in the background…" : "Train the network anew";
+  $("advice").hidden = !(a.stop || a.retrain) && m.phase !== "training";
+}
+
+let recentTimer = 0;
+function recent() {
+  clearTimeout(recentTimer);
+  recentTimer = setTimeout(async () => {
+    const data = await call("/api/recent").catch(() => null);
+    if (!data) return;
+    $("recent").replaceChildren(...data.items.map((r) => {
+      const button = made("button");
+      if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(made("div", r.text, "words"));
+      const said = r.label ?? { skip: "skipped", unsure: "not sure", ignore: "set aside" }[r.kind];
+      button.append(made("span", said));
+      button.title = `${r.item}: ${said}, by ${r.who}. Press to change`;
+      button.setAttribute("aria-label", button.title);
+      button.addEventListener("click", async () => {
+        revising = await call(`/api/item/${r.number}`).catch(() => null);
+        show();
+        $("stage").focus();
+      });
+      return button;
+    }));
+  }, 250);
+}
+
+/* Small things */
+
+function made(tag, text, className) {
+  const node = document.createElement(tag);
+  if (text !== undefined && text !== "") node.textContent = text;
+  if (className) node.className = className;
+  return node;
+}
+
+function drawn(tag, attributes) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [k, v] of Object.entries(attributes)) node.setAttribute(k, v);
+  return node;
+}
+
+function row(name, share, much, shade) {
+  const line = made("div", "", "row"), track = made("div", "", "track"), fill = made("i");
+  fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  fill.style.background = shade;
+  track.append(fill);
+  const what = made("span", name, "what");
+  what.title = name;
+  line.append(what, track, made("span", String(much), "much"));
+  return line;
+}
+
+const colour = (name) => PALETTE[Math.max(0, state?.classes.findIndex((c) => c.name === name) ?? 0) % PALETTE.length];
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
+let bannerTimer = 0;
+function banner(text, milliseconds) {
+  clearTimeout(bannerTimer);
+  if (!text && $("banner").dataset.sticky) return;
+  $("banner").textContent = text;
+  $("banner").hidden = !text;
+  delete $("banner").dataset.sticky;
+  if (milliseconds) {
+    $("banner").dataset.sticky = "1";
+    bannerTimer = setTimeout(() => { delete $("banner").dataset.sticky; banner(""); }, milliseconds);
+  }
+}
+
+function say(text) { $("live").textContent = `${text} ${state ? state.labelled : 0} labelled.`; }
+
+function press(kind, label) {
+  const button = label === undefined ? $(kind) : [...document.querySelectorAll("#classes button")].find((b) => b.dataset.name === label);
+  if (!button) return;
+  button.classList.add("pressed");
+  setTimeout(() => button.classList.remove("pressed"), 140);
+}
+
+/* Keys */
+
+document.addEventListener("keydown", (event) => {
+  const inField = event.target.matches("input, textarea") || $("login").open;
+  if (inField || event.repeat || event.altKey) return;
+  const key = event.key.toLowerCase();
+  if ((event.ctrlKey || event.metaKey) && key === "z") { event.preventDefault(); return undo(); }
+  if (event.ctrlKey || event.metaKey) return;
+  if (key === "escape" && revising) { revising = null; return show(); }
+  const onControl = event.target.matches("button, a, summary") && (key === "enter" || key === " ");
+  if (onControl) return;
+  const found = state?.classes.find((c) => c.keys.includes(key));
+  if (found) { event.preventDefault(); return give("label", found.name); }
+  const item = revising || queue[0];
+  const first = item && !item.check && !document.querySelector(".guess").classList.contains("hidden") ? item.likely?.[0] : null;
+  const action = { backspace: undo, " ": () => give("skip"), "?": () => give("unsure"), delete: () => give("ignore"), enter: () => first && give("label", first.name) }[key];
+  if (action) { event.preventDefault(); action(); }
+});
+
+for (const kind of ["skip", "unsure", "ignore"]) $(kind).addEventListener("click", () => give(kind));
+$("undo").addEventListener("click", undo);
+$("retrain").addEventListener("click", async () => paint((await call("/api/retrain", me()).catch((e) => { banner(sentence(e.message), 4000); return {}; })).state));
+$("hide").addEventListener("click", () => hide(!document.querySelector(".guess").classList.contains("hidden")));
+function hide(on) {
+  document.querySelector(".guess").classList.toggle("hidden", on);
+  $("hide").textContent = on ? "show" : "hide";
+  $("hide").setAttribute("aria-pressed", String(on));
+  localStorage.setItem("foretaste-hide", on ? "1" : "");
+  if (queue[0]) guess(queue[0]);
+}
+$("theme").addEventListener("click", () => {
+  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("foretaste-theme", document.documentElement.dataset.theme);
+});
+$("who").value = localStorage.getItem("foretaste-who") || "me";
+$("who").addEventListener("change", () => localStorage.setItem("foretaste-who", $("who").value.trim()));
+$("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); start(); } catch (error) { askToken(sentence(error.message)); }
+});
+
+/* Signs of life: items stay ours, panels stay fresh. A closed tab gives its items back. */
+async function alive() {
+  if (document.visibilityState === "visible" && !busy && state) {
+    const data = await call("/api/alive", me()).catch(() => null);
+    if (data && !busy) {
+      paint(data.state);
+      if (queue[0] && !data.held.includes(queue[0].item)) refill();  // it was given to somebody else
+      else if (queue[0] && !queue[0].likely?.length && data.state.model.phase === "ready") refill();
+      else if (!queue.length && data.state.left) refill();
+    }
+  }
+  setTimeout(alive, state && ["features", "training", "waiting", "first labels"].includes(state.model.phase) ? 700 : 3000);
+}
+addEventListener("pagehide", (event) => {
+  if (!event.persisted && !outbox.length) sessionStorage.setItem("foretaste-left", "1");
+});
+
+async function start() {
+  if (location.hash.startsWith("#token=")) {
+    const token = decodeURIComponent(location.hash.slice(7));
+    history.replaceState(null, "", location.pathname);
+    try { await logIn(token); } catch (error) { return askToken(sentence(error.message)); }
+  }
+  const theme = localStorage.getItem("foretaste-theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+  hide(Boolean(localStorage.getItem("foretaste-hide")));
+  if (outbox.length) await send();
+  await refill();
+  recent();
+}
+
+start();
+setTimeout(alive, 1500);

@@ -1,0 +1,328 @@
+"""The routes of the labelling page, over a ``LabelDesk``. FastAPI; no build step, nothing fetched from elsewhere.
+
+Pictures are asked for by number, never by path, and are decoded and encoded anew: what reaches the browser is a PNG or
+a JPEG of our own making, whatever the file was.
+"""
+
+import io
+import logging
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from threading import Lock
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from PIL import Image, ImageOps
+from pydantic import BaseModel, ConfigDict, StringConstraints
+from starlette.exceptions import HTTPException
+
+from foretaste.errors import check_known, printable
+from foretaste.label.exchange import export_text, label_rows
+from foretaste.label.guard import AsgiApp, Guard
+from foretaste.label.desk import Asked, LabelDesk
+from foretaste.label.store import StoreConflict, StoreError, StoreFull
+
+log = logging.getLogger(__name__)
+
+PICTURE_SIDES = {"large": 1280, "small": 160}
+PICTURES_KEPT = 200  # encoded, in memory
+PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
+LONGEST_TEXT = 20_000
+TAKEN_PORTS = 20  # ports to try beyond the one asked for
+PAGE_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+ShortText = Annotated[str, StringConstraints(max_length=200)]
+ItemName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+Person = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
+TabName = Annotated[str, StringConstraints(min_length=8, max_length=80, pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+class TabBody(BaseModel):
+    """Which tab of which person."""
+
+    model_config = ConfigDict(extra="forbid")
+    tab: TabName
+    who: Person
+
+
+class AnswerBody(TabBody):
+    """An answer to one item."""
+
+    item: ItemName
+    kind: Literal["label", "relabel", "skip", "unsure", "ignore"]
+    label: ItemName | None = None
+    request: ShortText | None = None
+
+
+class UndoBody(TabBody):
+    """Take back the last answer."""
+
+    request: ShortText | None = None
+
+
+def make_app(desk: LabelDesk) -> FastAPI:
+    """The application behind the guard."""
+    app = FastAPI(title="foretaste", docs_url=None, redoc_url=None, openapi_url=None)
+    pictures = _PictureCache(desk)
+    _add_page(app)
+    _add_errors(app)
+    _add_answers(app, desk)
+    _add_reading(app, desk, pictures)
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """The page itself: a few files of the package."""
+    folder = files("foretaste.label") / "page"
+
+    def route(path: str, name: str, media: str) -> None:
+        content = (folder / name).read_bytes()
+
+        @app.get(path, include_in_schema=False)
+        def page_file() -> Response:
+            return Response(content, media_type=media, headers={"cache-control": "no-cache"})
+
+    for path, (name, media) in PAGE_FILES.items():
+        route(path, name, media)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error is one JSON object with a sentence."""
+
+    def told(status: int) -> Callable[[Request, Exception], JSONResponse]:
+        def answer(request: Request, error: Exception) -> JSONResponse:
+            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            return JSONResponse({"error": printable(text)[:1000]}, status)
+
+        return answer
+
+    def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        faults = [f"{'.'.join(str(p) for p in e['loc'][1:])}: {e['msg']}" for e in error.errors()[:5]]
+        return JSONResponse({"error": printable("; ".join(faults))[:1000]}, 422)
+
+    def unknown(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": str(error.detail)}, error.status_code)
+
+    for kind, status in ((KeyError, 404), (ValueError, 422), (StoreConflict, 409), (StoreFull, 507), (StoreError, 503)):
+        app.add_exception_handler(kind, told(status))
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unknown)
+
+
+def _add_answers(app: FastAPI, desk: LabelDesk) -> None:
+    """What changes something. Plain functions: FastAPI runs each in a thread."""
+
+    def shown(asked: Asked) -> dict[str, Any]:
+        return {
+            "number": asked.number,
+            "item": asked.item,
+            "check": asked.check,
+            **content(desk, asked.number),
+            **desk.show(asked.item),
+        }
+
+    @app.post("/api/next")
+    def ask_next(body: TabBody) -> dict[str, Any]:
+        return {"items": [shown(a) for a in desk.next(body.tab, body.who)], "state": desk.state(body.who)}
+
+    @app.post("/api/answer")
+    def answer(body: AnswerBody) -> dict[str, Any]:
+        event = desk.answer(body.tab, body.who, body.item, body.kind, body.label, body.request)
+        items = [shown(a) for a in desk.next(body.tab, body.who)]
+        return {"seq": event.seq, "items": items, "state": desk.state(body.who)}
+
+    @app.post("/api/undo")
+    def undo(body: UndoBody) -> dict[str, Any]:
+        event = desk.undo(body.tab, body.who, body.request)
+        item = shown(Asked(desk.number[event.item], event.item, event.item in desk.check_ids))
+        return {"seq": event.seq, "item": item, "state": desk.state(body.who)}
+
+    @app.post("/api/alive")
+    def alive(body: TabBody) -> dict[str, Any]:
+        return {"held": desk.alive(body.tab, body.who), "state": desk.state(body.who)}
+
+    @app.post("/api/leave")
+    def leave(body: TabBody) -> dict[str, Any]:
+        desk.leave(body.tab)
+        return {"ok": True}
+
+    @app.post("/api/retrain")
+    def retrain(body: TabBody) -> dict[str, Any]:
+        desk.worker.ask_retrain()
+        return {"ok": True, "state": desk.state(body.who)}
+
+
+def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> None:
+    """What reads."""
+
+    @app.get("/health")
+    def health() -> dict[str, Any]:
+        return {"status": "UP"}
+
+    @app.get("/api/state")
+    def state(who: ShortText = "") -> dict[str, Any]:
+        return desk.state(who)
+
+    @app.get("/api/item/{number}")
+    def item(number: int) -> dict[str, Any]:
+        name = _item_name(desk, number)
+        found = {"number": number, "item": name, "check": name in desk.check_ids}
+        return found | content(desk, number) | desk.show(name)
+
+    @app.get("/api/recent")
+    def recent() -> dict[str, Any]:
+        return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
+
+    @app.get("/api/picture/{number}/{size}")
+    def picture(number: int, size: str) -> Response:
+        check_known("size", size, PICTURE_SIDES)
+        _item_name(desk, number)
+        if desk.data.kind != "pictures":
+            raise KeyError("these items are no pictures")
+        try:
+            body, media = pictures.get(number, size)
+        except MemoryError:
+            raise ValueError("the picture claims more memory than there is") from None
+        except Exception as error:  # a decoder may raise anything on rubbish
+            raise ValueError(f"this picture cannot be read: {error}") from None
+        return Response(body, media_type=media, headers={"cache-control": "private, max-age=600"})
+
+    @app.get("/api/export/{kind}")
+    def export(kind: str) -> Response:
+        check_known("format", kind, ("csv", "jsonl", "json"))
+        rows = label_rows(desk.store, desk.twins)
+        field = "image" if desk.data.kind == "pictures" else "text"
+        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}[kind]
+        name = f'attachment; filename="labels.{kind}"'
+        return StreamingResponse(
+            export_text(rows, kind, field=field), media_type=media, headers={"content-disposition": name}
+        )
+
+
+def _item_name(desk: LabelDesk, number: int) -> str:
+    if not 0 <= number < len(desk.data.ids):
+        raise KeyError(f"item {number} does not exist; there are {len(desk.data.ids)}")
+    return desk.data.ids[number]
+
+
+def content(desk: LabelDesk, number: int) -> dict[str, Any]:
+    """What the page needs to show an item: where its picture is, its text, or its cells."""
+    if desk.data.kind == "pictures":
+        return {"picture": f"/api/picture/{number}/large"}
+    item = desk.data.items[number]
+    if isinstance(item, str):
+        cut = len(item) > LONGEST_TEXT
+        return {"text": item[:LONGEST_TEXT] + (" […]" if cut else "")}
+    cells = item.items() if hasattr(item, "items") else enumerate(item)
+    return {"cells": [[str(name), str(value)[:LONGEST_TEXT]] for name, value in cells]}
+
+
+def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
+    """The same for a list: a small picture, or the first words."""
+    if desk.data.kind == "pictures":
+        return {"picture": f"/api/picture/{number}/small"}
+    found = content(desk, number)
+    text = found.get("text") or ", ".join(f"{k} {v}" for k, v in found.get("cells", ()))
+    return {"text": text[:80]}
+
+
+class _PictureCache:
+    """Encoded pictures, the last ones in memory."""
+
+    def __init__(self, desk: LabelDesk) -> None:
+        self.desk, self.lock = desk, Lock()
+        self.kept: OrderedDict[tuple[int, str], tuple[bytes, str]] = OrderedDict()
+
+    def get(self, number: int, size: str) -> tuple[bytes, str]:
+        with self.lock:
+            if (number, size) in self.kept:
+                self.kept.move_to_end((number, size))
+                return self.kept[number, size]
+        made = encode_picture(self.desk.data.items[number], PICTURE_SIDES[size])
+        with self.lock:
+            self.kept[number, size] = made
+            while len(self.kept) > PICTURES_KEPT:
+                self.kept.popitem(last=False)
+        return made
+
+
+def encode_picture(image: Any, side: int) -> tuple[bytes, str]:
+    """A picture as bytes for a browser, upright and at most ``side`` pixels long, and its media type."""
+    if not isinstance(image, Image.Image):  # (C, H, W) bytes
+        array = image.numpy() if hasattr(image, "numpy") else image
+        image = Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0))
+    image.draft(None, (side, side))
+    image = ImageOps.exif_transpose(image)
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("RGBA") if "A" in image.mode or "transparency" in image.info else image.convert("RGB")
+    if image.mode == "RGBA":
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image).convert("RGB")
+    image.thumbnail((side, side))
+    out = io.BytesIO()
+    clean = Image.new(image.mode, image.size)  # the pixels alone: no EXIF, no place where it was taken
+    clean.paste(image)
+    if max(clean.size) <= PNG_SIDE:
+        clean.save(out, "PNG")
+        return out.getvalue(), "image/png"
+    clean.save(out, "JPEG", quality=88)
+    return out.getvalue(), "image/jpeg"
+
+
+# The process
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """A socket bound to the port, or to the next free one; port 0 is any."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last: OSError | None = None
+    for at in [port] if port == 0 else range(port, min(port + TAKEN_PORTS, 65536)):
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, at))
+            found.listen(128)
+        except OSError as error:
+            found.close()
+            last = error
+        else:
+            return found
+    raise OSError(f"cannot listen on {host}:{port} ({last}); choose another port") from None
+
+
+def serve_app(
+    app: AsgiApp,
+    opened: socket.socket,
+    *,
+    host: str,
+    token: str | None = None,
+    names: Iterable[str] = (),
+    routes: dict[str, int] | None = None,
+) -> None:
+    """Serve an application behind the guard until the process is asked to stop. No access log: nothing to leak."""
+    guard = Guard(app, host=host, token=token, names=names, routes=routes)
+    config = uvicorn.Config(
+        guard,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=3,
+        limit_concurrency=256,
+        h11_max_incomplete_event_size=32 * 1024,
+        ws="none",
+        lifespan="off",
+    )
+    uvicorn.Server(config).run(sockets=[opened])

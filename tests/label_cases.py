@@ -1,0 +1,167 @@
+"""What tests of the labelling page share: items in memory, a learner without a network, a client of the server."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from foretaste.label.desk import LabelDesk
+from foretaste.label.store import LabelStore
+from foretaste.label.worker import BuiltLearner, LearnerWorker
+
+
+@dataclass
+class MemoryItems:
+    """Items as ``ft.open`` gives them: pictures, texts or rows."""
+
+    kind: str
+    ids: list[str]
+    items: list[Any]
+
+
+def pictures(n: int = 20, side: int = 8) -> MemoryItems:
+    made = [Image.fromarray(np.full((side, side), 10 * (k % 25), np.uint8)) for k in range(n)]
+    return MemoryItems("pictures", [f"p{k:03d}.png" for k in range(n)], made)
+
+
+@dataclass
+class PlainLearner:
+    """The verbs of a learner without a network: it asks in the order of the ids and predicts the label last taught."""
+
+    ids: list[str]
+    classes: list[str]
+    labels: dict[str, str] = field(default_factory=dict)
+    ignored: set[str] = field(default_factory=set)
+    pending: list[str] = field(default_factory=list)
+    trainings: int = 0
+    training: bool = False
+
+    @property
+    def ready(self):
+        return len(set(self.labels.values())) > 1
+
+    def query(self, n=1):
+        closed = {*self.labels, *self.ignored, *self.pending}
+        found = [i for i in self.ids if i not in closed][:n]
+        self.pending += found
+        return found
+
+    def teach(self, ids, labels):
+        for i, label in zip(ids, labels):
+            assert i not in self.ignored
+            assert self.labels.get(i, label) == label
+            assert label in self.classes
+            self.labels[i] = label
+            self.release([i])
+
+    def relabel(self, ids, labels):
+        self.labels.update(zip(ids, labels))
+
+    def unlabel(self, ids):
+        for i in ids:
+            del self.labels[i]
+
+    def ignore(self, ids):
+        for i in ids:
+            self.labels.pop(i, None)
+        self.ignored |= set(ids)
+        self.release(ids)
+
+    def restore(self, ids):
+        self.ignored -= set(ids)
+
+    def release(self, ids=None):
+        self.pending = [] if ids is None else [i for i in self.pending if i not in set(ids)]
+
+    def predict(self, items=None):
+        last = next(reversed(self.labels.values()))
+        return np.array([last] * len(self.ids if items is None else items))
+
+    def predict_proba(self, items=None):
+        p = np.full((len(self.ids if items is None else items), len(self.classes)), 0.1)
+        p[:, self.classes.index(next(reversed(self.labels.values())))] = 0.9
+        return p
+
+    def explain(self, id):
+        return {"id": id}
+
+    def drift(self):
+        return None
+
+    def status(self):
+        return None
+
+    def retrain(self, wait=False):
+        self.trainings += 1
+
+
+def open_desk(folder, data=None, classes=("cat", "dog"), *, start=True, lease=60.0, **rest) -> LabelDesk:
+    """A desk on a store in a folder, with the plain learner."""
+    data = data or pictures()
+    store = LabelStore(folder, lease_seconds=lease)
+    store.set_classes(classes)
+    learner = PlainLearner(list(data.ids), list(classes))
+    worker = LearnerWorker(lambda progress: BuiltLearner(learner, "a plain learner"), list(classes))
+    desk = LabelDesk(data, store, worker, title="test", **{"check_every": 0} | rest)
+    desk.learner = learner
+    if start:
+        worker.start()
+    return desk
+
+
+def close_desk(desk) -> None:
+    desk.worker.close()
+    desk.store.close()
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+@dataclass
+class Client:
+    """Calls an ASGI application without a network."""
+
+    app: Any
+    headers: dict[str, str] = field(default_factory=lambda: {"host": "127.0.0.1:8765"})
+
+    def get(self, path, **headers):
+        return self.call("GET", path, None, headers)
+
+    def post(self, path, body=None, **headers):
+        raw = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        return self.call("POST", path, raw, {"content_type": "application/json"} | headers)
+
+    def call(self, method, path, body, headers):
+        headers = self.headers | {k.replace("_", "-"): v for k, v in headers.items() if v is not None}
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+            "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "scheme": "http",
+            "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8765),
+        }  # fmt: skip
+        sent, parts = [], [body or b""]
+
+        async def receive():
+            if parts:
+                return {"type": "http.request", "body": parts.pop(0), "more_body": False}
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(self.app(scope, receive, send))
+        start = next(m for m in sent if m["type"] == "http.response.start")
+        content = b"".join(m.get("body", b"") for m in sent if m["type"] == "http.response.body")
+        return Reply(start["status"], {k.decode(): v.decode() for k, v in start["headers"]}, content)

@@ -1,0 +1,241 @@
+"""The desk: who gets which item, what the learner hears of it, and what the page is told."""
+
+import threading
+import time
+
+import pytest
+
+from foretaste.label import StoreConflict
+from foretaste.label.desk import class_keys, wilson
+from foretaste.label.worker import LearnerWorker, describe_change
+from label_cases import MemoryItems, close_desk, open_desk, pictures
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = open_desk(tmp_path / "store")
+    yield desk
+    close_desk(desk)
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def label(desk, item, name="cat", tab="tab1", who="Ada", kind="label"):
+    return desk.answer(tab, who, item, kind, name, patience=20)
+
+
+def test_the_learner_hears_every_kind_of_answer(desk):
+    learner = desk.learner
+    label(desk, "p000.png", "cat")
+    label(desk, "p001.png", "dog")
+    assert learner.labels == {"p000.png": "cat", "p001.png": "dog"}
+    label(desk, "p000.png", "dog")
+    assert learner.labels["p000.png"] == "dog"
+    label(desk, "p002.png", None, kind="ignore")
+    label(desk, "p003.png", None, kind="unsure")
+    assert learner.ignored == {"p002.png", "p003.png"}
+    label(desk, "p004.png", None, kind="skip")
+    assert "p004.png" not in learner.ignored | set(learner.labels)
+    for _ in range(3):
+        desk.undo("tab1", "Ada", patience=20)
+    assert learner.ignored == set()
+    desk.undo("tab1", "Ada", patience=20)
+    assert learner.labels["p000.png"] == "cat"
+    desk.undo("tab1", "Ada", patience=20)
+    desk.undo("tab1", "Ada", patience=20)
+    assert learner.labels == {}
+
+
+def test_the_next_item_is_the_learners_and_knows_of_the_answer(desk):
+    until(lambda: desk.worker.view.ready)
+    first, second = (a.item for a in desk.next("tab1", "Ada"))
+    assert (first, second) == ("p000.png", "p001.png")  # the learner's order, not the random one
+    desk.answer("tab1", "Ada", first, "label", "cat", patience=20)
+    assert first in desk.learner.labels
+    assert [a.item for a in desk.next("tab1", "Ada")] == ["p001.png", "p002.png"]
+    assert [a.item for a in desk.next("tab1", "Ada")] == ["p001.png", "p002.png"]  # a reload shows the same
+
+
+def test_tabs_get_different_items_and_a_closed_one_gives_back(desk):
+    got = [a.item for tab in ("tab1", "tab2", "tab3") for a in desk.next(tab, "Ada")]
+    assert len(set(got)) == 6
+    desk.leave("tab1")
+    assert not desk.store.held("tab1")
+    with pytest.raises(StoreConflict, match="on the screen"):
+        desk.answer("tab2", "Bob", desk.store.held("tab3")[0], "label", "cat")
+
+
+def test_many_at_once_never_get_the_same_item(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(200), check_every=6)
+    answered, faults = [], []
+
+    def annotate(tab):
+        try:
+            while items := desk.next(tab, tab):
+                event = desk.answer(tab, tab, items[0].item, "label", "cat")
+                answered.append(event.item)
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=annotate, args=(f"person{k}",)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    close_desk(desk)
+    assert not faults
+    assert sorted(answered) == desk.data.ids  # each once, none left
+
+
+def test_skipped_items_come_last_and_set_aside_ones_never(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(4))
+    order = []
+    kinds = iter(["skip", "ignore", "unsure", "label", "label"])
+    while items := desk.next("tab1", "Ada", count=1):
+        kind = next(kinds)
+        order.append(items[0].item)
+        desk.answer("tab1", "Ada", items[0].item, kind, "cat" if kind == "label" else None)
+    assert len(order) == 5
+    assert order[4] == order[0]
+    state = desk.state("Ada")
+    close_desk(desk)
+    assert (state["labelled"], state["unsure"], state["ignored"], state["left"]) == (2, 1, 1, 0)
+
+
+def test_copies_and_broken_pictures_are_not_asked_for(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(6), twins={"p001.png": "p000.png"}, broken={"p002.png": "no picture"})
+    seen = []
+    while items := desk.next("tab1", "Ada", count=1):
+        seen.append(items[0].item)
+        desk.answer("tab1", "Ada", items[0].item, "label", "cat")
+    state = desk.state()
+    close_desk(desk)
+    assert sorted(seen) == ["p000.png", "p003.png", "p004.png", "p005.png"]
+    assert (state["total"], state["copies"], state["broken"], state["left"]) == (4, 1, 1, 0)
+
+
+def test_items_that_measure_are_random_and_never_taught(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(100), check_every=5)
+    asked = []
+    for k in range(30):
+        item = desk.next("tab1", "Ada", count=1)[0]
+        asked.append(item.check)
+        desk.answer("tab1", "Ada", item.item, "label", "cat" if k % 3 else "dog", patience=20)
+    assert asked == [k % 5 == 4 for k in range(30)]
+    assert not set(desk.learner.labels) & set(desk.check_ids)
+    assert len(desk.learner.labels) == 24
+    until(lambda: desk.worker.view.checked and desk.worker.view.checked[-1][2] == 6)
+    curve = desk.curve(desk.worker.view)
+    checks = desk.check_ids
+    close_desk(desk)
+    assert curve["checked"] == 6
+    low, high = curve["check"][-1][2:]
+    assert 0 <= low < high <= 1
+    again = open_desk(tmp_path / "store", pictures(100), check_every=5)
+    assert again.check_ids == checks  # the same ones after a restart
+    assert len(again.state()["curve"]["running"]) > 10
+    until(lambda: len(again.learner.labels) == 24)
+    close_desk(again)
+
+
+def test_answers_count_before_there_is_a_learner(tmp_path):
+    desk = open_desk(tmp_path / "store", start=False)
+    items = desk.next("tab1", "Ada")
+    assert len(items) == 2
+    desk.answer("tab1", "Ada", items[0].item, "label", "cat", patience=20)  # does not wait: nobody is there
+    assert desk.state()["model"]["phase"] == "waiting"
+    desk.worker.start()
+    until(lambda: desk.learner.labels == {items[0].item: "cat"})
+    close_desk(desk)
+
+
+def test_a_model_that_cannot_be_made_is_told_and_labelling_goes_on(tmp_path, caplog):
+    desk = open_desk(tmp_path / "store", start=False)
+
+    def fail(progress):
+        progress(1, 20)
+        raise ValueError("no such backbone")
+
+    desk.worker._build = fail
+    desk.worker.start()
+    until(lambda: desk.state()["model"]["phase"] == "failed")
+    assert desk.state()["model"]["error"] == "no such backbone"
+    item = desk.next("tab1", "Ada")[0].item
+    assert desk.answer("tab1", "Ada", item, "label", "cat", patience=20).seq == 1
+    close_desk(desk)
+    assert "no such backbone" in caplog.text
+
+
+def test_a_learner_that_fails_once_is_told_and_follows_again(desk, caplog):
+    teach = desk.learner.teach
+
+    def fail(ids, labels):
+        desk.learner.teach = teach
+        raise RuntimeError("a bad moment")
+
+    desk.learner.teach = fail
+    label(desk, "p000.png")
+    until(lambda: "bad moment" in desk.state()["model"]["error"])
+    label(desk, "p001.png", "dog")
+    until(lambda: desk.learner.labels == {"p000.png": "cat", "p001.png": "dog"})
+    until(lambda: desk.state()["model"]["error"] == "")
+    assert desk.store.labels() == {"p000.png": "cat", "p001.png": "dog"}
+    caplog.clear()
+
+
+def test_unknown_items_and_classes_are_refused_by_name(desk):
+    with pytest.raises(KeyError, match=r"unknown item .*p00.png.*; did you mean .*p0"):
+        label(desk, "p00.png")
+    with pytest.raises(ValueError, match="unknown class 'cta'; did you mean 'cat'"):
+        label(desk, "p000.png", "cta")
+
+
+def test_the_prediction_before_the_answer_is_kept(desk):
+    label(desk, "p000.png", "cat")
+    label(desk, "p001.png", "dog")
+    item = desk.next("tab1", "Ada")[0].item
+    until(lambda: item in desk.worker.view.likely)
+    event = label(desk, item, "cat")
+    assert (event.guess, event.confidence) == ("dog", pytest.approx(0.9))
+    until(lambda: desk.worker.view.changed and desk.worker.view.changed["item"] == item)
+    assert desk.worker.view.changed["moved"] == 20
+    assert desk.curve(desk.worker.view)["running"] == [[1, 0.0]]
+
+
+def test_keys_of_classes():
+    assert class_keys(["cat", "dog"]) == [["1", "c"], ["2", "d"]]
+    assert class_keys(["a", "B"]) == [["a"], ["b"]]
+    many = class_keys([f"class {k}" for k in range(30)])
+    used = [key for keys in many for key in keys]
+    assert len(used) == len(set(used))
+    assert class_keys(["ab", "a", "b"]) == [["1", "a"], ["2", "b"], ["3", "c"]]
+
+
+def test_the_interval_of_a_share():
+    """Wilson's own example by hand: 8 of 10."""
+    low, high = wilson(8, 10)
+    assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
+    assert wilson(0, 5)[0] == 0
+    assert wilson(5, 5)[1] == 1
+
+
+def test_what_an_answer_changed():
+    import numpy as np
+
+    got = describe_change("a", np.array(["x", "x", "y"]), np.array(["y", "y", "y"]))
+    assert got == {"item": "a", "moved": 2, "of": 3, "most": [{"from": "x", "to": "y", "count": 2}]}
+
+
+def test_texts_and_rows_are_items_too(tmp_path):
+    desk = open_desk(tmp_path / "store", MemoryItems("text", ["1", "2"], ["good", "bad"]))
+    assert {a.item for a in desk.next("tab1", "Ada")} == {"1", "2"}
+    close_desk(desk)
+
+
+def test_a_worker_that_never_started_closes():
+    LearnerWorker(lambda progress: None, ["cat"]).close()

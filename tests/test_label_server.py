@@ -1,0 +1,371 @@
+"""The routes of the labelling page, and what strangers may not do there (docs/security.md)."""
+
+import io
+import json
+import logging
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import foretaste
+from foretaste.label.guard import LARGEST_BODY, Guard, is_loopback
+from foretaste.label.server import PAGE_FILES, encode_picture, make_app, open_port
+from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
+
+TAB = {"tab": "tab-00000001", "who": "Ada"}
+TOKEN = "a-token-of-some-length-0123456789"
+ROUTES = ("/api/next", "/api/answer", "/api/undo", "/api/alive", "/api/leave", "/api/retrain")
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(), twins={"p019.png": "p018.png"})
+    yield desk
+    close_desk(desk)
+
+
+@pytest.fixture
+def client(desk):
+    return Client(Guard(make_app(desk)))
+
+
+def answer(client, item, label="cat", **rest):
+    return client.post("/api/answer", {**TAB, "item": item, "kind": "label", "label": label, **rest})
+
+
+# The routes
+
+
+def test_label_undo_and_go_on(client, desk):
+    items = client.post("/api/next", TAB).json["items"]
+    assert [set(i) >= {"item", "number", "picture", "likely", "check"} for i in items] == [True, True]
+    got = answer(client, items[0]["item"])
+    assert got.status == 200
+    assert got.json["seq"] == 1
+    assert [i["item"] for i in got.json["items"]][0] == items[1]["item"]  # the prefetched one, then a new one
+    assert len(got.json["items"]) == 2
+    assert got.json["state"]["labelled"] == 1
+    back = client.post("/api/undo", TAB)
+    assert back.json["item"]["item"] == items[0]["item"]
+    assert back.json["state"]["labelled"] == 0
+    assert client.post("/api/undo", TAB).status == 409
+
+
+def test_a_repeated_request_is_kept_once(client, desk):
+    item = client.post("/api/next", TAB).json["items"][0]["item"]
+    first = answer(client, item, request="r1")
+    assert answer(client, item, request="r1").json["seq"] == first.json["seq"]
+    assert len(desk.store.events()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "error"),
+    [
+        ({"item": "nothing.png"}, 404, "unknown item"),
+        ({"label": "cow"}, 422, "unknown class 'cow'"),
+        ({"kind": "undo"}, 422, "kind"),
+        ({"kind": "skip"}, 422, "a skip has no label"),
+        ({"tab": "x"}, 422, "tab"),
+        ({"tab": "../../etc/passwd"}, 422, "tab"),
+        ({"who": "  "}, 422, "who"),
+        ({"more": 1}, 422, "more"),
+        ({"item": 7}, 422, "item"),
+        ({"item": "\ud800"}, 422, ""),
+    ],
+)
+def test_bad_bodies_are_refused_in_a_sentence(client, desk, change, status, error):
+    got = client.post("/api/answer", {**TAB, "item": "p000.png", "kind": "label", "label": "cat", **change})
+    assert (got.status, error in got.json["error"]) == (status, True), got.json
+    assert desk.store.events() == []
+
+
+def test_what_another_holds_or_has_answered_is_a_conflict(client):
+    other = {"tab": "tab-00000002", "who": "Bob"}
+    item = client.post("/api/next", other).json["items"][0]["item"]
+    assert "Bob has" in answer(client, item).json["error"]
+    client.post("/api/answer", {**other, "item": item, "kind": "label", "label": "dog"})
+    late = answer(client, item)
+    assert (late.status, "Bob has answered" in late.json["error"]) == (409, True)
+    assert answer(client, item, kind="relabel").status == 200
+
+
+def test_a_full_disk_is_507_and_acknowledges_nothing(client, desk):
+    db = desk.store._db
+    db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
+    got = None
+    for k in range(19):
+        got = answer(client, f"p{k:03d}.png", request="r" * 150 + str(k))
+        if got.status != 200:
+            break
+    assert got is not None
+    assert (got.status, "the disk is full" in got.json["error"]) == (507, True)
+    assert len(desk.store.events()) == k
+
+
+def test_items_can_be_looked_at_again(client):
+    answer(client, "p003.png", "dog")
+    recent = client.get("/api/recent").json["items"]
+    assert [(r["item"], r["label"]) for r in recent] == [("p003.png", "dog")]
+    item = client.get(f"/api/item/{recent[0]['number']}").json
+    assert item["answer"] == {"kind": "label", "label": "dog", "who": "Ada"}
+    assert client.get("/api/item/999").status == 404
+
+
+def test_exports_are_downloads_and_copies_have_the_label_of_their_first(client):
+    answer(client, "p018.png", "dog")
+    csv = client.get("/api/export/csv")
+    assert csv.headers["content-disposition"] == 'attachment; filename="labels.csv"'
+    assert "p019.png,dog,label,Ada" in csv.body.decode()
+    assert json.loads(client.get("/api/export/jsonl").body.splitlines()[0])["item"] == "p018.png"
+    assert client.get("/api/export/json").json[0]["annotations"][0]["result"][0]["value"] == {"choices": ["dog"]}
+    assert client.get("/api/export/exe").status == 422
+
+
+def test_texts_and_rows(tmp_path):
+    data = MemoryItems("text", ["a", "b"], ["<script>alert(1)</script>", "x" * 50_000])
+    desk = open_desk(tmp_path / "text", data)
+    items = {i["item"]: i for i in Client(Guard(make_app(desk))).post("/api/next", TAB).json["items"]}
+    assert items["a"]["text"] == "<script>alert(1)</script>"  # the page sets it as text
+    assert len(items["b"]["text"]) < 21_000
+    assert Client(Guard(make_app(desk))).get("/api/picture/0/large").status == 404
+    close_desk(desk)
+    desk = open_desk(tmp_path / "rows", MemoryItems("table", ["a"], [{"age": 3, "city": "Bonn"}]))
+    items = Client(Guard(make_app(desk))).post("/api/next", TAB).json["items"]
+    assert items[0]["cells"] == [["age", "3"], ["city", "Bonn"]]
+    close_desk(desk)
+
+
+def test_retraining_is_asked_for(client, desk):
+    assert client.post("/api/retrain", TAB).status == 200
+    desk.worker.wait_for(desk.worker.tell("p000.png"), 20)
+    desk.worker.wait_for(desk.worker.tell("p000.png"), 20)
+    assert desk.learner.trainings == 1
+
+
+# The page itself
+
+
+def test_the_page_fetches_nothing_from_elsewhere(client):
+    for path in PAGE_FILES:
+        got = client.get(path)
+        assert got.status == 200
+        text = got.body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|//cdn|@import|url\(", text), path
+        assert not re.search(r"\bon[a-z]+=|javascript:|<style|style=|<script>", text), path  # the policy forbids them
+    script = client.get("/page.js").body.decode()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
+    assert client.get("/docs").status == client.get("/openapi.json").status == 404
+    assert client.get("/docs").json == {"error": "Not Found"}
+
+
+def test_the_page_is_part_of_the_package():
+    folder = Path(foretaste.__file__).parent / "label" / "page"
+    assert {name for name, _ in PAGE_FILES.values()} == {p.name for p in folder.iterdir()}
+
+
+# Strangers
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "192.168.0.5:8765"])
+def test_foreign_host_headers_are_refused(client, host):
+    for got in (client.get("/api/state", host=host), client.get("/", host=host), client.post("/api/next", TAB, host=host)):
+        assert got.status == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:8765"])
+def test_names_of_this_machine_are_answered(client, host):
+    assert client.get("/api/state", host=host).status == 200
+
+
+def test_more_names_can_be_allowed_and_addresses_in_figures_beyond_this_machine(desk):
+    app = make_app(desk)
+    wide = Client(Guard(app, host="0.0.0.0", token=TOKEN, names=["Lab.example"]))
+    assert wide.get("/health", host="lab.example:80").status == 200
+    assert wide.get("/health", host="10.0.0.7:8765").status == 200
+    assert wide.get("/health", host="other.example").status == 421
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+        {"sec_fetch_site": "none"},
+    ],
+)
+def test_other_sites_cannot_change_anything(client, desk, path, headers):
+    assert client.post(path, TAB, **headers).status == 403
+    assert desk.store.held() == []
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None])
+def test_forms_of_other_sites_cannot_post(client, kind):
+    assert client.post("/api/next", TAB, content_type=kind).status == 415
+
+
+def test_other_sites_cannot_read_but_may_link_to_the_page(client):
+    for path in ("/api/state", "/api/picture/0/large", "/api/export/csv", "/page.js"):
+        assert client.get(path, sec_fetch_site="cross-site").status == 403
+    assert client.get("/", sec_fetch_site="cross-site").status == 200
+    own = {"sec_fetch_site": "same-origin", "origin": "http://127.0.0.1:8765"}
+    assert client.post("/api/next", TAB, **own).status == 200
+
+
+def test_there_is_no_answer_to_a_preflight(client):
+    got = client.call("OPTIONS", "/api/next", b"", {"origin": "https://evil.example"})
+    assert got.status >= 400
+    assert not [h for h in got.headers if h.startswith("access-control")]
+
+
+def test_every_answer_carries_the_headers(client):
+    for path in ("/", "/api/state", "/nothing", "/api/picture/0/large"):
+        got = client.get(path).headers
+        assert "default-src 'none'" in got["content-security-policy"]
+        assert "frame-ancestors 'none'" in got["content-security-policy"]
+        assert "unsafe" not in got["content-security-policy"]
+        assert (got["x-content-type-options"], got["referrer-policy"]) == ("nosniff", "no-referrer")
+        assert got["cross-origin-resource-policy"] == "same-origin"
+    assert "unexpected" not in client.get("/", host="evil").headers
+    assert client.get("/", host="evil").headers["x-content-type-options"] == "nosniff"
+    assert client.get("/api/state").headers["cache-control"] == "no-store"
+
+
+def test_long_bodies_are_refused(client):
+    long = json.dumps({**TAB, "who": "x" * LARGEST_BODY}).encode()
+    assert client.post("/api/next", long).status == 413
+    assert client.post("/api/next", b"{}", content_length=str(10**9)).status == 413
+    assert client.post("/api/next", b"{}", content_length="-1").status == 413
+    assert client.post("/api/next", b"[" * 60_000).status == 400  # deeper than a parser goes
+
+
+# Beyond this machine
+
+
+def test_a_token_is_required_beyond_this_machine(desk):
+    app = make_app(desk)
+    for host in ("0.0.0.0", "192.168.1.2", "lab.example", "::"):
+        assert not is_loopback(host)
+        with pytest.raises(ValueError, match="a token is required"):
+            Guard(app, host=host)
+    with pytest.raises(ValueError, match="at least 16"):
+        Guard(app, host="0.0.0.0", token="short")
+    assert all(is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"))
+
+
+def test_the_token_opens_the_door_by_a_cookie_that_scripts_cannot_read(desk):
+    client = Client(Guard(make_app(desk), host="0.0.0.0", token=TOKEN))
+    assert client.get("/").status == 200  # the page can ask for it
+    for path in ("/api/state", "/api/picture/0/large", "/api/export/csv", "/nothing"):
+        assert client.get(path).status == 401
+    for path in ROUTES:
+        assert client.post(path, TAB).status == 401
+    for wrong in ({"token": "wrong"}, {"token": None}, {"token": [TOKEN]}, [], {}):
+        assert client.post("/api/login", wrong).status == 401
+    got = client.post("/api/login", {"token": TOKEN})
+    cookie = got.headers["set-cookie"]
+    assert all(part in cookie for part in ("HttpOnly", "SameSite=Strict", "Path=/"))
+    assert TOKEN not in cookie
+    pair = cookie.split(";")[0]
+    assert client.get("/api/state", cookie=pair).status == 200
+    assert client.get("/api/state", cookie=pair[:-1] + ("A" if pair[-1] != "A" else "B")).status == 401
+    assert client.get("/api/state", cookie="foretaste=").status == 401
+    assert client.get("/api/state", authorization=f"Bearer {TOKEN}").status == 200
+    assert client.get("/api/state", authorization=f"Bearer {TOKEN}x").status == 401
+    assert client.get(f"/api/state?token={TOKEN}").status == 401  # an address is logged: no token is taken from one
+
+
+def test_tokens_reach_no_log(desk, caplog):
+    caplog.set_level(logging.DEBUG)
+    client = Client(Guard(make_app(desk), host="0.0.0.0", token=TOKEN))
+    client.post("/api/login", {"token": TOKEN})
+    client.post("/api/login", {"token": TOKEN + "x"})
+    client.get("/api/state", authorization=f"Bearer {TOKEN}")
+    client.post("/api/next", {**TAB, "token": TOKEN}, authorization=f"Bearer {TOKEN}")
+    assert TOKEN not in caplog.text
+
+
+# Pictures
+
+
+def test_pictures_are_made_anew(client):
+    got = client.get("/api/picture/3/large")
+    assert (got.status, got.headers["content-type"]) == (200, "image/png")
+    assert Image.open(io.BytesIO(got.body)).size == (8, 8)
+
+
+@pytest.mark.parametrize("path", ["/api/picture/-1/large", "/api/picture/99999/large", "/api/picture/1/huge"])
+def test_pictures_that_are_not_there(client, path):
+    assert client.get(path).status in (404, 422)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/picture/../../../etc/passwd",
+        "/api/picture/..%2f..%2fetc%2fpasswd/large",
+        "/../server.py",
+        "/page/../server.py",
+        "//etc/passwd",
+        "/api/picture//etc/passwd/large",
+    ],
+)
+def test_no_path_leads_to_a_file(client, path):
+    got = client.get(path)
+    assert got.status in (404, 422)
+    assert b"root:" not in got.body
+
+
+def test_what_is_hidden_in_a_picture_stays_behind():
+    """EXIF, with its place, and bytes behind the picture do not reach the browser; the picture is turned upright."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    exif[0x010E] = "<script>alert(1)</script>"
+    out = io.BytesIO()
+    Image.new("RGB", (40, 20), "red").save(out, "JPEG", exif=exif)
+    raw = out.getvalue() + b"<html><script>alert(2)</script>"
+    body, media = encode_picture(Image.open(io.BytesIO(raw)), 1280)
+    assert media == "image/png"
+    assert b"script" not in body
+    assert Image.open(io.BytesIO(body)).size == (20, 40)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_pictures_of_every_mode_can_be_shown(mode):
+    body, media = encode_picture(Image.new(mode, (30, 20)), 160)
+    assert Image.open(io.BytesIO(body)).size == (30, 20)
+    assert media == "image/png"
+
+
+def test_large_pictures_become_small_jpegs():
+    body, media = encode_picture(Image.effect_noise((3000, 2000), 50).convert("RGB"), 1280)
+    assert media == "image/jpeg"
+    assert max(Image.open(io.BytesIO(body)).size) == 1280
+
+
+def test_a_port_that_is_taken_leads_to_the_next():
+    with open_port("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with open_port("127.0.0.1", port) as second:
+            assert second.getsockname()[1] > port
+    with pytest.raises(OSError, match="choose another port"):
+        open_port("203.0.113.1", 8765)
+
+
+def bomb(side: int) -> bytes:
+    """A small PNG that claims side × side pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
