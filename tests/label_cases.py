@@ -85,14 +85,13 @@ class PlainLearner:
         p[:, self.classes.index(next(reversed(self.labels.values())))] = 0.9
         return p
 
-    def explain(self, id):
-        return {"id": id}
-
-    def drift(self):
-        return None
+    def explain(self, item):
+        changed = [{"id": "p009.png", "from": "cat", "to": "dog", "by": 0.5}]
+        return {"id": item, "label": "dog", "changes": 4, "changed": changed, "stands_for": 7}
 
     def status(self):
-        return None
+        drift = {"retrain": False, "reason": "the network still fits"}
+        return {"stop": False, "reason": "3 of 20 open items are expected to be wrong", "drift": drift}
 
     def retrain(self, wait=False):
         self.trainings += 1

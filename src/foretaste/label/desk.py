@@ -75,6 +75,7 @@ class LabelDesk:
         seed: int = 0,
     ) -> None:
         self.data, self.store, self.worker, self.title = data, store, worker, title
+        self.notes: list[str] = []
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}

@@ -40,9 +40,8 @@ class LiveLearner(Protocol):
     def release(self, ids: Any = None) -> None: ...
     def predict(self, items: Any = None) -> np.ndarray: ...
     def predict_proba(self, items: Any = None) -> Any: ...
-    def explain(self, id: Any) -> Any: ...
-    def drift(self) -> Any: ...
-    def status(self) -> Any: ...
+    def explain(self, item: Any) -> dict[str, Any]: ...
+    def status(self) -> dict[str, Any]: ...
     def retrain(self, wait: bool = False) -> None: ...
 
 
@@ -75,6 +74,7 @@ class LearnerWorker(threading.Thread):
         classes: The names of the classes.
         checked: The curve on the items that measure, of an earlier session.
         keep_curve: Called with that curve when it has grown.
+        trains_itself: Whether the network is trained anew when the learner advises it, or only when a person asks.
     """
 
     def __init__(
@@ -84,10 +84,12 @@ class LearnerWorker(threading.Thread):
         *,
         checked: Iterable[Sequence[int]] = (),
         keep_curve: Callable[[Sequence[Sequence[int]]], None] | None = None,
+        trains_itself: bool = True,
     ) -> None:
         super().__init__(name="foretaste-learner", daemon=True)
         self.view = ModelView(checked=tuple((int(n), int(k), int(m)) for n, k, m in checked))
         self._build, self._classes, self._keep_curve = build, list(classes), keep_curve
+        self._trains_itself = trains_itself
         self._turn = threading.Condition()
         self._dirty: dict[str, None] = {}
         self._missed: dict[str, None] = {}
@@ -312,7 +314,10 @@ class LearnerWorker(threading.Thread):
             checked = [p for p in checked if p[0] != self._labels] + [point]
             if point not in self.view.checked and self._keep_curve is not None and self._labels % 5 == 0:
                 self._keep_curve(checked)
-        self._publish(checked=tuple(checked[-POINTS_KEPT:]), advice=describe_advice(learner))
+        status = learner.status()
+        self._publish(checked=tuple(checked[-POINTS_KEPT:]), advice=describe_advice(status))
+        if self._trains_itself and (status.get("drift") or {}).get("retrain") and not learner.training:
+            learner.retrain()
 
     def _publish(self, **changes: Any) -> None:
         with self._turn:
@@ -328,11 +333,39 @@ def describe_change(item: str, before: np.ndarray, after: np.ndarray) -> dict[st
     return {"item": item, "moved": int(moved.sum()), "of": len(after), "most": most}
 
 
-def describe_reason(found: Any) -> dict[str, Any]:
-    """Why an item is asked for, in a sentence."""
-    return {"text": str(found)}
+def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Why an item is asked for, in sentences, from what ``Learner.explain`` returns."""
+    changes, alike = int(found.get("changes", 0)), int(found.get("stands_for", 0))
+    pairs = Counter((str(c["from"]), str(c["to"])) for c in found.get("changed", ()))
+    words = f"If it is {found.get('label')}, " + (
+        "no other prediction changes." if not changes else f"{_count(changes, 'other prediction changes', 'others change')}"
+    )
+    if pairs and changes:
+        (before, after), n = pairs.most_common(1)[0]
+        words += f", {'mostly ' if n < changes else ''}from {before} to {after}."
+    if alike:
+        words += f" It stands for {_count(alike, 'item', 'items')} like it."
+    return {"text": words, "changes": changes, "stands_for": alike}
 
 
-def describe_advice(learner: LiveLearner) -> dict[str, Any]:
-    """When to stop and when to retrain, in sentences."""
-    return {}
+def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:
+    """When to stop and when to retrain, from what ``Learner.status`` returns."""
+    drift = status.get("drift") or {}
+    failure = (status.get("training") or {}).get("failure")
+    advice: dict[str, Any] = {}
+    if status.get("reason"):
+        advice["stop"] = {"now": bool(status.get("stop")), "text": _sentence(str(status["reason"]))}
+    if drift.get("reason"):
+        text = _sentence(str(drift["reason"]))
+        if failure:
+            text = f"The last training failed, and the network from before stays: {failure}. {text}"
+        advice["retrain"] = {"now": bool(drift.get("retrain")), "text": text}
+    return advice
+
+
+def _count(n: int, one: str, many: str) -> str:
+    return f"{n} {one if n == 1 else many}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

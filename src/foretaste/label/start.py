@@ -1,0 +1,235 @@
+"""From a folder or a file to a desk: items, classes, store, and a learner that is built in the background."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretaste.label.desk import CHECK_EVERY, LabelDesk
+from foretaste.label.store import LEASE_SECONDS, LabelStore
+from foretaste.label.worker import BuiltLearner, LearnerWorker, Progress
+
+if TYPE_CHECKING:
+    from foretaste.data import Points
+
+STORE_FOLDER = ".foretaste"
+DEFAULT_BACKBONE = "efficientnet-lite0"
+BACKBONE_CHUNK = 64  # points between two reports of progress
+GIVEN = "given"  # who gave the labels that were in the data already
+PIXELS = 32  # a side, where there is no backbone
+
+
+@dataclass(frozen=True)
+class DeskItems:
+    """What the desk shows: pictures, texts, or rows as (column, value)."""
+
+    kind: str
+    ids: Sequence[str]
+    items: Sequence[Any]
+    root: Path | None = None  # the folder of the pictures
+
+
+class NamedRows(Sequence[Any]):
+    """Rows of a tensor, each a dict by column."""
+
+    def __init__(self, rows: Any, columns: Sequence[str]) -> None:
+        self.rows = rows
+        self.columns = list(columns) or [f"x{k}" for k in range(rows.shape[1])]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return {name: f"{value:g}" for name, value in zip(self.columns, self.rows[i].tolist())}
+
+
+def store_folder(source: Path) -> Path:
+    """Where the labels of a source are kept: in a folder, or beside a file."""
+    return source / STORE_FOLDER if source.is_dir() else source.with_name(f"{source.name}{STORE_FOLDER}")
+
+
+def open_desk(
+    source: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    store: str | Path | None = None,
+    text: str | None = None,
+    id: str | None = None,
+    label: str | None = None,
+    backbone: str = "auto",
+    check_every: int = CHECK_EVERY,
+    trains_itself: bool = True,
+    lease_seconds: float = LEASE_SECONDS,
+    seed: int = 0,
+    start: bool = True,
+) -> LabelDesk:
+    """Open a folder of pictures or a table for labelling, where it was left.
+
+    Args:
+        source: A folder of pictures, or a CSV (of texts, of rows, or that names pictures).
+        classes: Names of the classes. None takes those of the last time, or those in the data.
+        store: The folder of the labels. None is ``.foretaste`` in the folder, or ``NAME.foretaste`` beside the file.
+        text: The column of text.
+        id: The column of ids.
+        label: The column of labels that are there already.
+        backbone: "auto", "none", or the name of a pretrained network.
+        check_every: One item in so many is drawn at random and measures accuracy; 0 for none.
+        trains_itself: Whether the network is trained anew when the learner advises it.
+        lease_seconds: How long an item is kept for a tab without a sign of life.
+        seed: Of random orders and of the learner.
+        start: Whether to start the learner's thread.
+
+    Returns:
+        The desk. ``close_desk`` ends it.
+
+    Raises:
+        ValueError: the source cannot be read or has nothing to label, or the classes are missing.
+        StoreError: another process labels there, or the file of labels is damaged.
+    """
+    from foretaste.data import read_points
+
+    source = Path(source).expanduser()
+    folder = Path(store) if store is not None else store_folder(source)
+    options = {k: v for k, v in (("text", text), ("id", id), ("label", label)) if v is not None}
+    points = read_points(source, skip_broken=True, **options)
+    if len(points) < 2:
+        raise ValueError(f"{source} has {len(points)} item; expected at least two")
+    kept = LabelStore(folder, lease_seconds=lease_seconds)
+    try:
+        _settle_classes(kept, classes, points, source)
+        _take_given(kept, points)
+        names = list(kept.classes)
+        worker = LearnerWorker(
+            learner_builder(points, names, folder, backbone, seed),
+            names,
+            checked=kept.setting("checked", []),
+            keep_curve=lambda curve: kept.set_setting("checked", [list(p) for p in curve]),
+            trains_itself=trains_itself,
+        )
+        root = source if source.is_dir() else source.parent
+        desk = LabelDesk(
+            desk_items(points, root),
+            kept,
+            worker,
+            title=source.resolve().name,
+            twins=find_twins(points),
+            check_every=check_every,
+            seed=seed,
+        )
+        desk.notes = list(points.notes)
+    except BaseException:
+        kept.close()
+        raise
+    if start:
+        worker.start()
+    return desk
+
+
+def close_desk(desk: LabelDesk) -> None:
+    """Stop the learner's thread and close the store."""
+    if desk.worker.view.checked:
+        desk.store.set_setting("checked", [list(p) for p in desk.worker.view.checked])
+    desk.worker.close()
+    desk.store.close()
+
+
+def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "Points", source: Path) -> None:
+    """The classes that the user names, or those of the last time, or those in the data."""
+    found = list(points.classes) if any(label is not None for label in points.labels) else []
+    names = list(classes) if classes else list(store.classes)
+    if not names:
+        names = found
+    elif missing := [name for name in found if name not in names]:
+        if classes:
+            raise ValueError(
+                f"{source} has labels of {', '.join(missing[:10])}, which {'is' if len(missing) == 1 else 'are'} not "
+                f"among the classes {', '.join(names[:10])}; name all of them"
+            )
+        names += missing
+    if len(names) < 2:
+        raise ValueError(
+            f"there {'is 1 class' if names else 'are no classes'}; name at least two, such as classes=cat,dog"
+        )
+    if tuple(names) != store.classes:
+        store.set_classes(names)
+
+
+def _take_given(store: LabelStore, points: "Points") -> None:
+    """Labels that are in the data count as answers, once; what people say here counts more."""
+    touched = {event.item for event in store.events()}
+    given = [(i, label) for i, label in zip(points.ids, points.labels) if label is not None and i not in touched]
+    with store.together():
+        for item, label in given:
+            store.record(item, "label", label, who=GIVEN, purpose="teach")
+
+
+def desk_items(points: "Points", root: Path) -> DeskItems:
+    """The items as the desk shows them."""
+    if points.kind == "pictures":
+        return DeskItems("pictures", points.ids, points.items, root)
+    if points.kind == "text":
+        return DeskItems("text", points.ids, points.items)
+    rows = points.items if points.kind == "table" else NamedRows(points.items, points.columns)
+    return DeskItems("table", points.ids, rows)
+
+
+def find_twins(points: "Points") -> dict[str, str]:
+    """Item → the first item that is the same file or the same text. Only pictures of equal length are read."""
+    items, first, twins = points.items, dict[Any, str](), dict[str, str]()
+    if points.kind == "text":
+        keys: list[Any] = list(items)
+    elif points.kind == "pictures" and hasattr(items, "digest_of"):
+        count: dict[Any, int] = {}
+        for length in items.lengths:
+            count[length] = count.get(length, 0) + 1
+        keys = [items.digest_of(i) if count[n] > 1 else ("only", i) for i, n in enumerate(items.lengths)]
+    else:
+        return {}
+    labelled = [label is not None for label in points.labels]
+    for known in (True, False):  # a copy with a label is the first of its kind
+        for i, key in enumerate(keys):
+            if labelled[i] == known and first.setdefault(key, points.ids[i]) != points.ids[i] and not known:
+                twins[points.ids[i]] = first[key]
+    return twins
+
+
+def learner_builder(
+    points: "Points", classes: list[str], folder: Path, backbone: str, seed: int
+) -> Callable[[Progress], BuiltLearner]:
+    """A function that computes the features and makes the learner; it may take minutes."""
+
+    def build(progress: Progress) -> BuiltLearner:
+        from foretaste.label.learner import Learner
+
+        x, words = encode_points(points, folder, backbone, progress)
+        learner = Learner(pool=x, ids=list(points.ids), classes=classes, background=True, seed=seed)
+        return BuiltLearner(learner, words)
+
+    return build
+
+
+def encode_points(points: "Points", folder: Path, backbone: str, progress: Progress) -> tuple[Any, str]:
+    """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
+    from foretaste.network import features, find_backbone
+
+    if points.kind not in ("pictures", "text") or (points.kind == "text" and backbone == "auto"):
+        return points.x, "TF-IDF of the words" if points.kind == "text" else "the columns, as numbers"
+    if backbone == "none" and points.kind == "text":
+        return points.x, "TF-IDF of the words"
+    note = ""
+    if backbone != "none":
+        try:
+            found = find_backbone(DEFAULT_BACKBONE if backbone == "auto" else backbone, kind=points.kind)
+        except ValueError:
+            if backbone != "auto":
+                raise
+            note = "; foretaste[pretrained] has a better one"
+        else:
+            x = features(found, points.items, cache=folder / "features", chunk_size=BACKBONE_CHUNK, progress=progress)
+            return x, f"features of {found.name}, pretrained"
+    from foretaste.data import pixels
+
+    x = pixels(points.items, size=PIXELS, progress=progress)
+    return x, f"a small network on {PIXELS}×{PIXELS} pixels{note}"
+
+
