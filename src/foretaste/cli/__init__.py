@@ -5,6 +5,7 @@ Heavy imports (torch, matplotlib, most of foretaste) stand inside the commands, 
 
 import foretaste.cli.data
 import foretaste.cli.fidelity
+import foretaste.cli.label
 import foretaste.cli.query
 import foretaste.cli.report
 import foretaste.cli.run  # noqa: F401

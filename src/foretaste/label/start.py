@@ -117,6 +117,9 @@ def open_desk(
             seed=seed,
         )
         desk.notes = list(points.notes)
+        for name, value in (("kind", desk.data.kind), ("total", len(desk.open_ids)), ("twins", desk.twins)):
+            if kept.setting(name) != value:
+                kept.set_setting(name, value)
     except BaseException:
         kept.close()
         raise
@@ -127,9 +130,12 @@ def open_desk(
 
 def close_desk(desk: LabelDesk) -> None:
     """Stop the learner's thread and close the store."""
-    if desk.worker.view.checked:
-        desk.store.set_setting("checked", [list(p) for p in desk.worker.view.checked])
+    view = desk.worker.view
     desk.worker.close()
+    if view.checked:
+        desk.store.set_setting("checked", [list(p) for p in view.checked])
+    if view.advice:
+        desk.store.set_setting("advice", dict(view.advice))
     desk.store.close()
 
 

@@ -43,6 +43,7 @@ class LiveLearner(Protocol):
     def explain(self, item: Any) -> dict[str, Any]: ...
     def status(self) -> dict[str, Any]: ...
     def retrain(self, wait: bool = False) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class LearnerWorker(threading.Thread):
             self._turn.notify_all()
         if self.is_alive():
             self.join(seconds)
+        if self._learner is not None:
+            self._learner.wait(seconds)  # a training in the background ends before the interpreter does
 
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""

@@ -1,0 +1,207 @@
+"""``foretaste label`` and ``foretaste status``: a labelling page on this machine, and how far it is."""
+
+import os
+import secrets
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretaste.cli.app import app, say
+from foretaste.errors import printable
+
+if TYPE_CHECKING:
+    from foretaste.label import LabelDesk, LabelStore
+
+TOKEN_VARIABLE = "FORETASTE_TOKEN"
+SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"
+
+SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a CSV.")]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Folder of the labels. Default: .foretaste in the folder.")
+]
+
+
+@app.command("label")
+def label_command(
+    source: SourceArgument,
+    classes: Annotated[
+        str | None, typer.Option(help="Names of the classes, separated by commas. Not needed again later.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The column of a CSV that holds the text.")] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The column of a CSV that holds ids.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of a CSV that holds labels given already.")] = None,
+    store: StoreOption = None,
+    import_: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="Take in labels: .csv, .jsonl, .json or class folders.", rich_help_panel=EXCHANGE_PANEL),
+    ] = None,
+    export: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder.", rich_help_panel=EXCHANGE_PANEL),
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="A pretrained network for the features, or none.", rich_help_panel=MODEL_PANEL)
+    ] = "auto",
+    check_every: Annotated[
+        int, typer.Option(min=0, help="One item in so many is random and measures accuracy.", rich_help_panel=MODEL_PANEL)
+    ] = 6,
+    retrain: Annotated[
+        bool, typer.Option("--retrain/--no-retrain", help="Train anew when it is time.", rich_help_panel=MODEL_PANEL)
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of random orders and trainings.", rich_help_panel=MODEL_PANEL)] = 0,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than this machine's need a token.", rich_help_panel=SERVER_PANEL)
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.", rich_help_panel=SERVER_PANEL)] = 8765,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL)
+    ] = None,
+    lease: Annotated[
+        float, typer.Option(min=5, help="Seconds after which an abandoned item returns to the queue.", rich_help_panel=SERVER_PANEL)
+    ] = 120.0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.", rich_help_panel=SERVER_PANEL)
+    ] = True,
+) -> None:
+    """Label a folder of pictures, or the texts or rows of a CSV, in the browser. The same command resumes.
+
+    Every answer is on the disk before it is acknowledged, and changes the model at once. Ctrl-C stops.
+    """
+    from foretaste.label import close_desk, open_desk
+
+    if export:
+        _export(source, store, export)
+        return
+    opened, token = _prepare_server(host, port)
+    with opened:
+        desk = open_desk(
+            source, classes=split_classes(classes), store=store, text=text, id=id_, label=label, backbone=backbone,
+            check_every=check_every, trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
+        )  # fmt: skip
+        try:
+            for path in import_ or ():
+                _import(desk, path)
+            _serve(desk, opened, host, token, allow_host or [], browser)
+        finally:
+            close_desk(desk)
+    state = desk.state()
+    say(f"{state['labelled']} of {state['total']} items are labelled. The same command goes on.")
+
+
+def split_classes(text: str | None) -> list[str] | None:
+    """Names of an option, separated by commas."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"--classes is {text!r}; expected different names, separated by commas")
+    if len(names) < 2:
+        raise ValueError(f"--classes names 1 class, {names[0]}; expected at least two")
+    return names
+
+
+def _prepare_server(host: str, port: int) -> tuple[Any, str | None]:
+    """A socket, and a token where other machines can reach it. Asked for first: it fails quickly."""
+    try:
+        from foretaste.label import is_loopback, open_port
+    except ImportError as error:
+        raise RuntimeError(
+            f"{error.name} is not installed, which the page needs; pip install 'foretaste[label]'"
+        ) from None
+    given = os.environ.get(TOKEN_VARIABLE)
+    token = given or (None if is_loopback(host) else secrets.token_urlsafe(24))
+    return open_port(host, port), token
+
+
+def _serve(
+    desk: "LabelDesk", opened: Any, host: str, token: str | None, names: list[str], browser: bool
+) -> None:
+    from foretaste.label import make_app, serve_app
+
+    at = opened.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    address = f"http://{shown}:{at}/"
+    state = desk.state()
+    say(f"{desk.title}: {state['total']} items, {state['labelled']} labelled, classes {', '.join(desk.store.classes)}")
+    for note in desk.notes:
+        say(f"  {note}")
+    if state["copies"]:
+        say(f"  {state['copies']} items are copies of others and get their label")
+    say(f"labels are kept in {desk.store.path}")
+    # Behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
+    say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")
+    desk.worker.start()
+    if browser:
+        webbrowser.open(f"{address}#token={token}" if token else address)
+    serve_app(make_app(desk), opened, host=host, token=token, names=names)
+
+
+def _import(desk: "LabelDesk", path: Path) -> None:
+    from foretaste.label import import_labels, read_labels
+
+    rows = read_labels(path, list(desk.data.ids))
+    say(f"{path}: {import_labels(desk.store, rows)} labels taken in, of {len(rows)} rows")
+
+
+def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
+    """Write what the store has, also while a page is open on it."""
+    from foretaste.label import LabelStore, export_labels, label_rows, store_folder
+
+    with LabelStore(store or store_folder(source), read_only=True) as kept:
+        twins = kept.setting("twins", {})
+        field = "image" if kept.setting("kind", "pictures") == "pictures" else "text"
+        rows = label_rows(kept, twins)
+        root = source if source.is_dir() else source.parent
+        for out in outs:
+            pictures = root if kept.setting("kind", "pictures") == "pictures" else None
+            written = export_labels(rows, out, root=pictures, field=field)
+            say(f"{written}: {sum(row.label is not None for row in rows)} labels")
+
+
+@app.command("status")
+def status_command(
+    source: SourceArgument,
+    store: StoreOption = None,
+) -> None:
+    """Show how far labelling is: counts, accuracy, what is left, when to stop. Also while a page is open."""
+    from foretaste.label import LabelStore, store_folder
+
+    folder = store or (source if (source / "labels.sqlite").is_file() else store_folder(source))
+    with LabelStore(folder, read_only=True) as kept:
+        say(*status_lines(kept))
+
+
+def status_lines(store: "LabelStore") -> list[str]:
+    """What the log says, in lines."""
+    from collections import Counter
+
+    from foretaste.label import PREQUENTIAL, wilson
+
+    current = store.current()
+    labels = Counter(e.label for e in current.values() if e.label is not None)
+    kinds = Counter(e.kind for e in current.values() if e.label is None)
+    total, done = store.setting("total"), sum(labels.values())
+    lines = [f"{done} of {total} items are labelled" if total else f"{done} items are labelled"]
+    if kinds:
+        words = {"unsure": "not sure", "ignore": "set aside", "skip": "skipped"}
+        lines[0] += "; " + ", ".join(f"{n} {words[k]}" for k, n in sorted(kinds.items()))
+    lines.append("classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes))
+    people = Counter(e.who for e in current.values())
+    lines.append("people: " + (", ".join(f"{printable(w)} {n}" for w, n in people.most_common()) or "nobody yet"))
+    if checked := store.setting("checked", []):
+        _, right, of = checked[-1]
+        low, high = wilson(right, of)
+        lines.append(f"accuracy: {right / of:.0%} on {of} items drawn at random (95 %: {low:.0%} to {high:.0%})")
+    guessed = [e.guess == e.label for e in store.events() if e.kind == "label" and e.guess and e.purpose != "check"]
+    if guessed:
+        last = guessed[-PREQUENTIAL:]
+        lines.append(f"guessed before the answer: {sum(last) / len(last):.0%} of the last {len(last)} items asked")
+    for advice in (store.setting("advice", {}) or {}).values():
+        lines.append(str(advice.get("text", "")))
+    if events := store.events():
+        lines.append(f"last answer: {events[-1].at}, by {printable(events[-1].who)}")
+    return lines
+
+
