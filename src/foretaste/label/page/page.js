@@ -177,7 +177,6 @@ async function place(item) {
   if (picture) {
     $("picture").src = picture.src;
     $("picture").alt = `Item ${item.item}`;
-    $("picture").className = Math.max(picture.naturalWidth, picture.naturalHeight) <= 96 ? "tiny" : "";
   } else {
     $("note").hidden = false;
     note("This picture cannot be shown", "Set it aside with Delete, or skip it.");
@@ -193,12 +192,12 @@ function painted(item) {
 function guess(item) {
   const shown = (item.likely || []).slice(0, 3);
   $("guess").replaceChildren(...shown.map(({ name, p }) => row(name, p, `${Math.round(100 * p)} %`, colour(name))));
-  const sure = shown[0] && !$("hide-state") ? shown[0].name : null;
+  const sure = shown[0]?.name;
   const hidden = document.querySelector(".guess").classList.contains("hidden");
   document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && b.dataset.name === sure && !item.check));
   if (!shown.length) {
     const phase = state?.model.phase;
-    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": "No prediction yet: it needs answers of two classes.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
+    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": "No prediction yet: it needs answers of two classes.", "training": "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
     $("reason").textContent = words[phase] || "No prediction yet.";
   } else {
     $("reason").textContent = item.check ? "This item was drawn at random. Its label measures accuracy and is not taught." : item.reason?.text || "";
@@ -245,6 +244,10 @@ function paint(next) {
 }
 
 function buttons() {
+  const n = state.classes.length;
+  $("classes").style.setProperty("--columns", n <= 6 ? n : n <= 10 ? Math.ceil(n / 2) : "auto-fit");
+  const longest = Math.min(13, Math.max(...state.classes.map((c) => c.name.length)) + 1);
+  document.documentElement.style.setProperty("--names", `${longest}ch`);
   $("classes").replaceChildren(...state.classes.map((c) => {
     const button = made("button");
     const keys = made("span", "", "keys");
@@ -279,8 +282,9 @@ function model(m) {
 
 function curve(c) {
   const last = c.check.at(-1), running = c.running.at(-1);
-  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % of ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: of the last ${Math.min(running[0], c.window)} asked, guessed before your answer: ${Math.round(100 * running[1])} %.` : "")
-    : running ? `Dotted: of the last ${Math.min(running[0], c.window)} items asked, the model guessed ${Math.round(100 * running[1])} % before your answer. It asks where it is unsure, so this is low on purpose.`
+  c = c.checked >= 5 ? c : { ...c, check: [] };
+  $("curve-words").textContent = last && c.checked >= 5 ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
+    : running ? `Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer. They are the hard ones.`
     : "Shown after the first predictions.";
   const W = 288, H = 96, L = 26, B = 14, all = [...c.check, ...c.running];
   if (all.length < 2) { $("curve").replaceChildren(); return; }
