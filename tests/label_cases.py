@@ -159,6 +159,7 @@ class Client:
             if parts:
                 return {"type": "http.request", "body": parts.pop(0), "more_body": False}
             await asyncio.Event().wait()
+            return None
 
         async def send(message):
             sent.append(message)

@@ -46,7 +46,7 @@ def test_label_undo_and_go_on(client, desk):
     got = answer(client, items[0]["item"])
     assert got.status == 200
     assert got.json["seq"] == 1
-    assert [i["item"] for i in got.json["items"]][0] == items[1]["item"]  # the prefetched one, then a new one
+    assert next(i["item"] for i in got.json["items"]) == items[1]["item"]  # the prefetched one, then a new one
     assert len(got.json["items"]) == 2
     assert got.json["state"]["labelled"] == 1
     back = client.post("/api/undo", TAB)
@@ -170,9 +170,15 @@ def test_the_page_is_part_of_the_package():
 # Strangers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "192.168.0.5:8765"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "192.168.0.5:8765"]
+)
 def test_foreign_host_headers_are_refused(client, host):
-    for got in (client.get("/api/state", host=host), client.get("/", host=host), client.post("/api/next", TAB, host=host)):
+    for got in (
+        client.get("/api/state", host=host),
+        client.get("/", host=host),
+        client.post("/api/next", TAB, host=host),
+    ):
         assert got.status == 421
 
 
@@ -206,7 +212,9 @@ def test_other_sites_cannot_change_anything(client, desk, path, headers):
     assert desk.store.held() == []
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None]
+)
 def test_forms_of_other_sites_cannot_post(client, kind):
     assert client.post("/api/next", TAB, content_type=kind).status == 415
 
@@ -366,6 +374,9 @@ def bomb(side: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
-
-
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )

@@ -36,7 +36,17 @@ console = SafeConsole()
 # Arguments of the library that are no options of the command line.
 PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
 
-COMMAND_ORDER = ("demo", "query", "label", "status", "serve", "fidelity", "run", "report", "data")  # in --help; what newcomers need first
+COMMAND_ORDER = (
+    "demo",
+    "query",
+    "label",
+    "status",
+    "serve",
+    "fidelity",
+    "run",
+    "report",
+    "data",
+)  # in --help; what newcomers need first
 RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
 
 

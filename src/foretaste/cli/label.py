@@ -35,31 +35,47 @@ def label_command(
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
-        typer.Option("--import", help="Take in labels: .csv, .jsonl, .json or class folders.", rich_help_panel=EXCHANGE_PANEL),
+        typer.Option(
+            "--import", help="Take in labels: .csv, .jsonl, .json or class folders.", rich_help_panel=EXCHANGE_PANEL
+        ),
     ] = None,
     export: Annotated[
         list[Path] | None,
-        typer.Option(help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder.", rich_help_panel=EXCHANGE_PANEL),
+        typer.Option(
+            help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder.",
+            rich_help_panel=EXCHANGE_PANEL,
+        ),
     ] = None,
     backbone: Annotated[
         str, typer.Option(help="A pretrained network for the features, or none.", rich_help_panel=MODEL_PANEL)
     ] = "auto",
     check_every: Annotated[
-        int, typer.Option(min=0, help="One item in so many is random and measures accuracy.", rich_help_panel=MODEL_PANEL)
+        int,
+        typer.Option(min=0, help="One item in so many is random and measures accuracy.", rich_help_panel=MODEL_PANEL),
     ] = 6,
     retrain: Annotated[
         bool, typer.Option("--retrain/--no-retrain", help="Train anew when it is time.", rich_help_panel=MODEL_PANEL)
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of random orders and trainings.", rich_help_panel=MODEL_PANEL)] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Others than this machine's need a token.", rich_help_panel=SERVER_PANEL)
+        str,
+        typer.Option(
+            help="Address to listen on. Others than this machine's need a token.", rich_help_panel=SERVER_PANEL
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.", rich_help_panel=SERVER_PANEL)] = 8765,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.", rich_help_panel=SERVER_PANEL),
+    ] = 8765,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL)
+        list[str] | None,
+        typer.Option(help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL),
     ] = None,
     lease: Annotated[
-        float, typer.Option(min=5, help="Seconds after which an abandoned item returns to the queue.", rich_help_panel=SERVER_PANEL)
+        float,
+        typer.Option(
+            min=5, help="Seconds after which an abandoned item returns to the queue.", rich_help_panel=SERVER_PANEL
+        ),
     ] = 120.0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.", rich_help_panel=SERVER_PANEL)
@@ -115,9 +131,7 @@ def _prepare_server(host: str, port: int) -> tuple[Any, str | None]:
     return open_port(host, port), token
 
 
-def _serve(
-    desk: "LabelDesk", opened: Any, host: str, token: str | None, names: list[str], browser: bool
-) -> None:
+def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: list[str], browser: bool) -> None:
     from foretaste.label import make_app, serve_app
 
     at = opened.getsockname()[1]
@@ -203,5 +217,3 @@ def status_lines(store: "LabelStore") -> list[str]:
     if events := store.events():
         lines.append(f"last answer: {events[-1].at}, by {printable(events[-1].who)}")
     return lines
-
-

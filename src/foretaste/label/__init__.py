@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretaste.label.desk import LabelDesk as LabelDesk
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
+    from foretaste.label.desk import LabelDesk as LabelDesk
     from foretaste.label.desk import wilson as wilson
     from foretaste.label.exchange import LabelRow as LabelRow
     from foretaste.label.exchange import export_labels as export_labels

@@ -210,7 +210,9 @@ class LabelDesk:
     def curve(self, view: ModelView) -> dict[str, Any]:
         """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
         events = self.store.events()
-        right = [e.guess == e.label for e in events if e.kind == "label" and e.guess is not None and e.purpose != "check"]
+        right = [
+            e.guess == e.label for e in events if e.kind == "label" and e.guess is not None and e.purpose != "check"
+        ]
         shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
         running = [[k + 1, _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1])] for k in shown][::-1]
         return {
@@ -284,7 +286,7 @@ def class_keys(classes: Sequence[str]) -> list[list[str]]:
     names = [name.lower() for name in classes]
     if all(len(name) == 1 and name.isalnum() for name in names) and len(set(names)) == len(names):
         return [[name] for name in names]
-    letters = [c for c in "abcdefghijklmnopqrstuvwxyz"]
+    letters = list("abcdefghijklmnopqrstuvwxyz")
     taken = set[str]()
     keys = list[list[str]]()
     for k, name in enumerate(names):

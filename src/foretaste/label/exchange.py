@@ -105,7 +105,7 @@ def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") ->
 
 
 def _protected(text: str) -> str:
-    """A cell that is no formula. A text that looks protected already gets one more apostrophe, so that all come back."""
+    """A cell that is no formula. A text that looks protected gets one more apostrophe, so that all come back."""
     return f"'{text}" if _looks_protected(text) else csv_cell(text)
 
 
@@ -234,8 +234,8 @@ def import_labels(store: LabelStore, rows: Sequence[LabelRow], *, who: str = "im
                 continue
             kind = row.kind if row.label is None else "label" if now is None or now.label is None else "relabel"
             purpose = row.purpose if row.purpose in ("teach", "check") else None
-            if row.label is None and now is not None:
-                raise ValueError(f"{printable(row.item)} has an answer here; a row that says {row.kind} cannot replace it")
+            if row.label is None and now is not None and now.label is not None:
+                continue  # a label says more than "not sure"
             store.record(row.item, kind, row.label, who=row.who or who, purpose=purpose)
     return len(store.events()) - before
 
@@ -285,7 +285,9 @@ def _row(cells: dict[str, Any], item: str, where: str) -> LabelRow:
     check_known(f"kind ({where})", kind, KINDS_OUT)
     label = text["label"] or None
     if (label is None) == (kind == "label"):
-        raise ValueError(f"{where}: the kind is {kind} and the label {label!r}; a label needs a class, others have none")
+        raise ValueError(
+            f"{where}: the kind is {kind} and the label {label!r}; a label needs a class, others have none"
+        )
     return LabelRow(text["item"], label, kind, text["who"], text["at"], text["purpose"])
 
 
@@ -301,7 +303,9 @@ def _read_label_studio(path: Path) -> Iterator[LabelRow]:
         names = [data.get(k) for k in ("foretaste_id", *ITEM_COLUMNS, "text")]
         name = next((str(n) for n in names if isinstance(n, str | int) and n != ""), None)
         if name is None:
-            raise ValueError(f"{path}, task {number}: its data names no item; expected one of {', '.join(ITEM_COLUMNS)}")
+            raise ValueError(
+                f"{path}, task {number}: its data names no item; expected one of {', '.join(ITEM_COLUMNS)}"
+            )
         label = _last_choice(task)
         if label is not None:
             yield LabelRow(name, label, who=str(data.get("who") or ""), at=str(data.get("at") or ""))
@@ -338,10 +342,12 @@ def _match(path: Path, rows: Iterable[LabelRow], items: Sequence[str]) -> list[L
         ends[PurePosixPath(item).name].append(item)
     found, lost = list[LabelRow](), list[str]()
     for row in rows:
-        item = row.item if row.item in known else None
+        item: str | None = row.item if row.item in known else None
         if item is None:
             tail = row.item.split("?d=")[-1].replace("%20", " ")
-            fits = [i for i in ends.get(PurePosixPath(tail).name, ()) if tail.endswith(f"/{i}") or i.endswith(f"/{tail}")]
+            fits = [
+                i for i in ends.get(PurePosixPath(tail).name, ()) if tail.endswith(f"/{i}") or i.endswith(f"/{tail}")
+            ]
             item = fits[0] if len(fits) == 1 else None
         if item is None:
             lost.append(row.item)

@@ -92,6 +92,7 @@ class Guard:
         if scope["path"] == "/api/login" and scope["method"] == "POST":
             return await self._log_in(body, headers, send)
         await self.app(scope, _replay(body, receive), _with_headers(send))
+        return None
 
     def refusal(self, method: str, path: str, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
         """(status, reason) if a request must not go further, from its headers alone."""
@@ -149,6 +150,7 @@ class Guard:
             cookie = f"{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/"
             return await _answer(send, 200, None, [(b"set-cookie", cookie.encode())])
         await _answer(send, 401, "this is not the token of this server")
+        return None
 
     def _limit(self, path: str) -> int:
         return self.routes.get(path, self.largest_body)

@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.exceptions import HTTPException
 
 from foretaste.errors import check_known, printable
+from foretaste.label.desk import Asked, LabelDesk
 from foretaste.label.exchange import export_text, label_rows
 from foretaste.label.guard import AsgiApp, Guard
-from foretaste.label.desk import Asked, LabelDesk
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
 
 log = logging.getLogger(__name__)

@@ -237,5 +237,3 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Progr
 
     x = pixels(points.items, size=PIXELS, progress=progress)
     return x, f"a small network on {PIXELS}×{PIXELS} pixels{note}"
-
-

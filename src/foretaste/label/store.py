@@ -163,7 +163,9 @@ class LabelStore:
         for name in new:
             _check_text("class", name)
         if len(set(new)) < len(new) or not new:
-            raise ValueError(f"classes are {', '.join(map(repr, new)) or 'none'}; expected different names, at least one")
+            raise ValueError(
+                f"classes are {', '.join(map(repr, new)) or 'none'}; expected different names, at least one"
+            )
         if new[: len(self._classes)] != self._classes:
             raise ValueError(
                 f"classes are {', '.join(new)}; the labels here were given for {', '.join(self._classes)}. "
@@ -342,9 +344,7 @@ class LabelStore:
             self._lock = FileLock(self.folder / "labels.lock", timeout=0)
             self._lock.acquire()
         except Timeout:
-            raise StoreError(
-                f"another process is labelling in {self.folder}; use its page, or stop it first"
-            ) from None
+            raise StoreError(f"another process is labelling in {self.folder}; use its page, or stop it first") from None
         except OSError as error:
             raise StoreError(
                 f"{self.folder} cannot be written ({error.strerror or error}); name another folder for the labels"
@@ -412,9 +412,23 @@ class LabelStore:
         undoes: int | None,
         extra: tuple[str | None, str | None, str | None, float | None],
     ) -> LabelEvent:
-        was = (before.seq, before.kind, before.label) if before else (None, None, None)
+        request, purpose, guess, confidence = extra
         event = LabelEvent(
-            len(self._events) + 1, _timestamp(self._clock()), who, tab, item, kind, label, *was, undoes, *extra
+            seq=len(self._events) + 1,
+            at=_timestamp(self._clock()),
+            who=who,
+            tab=tab,
+            item=item,
+            kind=kind,
+            label=label,
+            before_seq=before.seq if before else None,
+            before_kind=before.kind if before else None,
+            before_label=before.label if before else None,
+            undoes=undoes,
+            request=request,
+            purpose=purpose,
+            guess=guess,
+            confidence=confidence,
         )
         leases = dict(self._leases)
         try:
@@ -501,7 +515,9 @@ def _check_place(folder: Path, path: Path) -> None:
     """Raise if the folder or the file is a link or no regular file: a stranger's folder could lead elsewhere."""
     for place, wanted in ((folder, stat.S_ISDIR), (path, stat.S_ISREG)):
         if place.is_symlink():
-            raise StoreError(f"{place} is a link; expected a folder of its own: remove the link, or name another folder")
+            raise StoreError(
+                f"{place} is a link; expected a folder of its own: remove the link, or name another folder"
+            )
         if place.exists() and not wanted(place.stat().st_mode):
             raise StoreError(f"{place} is not a {'folder' if place is folder else 'regular file'}; move it away")
 

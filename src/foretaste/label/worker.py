@@ -115,7 +115,13 @@ class LearnerWorker(threading.Thread):
         label_of: Callable[[str], str | None],
     ) -> None:
         """Say where to look: what each item should be, all ids, those that measure, those on a screen."""
-        self._wanted, self._ids, self._checks, self._held, self._label_of = wanted, list(ids), list(checks), held, label_of
+        self._wanted, self._ids, self._checks, self._held, self._label_of = (
+            wanted,
+            list(ids),
+            list(checks),
+            held,
+            label_of,
+        )
 
     def tell(self, item: str) -> int:
         """Something about an item has changed. Returns the number of the change."""
@@ -341,7 +347,9 @@ def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
     changes, alike = int(found.get("changes", 0)), int(found.get("stands_for", 0))
     pairs = Counter((str(c["from"]), str(c["to"])) for c in found.get("changed", ()))
     words = f"If it is {found.get('label')}, " + (
-        "no other prediction changes." if not changes else f"{_count(changes, 'other prediction changes', 'others change')}"
+        "no other prediction changes."
+        if not changes
+        else f"{_count(changes, 'other prediction changes', 'others change')}"
     )
     if pairs and changes:
         (before, after), n = pairs.most_common(1)[0]
