@@ -66,7 +66,7 @@ def page():
 
 def shown(page):
     """The item on the screen, once there is one."""
-    page.wait_for_function("document.getElementById('name').textContent !== ''")
+    page.wait_for_function("() => document.getElementById('name').textContent !== ''")
     return page.text_content("#name")
 
 
@@ -103,7 +103,7 @@ def test_fifty_digits_by_keyboard(folder, page):
     finally:
         server.kill()
     press()  # nobody is there: the prefetched item is shown, and the answer waits in the page
-    page.wait_for_function("document.getElementById('banner').textContent.includes('1 answer waits')")
+    page.wait_for_function("() => document.getElementById('banner').textContent.includes('1 answer waits')")
     server = Server(folder, "--port", server.port)
     try:
         assert any("50 labelled" in line for line in server.lines)

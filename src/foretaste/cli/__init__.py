@@ -8,7 +8,8 @@ import foretaste.cli.fidelity
 import foretaste.cli.label
 import foretaste.cli.query
 import foretaste.cli.report
-import foretaste.cli.run  # noqa: F401
+import foretaste.cli.run
+import foretaste.cli.serve  # noqa: F401
 from foretaste.cli.app import app as app
 
 

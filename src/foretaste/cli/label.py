@@ -90,7 +90,7 @@ def label_command(
     if export:
         _export(source, store, export)
         return
-    opened, token = _prepare_server(host, port)
+    opened, token = prepare_server(host, port)
     with opened:
         desk = open_desk(
             source, classes=split_classes(classes), store=store, text=text, id=id_, label=label, backbone=backbone,
@@ -118,7 +118,7 @@ def split_classes(text: str | None) -> list[str] | None:
     return names
 
 
-def _prepare_server(host: str, port: int) -> tuple[Any, str | None]:
+def prepare_server(host: str, port: int) -> tuple[Any, str | None]:
     """A socket, and a token where other machines can reach it. Asked for first: it fails quickly."""
     try:
         from foretaste.label import is_loopback, open_port

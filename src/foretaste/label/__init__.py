@@ -6,7 +6,7 @@ progress.py says when to and when to stop, explain.py what a label would change,
 
 start.py opens a folder for labelling. store.py keeps every answer on the disk, worker.py the learner on its thread,
 desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who may call them. exchange.py
-takes labels in and out.
+takes labels in and out, label_studio.py speaks with Label Studio.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from foretaste.label.exchange import read_labels as read_labels
     from foretaste.label.guard import Guard as Guard
     from foretaste.label.guard import is_loopback as is_loopback
+    from foretaste.label.label_studio import WEBHOOK_BODIES as WEBHOOK_BODIES
+    from foretaste.label.label_studio import LabelStudio as LabelStudio
+    from foretaste.label.label_studio import LabelStudioLink as LabelStudioLink
+    from foretaste.label.label_studio import add_ml_backend as add_ml_backend
     from foretaste.label.learner import Learner as Learner
     from foretaste.label.server import make_app as make_app
     from foretaste.label.server import open_port as open_port
@@ -52,6 +56,10 @@ _PLACES = {
     "read_labels": "exchange",
     "Guard": "guard",
     "is_loopback": "guard",
+    "LabelStudio": "label_studio",
+    "LabelStudioLink": "label_studio",
+    "WEBHOOK_BODIES": "label_studio",
+    "add_ml_backend": "label_studio",
     "Learner": "learner",
     "make_app": "server",
     "open_port": "server",

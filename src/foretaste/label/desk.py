@@ -25,7 +25,7 @@ PATIENCE = 0.25  # seconds that an answer waits for the learner, so that the nex
 PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
 ACTIVE_SECONDS = 60.0
 CURVE_POINTS = 150
-RECENT = 24
+RECENT_SHOWN = 24
 
 
 class LabelItems(Protocol):
@@ -222,7 +222,7 @@ class LabelDesk:
             "window": PREQUENTIAL,
         }
 
-    def recent(self, count: int = RECENT) -> list[dict[str, Any]]:
+    def recent(self, count: int = RECENT_SHOWN) -> list[dict[str, Any]]:
         """The last items that were answered, newest first, each once."""
         seen = dict[str, LabelEvent]()
         for event in reversed(self.store.events()):

@@ -7,13 +7,15 @@ writes the other reads. A file is checked as a whole before the first label is t
 import csv
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
 from foretaste.label.store import LabelStore
@@ -22,6 +24,7 @@ EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
 ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
 LARGEST_IMPORT = 500_000_000
 KINDS_OUT = ("label", "unsure", "ignore", "skip")
+UPLOADED = re.compile(r"^[0-9a-f]{8}-(.+)$")  # how Label Studio names a file that was uploaded
 LABEL_STUDIO_FROM, LABEL_STUDIO_TO = "label", "item"  # names in the labelling configuration
 
 
@@ -306,12 +309,12 @@ def _read_label_studio(path: Path) -> Iterator[LabelRow]:
             raise ValueError(
                 f"{path}, task {number}: its data names no item; expected one of {', '.join(ITEM_COLUMNS)}"
             )
-        label = _last_choice(task)
+        label = last_choice(task)
         if label is not None:
             yield LabelRow(name, label, who=str(data.get("who") or ""), at=str(data.get("at") or ""))
 
 
-def _last_choice(task: dict[str, Any]) -> str | None:
+def last_choice(task: dict[str, Any]) -> str | None:
     """The class that an annotation of a task chose; None if there is none."""
     if isinstance(task.get("choice"), str):
         return str(task["choice"])  # JSON_MIN
@@ -334,28 +337,50 @@ def _read_folders(path: Path) -> Iterator[LabelRow]:
                     yield LabelRow((Path(at) / name).relative_to(folder).as_posix(), folder.name)
 
 
+class ItemNames:
+    """Finds the item that a name means: the id itself, or a path of which one is the end of the other.
+
+    >>> names = ItemNames(["cats/a.png", "b.png"])
+    >>> names.find("/data/local-files/?d=photos/cats/a.png"), names.find("a.png"), names.find("/data/upload/1/0a1b2c3d-b.png")
+    ('cats/a.png', 'cats/a.png', 'b.png')
+    >>> names.find("dogs/a.png") is None
+    True
+    """  # noqa: E501
+
+    def __init__(self, items: Iterable[str]) -> None:
+        self.known = set(items)
+        self.ends = defaultdict[str, list[str]](list)
+        for item in self.known:
+            self.ends[item.rsplit("/", 1)[-1]].append(item)
+
+    def find(self, name: str) -> str | None:
+        """The one item that is meant; None if there is none, or more than one."""
+        if name in self.known:
+            return name
+        path = unquote(name.split("?d=")[-1] if "?d=" in name else urlsplit(name).path if "://" in name else name)
+        start, _, end = path.rpartition("/")
+        uploaded = UPLOADED.match(end)
+        for way in (path, f"{start}/{uploaded[1]}") if uploaded else (path,):
+            near = self.ends.get(way.rsplit("/", 1)[-1], ())
+            fits = [i for i in near if way == i or way.endswith(f"/{i}") or i.endswith(f"/{way}")]
+            if len(fits) == 1:
+                return fits[0]
+        return None
+
+
 def _match(path: Path, rows: Iterable[LabelRow], items: Sequence[str]) -> list[LabelRow]:
-    """Rows with the ids that are known here. A name counts if it is one, or if its end is that of exactly one."""
-    known = set(items)
-    ends = defaultdict[str, list[str]](list)
-    for item in items:
-        ends[PurePosixPath(item).name].append(item)
+    """Rows with the ids that are known here; those of others are an error."""
+    names = ItemNames(items)
     found, lost = list[LabelRow](), list[str]()
     for row in rows:
-        item: str | None = row.item if row.item in known else None
-        if item is None:
-            tail = row.item.split("?d=")[-1].replace("%20", " ")
-            fits = [
-                i for i in ends.get(PurePosixPath(tail).name, ()) if tail.endswith(f"/{i}") or i.endswith(f"/{tail}")
-            ]
-            item = fits[0] if len(fits) == 1 else None
+        item = names.find(row.item)
         if item is None:
             lost.append(row.item)
         else:
             found.append(replace(row, item=item))
     if lost:
-        names = _named([printable(name) for name in lost], "item {} is", "items {} are")
-        raise ValueError(f"{path}: {names} not here{did_you_mean(lost[0], list(items)[:5000]).split(' Known')[0]}")
+        words = _named([printable(name) for name in lost], "item {} is", "items {} are")
+        raise ValueError(f"{path}: {words} not here{did_you_mean(lost[0], list(items)[:5000]).split(' Known')[0]}")
     if twice := [item for item, n in Counter(row.item for row in found).items() if n > 1]:
         raise ValueError(f"{path}: {_named(twice, 'item {} stands', 'items {} stand')} there more than once")
     return found

@@ -13,6 +13,7 @@ import ipaddress
 import json
 import secrets
 import socket
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -129,6 +130,11 @@ class Guard:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() in ("bearer", "token") and self._is_token(given.strip()):
             return True
+        if kind.lower() == "basic":  # how Label Studio authorises itself: any name, the token as the password
+            try:
+                return self._is_token(b64decode(given, validate=True).decode().partition(":")[2])
+            except ValueError:
+                return False
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PICTURE_SIDES = {"large": 1280, "small": 160}
 PICTURES_KEPT = 200  # encoded, in memory
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
-LONGEST_TEXT = 20_000
+LONGEST_SHOWN = 20_000
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -76,7 +76,7 @@ def make_app(desk: LabelDesk) -> FastAPI:
     pictures = _PictureCache(desk)
     _add_page(app)
     _add_errors(app)
-    _add_answers(app, desk)
+    _add_answer_routes(app, desk)
     _add_reading(app, desk, pictures)
     return app
 
@@ -121,7 +121,7 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, unknown)
 
 
-def _add_answers(app: FastAPI, desk: LabelDesk) -> None:
+def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
     """What changes something. Plain functions: FastAPI runs each in a thread."""
 
     def shown(asked: Asked) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def content(desk: LabelDesk, number: int) -> dict[str, Any]:
         return {"picture": f"/api/picture/{number}/large"}
     item = desk.data.items[number]
     if isinstance(item, str):
-        cut = len(item) > LONGEST_TEXT
-        return {"text": item[:LONGEST_TEXT] + (" […]" if cut else "")}
+        cut = len(item) > LONGEST_SHOWN
+        return {"text": item[:LONGEST_SHOWN] + (" […]" if cut else "")}
     cells = item.items() if hasattr(item, "items") else enumerate(item)
-    return {"cells": [[str(name), str(value)[:LONGEST_TEXT]] for name, value in cells]}
+    return {"cells": [[str(name), str(value)[:LONGEST_SHOWN]] for name, value in cells]}
 
 
 def brief(desk: LabelDesk, number: int) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class LabelStore:
         """Name the classes. Later calls may add some at the end; those that are there stay."""
         new = tuple(classes)
         for name in new:
-            _check_text("class", name)
+            _check_name("class", name)
         if len(set(new)) < len(new) or not new:
             raise ValueError(
                 f"classes are {', '.join(map(repr, new)) or 'none'}; expected different names, at least one"
@@ -245,7 +245,7 @@ class LabelStore:
         """
         check_known("kind", kind, [k for k in KINDS if k != "undo"])
         for what, text in (("item", item), ("person", who), ("tab", tab), ("request", request or "")):
-            _check_text(what, text, least=what in ("item", "person"))
+            _check_name(what, text, least=what in ("item", "person"))
         if kind in ("label", "relabel"):
             check_known("class", label, self._classes)
         elif label is not None:
@@ -522,7 +522,7 @@ def _check_place(folder: Path, path: Path) -> None:
             raise StoreError(f"{place} is not a {'folder' if place is folder else 'regular file'}; move it away")
 
 
-def _check_text(what: str, text: object, least: bool = True) -> None:
+def _check_name(what: str, text: object, least: bool = True) -> None:
     if not isinstance(text, str) or (least and not text.strip()) or len(text) > LONGEST_NAME_KEPT or not is_utf8(text):
         raise ValueError(
             f"{what} is {text!r:.60}; expected text in UTF-8 of {int(least)} to {LONGEST_NAME_KEPT} characters"

@@ -95,7 +95,7 @@ class LearnerWorker(threading.Thread):
         self._dirty: dict[str, None] = {}
         self._missed: dict[str, None] = {}
         self._told = 0
-        self._tabs = 1
+        self._tabs, self._ahead = 1, 0
         self._closing = self._retrain = self._stale = False
         self._phase, self._words, self._error = "waiting", "", ""
         self._done = self._total = 0
@@ -138,6 +138,12 @@ class LearnerWorker(threading.Thread):
             if set(items) & set(self.view.ready):
                 self._stale = True
                 self._turn.notify_all()
+
+    def rank_ahead(self, count: int) -> None:
+        """Keep at least so many items ranked, for a queue that is elsewhere."""
+        with self._turn:
+            self._ahead, self._stale = count, True
+            self._turn.notify_all()
 
     def wait_for(self, number: int, seconds: float) -> bool:
         """Wait until the learner knows a change, if there is a learner. Whether it does."""
@@ -277,7 +283,7 @@ class LearnerWorker(threading.Thread):
         learner.release([i for i in learner.pending if i not in held])
         ready = [str(i) for i in learner.query(1)]
         self._publish(absorbed=number, ready=tuple(ready))
-        for _ in range(self._tabs):
+        for _ in range(max(self._tabs, self._ahead - 1)):
             with self._turn:
                 if self._dirty or self._closing:
                     return

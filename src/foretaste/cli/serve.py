@@ -1,0 +1,81 @@
+"""``foretaste serve``: the ML backend of Label Studio."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretaste.cli.app import app, say
+from foretaste.cli.label import SourceArgument, StoreOption, prepare_server, split_classes
+
+KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
+
+
+@app.command("serve")
+def serve_command(
+    source: SourceArgument,
+    classes: Annotated[str | None, typer.Option(help="Names of the classes, separated by commas.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Label Studio's address. Its token is read from $LABEL_STUDIO_API_KEY.")
+    ] = None,
+    project: Annotated[int, typer.Option(min=1, help="The number of the project in Label Studio.")] = 1,
+    text: Annotated[str | None, typer.Option(help="The column of a CSV that holds the text.")] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The column of a CSV that holds ids.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of a CSV that holds labels given already.")] = None,
+    store: StoreOption = None,
+    backbone: Annotated[str, typer.Option(help="A pretrained network for the features, or none.")] = "auto",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than this machine's need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.")] = 9090,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name by which the server may be called.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of random orders and trainings.")] = 0,
+) -> None:
+    """Serve Label Studio's ML backend for a folder or a CSV, and keep its queue in our order.
+
+    Add the address as a model and as a webhook of the project, and choose "Uncertainty sampling". Tasks are matched to
+    the items of the folder by name; nothing that a task points to is fetched. The labelling page is served too.
+    """
+    opened, token = prepare_server(host, port)
+    from foretaste.label import (
+        WEBHOOK_BODIES,
+        LabelStudio,
+        LabelStudioLink,
+        add_ml_backend,
+        close_desk,
+        make_app,
+        open_desk,
+        serve_app,
+    )
+
+    studio = None
+    if url is not None:
+        key = os.environ.get(KEY_VARIABLE, "")
+        if not key:
+            raise ValueError(f"${KEY_VARIABLE} is not set; put the access token of a Label Studio user there")
+        studio = LabelStudio(url, key)
+        studio.call("GET", f"/api/projects/{project}")  # before any work: is it there, and may we?
+    with opened:
+        desk = open_desk(
+            Path(source), classes=split_classes(classes), store=store, text=text, id=id_, label=label,
+            backbone=backbone, check_every=0, seed=seed,
+        )  # fmt: skip
+        link = LabelStudioLink(desk, studio, project)
+        try:
+            link.start()
+            at = opened.getsockname()[1]
+            say(
+                f"{desk.title}: {len(desk.open_ids)} items, classes {', '.join(desk.store.classes)}",
+                f"ML backend http://{host}:{at}, webhook http://{host}:{at}/webhook (Ctrl-C stops)",
+            )
+            if token:
+                say(f"token {token}: the password of the backend, any name; and Authorization: Bearer of the webhook")
+            web = make_app(desk)
+            add_ml_backend(web, link)
+            serve_app(web, opened, host=host, token=token, names=allow_host or [], routes=WEBHOOK_BODIES)
+        finally:
+            link.close()
+            close_desk(desk)
