@@ -1,0 +1,232 @@
+"""From a folder or a file to a desk: what is asked for, what is left out, and where it resumes."""
+
+import os
+import struct
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from foretaste.cli import app
+from foretaste.label import LabelStore, StoreError, close_desk, make_app, open_desk
+from foretaste.label.guard import Guard
+from label_cases import Client
+
+
+def picture(path, shade):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(shade).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "photos"
+    for k in range(8):
+        picture(root / f"{k}.png", k)
+    return root
+
+
+def opened(source, **rest):
+    return open_desk(source, **{"backbone": "none", "start": False, "classes": ["cat", "dog"]} | rest)
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def told(*words):
+    got = CliRunner().invoke(app, [str(w) for w in words])
+    assert got.exit_code == 2, got.output
+    return " ".join(got.stderr.split())
+
+
+def test_a_desk_resumes_where_it_was_left(folder):
+    desk = opened(folder)
+    item = desk.next("tab-1", "Ada")[0].item
+    desk.answer("tab-1", "Ada", item, "label", "dog")
+    close_desk(desk)
+    again = opened(folder, classes=None)  # the classes are known
+    assert again.store.classes == ("cat", "dog")
+    assert again.store.labels() == {item: "dog"}
+    assert again.title == "photos"
+    close_desk(again)
+    assert sorted(p.name for p in folder.iterdir()) == [".foretaste", *(f"{k}.png" for k in range(8))]
+
+
+def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
+    desk = opened(folder, start=True, check_every=0)
+    for k in range(4):
+        desk.answer("tab-1", "Ada", f"{k}.png", "label", ["cat", "dog"][k % 2])
+    until(lambda: desk.worker.describe()["phase"] == "ready" and desk.worker.view.likely)
+    state = desk.state()
+    assert state["model"]["words"] == "a small network on 32×32 pixels"
+    assert state["model"]["labels"] == 4
+    item = desk.next("tab-1", "Ada")[0].item
+    until(lambda: item in desk.worker.view.reasons)
+    shown = desk.show(item)
+    assert {entry["name"] for entry in shown["likely"]} == {"cat", "dog"}
+    assert shown["reason"]["text"].startswith("If it is ")
+    assert set(state["advice"]) == {"stop", "retrain"}
+    close_desk(desk)
+
+
+def test_labels_in_the_data_count_once_and_people_count_more(tmp_path):
+    root = tmp_path / "photos"
+    for k, name in enumerate(["cat/a.png", "dog/b.png", "unlabelled/c.png"]):
+        picture(root / name, k)
+    desk = opened(root, classes=None)
+    assert desk.store.classes == ("cat", "dog")
+    assert desk.store.labels() == {"cat/a.png": "cat", "dog/b.png": "dog"}
+    assert {e.who for e in desk.store.events()} == {"given"}
+    assert [a.item for a in desk.next("tab-1", "Ada")] == ["unlabelled/c.png"]
+    desk.answer("tab-1", "Ada", "cat/a.png", "relabel", "dog")
+    close_desk(desk)
+    again = opened(root, classes=None)
+    assert again.store.labels()["cat/a.png"] == "dog"
+    close_desk(again)
+
+
+def test_copies_follow_their_first_and_broken_pictures_are_named(folder):
+    (folder / "copy.png").write_bytes((folder / "3.png").read_bytes())
+    (folder / "rubbish.png").write_bytes(b"no picture")
+    (folder / "vector.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+    (folder / "page.html").write_text("<script>alert(1)</script>")
+    desk = opened(folder)
+    assert desk.twins == {"copy.png": "3.png"}
+    assert "rubbish.png" in " ".join(desk.notes)
+    assert not {"rubbish.png", "vector.svg", "page.html"} & set(desk.data.ids)
+    close_desk(desk)
+
+
+def test_texts_and_rows_of_a_csv(tmp_path):
+    reviews = tmp_path / "reviews.csv"
+    lines = [
+        f"{k},It was a long evening and number {k} was the {'best' if k % 2 else 'worst'} of all." for k in range(12)
+    ]
+    reviews.write_text("id,review\n" + "\n".join(lines) + "\n")
+    desk = opened(reviews, text="review", start=True, check_every=0)
+    assert desk.data.kind == "text"
+    until(lambda: desk.worker.describe()["phase"] == "first labels")
+    assert desk.worker.describe()["words"] == "TF-IDF of the words"
+    item = Client(Guard(make_app(desk))).get("/api/item/3").json
+    assert (item["item"], "number 3 was the best" in item["text"]) == ("3", True)
+    close_desk(desk)
+    assert (tmp_path / "reviews.csv.foretaste" / "labels.sqlite").is_file()
+    rows = tmp_path / "flowers.csv"
+    rows.write_text("id,width,colour\n" + "\n".join(f"f{k},{k},{'red' if k % 2 else 'blue'}" for k in range(9)) + "\n")
+    desk = opened(rows)
+    cells = Client(Guard(make_app(desk))).get("/api/item/3").json["cells"]
+    close_desk(desk)
+    assert dict(cells)["width"] == "3"
+    assert dict(cells)["colour"] == "red"
+
+
+# What cannot be labelled
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "are no classes; name at least two, such as --classes cat,dog"),
+        (("--classes", "cat"), "--classes names 1 class, cat; expected at least two"),
+        (("--classes", "cat,cat"), "expected different names"),
+        (("--classes", "cat,,dog"), "expected different names"),
+        (("--classes", "cat,dog", "--host", "203.0.113.7"), "choose another port"),
+    ],
+)
+def test_bad_options_are_told_in_a_line(folder, words, error):
+    assert error in told("label", folder, "--no-browser", "--port", "0", *words)
+    assert not (folder / ".foretaste" / "labels.sqlite").exists() or LabelStore(folder / ".foretaste").close() is None
+
+
+def test_an_empty_folder_and_a_missing_one(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "missing"):
+        assert name in told("label", tmp_path / name, "--classes", "cat,dog", "--no-browser", "--port", "0")
+        assert not (tmp_path / name / ".foretaste").exists()
+
+
+def test_links_that_lead_out_are_refused(folder, tmp_path):
+    picture(tmp_path / "secret.png", 1)
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ValueError, match="out of the folder"):
+        opened(folder)
+    (folder / "link.png").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / ".foretaste").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="is a link"):
+        opened(folder)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_picture_that_becomes_a_link_later_is_not_served(folder, tmp_path):
+    """Someone changes the folder while the page is open."""
+    (tmp_path / "secret.txt").write_text("secret")
+    desk = opened(folder)
+    client = Client(Guard(make_app(desk)))
+    (folder / "3.png").unlink()
+    (folder / "3.png").symlink_to(tmp_path / "secret.txt")
+    got = client.get("/api/picture/3/large")
+    assert got.status == 422
+    assert b"secret" not in got.body
+    os.unlink(folder / "4.png")
+    assert client.get("/api/picture/4/large").status == 422
+    close_desk(desk)
+
+
+def test_decompression_bombs_are_refused(folder):
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    desk = opened(folder)
+    (folder / "3.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)  # after the folder was read
+    got = Client(Guard(make_app(desk))).get("/api/picture/3/large")
+    close_desk(desk)
+    assert got.status == 422
+    assert "pixels" in got.json["error"]
+    again = opened(folder)
+    assert "3.png" in " ".join(again.notes)
+    assert "3.png" not in again.data.ids
+    close_desk(again)
+
+
+# The command line
+
+
+def test_status_export_and_import(folder, tmp_path):
+    desk = opened(folder, check_every=0)
+    desk.answer("tab-1", "Ada", "1.png", "label", "cat")
+    desk.answer("tab-1", "Ada", "2.png", "label", "dog")
+    desk.answer("tab-1", "Ada", "3.png", "unsure")
+    run = CliRunner().invoke
+    status = run(app, ["status", str(folder)])  # while another process, or this one, is labelling
+    assert status.exit_code == 0, status.output
+    assert "2 of 8 items are labelled; 1 not sure" in status.stdout
+    assert "classes: cat 1, dog 1" in status.stdout
+    assert "people: Ada 3" in status.stdout
+    outs = [tmp_path / name for name in ("labels.csv", "labels.jsonl", "tasks.json", "sorted")]
+    got = run(app, ["label", str(folder), *(w for out in outs for w in ("--export", str(out)))])
+    assert got.exit_code == 0, got.output
+    assert sorted(p.relative_to(outs[3]).as_posix() for p in outs[3].rglob("*.png")) == ["cat/1.png", "dog/2.png"]
+    assert "another process is labelling" in told("label", folder, "--no-browser", "--port", "0")
+    close_desk(desk)
+    from foretaste.label import import_labels, read_labels
+
+    for k, out in enumerate(outs):
+        fresh = opened(folder, store=tmp_path / f"store{k}")
+        assert import_labels(fresh.store, read_labels(out, fresh.data.ids)) == (3 if k < 2 else 2)
+        assert fresh.store.labels() == {"1.png": "cat", "2.png": "dog"}
+        close_desk(fresh)
+
+
+def test_status_of_a_folder_that_was_never_labelled(tmp_path):
+    assert "start with `foretaste label`" in told("status", tmp_path)
