@@ -264,13 +264,14 @@ class LabelStudioLink(threading.Thread):
             log.warning("Label Studio: %s", error)
 
     def _forget(self, annotations: Sequence[Any]) -> None:
-        """Annotations were deleted: the tasks are read again, for others may be left."""
+        """Annotations were deleted: their items are open again."""
         items = {task: item for item, task in self.tasks.items()}
         for annotation in annotations:
             task = annotation.get("task") if isinstance(annotation, Mapping) else None
             item = items.get(int(task)) if task is not None else None
-            if item is not None and self.desk.store.state_of(item) is not None:
-                self.desk.answer("", "label-studio:deleted", item, "skip", patience=0)
+            now = None if item is None else self.desk.store.state_of(item)
+            if item is not None and now is not None:
+                self.desk.answer("", now.who, item, "skip", patience=0)  # open again
 
     def _push(self, ready: Sequence[str]) -> None:
         """Post the ranking under a new version and switch the project to it; then tidy up."""
