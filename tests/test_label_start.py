@@ -73,7 +73,7 @@ def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
     shown = desk.show(item)
     assert {entry["name"] for entry in shown["likely"]} == {"cat", "dog"}
     assert shown["reason"]["text"].startswith("If it is ")
-    assert set(state["advice"]) == {"stop", "retrain"}
+    until(lambda: set(desk.worker.view.advice) == {"stop", "retrain"})
     close_desk(desk)
 
 

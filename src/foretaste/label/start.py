@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from foretaste.label.desk import CHECK_EVERY, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, LabelStore
-from foretaste.label.worker import BuiltLearner, LearnerWorker, Progress
+from foretaste.label.worker import BuiltLearner, LearnerWorker, BuildProgress
 
 if TYPE_CHECKING:
     from foretaste.data import Points
 
 STORE_FOLDER = ".foretaste"
-DEFAULT_BACKBONE = "efficientnet-lite0"
+PAGE_BACKBONE = "efficientnet-lite0"
 BACKBONE_CHUNK = 64  # points between two reports of progress
 GIVEN = "given"  # who gave the labels that were in the data already
-PIXELS = 32  # a side, where there is no backbone
+PIXELS_A_SIDE = 32  # a side, where there is no backbone
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ def open_desk(
 
     source = Path(source).expanduser()
     folder = Path(store) if store is not None else store_folder(source)
-    options = {k: v for k, v in (("text", text), ("id", id), ("label", label)) if v is not None}
-    points = read_points(source, skip_broken=True, **options)
+    points = read_points(source, text=text, id=id, label=label, skip_broken=True)
     if len(points) < 2:
         raise ValueError(f"{source} has {len(points)} item; expected at least two")
     kept = LabelStore(folder, lease_seconds=lease_seconds)
@@ -201,10 +200,10 @@ def find_twins(points: "Points") -> dict[str, str]:
 
 def learner_builder(
     points: "Points", classes: list[str], folder: Path, backbone: str, seed: int
-) -> Callable[[Progress], BuiltLearner]:
+) -> Callable[[BuildProgress], BuiltLearner]:
     """A function that computes the features and makes the learner; it may take minutes."""
 
-    def build(progress: Progress) -> BuiltLearner:
+    def build(progress: BuildProgress) -> BuiltLearner:
         from foretaste.label.learner import Learner
 
         x, words = encode_points(points, folder, backbone, progress)
@@ -214,7 +213,7 @@ def learner_builder(
     return build
 
 
-def encode_points(points: "Points", folder: Path, backbone: str, progress: Progress) -> tuple[Any, str]:
+def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
     """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
     from foretaste.network import features, find_backbone
 
@@ -225,7 +224,7 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Progr
     note = ""
     if backbone != "none":
         try:
-            found = find_backbone(DEFAULT_BACKBONE if backbone == "auto" else backbone, kind=points.kind)
+            found = find_backbone(PAGE_BACKBONE if backbone == "auto" else backbone, kind=points.kind)
         except ValueError:
             if backbone != "auto":
                 raise
@@ -235,5 +234,5 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Progr
             return x, f"features of {found.name}, pretrained"
     from foretaste.data import pixels
 
-    x = pixels(points.items, size=PIXELS, progress=progress)
-    return x, f"a small network on {PIXELS}×{PIXELS} pixels{note}"
+    x = pixels(points.items, size=PIXELS_A_SIDE, progress=progress)
+    return x, f"a small network on {PIXELS_A_SIDE}×{PIXELS_A_SIDE} pixels{note}"

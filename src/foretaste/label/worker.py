@@ -19,7 +19,7 @@ LIKELY_SHOWN = 3  # classes of an item that the page shows
 IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
 
-Progress = Callable[[int, int], None]  # done, of how many
+BuildProgress = Callable[[int, int], None]  # done, of how many
 
 
 class LiveLearner(Protocol):
@@ -80,7 +80,7 @@ class LearnerWorker(threading.Thread):
 
     def __init__(
         self,
-        build: Callable[[Progress], BuiltLearner],
+        build: Callable[[BuildProgress], BuiltLearner],
         classes: Sequence[str],
         *,
         checked: Iterable[Sequence[int]] = (),
@@ -371,9 +371,9 @@ def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:
     failure = (status.get("training") or {}).get("failure")
     advice: dict[str, Any] = {}
     if status.get("reason"):
-        advice["stop"] = {"now": bool(status.get("stop")), "text": _sentence(str(status["reason"]))}
+        advice["stop"] = {"now": bool(status.get("stop")), "text": _as_sentence(str(status["reason"]))}
     if drift.get("reason"):
-        text = _sentence(str(drift["reason"]))
+        text = _as_sentence(str(drift["reason"]))
         if failure:
             text = f"The last training failed, and the network from before stays: {failure}. {text}"
         advice["retrain"] = {"now": bool(drift.get("retrain")), "text": text}
@@ -384,5 +384,5 @@ def _count(n: int, one: str, many: str) -> str:
     return f"{n} {one if n == 1 else many}"
 
 
-def _sentence(text: str) -> str:
+def _as_sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
