@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from foretaste.label.desk import CHECK_EVERY, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, LabelStore
-from foretaste.label.worker import BuiltLearner, LearnerWorker, BuildProgress
+from foretaste.label.worker import BuildProgress, BuiltLearner, LearnerWorker
 
 if TYPE_CHECKING:
     from foretaste.data import Points
 
 STORE_FOLDER = ".foretaste"
-PAGE_BACKBONE = "efficientnet-lite0"
 BACKBONE_CHUNK = 64  # points between two reports of progress
 GIVEN = "given"  # who gave the labels that were in the data already
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
@@ -215,6 +214,7 @@ def learner_builder(
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
     """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
+    from foretaste.connect import DEFAULT_BACKBONE
     from foretaste.network import features, find_backbone
 
     if points.kind not in ("pictures", "text") or (points.kind == "text" and backbone == "auto"):
@@ -224,7 +224,7 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
     note = ""
     if backbone != "none":
         try:
-            found = find_backbone(PAGE_BACKBONE if backbone == "auto" else backbone, kind=points.kind)
+            found = find_backbone(DEFAULT_BACKBONE if backbone == "auto" else backbone, kind=points.kind)
         except ValueError:
             if backbone != "auto":
                 raise
