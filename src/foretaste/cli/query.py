@@ -103,6 +103,11 @@ def query_command(
         points, truth, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
         normalise=normalise, device=device, seed=seed,
     )  # fmt: skip
+    if save and p.name == "head":
+        raise ValueError(
+            "--save keeps a network by its name, and a head has none; it is trained in a second. Give --network mlp to "
+            "keep one"
+        )
     within, notes = limit_to_pool(n, watch, len(p.x_U))
     ask: dict[str, Any] = {
         "strategy": strategy, "select": select, "options": strategy_options, "budget": budget, "ridge": ridge,

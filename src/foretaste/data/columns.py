@@ -4,6 +4,7 @@ A table may come from a CSV, a data frame, a Hugging Face dataset or a list of d
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretaste.data.labels import NAMES_SHOWN, count_names, join_faults
+from foretaste.data.pictures import PICTURE_ENDINGS
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, is_finite_number, table_lines
 from foretaste.errors import did_you_mean
 
@@ -165,6 +167,8 @@ def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
         bad = _bad_numbers(cells)
         if not present:
             empty.append(name)
+        elif all(os.path.splitext(cell)[1].lower() in PICTURE_ENDINGS for cell in present):
+            raise ValueError(f"{table.where}: column {name} holds names of pictures; call it file, to read them")
         elif bad:
             faults += [f"{table.row} {table.lines[i]}: {name} is {cells[i]!r}, not a finite number" for i in bad]
         elif all(map(_is_float, present)):

@@ -1,21 +1,26 @@
 """Load a data set by its name, or by the path of your own.
 
-A new format has a file of its own; enter it here, for studies, and in points.py, for ``foretaste query``.
+A new format has a file of its own; enter it here, for studies, and in sources.py, for ``ft.open``.
 """
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from foretaste.data.catalogue import LARGEST_DATASET, home
 from foretaste.data.cifar import cifar10, cifar100
-from foretaste.data.dataset import Images, check_normalise_choice, with_normalisation
+from foretaste.data.dataset import Images, check_normalise_choice, stratified_or_raise, with_normalisation
 from foretaste.data.folders import folder as picture_folder
 from foretaste.data.huggingface import hugging_face, is_saved_dataset
+from foretaste.data.labels import index_labels
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
 from foretaste.data.pictures import ImageSize
+from foretaste.data.points import Points
 from foretaste.data.shipped import breast_cancer, docstrings, wine
+from foretaste.data.sources import read_points
 from foretaste.data.tables import feature_table, file_columns, is_csv
 from foretaste.errors import did_you_mean
 
@@ -48,8 +53,8 @@ def load(
     """Load a data set by name, or from a file or folder of your own.
 
     Args:
-        name: one of ``NAMES``, or a path: an .npz, a folder of class folders or with a CSV, a CSV of features, or a
-            Hugging Face dataset saved to disk.
+        name: one of ``NAMES``, or a path: an .npz, a folder of class folders or with a CSV, a CSV of features, of text
+            or a mixed table, or a Hugging Face dataset saved to disk.
         folder: the folder of data sets; None is $FORETASTE_DATA, else ~/.cache/foretaste.
         normalise: "auto" takes the published mean and deviation of a named set, and measures others on the pool;
             "measured" measures always; "none" does not normalise.
@@ -84,6 +89,9 @@ def load(
         return with_normalisation(npz(path, test=test, most=most), normalise, known=False)
     if is_csv(path) and path.is_file() and file_columns(path) is None:
         _check_only_pictures(of_pictures, "this CSV names no files")
+        points = read_points(path)
+        if points.kind != "features":
+            return _encoded_points(points, path, test)
         return with_normalisation(feature_table(path, test=test), normalise, known=False)
     if is_saved_dataset(path):
         data = hugging_face(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
@@ -95,6 +103,23 @@ def load(
             "CSV, or a Hugging Face dataset saved to disk. Unpack archives first"
         )
     return with_normalisation(data, normalise, known=data.normalise is not None)
+
+
+def _encoded_points(points: Points, path: Path, test: float) -> Images:
+    """A CSV of text or a mixed table, encoded; already scaled. Rows without a label are left out."""
+    points.x  # noqa: B018  encoders are fitted on all points, labelled or not
+    known = points.take(points.labelled)
+    if not len(known):
+        raise ValueError(
+            f"{path} has no labels; a study needs them: expected a column label, class, category or target"
+        )
+    y_N, classes = index_labels(known.known_labels, path)
+    pool, held = stratified_or_raise(y_N, test, path)
+    notes = [f"{path.name}: {points.kind}, encoded as {known.x.shape[1]} numbers, fitted on all {len(points)} points"]
+    if left := len(points) - len(known):
+        notes.append(f"{left} points have no label: left out")
+    y = torch.from_numpy(y_N)
+    return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes))
 
 
 def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:

