@@ -63,10 +63,13 @@ def time_strategies(
     names = list(names or (n for n in strategies() if find_strategy(n).fn.__module__.startswith("foretaste.")))
     problem = _problem_maker(L, U, hidden, steps, seed, device)
 
+    dropout = {"bald": {"rate": 0.5}, "batchbald": {"rate": 0.5}}  # this network has no dropout of its own
+
     def contender(name: str) -> Callable[[], Any]:
         p = problem("regression" if "regression" in find_strategy(name).needs else name)
+        options = dropout.get(name, p.options)
         return lambda: query(
-            p.net, p.x_L, p.y_L, p.x_U, strategy=name, batch_size=batch_size, seed=seed, options=p.options
+            p.net, p.x_L, p.y_L, p.x_U, strategy=name, batch_size=batch_size, seed=seed, options=options
         )
 
     contenders = {name: contender(name) for name in names}

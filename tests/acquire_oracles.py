@@ -54,6 +54,7 @@ class Case:
             f_U,
             y_L.double() if self.C == 1 else y_L,
             theta_UU=theta_UU,
+            diag_W=None if J_W is None else (J_W.view(self.W, B, P) @ J_W.view(self.W, B, P).mT).squeeze(),
             ridge=self.ridge,
             method=method,
             loss=self.loss,
@@ -195,6 +196,24 @@ def variance(state: State) -> Tensor:
     def score(j: int) -> float:
         inverse = torch.linalg.inv(u(state, j))
         return sum(float((block(state, i, j) @ inverse @ block(state, i, j).T).trace()) for i in range(state.W))
+
+    return _loop(state, score)
+
+
+def epig(state: State) -> Tensor:
+    """Mutual information of y_j and f_i, two Gaussians: ½ log of det of f_i's variance before and after y_j."""
+
+    def variance_at(i: int) -> Tensor:
+        return state.watched_variance[i].reshape(state.B, state.B)
+
+    def score(j: int) -> float:
+        total = 0.0
+        for i in range(state.W):
+            if float(variance_at(i).trace()) <= 1e-6 * max(float(variance_at(k).trace()) for k in range(state.W)):
+                continue
+            after_j = variance_at(i) - block(state, i, j) @ torch.linalg.inv(u(state, j)) @ block(state, i, j).T
+            total += 0.5 * math.log(float(torch.linalg.det(variance_at(i)) / torch.linalg.det(after_j)))
+        return total
 
     return _loop(state, score)
 

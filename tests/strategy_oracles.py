@@ -5,6 +5,7 @@ of two tangents is that of the gradients. Picks are positions among the candidat
 """
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -147,3 +148,53 @@ def lcmd(x: Tensor, L: int, n: int) -> list[int]:
         largest = max(centres, key=lambda c: size[c])
         centres.append(max((j for j in open_ if nearest[j] == largest), key=lambda j: d[j][largest]))
     return [j - L for j in centres[L:]]
+
+
+# Determinants and gradients.
+
+
+def dpp(k: Tensor, q: list[float], L: int, n: int, noise: float) -> list[int]:
+    """Greedy: the largest determinant of q_i (k_ij + noise) q_j over L and the picks, each anew. q of L is 1."""
+    q_N = torch.tensor([1.0] * L + q, dtype=torch.float64)
+    K = q_N[:, None] * (k + noise * torch.eye(len(k), dtype=torch.float64)) * q_N
+    chosen = list(range(L))
+    while len(chosen) < L + n:
+        open_ = [j for j in range(L, len(k)) if j not in chosen]
+        chosen.append(max(open_, key=lambda j: float(torch.logdet(K[[*chosen, j]][:, [*chosen, j]]))))
+    return [j - L for j in chosen[L:]]
+
+
+def gradient_length(net: torch.nn.Module, x: Tensor, p: Tensor, loss: str) -> float:
+    """Σ_y p(y) ‖∇θ ℓ(f(x), y)‖ of one point, a backward pass for each label."""
+    total = 0.0
+    for c in range(len(p)):
+        f_C = net(x[None])[0]
+        y_C = torch.eye(len(p), dtype=f_C.dtype)[c]
+        value = 0.5 * (f_C - y_C).square().sum() if loss == "l2" else -f_C.log_softmax(0)[c]
+        grads = torch.autograd.grad(value, [w for w in net.parameters() if w.requires_grad])
+        total += float(p[c]) * math.sqrt(sum(float(g.square().sum()) for g in grads))
+    return total
+
+
+# Information between labels and the networks that dropout draws; p is (K, U, C).
+
+
+def entropy(p: list[float]) -> float:
+    return -sum(q * math.log(q) for q in p if q > 0)
+
+
+def batch_information(p: Tensor, batch: list[int]) -> float:
+    """H(y_B) − mean over networks of H(y_B | network), all labels of the batch enumerated."""
+    K, _, C = p.shape
+    joint = []
+    for labels in product(range(C), repeat=len(batch)):
+        joint.append(sum(math.prod(float(p[k, j, y]) for j, y in zip(batch, labels)) for k in range(K)) / K)
+    return entropy(joint) - sum(entropy(p[k, j].tolist()) for k in range(K) for j in batch) / K
+
+
+def batchbald(p: Tensor, n: int) -> list[int]:
+    batch: list[int] = []
+    while len(batch) < n:
+        open_ = [j for j in range(p.shape[1]) if j not in batch]
+        batch.append(max(open_, key=lambda j: batch_information(p, [*batch, j])))
+    return batch

@@ -11,7 +11,7 @@ import acquire_oracles as oracles
 from acquire_oracles import CASES, Case
 from foretaste import acquire
 
-CLASSES = ["mlmoc", "emoc", "eer", "flips", "gain", "variance", "entropy", "margin", "least_confidence"]
+CLASSES = ["mlmoc", "emoc", "eer", "flips", "gain", "variance", "epig", "entropy", "margin", "least_confidence"]
 TIGHT = {"rtol": 1e-9, "atol": 1e-10}
 
 
@@ -51,6 +51,7 @@ def test_regression(case):
     assert state.regression
     assert_close(acquire.change(state), oracles.change(state), **TIGHT)
     assert_close(acquire.variance(state), oracles.variance(state), **TIGHT)
+    assert_close(acquire.epig(state), oracles.epig(state), **TIGHT)
 
 
 def test_change_is_the_expected_change():

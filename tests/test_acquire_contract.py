@@ -8,13 +8,13 @@ from foretaste.testing import check_acquisition
 
 
 @pytest.mark.parametrize(
-    "name", ["mlmoc", "emoc", "eer", "flips", "gain", "variance", "entropy", "margin", "least_confidence"]
+    "name", ["mlmoc", "emoc", "eer", "flips", "gain", "variance", "epig", "entropy", "margin", "least_confidence"]
 )
 def test_ours_keep_it(name):
     check_acquisition(getattr(acquire, name))
 
 
-@pytest.mark.parametrize("name", ["variance", "change"])
+@pytest.mark.parametrize("name", ["variance", "epig", "change"])
 def test_ours_keep_it_in_regression(name):
     check_acquisition(getattr(acquire, name), regression=True)
 

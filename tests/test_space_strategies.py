@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import foretaste as ft
+import foretaste.losses
 import oracles
 import strategy_oracles as slow
 from foretaste.query import cover_greedily
@@ -189,6 +190,38 @@ def test_cross_entropy_leave_one_out_is_a_newton_step():
         assert not torch.allclose(z[i], theta[i, rest] @ alpha, atol=0.02)
 
 
+# --- determinants and gradients ---
+
+
+@PLACES
+def test_dpp_is_a_literal_loop(space, labelled):
+    problem = Problem(6, labelled)
+    x = problem.vectors(space)
+    c = x - x.mean(0)
+    unit = c / c.norm(dim=1, keepdim=True)
+    k = unit @ unit.T if space == "tangent" else torch.tensor(slow.gaussian(x, slow.maxherding_radius(x))).double()
+    p = oracles.f(problem.net, problem.x[labelled:]).softmax(1)
+    top = p.sort(1, descending=True).values
+    entropy = -(p * p.log()).sum(1)
+    for quality, q in (("margin", 1 - top[:, 0] + top[:, 1]), ("entropy", entropy), ("uniform", torch.ones(U))):
+        if quality == "uniform" and not labelled:
+            continue  # all candidates are ties
+        asked = problem.ask("dpp", {"space": space, "quality": quality, "noise": 0.01}, loss="ce")
+        assert asked.indices.tolist() == slow.dpp(k, q.tolist(), labelled, BATCH, 0.01)
+    assert torch.allclose(asked.scores.max(), asked.scores[int(asked.indices[0])])
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_egl_is_a_literal_loop(loss):
+    problem = Problem(8)
+    problem.net[0].bias.requires_grad_(False)
+    q = problem.ask("egl", loss=loss)
+    p = ft.losses.probabilities(oracles.f(problem.net, problem.x[L:]), loss)
+    lengths = [slow.gradient_length(problem.net, problem.x[L + j], p[j], loss) for j in range(U)]
+    assert torch.allclose(q.scores, torch.tensor(lengths, dtype=torch.float64))
+    assert q.indices.tolist() == sorted(range(U), key=lambda j: -lengths[j])[:BATCH]
+
+
 # --- the lazy greedy ---
 
 
@@ -267,6 +300,8 @@ def test_spaces_that_points_do_not_have():
         ("maxherding", {"radius": -1}, "radius is -1; expected a number above 0"),
         ("uherding", {"temperature": 0}, "temperature of strategy 'uherding' is 0"),
         ("typiclust", {"neighbours": 0}, "neighbours of strategy 'typiclust' is 0"),
+        ("dpp", {"quality": "margins"}, "unknown quality of strategy 'dpp' 'margins'; did you mean 'margin'"),
+        ("dpp", {"noise": 0}, "noise of strategy 'dpp' is 0; expected a number above 0"),
         ("lcmd", {"radius": 1}, "unknown option 'radius' of strategy 'lcmd'"),
     ],
 )
@@ -277,10 +312,12 @@ def test_wrong_options(strategy, options, message):
 
 def test_regression_has_no_classes():
     net, x = nn.Linear(3, 1).eval(), torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    for name in ("probcover", "uherding"):
+    for name in ("probcover", "uherding", "egl"):
         with pytest.raises(ValueError, match=f"'{name}' needs classes and this network has one output"):
             ft.query(net, x[:2], [0.0, 1.0], x[2:], strategy=name)
     assert len(ft.query(net, x[:2], [0.0, 1.0], x[2:], strategy="maxherding", batch_size=3)) == 3
+    with pytest.raises(ValueError, match=r'needs classes .* options={"quality": "uniform"}'):
+        ft.query(net, x[:2], [0.0, 1.0], x[2:], strategy="dpp", options={"quality": "margin"})
 
 
 def test_points_that_do_not_fit():

@@ -18,6 +18,8 @@ from foretaste.testing.contracts import describe_changes, snapshot_network
 SETTINGS = {
     "naive": {"epochs": 1},
     "eer_retrain": {"epochs": 1},
+    "bald": {"rate": 0.3, "samples": 20},
+    "batchbald": {"rate": 0.3, "samples": 20, "configurations": 40},
     "ll4al": {"layers": ["layers.1"], "steps": 20},
 }
 SLOW = {"eer", "eer_retrain"}

@@ -4,6 +4,7 @@ from foretaste.acquire.change import change as change
 from foretaste.acquire.change import emoc as emoc
 from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
+from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain
 from foretaste.acquire.predictions import finish_scores as finish_scores

@@ -9,6 +9,10 @@ from foretaste.query.coverage import cover_greedily as cover_greedily
 from foretaste.query.coverage import maxherding as maxherding
 from foretaste.query.coverage import probcover as probcover
 from foretaste.query.coverage import uherding as uherding
+from foretaste.query.determinant import dpp as dpp
+from foretaste.query.dropout import bald as bald
+from foretaste.query.dropout import batchbald as batchbald
+from foretaste.query.gradient_length import egl as egl
 from foretaste.query.infinite_width import gp as gp
 from foretaste.query.infinite_width import gp_predict as gp_predict
 from foretaste.query.infinite_width import infinite as infinite

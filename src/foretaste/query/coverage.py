@@ -70,7 +70,7 @@ def cover_greedily(
     bound_U, fresh = first_U.clone(), True
     picks: list[int] = []
     while len(picks) < batch_size:
-        best = int(_first_of_best(bound_U, gains, fresh))
+        best = int(find_best_lazily(bound_U, gains, fresh))
         if not bound_U[best] > 0:
             break
         picks.append(best)
@@ -83,10 +83,10 @@ def cover_greedily(
     return order_U[at].cpu(), torch.empty_like(first_U).scatter_(0, order_U, first_U)
 
 
-def _first_of_best(bound_U: Tensor, gains: Callable[[Tensor], Tensor], fresh: bool) -> int:
-    """The position of the highest gain, the first among equals. Writes into ``bound_U`` the gains it computes.
+def find_best_lazily(bound_U: Tensor, gains: Callable[[Tensor], Tensor], fresh: bool) -> int:
+    """The position of the highest gain, the first among equals, of gains that are at most ``bound_U``.
 
-    fresh: the bounds are the gains themselves.
+    Gains that could be the highest are computed and written into ``bound_U``. fresh: bounds are the gains themselves.
     """
     if fresh:
         return int((bound_U == bound_U.max()).nonzero()[0])
@@ -308,8 +308,10 @@ def uherding(
 def _herd(request: Request, points: Space, radius: float | None, weight_U: Tensor | None) -> tuple[Tensor, Tensor]:
     if radius is None and points.name == "tangent":
         assert isinstance(points, KernelSpace)
-        k_NN = points.correlations
-        rows, covered_U = space_rows(points, lambda a, b: k_NN[a, b], None)
+        tangents = points
+        rows, covered_U = space_rows(
+            points, lambda a, b: tangents.correlation_rows(a)[:, b].clamp_(0, 1), request.budget
+        )  # fmt: skip
     else:
         radius = request.info["radius"] = math.sqrt(points.spread) if radius is None else radius
         scale = -1 / radius**2 if radius > 0 else 0.0

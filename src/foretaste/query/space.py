@@ -204,13 +204,18 @@ class KernelSpace(Space):
         d_N, near_N = to_KN.mul_(-2).add_(own_K[:, None]).min(0)
         return near_N, (d_N + self.norms_N).clamp_min_(0)
 
+    def correlation_rows(self, a: Tensor) -> Tensor:
+        """(a, N): the correlation of tangents after their mean is removed, for Θ's common part is large."""
+        mean_N, scale_N = self._centring
+        rows = self.theta_NN[a] - mean_N[a][:, None] - mean_N + mean_N.mean()
+        return rows.mul_(scale_N[a][:, None]).mul_(scale_N)
+
     @cached_property
-    def correlations(self) -> Tensor:
-        """(N, N): κ_ij, the correlation of tangents after their mean is removed, cut at 0. Θ's common part is large."""
+    def _centring(self) -> tuple[Tensor, Tensor]:
+        """The mean of each row of Θ, and 1 / the length of each tangent around their mean."""
         mean_N = self.theta_NN.mean(0)
-        k_NN = self.theta_NN - mean_N[:, None] - mean_N + mean_N.mean()
-        scale_N = k_NN.diagonal().clamp_min(1e-12 * float(self.norms_N.max())).rsqrt()
-        return k_NN.mul_(scale_N[:, None]).mul_(scale_N).clamp_(0, 1)
+        own_N = self.norms_N - 2 * mean_N + mean_N.mean()
+        return mean_N, own_N.clamp_min(1e-12 * float(self.norms_N.max())).rsqrt()
 
 
 def zero_copies(d_ab: Tensor, both_ab: Tensor, copy: float) -> Tensor:
