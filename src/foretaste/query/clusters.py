@@ -89,7 +89,7 @@ def kmeans(request: Request, space: str = "auto", layer: str | None = None) -> T
 
     Example:
         >>> import torch, foretaste as ft
-        >>> x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2], [5.3]])
+        >>> x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
         >>> net = torch.nn.Linear(1, 2).eval()
         >>> ft.query(net, x[:1], [0], x[1:], strategy="kmeans", batch_size=1).indices
         array([3])
@@ -161,10 +161,11 @@ def typiclust(
 
     Example:
         >>> import torch, foretaste as ft
-        >>> x = torch.cat([torch.linspace(0, 1, 7), torch.linspace(5, 5.5, 7)])[:, None]
+        >>> x = torch.tensor([0.0, 0.2, 0.3, 0.5, 5.0, 5.2, 5.6, 5.7, 5.8, 6.2, 6.4])[:, None]
         >>> net = torch.nn.Linear(1, 2).eval()
-        >>> ft.query(net, x[:1], [0], x[1:], strategy="typiclust", batch_size=1).indices
-        array([9])
+        >>> how = {"strategy": "typiclust", "batch_size": 1, "options": {"neighbours": 2}}
+        >>> ft.query(net, x[:1], [0], x[1:], **how).indices
+        array([6])
     """
     points = find_space(request, space, layer, rows=LLOYD_ROUNDS // 2 * (request.L + request.batch_size))
     K = min(points.L + request.batch_size, most_clusters, points.N)
