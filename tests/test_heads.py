@@ -109,3 +109,41 @@ def test_kernels_of_the_head_agree():
     net = nn.Sequential(backbone, head).eval()
     ours = ft.ntk(net, x, params=lambda name: name.startswith("1."))
     torch.testing.assert_close(ours, ft.ntk(head, f), rtol=1e-5, atol=1e-6)
+
+
+# The last block of a backbone with the head
+
+
+def test_a_part_of_the_parameters_is_trained_and_asked():
+    backbone, head, x, _, y = whole_network("l2", 32)
+    net = nn.Sequential(backbone, head).eval()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    flags = [p.requires_grad for p in net.parameters()]
+    last = ["0.0.weight", "0.0.bias", *(name for name, _ in net.named_parameters() if name.startswith("1."))]
+    fitted = ft.fit(net, x[:12], y[:12], params=last, max_lr=0.05, steps=60)
+    moved = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
+    assert moved == set(last)  # neither the parameters nor the statistics of BatchNorm
+    assert [p.requires_grad for p in net.parameters()] == flags
+    assert fitted.steps == 60
+    q = ft.query(net, x[:12], y[:12], x[12:], params=last, batch_size=3)
+    assert len(set(q.indices.tolist())) == 3
+
+    again = nn.Sequential(backbone, head)
+    again.load_state_dict(before)
+    ft.fit(again, x[:12], y[:12], params=lambda name: name in last, max_lr=0.05, steps=60)
+    assert all(torch.equal(v, net.state_dict()[k]) for k, v in again.state_dict().items())
+
+
+def test_parameters_to_train_that_are_not_there_are_refused():
+    x, y = blobs()
+    head = make_head(x, 4, hidden=8)
+    for params, says in (
+        (["layers.9"], "unknown parameter 'layers.9'"),
+        ([], "params= selects none of the 4 parameters"),
+        (lambda name: False, "params= selects none"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            ft.fit(head, x, y, params=params, steps=1)
+    with pytest.raises(TypeError, match="params is a string"):
+        ft.fit(head, x, y, params="1.layers.0.weight", steps=1)
+    assert all(p.requires_grad for p in head.parameters())

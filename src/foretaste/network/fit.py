@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to whic
 
 
 DEFAULT_STEPS, DEFAULT_EPOCHS = 1200, 320
+
+TrainedParameters = Callable[[str], bool] | Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def fit(
     seed: int = 0,
     progress: TrainingProgress | None = None,
     fast: str = "auto",
+    params: TrainedParameters = None,
 ) -> Fit:
     """Train ``net`` in place on x and y, and leave it in eval mode. After an error the network is as it was before.
 
@@ -102,6 +105,9 @@ def fit(
             convolutions (parameters stay in float32; it interpolates as well). "bf16" and "float32" choose the
             precision, "off" launches every operation, as a CPU does. A network that a graph cannot hold is trained
             with "off", and the log says why.
+        params: which parameters are trained, as in ``ft.query``: a function of a parameter's name that returns True or
+            False, or names. None (default): those that require grad. BatchNorm keeps its statistics where none of its
+            parameters is trained. To train a head and the last block of a backbone, name both.
 
     Returns:
         A ``Fit``: residual, loss, accuracy, seconds, steps, and whether the network interpolates its labels.
@@ -122,28 +128,29 @@ def fit(
     check_known("start", start, ("warm", "cold"))
     check_known("statistics", statistics, ("running", "labelled"))
     check_known("fast", fast, FAST_MODES)
-    device, dtype = check_trainable(net)
-    check_training_points(x, device, dtype, augment, normalise)
-    size, count = training_length(net, len(x), batch_size, steps, epochs)
-    top = real_number("max_lr", criterion.max_lr if max_lr is None else max_lr, 0, above=True)
-    weight_decay, pad = real_number("weight_decay", weight_decay, 0), whole_number("pad", pad, most=10_000)
-    seed = whole_number("seed", seed, -(2**63))
-    check_callable("progress", progress, "(steps done, all steps)")
-    how = TrainingRecipe(count, size, top, weight_decay, augment, pad, normalise, dtype)
-    # One seed for each use: the order of batches is then the same for every network and device.
-    init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
-    # Without the user's autocast: look-ahead is of the network as it is in its own precision.
-    with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
-        if start == "cold":
-            new_weights(net)
-        goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
-        final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
-        if statistics == "labelled":
-            reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
-        net.eval()
-        residual, accuracy = measure_fit(net, x, goal, how)
-        if not math.isfinite(residual):
-            raise diverged_error(f"the residual is {residual}", how)
+    with only_trained(net, params):
+        device, dtype = check_trainable(net)
+        check_training_points(x, device, dtype, augment, normalise)
+        size, count = training_length(net, len(x), batch_size, steps, epochs)
+        top = real_number("max_lr", criterion.max_lr if max_lr is None else max_lr, 0, above=True)
+        weight_decay, pad = real_number("weight_decay", weight_decay, 0), whole_number("pad", pad, most=10_000)
+        seed = whole_number("seed", seed, -(2**63))
+        check_callable("progress", progress, "(steps done, all steps)")
+        how = TrainingRecipe(count, size, top, weight_decay, augment, pad, normalise, dtype)
+        # One seed for each use: the order of batches is then the same for every network and device.
+        init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
+        # Without the user's autocast: look-ahead is of the network as it is in its own precision.
+        with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
+            if start == "cold":
+                new_weights(net)
+            goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
+            final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
+            if statistics == "labelled":
+                reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
+            net.eval()
+            residual, accuracy = measure_fit(net, x, goal, how)
+            if not math.isfinite(residual):
+                raise diverged_error(f"the residual is {residual}", how)
     seconds = time.perf_counter() - began
     return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale())
 
@@ -174,6 +181,30 @@ def count_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> int:
     if not torch.isfinite(f_nC).all():
         raise ValueError("net returns NaN or infinite outputs before training; start from other weights")
     return f_nC.shape[1]
+
+
+@contextmanager
+def only_trained(net: nn.Module, params: TrainedParameters) -> Iterator[None]:
+    """Within, the chosen parameters require grad and no others do. None leaves all as they are."""
+    if params is None or not isinstance(net, nn.Module):
+        yield
+        return
+    if isinstance(params, str):
+        raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
+    named = dict(net.named_parameters())
+    chosen = {name for name in named if params(name)} if callable(params) else set(params)
+    for name in chosen:
+        check_known("parameter", name, named)
+    if not chosen:
+        raise ValueError(f"params= selects none of the {len(named)} parameters: {', '.join(list(named)[:8])}, ...")
+    before = {name: p.requires_grad for name, p in named.items()}
+    try:
+        for name, p in named.items():
+            p.requires_grad_(name in chosen)
+        yield
+    finally:
+        for name, p in named.items():
+            p.requires_grad_(before[name])
 
 
 @contextmanager
