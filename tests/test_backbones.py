@@ -6,9 +6,10 @@ take their place. Models of transformers and sentence-transformers have random w
 
 import enum
 import json
-import os
+import shutil
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import nn
 
 import foretaste as ft
-from foretaste.network import Backbone, find_backbone
+from foretaste.network import find_backbone
 from foretaste.network.backbones import lite0_batch, middle_square, upright_picture
 
 
@@ -303,8 +304,6 @@ def test_models_of_sentence_transformers_that_are_not_there_or_not_trusted(sente
     with pytest.raises(ValueError, match=r"cannot be read from this disk .*hf download"):
         find_backbone("st:no-such-model", kind="text")
     folder = tmp_path / "st"
-    import shutil
-
     shutil.copytree(sentences, folder)
     parts = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([{**parts[0], "type": "trap.Trap"}, *parts[1:]]))
@@ -435,11 +434,25 @@ def test_models_of_torchvision(torchvision, tmp_path):
         find_backbone("torchvision:larger")
 
 
-# The features that others computed from the same pictures
+# The features that others computed of the same pictures
 
 
-def test_backbone_and_kind_of_a_plain_dataclass():
-    mine = Backbone("m", nn.Identity().eval(), lambda items: torch.zeros(len(items), 2), "zeros")
-    assert mine.kind == "pictures"
-    assert ft.features(mine, [b"a", b"b"]).tolist() == [[0, 0], [0, 0]]
-    assert os.environ["FORETASTE_CACHE"]
+def column_correlations(a_ND, b_ND):
+    """Of the columns that vary in both. The stored features are standardised, so only correlations can be compared."""
+    vary = (a_ND.std(0) > 1e-3) & (b_ND.std(0) > 1e-3)
+    a, b = (t[:, vary] - t[:, vary].mean(0) for t in (a_ND, b_ND))
+    assert int(vary.sum()) > 1200
+    return (a * b).sum(0) / (a.norm(dim=0) * b.norm(dim=0))
+
+
+def test_features_of_ten_images_of_cifar10_are_those_of_an_independent_program(lite0):
+    """Stored: float16, images enlarged by torch's bicubic filter, which overshoots; Pillow's, as ours, does not."""
+    stored = np.load(Path(__file__).parent / "fixtures" / "cifar10-features.npz")
+    pixels, wanted = torch.from_numpy(stored["pixels"]), torch.from_numpy(stored["features"]).float()
+    large = nn.functional.interpolate(pixels.float(), (160, 160), mode="bicubic")
+    with torch.no_grad():
+        same = column_correlations(lite0.module((large - 127) / 128), wanted)
+    assert same.median() > 0.9999
+    assert same.quantile(0.01) > 0.999
+    ours = column_correlations(ft.features(lite0, pixels), wanted)
+    assert ours.median() > 0.95
