@@ -56,6 +56,13 @@ def test_guide_runs() -> None:
     assert space["fitted"].interpolates
 
 
+def test_features_page_runs() -> None:
+    space = run(ROOT / "docs" / "features.md")
+    assert space["f"].shape == (1797, 32)
+    assert len(space["q"].indices) == 5
+    assert space["f_text"].tolist() == [[12, 2], [7, 0]]
+
+
 def test_acquisition_of_the_readme_is_short() -> None:
     code = next(code for _, code in blocks(ROOT / "README.md") if "@ft.register" in code)
     function = code.split("\n\n\n")[0]
