@@ -12,10 +12,9 @@ from foretaste.label.book import Label, LabelKind
 from foretaste.label.pool import Pool
 from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import find_loss
-from foretaste.network import MLP, fit, seeded
+from foretaste.network import fit, make_head, reset, seeded
 from foretaste.tangent import Inputs, ntk
 
-HEAD_WIDTH = 512
 STABLE_SHARE = 0.3  # of the largest learning rate at which the linearised training is stable
 RATE_POINTS = 256  # labelled points that the rate is measured on
 
@@ -38,32 +37,11 @@ class TrainingPlan:
 
 
 def make_own_network(x: Inputs, kind: LabelKind, seed: int) -> nn.Module:
-    """A small network for these inputs, with new weights. Inputs are scaled by what they are in ``x``."""
+    """A small head for these inputs, flattened, with new weights; it scales its inputs by what they are in ``x``."""
     if not isinstance(x, Tensor):
         raise ValueError("the pool is a dict of tensors, for which there is no default network; give net=")
-    x_ND = x.flatten(1)
     with seeded(seed, torch.device("cpu")):
-        return ScaledMLP(x_ND.shape[1], kind.C).measure(x_ND)
-
-
-class ScaledMLP(nn.Module):
-    """An MLP on inputs that are centred, and scaled to a mean square of 1 a number."""
-
-    def __init__(self, inputs: int, outputs: int, hidden: int = HEAD_WIDTH) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(inputs))
-        self.register_buffer("spread", torch.ones(()))
-        self.mlp = MLP(inputs, (hidden,), outputs)
-
-    def measure(self, x_ND: Tensor) -> "ScaledMLP":
-        """Take centre and spread from these inputs."""
-        x_ND = x_ND.detach().float()
-        self.centre = x_ND.mean(0)
-        self.spread = (x_ND - self.centre).square().mean().sqrt().clamp_min(1e-6)
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mlp((x.flatten(1) - self.centre) / self.spread)
+        return make_head(x.flatten(1).float(), kind.C).eval()
 
 
 def train_network(
@@ -84,10 +62,9 @@ def train_network(
     x = pool.take(at, parameter.device, parameter.dtype)
     values = [labels[p] for p in at]
     y = torch.tensor(values, dtype=parameter.dtype if kind.regression else torch.int64, device=parameter.device)
-    if plan.own and isinstance(net, ScaledMLP):
+    if plan.own:
         with seeded(plan.seed + draw, parameter.device):
-            fresh = ScaledMLP(len(net.centre), net.mlp.spec.classes, net.mlp.spec.hidden[0]).to(parameter.device)
-        net.mlp = fresh.mlp
+            reset(net)
     if plan.train is not None:
         plan.train(net, x, y)
     else:
