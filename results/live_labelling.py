@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import foretaste as ft
-from foretaste.data import digits, mnist
+from foretaste.data import load as load_data
 from foretaste.network import prepare
 
 HERE = Path(__file__).parent / "live"
@@ -30,12 +30,12 @@ def load(name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     """A random pool of at most 2000 items and its labels, and at most 2500 test items."""
     g = torch.Generator().manual_seed(seed)
     if name == "cifar10":
-        folder = Path(os.environ["FORETASTE_FEATURES"])  # of README's pretrained features: cifar10_f16.npz, _ft16.npz
+        folder = Path(os.environ["FORETASTE_FEATURES"])  # cifar10_f16.npz: f; cifar10_ft16.npz: ft, y, yt
         train, test = (np.load(folder / f"cifar10_{part}.npz") for part in ("f16", "ft16"))
         x, y = torch.tensor(train["f"], dtype=torch.float32), torch.tensor(test["y"]).long()
         x_test, y_test = torch.tensor(test["ft"], dtype=torch.float32), torch.tensor(test["yt"]).long()
     else:
-        data = digits() if name == "digits" else mnist()
+        data = load_data(name)
         some = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[:2500]]
         x, y, x_test, y_test = data.x[data.pool], data.y[data.pool], data.x[some], data.y[some]
     at = torch.randperm(len(x), generator=g)[:POOL]
@@ -97,9 +97,10 @@ def table(name: str) -> str:
     found = {s: {r["seed"]: r["accuracy"] for r in runs if r["strategy"] == s} for s in STRATEGIES}
     seeds = sorted(set.intersection(*(set(f) for f in found.values())))
     ends = {s: [found[s][k][at] for k in seeds] for s in STRATEGIES}
-    means = {s: [float(np.mean([v for n, v in found[s][k].items() if int(n) >= 20])) for k in seeds] for s in STRATEGIES}
+    means = {s: [np.mean([v for n, v in found[s][k].items() if int(n) >= 20]) for k in seeds] for s in STRATEGIES}
     first = STRATEGIES[0]
-    lines = [f"{name}, {len(seeds)} seeds, accuracy in %", "", f"| order | after {at} labels | {first} − it | mean from 20 labels on | {first} − it |", "|---|---|---|---|---|"]
+    head = f"| order | after {at} labels | {first} − it | mean from 20 labels on | {first} − it |"
+    lines = [f"{name}, {len(seeds)} seeds, accuracy in %", "", head, "|---|---|---|---|---|"]
     for s in STRATEGIES:
         row = [s]
         for values in (ends, means):

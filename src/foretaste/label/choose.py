@@ -44,12 +44,11 @@ def ask_items(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, count
 
 
 def _best(model: LiveModel, book: LabelBook, ask: AskSettings, n: int) -> list[int]:
-    open_rows = [m for m, p in enumerate(model.at_M) if not book.closed(p)]
-    if not open_rows:
+    at = model.open_rows(book)
+    if not len(at):
         return []
-    scores_M = score_items(model, model.follow(book), book, ask)
-    at = torch.tensor(open_rows, device=scores_M.device)
-    return [model.at_M[int(at[i])] for i in ranked(scores_M[at], _ranks(model, ask)[at.cpu()], n)]
+    scores_M = score_items(model, model.follow(book), book, ask).cpu()
+    return [model.at_M[int(at[i])] for i in ranked(scores_M[at], model.ranks_M[at], n)]
 
 
 def score_items(model: LiveModel, state: State, book: LabelBook, ask: AskSettings) -> Tensor:
@@ -60,15 +59,8 @@ def score_items(model: LiveModel, state: State, book: LabelBook, ask: AskSetting
     return finish_scores(state, ask.how.fn(state, **options), ask.how.name)
 
 
-def _ranks(model: LiveModel, ask: AskSettings) -> Tensor:
-    """(M,): the order in which equal scores are taken, by position and seed."""
-    rank_N = torch.randperm(len(model.pool), generator=torch.Generator().manual_seed(ask.seed))
-    return rank_N[torch.tensor(model.at_M)]
-
-
 def ranked(scores_n: Tensor, rank_n: Tensor, n: int) -> list[int]:
     """The n highest scores, best first. Scores that differ by rounding count as equal, and ``rank_n`` decides."""
-    scores_n = scores_n.cpu()
     if n == 1:
         high = scores_n.max()
         near = scores_n >= high - EQUAL_SCORES * high.abs() if torch.isfinite(high) else scores_n == high

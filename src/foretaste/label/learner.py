@@ -48,7 +48,9 @@ class Learner:
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
         output, params, ridge, budget: as in ``ft.linearize``. A ridge of None is 1e-6 of the mean diagonal of Θ.
-        watch: over how many items scores sum: the most contested ones, default 1024. None: all.
+        theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
+            (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
+        watch: over how many items scores sum: the most contested ones, default 512. None: all.
         window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training.
 
     Raises:
@@ -88,18 +90,19 @@ class Learner:
         params: Params = None,
         ridge: float | None = None,
         budget: int | str | None = None,
-        watch: int | None = 1024,
+        theta_scale: float | None = None,
+        watch: int | None = 512,
         window: int = 5000,
     ) -> None:
         if pool is None:
             raise TypeError("pool is None; give the items: an array, a tensor, a dataset, or what ft.open returns")
-        check_settings(ridge, "auto", loss, float("inf"), 1.0)
+        check_settings(ridge, "auto", loss, float("inf"), 1.0 if theta_scale is None else theta_scale)
         check_callable("train", train, "(net, x, y)")
         if output == "full":
             raise ValueError('output="full" is not for live labelling: it takes C² times the memory; use "sum"')
         settings = ModelSettings(
             loss, output, params, ridge, budget, None if watch is None else whole_number("watch", watch, 1),
-            whole_number("window", window, 2), whole_number("seed", seed),
+            whole_number("window", window, 2), whole_number("seed", seed), theta_scale,
         )  # fmt: skip
         items = make_pool(pool, ids)
         given = _given_labels(items, getattr(pool, "labels", None) if labels is None else labels)

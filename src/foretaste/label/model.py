@@ -35,6 +35,7 @@ from foretaste.tangent import (
 )
 
 PRIOR_LABELS = 5  # weight of the scale that the trained labels give, in labels given since
+LEAST_LEFT, MOST_LEFT = 0.005, 0.3  # of a label's probability, after a training
 MOST_KEPT = 256  # squared loss: with more labels since the training, they join L in one solve
 
 
@@ -47,9 +48,10 @@ class ModelSettings:
     params: Params = None
     ridge: float | None = None
     budget: int | str | None = None
-    watch: int | None = 1024
+    watch: int | None = 512
     window: int = 5000
     seed: int = 0
+    theta_scale: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class LiveModel:
         net: the network as the user knows it, in eval mode.
         at_M: the positions of the M items; all of the pool where it fits in the window.
         trained: the labels that the network was trained on.
-        theta_MM, f_MC: Θ between the items, and the network's outputs on them.
+        theta_MM, f_MC: Θ between the items, times ``theta_scale``, and the network's outputs on them.
         ridge: λ.
     """
 
@@ -83,15 +85,29 @@ class LiveModel:
     theta_MM: Tensor
     f_MC: Tensor
     ridge: float
+    theta_scale: float = 1.0
     _base: dict[int, Label] = field(default_factory=dict)
     _kept: dict[int, Label | None] = field(default_factory=dict)  # by row
     _state: State | None = None
+    _scaled: tuple[dict[int, Label], float] | None = None
     _solution: "tuple[Mapping[int, Label], TrainedSolve] | None" = None
 
     @cached_property
     def row(self) -> dict[int, int]:
         """Position in the pool -> row of M."""
         return {p: m for m, p in enumerate(self.at_M)}
+
+    @cached_property
+    def ranks_M(self) -> Tensor:
+        """The order in which items of equal scores are taken, by position and seed."""
+        rank_N = torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(self.settings.seed))
+        return rank_N[torch.tensor(self.at_M)]
+
+    def open_rows(self, book: LabelBook) -> Tensor:
+        """The rows that may be asked for: neither labelled, nor out, nor ignored. On the CPU."""
+        open_M = torch.ones(len(self.at_M), dtype=torch.bool)
+        open_M[[self.row[p] for p in (*book.labels, *book.pending, *book.ignored) if p in self.row]] = False
+        return open_M.nonzero()[:, 0]
 
     @property
     def device(self) -> torch.device:
@@ -177,6 +193,11 @@ class LiveModel:
         """
         if not LOSSES[self.settings.loss].quadratic:
             return 1.0
+        if self._scaled is None or self._scaled[0] != book.labels:
+            self._scaled = dict(book.labels), self._scale(book)
+        return self._scaled[1]
+
+    def _scale(self, book: LabelBook) -> float:
         fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
         new = {p: y for p, y in book.labels.items() if p not in fixed and p in self.row}
         solved = self._solved(fixed)
@@ -225,7 +246,7 @@ class LiveModel:
         f: dict[str, Tensor] = {}
         sets = {"x": x, "L": self.pool.take(at, self.device, self.dtype)}
         theta = gram(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1], f=f)[0]
-        return f_nC + theta["x", "L"] @ self._weights(book, at)
+        return f_nC + self.theta_scale * theta["x", "L"] @ self._weights(book, at)
 
     def _weights(self, book: LabelBook, at: Sequence[int]) -> Tensor:
         """w of f_lin = f + Θ_·L w over all labels ``at``, (n, C)."""
@@ -260,13 +281,13 @@ class LiveModel:
             self.frozen, sets, [("new", "M"), ("new", "new")], budget=self.settings.budget,
             classes=self.f_MC.shape[1], f=f,
         )[0]  # fmt: skip
-        cross, own = theta["new", "M"], theta["new", "new"]
+        cross, own = (self.theta_scale * theta["new", name] for name in ("M", "new"))
         self.theta_MM = torch.cat([torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)])
         self.f_MC = torch.cat([self.f_MC, f["new"]])
         self.at_M = [*self.at_M, *new]
-        for name in ("row", "watched"):
+        for name in ("row", "watched", "ranks_M"):
             self.__dict__.pop(name, None)
-        self._state, self._solution, self._base, self._kept = None, None, {}, {}
+        self._state, self._solution, self._scaled, self._base, self._kept = None, None, None, {}, {}
 
 
 def freeze_for(net: nn.Module, kind: LabelKind, settings: ModelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:
@@ -321,8 +342,35 @@ def linearise_pool(
         raise ValueError(f"the network has {C} outputs and there are {kind.C} classes; expected one output each")
     f: dict[str, Tensor] = {}
     theta = gram(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C, f=f)[0]["M", "M"]
-    own = settings.ridge if ridge is None else ridge
-    found = DEFAULT_RIDGE * float(theta.diagonal().mean()) if own is None else own
-    if not torch.isfinite(f["M"]).all() or not math.isfinite(found):
+    size = float(theta.diagonal().mean())
+    if not torch.isfinite(f["M"]).all() or not math.isfinite(size):
         raise ValueError("the network returns NaN or infinite outputs on the pool; look at its weights and inputs")
-    return LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], found)
+    scale = settings.theta_scale
+    if scale is None:
+        row = {p: m for m, p in enumerate(at_M)}
+        scale = (
+            1.0
+            if LOSSES[settings.loss].quadratic
+            else fitted_scale(f["M"], size, {row[p]: y for p, y in trained.items()})
+        )
+    theta *= scale
+    own = settings.ridge if ridge is None else ridge
+    found = DEFAULT_RIDGE * scale * size if own is None else own
+    return LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], found, scale)
+
+
+def fitted_scale(f_MC: Tensor, size: float, trained: Mapping[int, Label]) -> float:
+    """Cross-entropy: the factor of Θ at which a label alone is fitted as well as those of the training are.
+
+    A label at j of equal logits solves α = y − softmax(κΘ_jj α). Let r = 1 − p be what it leaves. Its own logit rises
+    above the C − 1 others by κΘ_jj r C/(C − 1), and p = 1 − r needs a rise of log((C − 1)(1 − r)/r). With r the mean
+    that the network has left on its labels, κ follows. Training goes on until labels are fitted, so κ is large: with
+    κ = 1 absorbed labels stay 9 points of accuracy behind a training on digits, so 3. Without labels κ is 1.
+    """
+    if not trained:
+        return 1.0
+    C = f_MC.shape[1]
+    p_LC = torch.softmax(f_MC[list(trained)], 1)
+    y_L = torch.tensor([int(y) for y in trained.values()], device=p_LC.device)
+    r = float((1 - p_LC.gather(1, y_L[:, None])).mean().clamp(LEAST_LEFT, MOST_LEFT))
+    return math.log((C - 1) * (1 - r) / r) * (C - 1) / (C * r * size)

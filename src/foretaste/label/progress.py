@@ -67,10 +67,10 @@ def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
 
 def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
     """The share of open items whose class is expected to be wrong, as the model says and corrected by its record."""
-    at = [m for m, p in enumerate(model.at_M) if not book.closed(p)]
-    if not at:
+    at = model.open_rows(book)
+    if not len(at):
         return {"model": 0.0, "corrected": 0.0, "ratio": 1.0}
-    said = float(wrong_chances(model.follow(book), model.scale(book))[at].mean())
+    said = float(wrong_chances(model.follow(book), model.scale(book)).cpu()[at].mean())
     recent = list(book.predictions.values())[-RECENT:]
     made = sum(p.predicted != p.label for p in recent)
     ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)
@@ -80,8 +80,8 @@ def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
 # --- whether to train anew, and whether to stop ---
 
 FEWEST_NEW = 5  # labels since the training below which it is not worth another
-NEW_SHARE = 0.5  # labels since the training, as a share of those it had, from which it is
-MOVED_FAR = 1.0  # ‖f_lin − f‖ / ‖f − its mean‖ from which the network is no longer what the kernel was taken of
+# Labels since the training, as a share of those it had, from which it is (docs/learner.md, When to train anew).
+NEW_SHARE, NEW_SHARE_CE = 1.0, 0.5
 STOP_PREDICTIONS = 20  # predicted labels without which no advice to stop is given
 
 
@@ -104,18 +104,18 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
         "wrong": None if model.kind.regression else sum(p.predicted != p.label for p in since),
         "wrong_expected": None if model.kind.regression else sum(p.error for p in since),
     }
-    found["retrain"], found["reason"] = _advise_training(found)
+    found["retrain"], found["reason"] = _advise_training(
+        found, NEW_SHARE if state.criterion.quadratic else NEW_SHARE_CE
+    )
     return found
 
 
-def _advise_training(found: dict[str, Any]) -> tuple[bool, str]:
+def _advise_training(found: dict[str, Any], share: float) -> tuple[bool, str]:
     new, old = found["new"] + found["changed"], found["trained_on"]
     if new < FEWEST_NEW:
         return False, f"{new} labels are new or changed since the network was trained; that is too few to matter"
-    if new >= NEW_SHARE * old:
+    if new >= share * old:
         return True, f"{new} labels are new or changed since the network was trained on {old}"
-    if found["moved"] >= MOVED_FAR:
-        return True, f"the new labels have moved the outputs by {found['moved']:.1f} of their spread"
     return False, f"{new} labels are new or changed since the network was trained on {old}, and it has absorbed them"
 
 
@@ -123,7 +123,7 @@ def advise_stop(model: LiveModel | None, book: LabelBook, goal: float) -> dict[s
     """Whether to stop, why, and the error that is left."""
     if model is None:
         return {"stop": False, "reason": "there is no trained network yet", "error": None}
-    if all(book.closed(p) for p in range(len(model.pool))):
+    if len(book.labels) + len(book.pending) + len(book.ignored) == len(model.pool):
         return {"stop": True, "reason": "every item is labelled, out or ignored", "error": None}
     if model.kind.regression:
         sigma = float((model.scale(book) * model.follow(book).variance_blocks[:, 0, 0].clamp_min(0)).mean().sqrt())

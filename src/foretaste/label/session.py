@@ -212,7 +212,7 @@ class Session:
             "background": self.background,
             "settings": [
                 s.loss, s.output, None if callable(s.params) or s.params is None else list(s.params), s.ridge, s.budget,
-                s.watch, s.window, s.seed,
+                s.watch, s.window, s.seed, s.theta_scale,
             ],
             "model": None if model is None else {
                 "trained": [[p, y] for p, y in model.trained.items()],
@@ -235,10 +235,12 @@ class Session:
             if found["pool_file"] is None:
                 raise ValueError(f"the pool of {folder} was a dataset, whose items are not saved; give pool=")
             pool = read_pool(saved_file(folder, found["pool_file"]))
-        loss, output, names, ridge, budget, watch, window, seed = found["settings"]
+        loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
         C, regression, classes = found["kind"]
         kind = LabelKind(int(C), bool(regression), None if classes is None else tuple(map(str, classes)))
-        settings = ModelSettings(loss, output, names if params is None else params, ridge, budget, watch, window, seed)
+        settings = ModelSettings(
+            loss, output, names if params is None else params, ridge, budget, watch, window, seed, theta_scale
+        )  # fmt: skip
         plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed)
         strategy, options = found["strategy"]
         items = make_pool(pool, found["ids"])
