@@ -28,7 +28,7 @@ def study(name: str, seed: int, steps: int, deep: bool, loss: str) -> list[dict]
 
     def learner(labels: dict[int, int]) -> ft.Learner:
         if deep and labels:
-            net = MLP(x.shape[1], (256, 256), 10)
+            net = MLP(x[0].numel(), (256, 256), 10)
             at = list(labels)
             ft.fit(net, x[at], torch.tensor(list(labels.values())), steps=2 * steps, start="cold", seed=seed, loss=loss)
             return ft.Learner(net, x, seed=seed, labels=labels, loss=loss)

@@ -44,7 +44,7 @@ def load(name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         t = prepare(t)
         if t.dim() == 4 and t.shape[-1] == 28:
             t = torch.nn.functional.avg_pool2d(t, 2)
-        parts.append(t.flatten(1))
+        parts.append(t)
     return parts[0], y[at].long(), parts[1], y_test.long()
 
 

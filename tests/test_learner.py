@@ -282,6 +282,21 @@ def test_status_counts_and_predicts_before_teaching() -> None:
     assert len(learner.status()["curve"]) == 11
 
 
+def test_what_is_predicted_of_a_label_does_not_depend_on_whether_it_was_asked_for() -> None:
+    asked, told = make("l2"), make("l2")
+    ids = asked.query(3)
+    for i in ids:
+        asked.teach(i, truth("l2", i))
+    for i in ids:
+        told.teach(i, truth("l2", i))
+    for a, b in zip(asked._now.book.predictions.values(), told._now.book.predictions.values()):
+        assert (a.position, a.predicted) == (b.position, b.predicted)
+    # The first is predicted while the others are out, the last while none is.
+    a, b = (learner._now.book.predictions[ids[2]] for learner in (asked, told))
+    assert (a.error, a.surprise) == pytest.approx((b.error, b.surprise))
+    assert 0 < a.error < 1
+
+
 def test_drift_counts_new_and_changed_labels_and_advises() -> None:
     learner = make("l2")
     assert learner.drift()["retrain"] is False

@@ -35,6 +35,8 @@ def wrong_chances(state: State, scale: float) -> Tensor:
 def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:
     """What the model says of an item whose label has just come, before it learns it."""
     state, m = model.follow(book), model.row[position]
+    if position in book.pending:  # while it is out its variance counts as known
+        state = state.release(m)
     mean_C, u = state.pool_mean[m], float(state.u[m])
     scale = model.scale(book)
     if model.kind.regression:
