@@ -5,6 +5,7 @@ time, makes that S − F_WᵀF_U with one block row of F a label:  s = S_j· −
 The base is never written to. The mean is solved from it again, so relabelling costs k³ and leaves nothing behind.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,16 @@ from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
-from foretaste.lookahead.problem import Problem, cholesky, diagonal_blocks, site_index, to_sites
+from foretaste.lookahead.problem import (
+    ROUNDING,
+    Problem,
+    cholesky,
+    diagonal_blocks,
+    inverse_root,
+    rounding_floor,
+    site_index,
+    to_sites,
+)
 from foretaste.lookahead.state import KeptLabel, State
 
 # --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
@@ -93,6 +103,11 @@ class Posterior:
     @property
     def mean_UC(self) -> Tensor:
         return self.problem.f_UC if self.problem.free else self.solved.mean_UC
+
+    @cached_property
+    def prior_blocks(self) -> Tensor:
+        """Θ_jj of the candidates, (U, B, B): S_jj + HᵀH."""
+        return self.solved.var_U + squared_blocks(self.solved.half_U, self.problem.B)
 
     def columns(self, js: list[int]) -> Tensor:
         """S_WK of candidates js, (W·B, k·B). W = U: rows, for S is symmetric and those lie together in memory."""
@@ -181,7 +196,13 @@ class DenseState(State):
         if not self.criterion.quadratic:
             return to_sites(many_labels(m_KC, S_KK, y_KC), self.B)
         S_KK.diagonal().add_(self.ridge)
-        return torch.cholesky_solve(to_sites(y_KC - m_KC, self.B), cholesky(S_KK, self.ridge, "K"))
+        e_K = to_sites(y_KC - m_KC, self.B)
+        chol, failed = torch.linalg.cholesky_ex(S_KK)
+        if not failed:
+            return torch.cholesky_solve(e_K, chol)
+        rounding = ROUNDING * len(js) * float(base.prior_blocks[js].diagonal(dim1=1, dim2=2).max())
+        root = inverse_root(S_KK, self.ridge, 0.0, rounding)
+        return root.T @ (root @ e_K)
 
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         j, y_C = self._candidate(j), self._problem.labels.target(y)
@@ -216,15 +237,19 @@ class DenseState(State):
         noise_U = self._problem.label_noise_U
         noise = self.ridge if noise_U is None else noise_U[j]
         u = s_U[:, here] + (noise if B == 1 else noise * torch.eye(B, dtype=s_U.dtype, device=s_U.device))
-        if B == 1 and float(u) > 0:
+        var_U = factors.var_U if factors.js else base.solved.var_U
+        known_U = var_U if var_U is not None else base.solved.var_U
+        floor = rounding_floor(known_U, base.prior_blocks)[j]
+        u_least, floor = torch.stack([u.diagonal().min(), floor]).tolist()  # one read from the device
+        if B == 1 and u_least > 0 >= floor:
             R_inverse = u.rsqrt()
             f_U = s_U * R_inverse
             f_W = f_U if same else s_W * R_inverse
         else:
-            R = cholesky((u + u.T) / 2, self.ridge, "j")
-            f_U = torch.linalg.solve_triangular(R, s_U, upper=False)
-            f_W = f_U if same else torch.linalg.solve_triangular(R, s_W, upper=False)
-        var_U = factors.var_U if factors.js else base.solved.var_U
+            allowed = math.inf if factors.js else ROUNDING * float(base.prior_blocks[j].diagonal().max())
+            root = inverse_root((u + u.T) / 2, float(noise), floor, allowed)
+            f_U = root @ s_U
+            f_W = f_U if same else root @ s_W
         if var_U is not None:
             f_U11 = f_U[0, :, None, None]
             var_U = torch.addcmul(var_U, f_U11, f_U11, value=-1) if B == 1 else var_U - squared_blocks(f_U, B)
@@ -245,13 +270,18 @@ class DenseState(State):
     @cached_property
     def u(self) -> Tensor:
         # The same values. One number is read from the device if all is well.
-        return u_U if self.B == 1 and float((u_U := self.unchecked_u).min()) > 0 else super().u
+        return u_U if self.B == 1 and float((u_U := self.unchecked_u).max()) < math.inf else super().u
 
     @cached_property
     def unchecked_u(self) -> Tensor:
-        """u with B = 1. May be ≤ 0 where no variance is left; the caller checks for NaN."""
+        """u with B = 1, infinite wherever it is not positive. ``u`` says whether rounding explains that."""
         noise_U = self._problem.label_noise_U
-        return self.variance_blocks[:, 0, 0] + (self.ridge if noise_U is None else noise_U)
+        u_U = self.variance_blocks[:, 0, 0] + (self.ridge if noise_U is None else noise_U)
+        return u_U.masked_fill_(u_U <= 0, math.inf)
+
+    @property
+    def _prior_blocks(self) -> Tensor:
+        return self._posterior.prior_blocks
 
     @cached_property
     def watched_variance(self) -> Tensor:

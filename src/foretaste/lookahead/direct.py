@@ -17,7 +17,15 @@ from typing import Any, ClassVar, SupportsIndex
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.problem import KernelSource, ThetaBlocks, cholesky, site_index, to_sites
+from foretaste.lookahead.problem import (
+    ROUNDING,
+    KernelSource,
+    ThetaBlocks,
+    cholesky,
+    site_index,
+    to_sites,
+    without_rounding,
+)
 from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State
 
 
@@ -85,6 +93,9 @@ class DirectState(State):
         theta_KL = theta.UL[at]
         A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
         A.diagonal().add_(self.ridge)
+        if js and torch.linalg.cholesky_ex(A)[1]:
+            rounding = ROUNDING * len(A) * float(torch.cat([theta.LL.diagonal(), theta_KK.diagonal()]).max())
+            A = without_rounding(A, self.ridge, 0.0, rounding)
         y_KC = torch.stack([p.f_UC[j] if y is None else y for j, y in labels]) if labels else p.f_UC[:0]
         residual = torch.cat([p.y_LC - p.f_LC, y_KC - p.f_UC[js]])
         return JoinedSystem(js, A, to_sites(residual, B))
@@ -166,6 +177,10 @@ class DirectState(State):
         u_UBB = self._last[1].clone()
         u_UBB.diagonal(dim1=1, dim2=2).sub_(self.ridge)
         return u_UBB
+
+    @property
+    def _prior_blocks(self) -> Tensor:
+        return self._loaded.theta.diag_U
 
     @cached_property
     def watched_variance(self) -> Tensor:

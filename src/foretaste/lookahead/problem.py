@@ -339,3 +339,48 @@ def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
     raise ValueError(
         f"Cholesky of Θ_{what}{what} + λI failed: {what}={len(A)}, λ={ridge:.1e}, least eigenvalue {least:.1e}; {hint}"
     )
+
+
+# Near-copies of a point with a large gradient: S_jj subtracts nearly equal numbers, and S_jj + λ may come out negative,
+# though nothing is wrong. In truth such a direction is known already, and a label there changes nothing. With λ and
+# exact copies that is the limit too. So the directions in which only rounding is left are left out.
+#
+# How far S_jj falls below zero somewhere, as a share of Θ_jj, shows how large rounding is everywhere. So where nothing
+# is negative, nothing is left out.
+
+ROUNDING = 1e-4  # of Θ_jj: if S_jj falls further below zero before any label is kept, Θ itself is wrong
+UNFELT = 1e4  # times a variance: noise that no score feels
+
+
+def rounding_floor(var_UBB: Tensor, prior_UBB: Tensor) -> Tensor:
+    """(U,): what S_jj has to exceed to be more than rounding. Zero, or less, if no S_jj is negative."""
+    var_U, prior_U = (t.diagonal(dim1=1, dim2=2).amin(1) for t in (var_UBB, prior_UBB))
+    share = (-var_U / prior_U.clamp_min(torch.finfo(prior_U.dtype).tiny)).max()
+    return 2 * share * prior_U
+
+
+def known_directions(A: Tensor, noise: float, floor: float, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of A = S + noise·I, and which of them hold nothing but rounding.
+
+    floor: eigenvalues of S up to here are rounding. rounding: raises if one is further below zero than this.
+    """
+    e, V = torch.linalg.eigh(A)
+    below = noise - float(e[0])
+    if below > rounding:
+        raise ValueError(
+            f"S + λ is not positive: its least eigenvalue is {float(e[0]):.1e} with λ={noise:.1e}; what is labelled "
+            f"leaves no variance at this precision; try ridge > {2 * below:.1e}"
+        )
+    return e, V, e <= noise + max(below, floor)
+
+
+def inverse_root(A: Tensor, noise: float, floor: float, rounding: float) -> Tensor:
+    """M with MᵀM = A⁻¹, where ``known_directions`` are left out."""
+    e, V, known = known_directions(A, noise, floor, rounding)
+    return torch.where(known, 0.0, e.clamp_min(torch.finfo(e.dtype).tiny).rsqrt())[:, None] * V.T
+
+
+def without_rounding(A: Tensor, noise: float, floor: float, rounding: float) -> Tensor:
+    """A, with so much noise in the ``known_directions`` that its inverse ignores them."""
+    e, V, known = known_directions(A, noise, floor, rounding)
+    return (V * torch.where(known, UNFELT * max(float(e[-1]), floor / ROUNDING), e)) @ V.T

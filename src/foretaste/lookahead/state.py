@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import one_label
-from foretaste.lookahead.problem import Problem
+from foretaste.lookahead.problem import ROUNDING, Problem, rounding_floor, without_rounding
 from foretaste.losses import Loss
 
 COLUMN_BLOCK_BYTES = 64_000_000
@@ -196,20 +196,42 @@ class State(ABC):
 
     @cached_property
     def u(self) -> Tensor:
-        """S_jj + λ, (U,) or (U, B, B). Cross-entropy: the label's own noise 1/(p(1 − p)) in place of λ."""
+        """S_jj + λ, (U,) or (U, B, B). Cross-entropy: the label's own noise 1/(p(1 − p)) in place of λ.
+
+        Infinite where only rounding is left of S_jj, in near-copies of what is labelled: a label there changes nothing.
+        """
         noise_U = self._noise_U
         if self.B > 1:
-            return self.variance_blocks + torch.diag_embed(noise_U[:, None].expand(-1, self.B))
-        u_U = self.variance_blocks[:, 0, 0] + noise_U
-        low = u_U <= 0
-        if (bad := low & ~self.taken).any():
+            return self._u_blocks(self.variance_blocks + torch.diag_embed(noise_U[:, None].expand(-1, self.B)))
+        var_U, prior_U = self.variance_blocks[:, 0, 0], self._prior_blocks[:, 0, 0]
+        u_U = var_U + noise_U
+        if not ((low := u_U <= 0) & ~self.taken).any():
+            return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
+        low |= var_U <= rounding_floor(self.variance_blocks, self._prior_blocks)
+        bad = low & ~self.taken
+        if not self.kept and (bad & (var_U < -ROUNDING * prior_U)).any():
             j = int(u_U.masked_fill(~bad, math.inf).argmin())
             need = max(2 * (self.ridge - float(u_U[j])), 1e-12 * float(u_U.abs().max()))
             raise ValueError(
-                f"S_jj + λ is {float(u_U[j]):.1e} at candidate {j} ({int(bad.sum())} are not positive): what is "
+                f"S_jj + λ is {float(u_U[j]):.1e} at candidate {j} ({int((u_U <= 0).sum())} are not positive): what is "
                 f"labelled leaves it no variance at this precision; try ridge > {need:.1e}"
             )
-        return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
+        return u_U.masked_fill(low, 1.0).masked_fill(bad, math.inf)
+
+    def _u_blocks(self, u_UBB: Tensor) -> Tensor:
+        """The same for blocks: directions of which only rounding is left get a noise that no score feels."""
+        failed = torch.linalg.cholesky_ex(u_UBB)[1].nonzero()[:, 0].tolist()
+        floor_U = rounding_floor(self.variance_blocks, self._prior_blocks) if failed else None
+        for j in failed:
+            assert floor_U is not None
+            allowed = math.inf if self.kept else ROUNDING * float(self._prior_blocks[j].diagonal().max())
+            u_UBB[j] = without_rounding(u_UBB[j], float(self._noise_U[j]), float(floor_U[j]), allowed)
+        return u_UBB
+
+    @property
+    @abstractmethod
+    def _prior_blocks(self) -> Tensor:
+        """Θ_jj of the candidates, (U, B, B)."""
 
     @property
     def _noise_U(self) -> Tensor:
