@@ -146,6 +146,11 @@ def test_the_ridge_is_relative_unless_given(net, strategy):
     )
 
 
+def test_the_residual_under_cross_entropy_is_of_probabilities(net):
+    want = (outputs(net, X_L).softmax(1) - Y_LC).square().mean()
+    assert_close(ask(net, "infinite", loss="ce").info["residual_L"], float(want))
+
+
 @pytest.mark.parametrize("strategy", ["infinite", "gp"])
 @pytest.mark.parametrize("watch", [None, X_W], ids=["W = U", "W ≠ U"])
 def test_an_empty_l(net, strategy, watch):

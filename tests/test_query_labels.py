@@ -130,6 +130,16 @@ def test_params_of_one_logit_are_named_as_before():
     assert not torch.equal(by_name.scores, query(ONE, X_L, Y_TWO, X_U, ridge=RIDGE, batch_size=5).scores)
 
 
+def test_python_floats_keep_their_digits():
+    """A time stamp in float32 is wrong by up to a minute."""
+    one, times = network(C=1), [1763244000.25, 1763244030.5, 1763244061.75]
+    state = linearize(one, X_L[:3], times, X_U, ridge=RIDGE)
+    assert state.targets(times)[:, 0].tolist() == times
+    assert state.condition(4, times[0] + 7.125).kept[0][1].tolist() == [times[0] + 7.125]
+    rows = [[0.1, 0.9, 0.0], [0.2, 0.7, 0.1]]
+    assert linearize(NET, X_L[:2], rows, X_U, ridge=RIDGE).targets(rows).tolist() == rows
+
+
 def test_floats_with_one_output_stay_regression():
     with pytest.raises(ValueError, match="'gain' needs classes"):
         query(ONE, X_L, Y_TWO.double(), X_U)

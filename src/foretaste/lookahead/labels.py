@@ -190,6 +190,8 @@ def label_tensor(y: Any, name: str, allow_bool: bool = False) -> Tensor:
     """Labels that are numbers, as a tensor."""
     try:
         t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+        if t.is_floating_point() and not hasattr(y, "dtype"):
+            t = torch.as_tensor(y, dtype=torch.float64)  # Python's floats are: float32 would round them
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{name} is a {type(y).__name__} that is no tensor of labels; expected numbers") from None
     if (t.dtype == torch.bool and not allow_bool) or t.is_complex():

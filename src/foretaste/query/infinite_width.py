@@ -69,7 +69,8 @@ def infinite(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     all pairs of points, and one pass over S.
     """
     f, k = _known_outputs(request, "infinite", InfiniteOptions(**options))
-    request.info["residual_L"] = float((f.LC - f.y_LC).square().mean())
+    responses_LC = LOSSES[request.loss].responses(f.LC)  # cross-entropy: softmax outputs, as targets are
+    request.info["residual_L"] = float((responses_LC - f.y_LC).square().mean())
     return _most_change(request, k, f, request.loss, request.ridge)
 
 
