@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import logging
+from typing import ClassVar
 
 import pytest
 import torch
@@ -190,20 +191,22 @@ def test_precision_is_checked() -> None:
 
 
 class Scattered(torch.nn.Module):
-    """A network whose first large pass finds the device's memory in pieces."""
+    """A network for which a device has no memory: for more than ``most`` points at once, or the first time only."""
 
-    asked = 0  # of the class: the engine works on copies
+    asked: ClassVar[list[int]] = []  # of the class: the engine works on copies
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None, error: Exception | None = None) -> None:
         super().__init__()
-        self.head = torch.nn.Linear(6, 3)
-        Scattered.asked = 0
+        torch.manual_seed(0)
+        self.head, self.most = torch.nn.Linear(6, 3), most
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory")
+        Scattered.asked = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) > N:
-            Scattered.asked += 1
-            if Scattered.asked == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+        if len(x) > 4:  # the checks run four points
+            Scattered.asked.append(len(x))
+            if (len(Scattered.asked) == 1) if self.most is None else len(x) > self.most:
+                raise self.error
         return self.head(x)
 
 
@@ -213,17 +216,38 @@ def test_memory_in_pieces_is_given_back_and_asked_for_again() -> None:
     x = torch.randn(40, 6, device="cuda")
     net = Scattered().cuda().eval()
     assert error(ft.ntk(net, x), ft.ntk(net.head, x)) <= 1e-12
-    assert Scattered.asked >= 2
-    Scattered.asked = 0
-    with pytest.raises(torch.OutOfMemoryError):  # a budget is the user's word for what there is
-        ft.ntk(net, x, budget="4GB")
+    assert Scattered.asked[:2] == [40, 40]
 
 
-def test_a_cpu_out_of_memory_says_so() -> None:
-    net = Scattered().eval()
-    with pytest.raises(torch.OutOfMemoryError):
-        ft.ntk(net, torch.randn(40, 6))
-    assert Scattered.asked == 1
+@pytest.mark.parametrize("said", [None, RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+@pytest.mark.parametrize("output", ["sum", "full"])
+def test_out_of_memory_halves_the_chunk_and_gives_the_same_kernel(said: Exception | None, output: str) -> None:
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    net = Scattered(most=12, error=said).eval()
+    theta = ft.ntk(net, x, output=output)
+    assert Scattered.asked == [40, 20, 10, 10, 10, 10]
+    assert error(theta, ft.ntk(net.head, x, output=output)) <= 1e-12
+    with pytest.raises(RuntimeError, match="another fault"):
+        ft.ntk(Scattered(most=12, error=RuntimeError("another fault")).eval(), x)
+
+
+def test_out_of_memory_for_a_single_point_says_so() -> None:
+    class Never(torch.nn.Module):
+        """No memory for one of the points, alone or with others."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x[:, 0] == 7.0).any()):
+                raise MemoryError
+            return self.head(x)
+
+    x = torch.zeros(12, 6)
+    x[8] = 7.0  # no check runs it
+    with pytest.raises(MemoryError, match=r"Θ of 12 points does not fit .* take fewer points, a smaller watch="):
+        ft.ntk(Never().eval(), x)
 
 
 @pytest.mark.parametrize("module", ["frozen", "kernel", "survey", "infinite.kernel", "infinite.counterpart"])

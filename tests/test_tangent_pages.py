@@ -1,5 +1,8 @@
 """Advice on memory changes no number."""
 
+import ctypes
+import sys
+
 import pytest
 import torch
 
@@ -18,9 +21,6 @@ def test_the_tensor_is_the_same_and_can_be_written(count):
 
 def test_only_whole_pages_inside_the_tensor_are_advised(monkeypatch):
     """Neighbours in memory are not ours to speak of."""
-    import ctypes
-    import sys
-
     if sys.platform != "linux":
         pytest.skip("large pages are asked for on Linux only")
     said = []
@@ -45,3 +45,32 @@ def test_keeping_memory_can_be_asked_for_anywhere() -> None:
     keep_memory()
     keep_memory()
     assert float(torch.ones(2 << 20).sum()) == 2 << 20
+
+
+@pytest.mark.parametrize(("said", "times"), [(None, 1), ("1", 1), ("0", 0)])
+def test_glibc_is_left_as_it_is_where_the_user_says_so(said, times, monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("glibc is of Linux")
+    asked = []
+
+    class Call:
+        """A function of C, whose types can be set."""
+
+        def __init__(self, log):
+            self.log = log
+
+        def __call__(self, value):
+            self.log.append(value)
+
+    class Libc:
+        def __init__(self, name):
+            self.malloc, self.free = Call(asked), Call([])
+
+    monkeypatch.setattr(ctypes, "CDLL", Libc)
+    if said is None:
+        monkeypatch.delenv("FORETASTE_KEEP_MEMORY", raising=False)
+    else:
+        monkeypatch.setenv("FORETASTE_KEEP_MEMORY", said)
+
+    keep_memory.__wrapped__()  # without its cache: once for every process
+    assert len(asked) == times

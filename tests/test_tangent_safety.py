@@ -1,5 +1,6 @@
 """Nothing silently wrong, nothing left behind: odd forwards, inputs with a graph, threads and Ctrl-C."""
 
+import copy
 import gc
 import weakref
 from itertools import permutations
@@ -164,3 +165,29 @@ def test_counting_memory_leaves_nothing_on_the_users_tensors() -> None:
             z = x + y  # noqa: F841
     gc.collect()
     assert len(weakref.finalize._registry) <= before  # type: ignore[attr-defined]
+
+
+def test_an_embedding_that_rewrites_its_weights_is_refused_by_name() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten(), nn.Linear(8, 3)).eval()
+    before, x = net[0].weight.detach().clone(), torch.arange(18).view(9, 2) % 9
+    with pytest.raises(ValueError, match=r"'0' is an Embedding with max_norm=0\.5.*set max_norm = None"):
+        ft.query(net, x[:3], [0, 1, 2], x[3:], batch_size=1)
+    with pytest.raises(ValueError, match=r"max_norm=0\.5"):
+        ft.ntk(net, x)
+    assert torch.equal(net[0].weight, before)
+
+
+@pytest.mark.parametrize("larger", [1.0, 3e3, 1e9])
+def test_one_point_that_is_far_larger_than_the_others(larger: float) -> None:
+    """float16 took its scale from two points, and overflowed. And the common row μ was that of the large point: the
+    others kept few digits beside it, in float32 too."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(128, 3)).eval()
+    x = torch.randn(30, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    x[20] *= larger
+    want = ft.ntk(copy.deepcopy(net).double(), x.double())
+    sizes = want.diagonal().sqrt()
+    for precision, tolerance in (("float32", 1e-6), ("half", 1e-3)):
+        gap = (ft.ntk(net, x, precision=precision) - want).abs() / (sizes[:, None] * sizes)
+        assert float(gap.max()) <= tolerance, precision  # NaN fails too

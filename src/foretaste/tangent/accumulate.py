@@ -6,7 +6,8 @@ and what μ contributes is added in float64:
 
     J Jᵀ = J̃ J̃ᵀ + (J̃μ) 1ᵀ + 1 (J̃μ)ᵀ + ‖μ‖²
 
-Any μ gives the same Θ. The mean of the first points is known when the first rows are written, so it is that.
+Any μ gives the same Θ. The mean of the first points is known when the first rows are written, so it is that, without
+the points whose gradient is far larger than that of most.
 
 ``GradientRows`` holds J̃ for one slab of columns (parameters). ``ThetaSum`` adds J̃ J̃ᵀ of slab after slab to Θ, one
 strip of Θ's rows at a time.
@@ -15,6 +16,7 @@ strip of Θ's rows at a time.
 import ctypes
 import math
 import mmap
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +34,7 @@ ALIGN = 64
 EVEN = 8
 PANEL = 1 << 16  # columns that lie together on a GPU, and are summed in float32
 HALF_PEAK = 256.0  # the largest gradient entry is scaled to this in float16, whose largest number is 65504
+FAR_ROW = 16.0  # times the median length of the first rows: longer ones do not count in their mean
 FLOAT64_SLAB = 1 << 17  # entries converted to float64 at once
 FLOAT64_SLAB_CUDA = 1 << 27  # on a GPU launches cost more than memory
 # On Linux, for tensors on a CPU; see ``large_pages`` and ``keep_memory``.
@@ -91,7 +94,7 @@ class GradientRows:
         """
         mu_Bw = self.mu_Bw[:, columns]
         if at.start == 0:
-            mu_Bw.copy_(rows_nBw.mean(0))
+            mu_Bw.copy_(common_row(rows_nBw))
         if rows_nBw.is_cuda and fusible(rows_nBw) and rows_nBw.shape[1] == 1 and rows_nBw.stride(2) == 1:
             to = self.data[:, at, 0]
             self.shift_NBB[at, 0, 0] += centre_fused(rows_nBw[:, 0], mu_Bw[0], to, columns.start, self.scale)
@@ -137,6 +140,21 @@ class GradientRows:
         if a.is_cuda:
             return torch.mm(a, b.T, out_dtype=torch.float32)[:, :n]
         return a.float() @ b.float().T  # as exact: the product of two float16 numbers is a float32 number
+
+
+def common_row(rows_nBw: Tensor) -> Tensor:
+    """μ (B, w): the mean of the rows, without those that are far longer than most.
+
+    One row 3000 times as long as the others would make μ that much longer than they are, and their differences to μ
+    would keep few of their digits.
+    """
+    length_n = torch.linalg.vector_norm(rows_nBw, dim=(1, 2))
+    usual = length_n.median()
+    far_n = (length_n > FAR_ROW * usual) & (usual > 0)
+    if rows_nBw.is_cuda:  # without a read, which would wait for the device
+        near_n = (~far_n).to(rows_nBw.dtype)
+        return torch.tensordot(near_n, rows_nBw.masked_fill(far_n[:, None, None], 0.0), 1) / near_n.sum()
+    return rows_nBw[~far_n].mean(0) if bool(far_n.any()) else rows_nBw.mean(0)
 
 
 def panel_shape(points: int, width: int, cuda: bool) -> tuple[int, int, int]:
@@ -288,8 +306,9 @@ def keep_memory() -> None:
 
     glibc returns large blocks to the system until it has seen one of that size freed. So allocate one and free it,
     without writing to it. Otherwise it depends on chance, and passes take 1.5 times as long in some processes.
+    The environment variable FORETASTE_KEEP_MEMORY=0 leaves glibc as it is.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or os.environ.get("FORETASTE_KEEP_MEMORY") == "0":
         return
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)

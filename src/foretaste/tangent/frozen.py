@@ -122,6 +122,7 @@ class FrozenNetwork:
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
     uneven: frozenset[str] = frozenset()  # modules seen to run on more rows for some points than for others
+    largest: float = 0.0  # of a gradient's entries, where float16 had no room for them
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
         """f(x), (N, C), with ``params`` in place of some of the network's parameters."""
@@ -223,13 +224,22 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
 
 
 def check_eval_mode(net: nn.Module) -> None:
-    """Raise if a module uses statistics of the batch: in train mode, or a BatchNorm without running statistics."""
+    """Raise if a module uses statistics of the batch: in train mode, or a BatchNorm without running statistics.
+
+    Or if it changes its weights when it is called.
+    """
     if net.training:
         raise ValueError("net is in train mode, so Θ depends on the batch; call net.eval() first")
     for name, m in net.named_modules():
         if m.training:
             raise ValueError(f"submodule {name!r} is in train mode, so Θ depends on the batch; call net.eval() first")
     for name, m in net.named_modules():
+        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None:
+            raise ValueError(
+                f"module {name!r} is an {type(m).__name__} with max_norm={m.max_norm:g}, which rewrites its weights in "
+                "every forward pass, so there are no fixed weights to take a gradient in; call net once on all points, "
+                "which shortens its rows, then set max_norm = None on that module"
+            )
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None and m.running_var is None:
             raise ValueError(
                 f"module {name!r}, a {type(m).__name__}, has no running statistics, so it normalises by those of the "

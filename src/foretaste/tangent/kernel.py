@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import did_you_mean
+from foretaste.errors import did_you_mean, format_bytes
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
 from foretaste.tangent.frozen import (
     PRECISIONS,
@@ -34,6 +34,7 @@ from foretaste.tangent.frozen import (
     Inputs,
     Output,
     Params,
+    all_finite,
     check_inputs,
     count_points,
     freeze,
@@ -43,7 +44,15 @@ from foretaste.tangent.frozen import (
     to_float64,
 )
 from foretaste.tangent.functional import functional_rows
-from foretaste.tangent.planning import KernelJob, KernelPlan, LayerGroup, make_plan, resolve_budget
+from foretaste.tangent.planning import (
+    KernelJob,
+    KernelPlan,
+    LayerGroup,
+    free_memory,
+    make_plan,
+    make_smaller_plan,
+    resolve_budget,
+)
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
     LayerParameter,
@@ -55,6 +64,7 @@ from foretaste.tangent.survey import (
 )
 
 log = logging.getLogger("foretaste")
+HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
 KernelProgress = Callable[[int, int], None]
 
 
@@ -223,21 +233,7 @@ def gram(
         raise ValueError(
             "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
         )
-    emptied = budget is not None or frozen.device.type != "cuda"
-    while True:
-        try:
-            return compute_gram(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
-        except UnevenRowsError as e:  # what two points could not show: such a layer goes through torch.func
-            label = next(label for label, m in frozen.net.named_modules() if m is e.module)
-            log.info("module %r: %s; starting again without its rule", label, e)
-            frozen = replace(frozen, uneven=frozen.uneven | {label})
-        except torch.OutOfMemoryError:
-            if emptied:
-                raise
-            # The free memory was in pieces too small to use. Return it to the device, and plan again with what is free.
-            log.info("out of memory: emptying torch's cache and trying once more")
-            torch.cuda.empty_cache()
-            emptied = True
+    return compute_until_done(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
 
 
 def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
@@ -251,7 +247,15 @@ def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
 # ---- The computation ----
 
 
-def compute_gram(
+class HalfRangeError(RuntimeError):
+    """A gradient has entries that float16 has no room for, at the scale that the first points gave."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__(f"float16 has no room for entries of gradients far above {largest:g}")
+        self.largest = largest
+
+
+def compute_until_done(
     frozen: FrozenNetwork,
     sets: Mapping[str, Inputs],
     blocks: Sequence[Block],
@@ -262,8 +266,76 @@ def compute_gram(
     f: dict[str, Tensor] | None,
     classes: int | None,
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-    """``gram``, of a network and sets that are checked."""
-    survey, plan = plan_gram(frozen, sets, blocks, diagonals, budget, 2 if precision == "half" else None, classes)
+    """``compute_gram`` of a network and sets that are checked; in another way if the first one fails.
+
+    A layer of uneven rows loses its rule. Gradients too large for float16 get another scale, or TF32. Where there is
+    less memory than planned, the work is cut into parts of half the size.
+    """
+    failed: KernelPlan | None = None
+    widened, emptied = 0, budget is not None or frozen.device.type != "cuda"
+    while True:
+        made: KernelPlan | None = None
+        try:
+            entry_bytes = 2 if precision == "half" else None
+            survey, made = plan_gram(frozen, sets, blocks, diagonals, budget, entry_bytes, classes, failed)
+            return compute_gram(frozen, sets, blocks, diagonals, survey, made, precision, progress, f)
+        except UnevenRowsError as e:  # what two points could not show: such a layer goes through torch.func
+            label = next(label for label, m in frozen.net.named_modules() if m is e.module)
+            log.info("module %r: %s; starting again without its rule", label, e)
+            frozen = replace(frozen, uneven=frozen.uneven | {label})
+            continue
+        except HalfRangeError as e:
+            widened += 1
+            log.info("%s; starting again %s", e, "at another scale" if widened <= HALF_TRIES else "in TF32")
+            frozen = replace(frozen, largest=HALF_WIDER * e.largest)
+            precision = "half" if widened <= HALF_TRIES else "tf32"
+            continue
+        except Exception as e:
+            if not is_out_of_memory(e):
+                raise
+            if made is None or made.chunk_size == 1:
+                raise memory_error(e, frozen.device, sets) from e
+        # Outside of ``except``: until here, the error's frames held the tensors that were made.
+        if not emptied:
+            # The free memory was in pieces too small to use. Return it to the device, plan again with what is free.
+            log.info("out of memory: emptying torch's cache and trying once more")
+            torch.cuda.empty_cache()
+            emptied = True
+        else:
+            failed = made
+            log.info("out of memory with %s; starting again with half of it", made)
+
+
+def is_out_of_memory(e: Exception) -> bool:
+    """Whether an allocation failed. torch has no class for it on a CPU."""
+    return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(e, RuntimeError) and "allocate memory" in str(e)
+    )
+
+
+def memory_error(e: Exception, device: torch.device, sets: Mapping[str, Inputs]) -> Exception:
+    """What to say if not even the smallest parts fit."""
+    points = sum(count_points(x) for x in sets.values())
+    said = (
+        f"out of memory on {device}: Θ of {points} points does not fit into what is free there "
+        f"({format_bytes(free_memory(device))}), however it is cut; take fewer points, a smaller watch=, or free some "
+        f"memory ({str(e).splitlines()[0] if str(e) else type(e).__name__})"
+    )
+    return (torch.OutOfMemoryError if device.type == "cuda" else MemoryError)(said)
+
+
+def compute_gram(
+    frozen: FrozenNetwork,
+    sets: Mapping[str, Inputs],
+    blocks: Sequence[Block],
+    diagonals: Sequence[str],
+    survey: Survey,
+    plan: KernelPlan,
+    precision: str,
+    progress: KernelProgress | None,
+    f: dict[str, Tensor] | None,
+) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
+    """``gram`` by a plan."""
     log.debug("Θ: %s", plan)
     like = next(iter(frozen.params.values()))
     theta = ThetaSum({k: count_points(x) for k, x in sets.items()}, blocks, diagonals, survey.heads, like)
@@ -285,7 +357,10 @@ def compute_gram(
             del layer_pass  # frees its A and G before the next group's are recorded
     if f is not None and f_chunks:
         f |= zip(sets, to_float64(torch.cat(f_chunks)).split([count_points(x) for x in sets.values()]))
-    return theta.finish()
+    found = theta.finish()
+    if precision == "half" and not all(all_finite(t) for part in found for t in part.values()):
+        raise HalfRangeError(max(survey.largest, frozen.largest))
+    return found
 
 
 def plan_gram(
@@ -296,8 +371,12 @@ def plan_gram(
     budget: int | float | str | None,
     entry_bytes: int | None = None,
     classes: int | None = None,
+    failed: KernelPlan | None = None,
 ) -> tuple[Survey, KernelPlan]:
-    """Survey the network with a few points, and plan the work. Probes the network first unless C is known."""
+    """Survey the network with a few points, and plan the work. Probes the network first unless C is known.
+
+    failed: a plan that ran out of memory.
+    """
     name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
     if count_points(x) == 0:
         raise ValueError(f"{' and '.join(sets)} have no points; give at least one")
@@ -313,7 +392,7 @@ def plan_gram(
         entry_bytes or next(iter(frozen.params.values())).element_size(),
         frozen.device.type,
     )
-    return survey, make_plan(job, available)
+    return survey, make_plan(job, available) if failed is None else make_smaller_plan(job, failed)
 
 
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
@@ -340,8 +419,8 @@ class LayerPass:
     def new_rows(self, width: int, old: GradientRows | None = None) -> GradientRows:
         """Room for ``width`` columns of all points, in the memory of ``old`` if that is large enough."""
         like = next(iter(self.frozen.params.values()))
-        wide = width * self.survey.folded
-        return GradientRows(self.points, self.survey.heads, wide, like, self.half, self.survey.largest, old)
+        wide, largest = width * self.survey.folded, max(self.survey.largest, self.frozen.largest)
+        return GradientRows(self.points, self.survey.heads, wide, like, self.half, largest, old)
 
     def write(self, rows: GradientRows, at: slice, start: int, rows_nBw: Tensor) -> int:
         """Write the rows of a chunk from column ``start`` on; returns the column after them."""

@@ -212,6 +212,13 @@ def make_plan(job: KernelJob, budget: int) -> KernelPlan:
     raise BudgetError(message, job, needed, budget)
 
 
+def make_smaller_plan(job: KernelJob, failed: KernelPlan) -> KernelPlan:
+    """Half the chunk of a plan that ran out of memory; half its memory too, if that can be planned."""
+    made = try_plan(job, failed.nbytes // 2) or failed
+    chunk = min(made.chunk_size, max(1, failed.chunk_size // 2))
+    return replace(made, chunk_size=chunk, slab_size=min(made.slab_size, chunk))
+
+
 def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
     """The fastest plan that fits, or None. ProductLayers get less and less memory, down to none at all.
 

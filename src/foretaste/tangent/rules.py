@@ -277,7 +277,7 @@ def has_rule(m: nn.Module) -> bool:
     if "weight" not in m._parameters or not m._parameters.keys() <= {"weight", "bias"}:
         return False
     if type(m) is nn.Embedding:
-        return m.max_norm is None and not m.scale_grad_by_freq
+        return not m.scale_grad_by_freq
     if isinstance(m, nn.modules.batchnorm._BatchNorm):
         return type(m) in RULES and m.running_mean is not None
     return type(m) in RULES
