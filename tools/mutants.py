@@ -1,9 +1,11 @@
 """Plant small faults in the code, one at a time, and see whether the tests notice: ``make mutants``.
 
 A fault is one small change of one expression: a comparison turned, a sign, a factor, an index off by one, a condition
-dropped. Faults are drawn with a seed from the files below, so many a file, and each is tried in a copy of the package
-with the tests that should notice it. A fault that no test notices is a survivor: it gets a test, or it is listed in
-``EQUIVALENT`` with the reason why it changes nothing that a test could see.
+dropped. Faults are drawn from the files below, so many a file, by a hash of the line: other lines can change, and the
+faults stay the same. The tests run once without a fault, which shows which of them run which function; one that fails
+then is left out. Each fault is tried in a copy of the package, with the tests that run its function. One that no test
+notices is a survivor: it gets a test, or it is listed in ``EQUIVALENT`` with the reason why it changes nothing that a
+test could see.
 
     python tools/mutants.py --list           # the faults, without running anything
     python tools/mutants.py --only loop.py   # of one file
@@ -14,16 +16,20 @@ import argparse
 import ast
 import copy
 import hashlib
+import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SEED = 0
@@ -42,10 +48,9 @@ PLACES: dict[str, tuple[int, list[str]]] = {
     "acquire/gain.py": (4, ["test_acquire.py", "test_acquire_gain.py", "test_scoring_fast.py"]),
     "acquire/change.py": (4, ["test_acquire.py", "test_scoring_fast.py"]),
     "query/select.py": (5, ["test_query.py", "test_query_duplicates.py", "test_scoring_fast.py"]),
-    "query/badge.py": (3, ["test_badge.py"]),
+    "query/badge.py": (3, ["test_badge.py", "test_badge_layer.py"]),
     "losses.py": (4, ["test_network.py", "test_acquire_probabilities.py", "test_lookahead_ce.py", "test_ll4al.py"]),
-    "network/sgd.py": (5, ["test_network.py"]),
-    "network/mlp_gradients.py": (2, ["test_network.py"]),
+    "network/sgd.py": (7, ["test_network.py"]),
     "study/loop.py": (5, ["test_study.py"]),
     "report/summary.py": (5, ["test_report.py", "test_report_folders.py"]),
 }
@@ -60,6 +65,7 @@ class Fault:
 
     file: str
     line: int
+    function: int  # the first line of its code: of the first decorator, if there are any
     before: str
     what: str
     code: str  # of the whole file, changed
@@ -115,26 +121,34 @@ class Replace(ast.NodeTransformer):
 
 
 def faults(source: Path, name: str, count: int) -> list[Fault]:
-    """``count`` faults inside the functions of a file, drawn by the seed and the file's name, at different lines."""
+    """``count`` faults inside the functions of a file, at different lines, drawn by a hash of line and change."""
     text = (source / name).read_text()
     lines, tree = text.splitlines(), ast.parse(text)
-    places = []
+    places: list[tuple[Any, int, str, ast.AST]] = []
     for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
         for statement in function.body:
             for node in ast.walk(statement):
                 if not isinstance(statement, ast.FunctionDef) and not _in_message(statement, node):
-                    places += [(node, what, new) for what, new in changes(node)]
-    generator = random.Random(f"{SEED} {name}")
-    generator.shuffle(places)
+                    places += [(node, first_line(function), what, new) for what, new in changes(node)]
+
+    def draw(place: tuple[Any, int, str, ast.AST]) -> str:
+        node, _, what, _ = place
+        return hashlib.sha256(f"{SEED} {name} {lines[node.lineno - 1].strip()} {what}".encode()).hexdigest()
+
+    places.sort(key=draw)
     found: list[Fault] = []
-    for node, what, new in places:
-        line = node.lineno  # type: ignore[attr-defined]
+    for node, function_line, what, new in places:
+        line = node.lineno
         if len(found) < count and line not in {f.line for f in found}:
             whole = copy.deepcopy(tree)
             twin = next(n for a, n in zip(ast.walk(tree), ast.walk(whole)) if a is node)
             code = ast.unparse(ast.fix_missing_locations(Replace(twin, new).visit(whole)))
-            found.append(Fault(name, line, lines[line - 1].strip(), what, code))
+            found.append(Fault(name, line, function_line, lines[line - 1].strip(), what, code))
     return found
+
+
+def first_line(function: ast.FunctionDef) -> int:
+    return min([function.lineno, *(d.lineno for d in function.decorator_list)])
 
 
 def _in_message(statement: ast.stmt, node: ast.AST) -> bool:
@@ -147,30 +161,109 @@ def _in_message(statement: ast.stmt, node: ast.AST) -> bool:
     return False
 
 
-def noticed(fault: Fault, tests: list[str], folder: Path, seconds: int) -> bool:
-    """Run the tests on a copy of the package with the fault in it."""
-    name = hashlib.sha256(str(fault).encode()).hexdigest()[:12]
-    copied = folder / name
+# --- which tests run which function: this file is also a plugin of pytest ---
+
+RECORD = "FORETASTE_MUTANTS_RECORD"  # where the plugin writes: {"file:function's first line": [tests]}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Shared fixtures run before their first test only, so what they run counts for every test of the file."""
+    with recorded(item.nodeid.split("::")[0]):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with recorded(item.nodeid):
+        return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    if RECORD in os.environ:
+        Path(os.environ[RECORD]).write_text(json.dumps({place: sorted(tests) for place, tests in _runs.items()}))
+
+
+_runs: dict[str, set[str]] = {}
+
+
+@contextmanager
+def recorded(test: str) -> Iterator[None]:
+    """Note every function of the package that runs, in this thread."""
+    package, seen = f"{os.sep}src{os.sep}foretaste{os.sep}", set[Any]()
+
+    def note(frame: Any, event: str, arg: object) -> None:
+        if (code := frame.f_code) not in seen:
+            seen.add(code)
+            if package in code.co_filename:
+                place = f"{code.co_filename.split(package)[1]}:{code.co_firstlineno}"
+                _runs.setdefault(place, set()).add(test)
+
+    if RECORD not in os.environ:
+        yield
+        return
+    sys.settrace(note)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def find_tests(files: Iterable[str], folder: Path, seconds: int) -> tuple[dict[str, list[str]], list[str]]:
+    """For each function, the tests that run it; and the tests that fail without any fault."""
+    runs: dict[str, list[str]] = {}
+    failing: list[str] = []
+    for file in files:
+        record = folder / "record.json"
+        while failed := run_tests(ROOT / "src", [f"tests/{file}"], 10 * seconds, failing, record):
+            print(f"fails without a fault, and is left out: {failed}", flush=True)
+            failing.append(failed)
+        for place, tests in json.loads(record.read_text()).items():
+            runs.setdefault(place, []).extend(tests)
+    return runs, failing
+
+
+# --- one fault ---
+
+
+def noticed(fault: Fault, tests: list[str], folder: Path, seconds: int, failing: list[str]) -> str | None:
+    """Run the tests on a copy of the package with the fault in it; the test that notices, or None."""
+    if not tests:
+        return None
+    copied = folder / hashlib.sha256(str(fault).encode()).hexdigest()[:12]
     shutil.copytree(ROOT / "src", copied)
     try:
         (copied / "foretaste" / fault.file).write_text(fault.code)
-        environment = os.environ | {
-            "PYTHONPATH": f"{copied}{os.pathsep}{ROOT / 'tests'}",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
-        try:
-            run = subprocess.run(
-                [*command, *(str(ROOT / "tests" / t) for t in tests)],
-                cwd=ROOT, env=environment, capture_output=True, timeout=seconds, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return True  # a test that never ends is noticed
-        return run.returncode != 0
+        return run_tests(copied, tests, seconds, failing)
     finally:
         shutil.rmtree(copied)
+
+
+def run_tests(
+    package: Path, tests: list[str], seconds: int, without: Sequence[str] = (), record: Path | None = None
+) -> str | None:
+    """None if all tests pass with the package that lies in this folder, else the test that fails."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(p) for p in (package, ROOT / "tests", ROOT / "tools")),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+    command += [f"--deselect={test}" for test in without]
+    if record is not None:
+        environment[RECORD] = str(record)
+        command += ["-p", "mutants"]
+    try:
+        run = subprocess.run(
+            [*command, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "a test never ends"
+    if run.returncode == 0:
+        return None
+    lines = [line for line in (run.stdout + run.stderr).splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines[0].split()[1] if lines else f"pytest exits with {run.returncode}"
 
 
 def main() -> int:
@@ -192,16 +285,21 @@ def main() -> int:
         return 0
     survivors, equivalent = [], 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
-        runs = [(f, pool.submit(noticed, f, tests, Path(folder), chosen.seconds)) for f, tests in planted]
-        for fault, run in runs:
-            if run.result():
+        files = dict.fromkeys(test for _, tests in planted for test in tests)
+        runs, failing = find_tests(files, Path(folder), chosen.seconds)
+        tried = []
+        for fault, tests in planted:
+            own = [test for test in runs.get(f"{fault.file}:{fault.function}", []) if test[6:].split("::")[0] in tests]
+            tried.append((fault, own, pool.submit(noticed, fault, own, Path(folder), chosen.seconds, failing)))
+        for fault, own, run in tried:
+            if by := run.result():
                 verdict = "noticed"
             elif fault.key in EQUIVALENT:
                 verdict, equivalent = f"equivalent: {EQUIVALENT[fault.key]}", equivalent + 1
             else:
                 verdict = "SURVIVED"
                 survivors.append(fault)
-            print(f"{verdict:10s} {fault}", flush=True)
+            print(f"{verdict:10s} {fault} ({by or f'{len(own)} tests'})", flush=True)
     seen = len(planted) - len(survivors) - equivalent
     print(f"{len(planted)} faults: {seen} noticed, {equivalent} equivalent, {len(survivors)} survived")
     return 1 if survivors else 0
