@@ -17,7 +17,7 @@ from torch import Tensor
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
 from foretaste.lookahead.problem import (
-    ROUNDING,
+    ROUNDING_SHARE,
     Problem,
     cholesky,
     diagonal_blocks,
@@ -200,7 +200,7 @@ class DenseState(State):
         chol, failed = torch.linalg.cholesky_ex(S_KK)
         if not failed:
             return torch.cholesky_solve(e_K, chol)
-        rounding = ROUNDING * len(js) * float(base.prior_blocks[js].diagonal(dim1=1, dim2=2).max())
+        rounding = ROUNDING_SHARE * len(js) * float(base.prior_blocks[js].diagonal(dim1=1, dim2=2).max())
         root = inverse_root(S_KK, self.ridge, 0.0, rounding)
         return root.T @ (root @ e_K)
 
@@ -246,7 +246,7 @@ class DenseState(State):
             f_U = s_U * R_inverse
             f_W = f_U if same else s_W * R_inverse
         else:
-            allowed = math.inf if factors.js else ROUNDING * float(base.prior_blocks[j].diagonal().max())
+            allowed = math.inf if factors.js else ROUNDING_SHARE * float(base.prior_blocks[j].diagonal().max())
             root = inverse_root((u + u.T) / 2, float(noise), floor, allowed)
             f_U = root @ s_U
             f_W = f_U if same else root @ s_W

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.problem import (
-    ROUNDING,
+    ROUNDING_SHARE,
     KernelSource,
     ThetaBlocks,
     cholesky,
@@ -94,7 +94,7 @@ class DirectState(State):
         A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
         A.diagonal().add_(self.ridge)
         if js and torch.linalg.cholesky_ex(A)[1]:
-            rounding = ROUNDING * len(A) * float(torch.cat([theta.LL.diagonal(), theta_KK.diagonal()]).max())
+            rounding = ROUNDING_SHARE * len(A) * float(torch.cat([theta.LL.diagonal(), theta_KK.diagonal()]).max())
             A = without_rounding(A, self.ridge, 0.0, rounding)
         y_KC = torch.stack([p.f_UC[j] if y is None else y for j, y in labels]) if labels else p.f_UC[:0]
         residual = torch.cat([p.y_LC - p.f_LC, y_KC - p.f_UC[js]])

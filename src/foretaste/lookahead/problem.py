@@ -348,7 +348,7 @@ def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
 # How far S_jj falls below zero somewhere, as a share of Θ_jj, shows how large rounding is everywhere. So where nothing
 # is negative, nothing is left out.
 
-ROUNDING = 1e-4  # of Θ_jj: if S_jj falls further below zero before any label is kept, Θ itself is wrong
+ROUNDING_SHARE = 1e-4  # of Θ_jj: if S_jj falls further below zero before any label is kept, Θ itself is wrong
 UNFELT = 1e4  # times a variance: noise that no score feels
 
 
@@ -383,4 +383,4 @@ def inverse_root(A: Tensor, noise: float, floor: float, rounding: float) -> Tens
 def without_rounding(A: Tensor, noise: float, floor: float, rounding: float) -> Tensor:
     """A, with so much noise in the ``known_directions`` that its inverse ignores them."""
     e, V, known = known_directions(A, noise, floor, rounding)
-    return (V * torch.where(known, UNFELT * max(float(e[-1]), floor / ROUNDING), e)) @ V.T
+    return (V * torch.where(known, UNFELT * max(float(e[-1]), floor / ROUNDING_SHARE), e)) @ V.T

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import one_label
-from foretaste.lookahead.problem import ROUNDING, Problem, rounding_floor, without_rounding
+from foretaste.lookahead.problem import ROUNDING_SHARE, Problem, rounding_floor, without_rounding
 from foretaste.losses import Loss
 
 COLUMN_BLOCK_BYTES = 64_000_000
@@ -209,7 +209,7 @@ class State(ABC):
             return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
         low |= var_U <= rounding_floor(self.variance_blocks, self._prior_blocks)
         bad = low & ~self.taken
-        if not self.kept and (bad & (var_U < -ROUNDING * prior_U)).any():
+        if not self.kept and (bad & (var_U < -ROUNDING_SHARE * prior_U)).any():
             j = int(u_U.masked_fill(~bad, math.inf).argmin())
             need = max(2 * (self.ridge - float(u_U[j])), 1e-12 * float(u_U.abs().max()))
             raise ValueError(
@@ -224,7 +224,7 @@ class State(ABC):
         floor_U = rounding_floor(self.variance_blocks, self._prior_blocks) if failed else None
         for j in failed:
             assert floor_U is not None
-            allowed = math.inf if self.kept else ROUNDING * float(self._prior_blocks[j].diagonal().max())
+            allowed = math.inf if self.kept else ROUNDING_SHARE * float(self._prior_blocks[j].diagonal().max())
             u_UBB[j] = without_rounding(u_UBB[j], float(self._noise_U[j]), float(floor_U[j]), allowed)
         return u_UBB
 
