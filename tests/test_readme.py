@@ -50,8 +50,15 @@ def test_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     check_acquisition(space["reach"])
 
 
-def test_guide_runs() -> None:
+def test_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("a fine film, warm and witty", "a dull film, slow and long")
+    texts = [f"{k};{words[k % 2]} {k};{('good', 'bad')[k % 2] if k < 8 else ''}" for k in range(20)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["id;review;label", *texts]))
+    rows = [f"{k},{k % 7 or ''},{('Rome', 'Oslo')[k % 2]},{('x', 'y')[k % 2] if k < 8 else ''}" for k in range(20)]
+    (tmp_path / "people.csv").write_text("\n".join(["id,age,city,label", *rows]))
+    monkeypatch.chdir(tmp_path)
     space = run(ROOT / "docs" / "guide.md")
+    assert (space["reviews"].kind, space["people"].kind) == ("text", "table")
     assert len(set(space["labelled"])) == 50
     assert space["fitted"].interpolates
 
