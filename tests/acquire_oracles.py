@@ -257,6 +257,55 @@ def gain(state: State, scale: float | None = None) -> Tensor:
     return _loop(state, score)
 
 
+def trace_of(theta: Tensor, B: int) -> Tensor:
+    """(n, m): the mean of the diagonal of every B × B block."""
+    n, m = len(theta) // B, theta.shape[1] // B
+    return torch.tensor(
+        [[sum(float(theta[i * B + b, j * B + b]) for b in range(B)) / B for j in range(m)] for i in range(n)],
+        dtype=torch.float64,
+    ).reshape(n, m)
+
+
+def correlation(state: State) -> Tensor:
+    """(W, U + L): κ, the correlation of Θ centred over rows W∪L and columns U∪L, cut at 0."""
+    theta, B, W, U, L = state.prior(), state.B, state.W, state.U, state.L
+    UL, LL, WL, WU = (trace_of(t, B) for t in (theta.UL, theta.LL, theta.WL, theta.columns(slice(0, U))))
+    whole = torch.cat([torch.cat([WU, WL], 1), torch.cat([UL.T, LL], 1)])  # (W + L, U + L)
+    rows, columns, mean = whole.mean(1), whole.mean(0), whole.mean()
+    own_W, own_U = (torch.stack([block.trace() / B for block in d]) for d in (theta.diag_W, theta.diag_U))
+    own_Q = torch.cat([own_U, LL.diagonal()])
+    kappa = torch.zeros(W, U + L, dtype=torch.float64)
+    for i in range(W):
+        for j in range(U + L):
+            v_i, v_j = own_W[i] - 2 * rows[i] + mean, own_Q[j] - 2 * columns[j] + mean
+            kappa[i, j] = (whole[i, j] - rows[i] - columns[j] + mean) / math.sqrt(v_i * v_j)
+    return kappa.clamp(0, 1)
+
+
+def error_chance(state: State, i: int, scale: float) -> float:
+    """Φ(−g/σ), σ² the variance of the gap between the two largest outputs of i; 1/2 if nothing is labelled."""
+    if state.L == 0 and not labelled(state):
+        return 0.5
+    g, one, two = gap(state, i)
+    v = state.watched_variance[i]
+    var = 2 * float(v) if state.B == 1 else float(v[one, one] + v[two, two] - 2 * v[one, two])
+    return math.erfc(g / math.sqrt(scale * var) / math.sqrt(2)) / 2
+
+
+def covered(state: State, batch: list[int], scale: float | None = None, kappa: Tensor | None = None) -> float:
+    """F(B) = Σ_i e_i max κ_ij over j in L, the kept candidates and B; 0 if there are none."""
+    scale, kappa = state.scale if scale is None else scale, correlation(state) if kappa is None else kappa
+    served = [j for j, _ in state.kept] + batch + list(range(state.U, state.U + state.L))
+    return sum(
+        error_chance(state, i, scale) * max((float(kappa[i, j]) for j in served), default=0.0) for i in range(state.W)
+    )
+
+
+def cover(state: State, scale: float | None = None) -> Tensor:
+    kappa = correlation(state)
+    return _loop(state, lambda j: covered(state, [j], scale, kappa) - covered(state, [], scale, kappa))
+
+
 def entropy(state: State) -> Tensor:
     return _loop(state, lambda j: H(probability(pool(state)[j], state.loss)))
 

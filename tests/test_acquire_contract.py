@@ -8,7 +8,8 @@ from foretaste.testing import check_acquisition
 
 
 @pytest.mark.parametrize(
-    "name", ["mlmoc", "emoc", "eer", "flips", "gain", "variance", "epig", "entropy", "margin", "least_confidence"]
+    "name",
+    ["cover", "mlmoc", "emoc", "eer", "flips", "gain", "variance", "epig", "entropy", "margin", "least_confidence"],
 )
 def test_ours_keep_it(name):
     check_acquisition(getattr(acquire, name))

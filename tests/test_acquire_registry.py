@@ -19,6 +19,7 @@ def _restored(monkeypatch):
 def test_every_builtin_has_its_name():
     names = [
         "change",
+        "cover",
         "eer",
         "emoc",
         "entropy",
@@ -32,7 +33,7 @@ def test_every_builtin_has_its_name():
     ]
     assert set(names) <= set(strategies())
     assert strategies() == sorted(strategies())
-    assert {n for n in names if find_strategy(n).select == "greedy"} == {"gain", "variance"}
+    assert {n for n in names if find_strategy(n).select == "greedy"} == {"cover", "gain", "variance"}
     assert {n for n in names if find_strategy(n).picks} == {"random"}
 
 

@@ -4,6 +4,7 @@ from foretaste.acquire.change import change as change
 from foretaste.acquire.change import emoc as emoc
 from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
+from foretaste.acquire.cover import cover as cover
 from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain
@@ -11,6 +12,7 @@ from foretaste.acquire.predictions import finish_scores as finish_scores
 from foretaste.acquire.predictions import labelled as labelled
 from foretaste.acquire.predictions import pseudo_labels as pseudo_labels
 from foretaste.acquire.registry import SELECTS as SELECTS
+from foretaste.acquire.registry import Coverage as Coverage
 from foretaste.acquire.registry import OwnTraining as OwnTraining
 from foretaste.acquire.registry import Strategy as Strategy
 from foretaste.acquire.registry import find_strategy as find_strategy

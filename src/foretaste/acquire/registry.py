@@ -33,6 +33,20 @@ class OwnTraining:
     untrained: Callable[..., dict[str, Any]]
 
 
+@dataclass(frozen=True, eq=False)
+class Coverage:
+    """F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij): a batch is grown on it greedily, by lazy evaluation.
+
+    rows: positions of n candidates -> their k with the watched points, (n, W), between 0 and 1.
+    covered_W: c_i, how well what is labelled covers point i.
+    weight_W: w_i ≥ 0.
+    """
+
+    rows: Callable[[Any], Any]
+    covered_W: Any
+    weight_W: Any
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A registered function and how it is used.
@@ -52,6 +66,9 @@ class Strategy:
     small: Mapping[str, Any] = field(default_factory=dict)
     instant: bool = False
     watch_by: str = "random"
+    ridge: str | None = None
+    output: str = "sum"
+    coverage: Callable[..., Coverage] | None = None
 
     def check(self, C: int) -> None:
         """Raise if it is for another kind of network than one of C outputs."""
@@ -93,6 +110,9 @@ def register(
     small: Mapping[str, Any] | None = None,
     instant: bool = False,
     watch_by: str = "random",
+    ridge: str | None = None,
+    output: str = "sum",
+    coverage: Callable[..., Coverage] | None = None,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
@@ -110,6 +130,11 @@ def register(
         instant: a query takes next to no time. A study does not measure it for its estimate.
         watch_by: which points of the pool a number in ``watch`` takes: "random", or "contested" for a score to which
             points far from a change of class add nothing. See ``ft.linearize``.
+        ridge: the λ of its state where the caller gives none: None, or "misfit". See ``ft.linearize``.
+        output: the output of its kernel where the caller gives none. See ``ft.ntk``.
+        coverage: for a score that is what a candidate adds to a coverage F: ``coverage(state, **options) ->
+            foretaste.acquire.Coverage``. Then a greedy batch is grown on F itself, which is cheaper and better than
+            conditioning on each pick.
 
     Returns:
         A decorator, which returns the function itself.
@@ -134,14 +159,17 @@ def register(
         raise ValueError(f"watch_by={watch_by!r} of strategy {name!r}{did_you_mean(watch_by, WATCH_BY)}")
     if picks and watch_by != "random":
         raise ValueError(f"strategy {name!r} picks by itself; watch_by={watch_by!r} is for scores, leave it out")
+    if picks and (ridge is not None or coverage is not None):
+        raise ValueError(f"strategy {name!r} picks by itself; ridge and coverage are for scores, leave them out")
     if options is not None and not (isinstance(options, type) and is_dataclass(options)):
         raise TypeError(f"options of strategy {name!r} is {options!r}; expected a dataclass")
 
     def keep(fn: F) -> F:
         own_options = options or _keywords(name, fn)
         made = Strategy(
-            name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant, watch_by
-        )
+            name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant, watch_by,
+            ridge, output, coverage,
+        )  # fmt: skip
         known = [f.name for f in fields(made.options)] if made.options else []
         for option in (*([calibrates] if calibrates is not None else []), *made.small):
             if option not in known:

@@ -22,4 +22,6 @@ from foretaste.lookahead.linearize import linearize as linearize
 from foretaste.lookahead.linearize import seeded_generator as seeded_generator
 from foretaste.lookahead.linearize import watched_points as watched_points
 from foretaste.lookahead.problem import cholesky as cholesky
+from foretaste.lookahead.problem import misfit_ridge as misfit_ridge
+from foretaste.lookahead.state import PriorKernel as PriorKernel
 from foretaste.lookahead.state import State as State

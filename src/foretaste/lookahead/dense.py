@@ -26,7 +26,7 @@ from foretaste.lookahead.problem import (
     site_index,
     to_sites,
 )
-from foretaste.lookahead.state import KeptLabel, State
+from foretaste.lookahead.state import KeptLabel, PriorKernel, State
 
 # --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
 
@@ -40,6 +40,8 @@ class SolvedBase:
     mean_WC: Tensor
     mean_UC: Tensor
     half_U: Tensor  # chol⁻¹ Θ_LU, (L·B, U·B)
+    half_W: Tensor  # chol⁻¹ Θ_LW; the same tensor if W = U
+    chol: Tensor  # of A, (L·B, L·B)
     S_WU: Tensor
     var_U: Tensor  # (U, B, B)
     var_W: Tensor | None
@@ -65,7 +67,7 @@ def solve_base(p: Problem) -> SolvedBase:
     else:
         var_U = theta.diag_U - squared_blocks(half_U, p.B)
         var_W = None if theta.diag_W is None else theta.diag_W - squared_blocks(half_W, p.B)
-    return SolvedBase(ridge, p.scale(chol), mean_WC, mean_UC, half_U, S_WU, var_U, var_W)
+    return SolvedBase(ridge, p.scale(chol), mean_WC, mean_UC, half_U, half_W, chol, S_WU, var_U, var_W)
 
 
 def squared_blocks(half_U: Tensor, B: int) -> Tensor:
@@ -302,6 +304,27 @@ class DenseState(State):
                 yield at, running.block(base_WU, factors, here, same)
             else:
                 yield at, base_WU[here].T if same else base_WU[:, here]
+
+    @property
+    def linearisation(self) -> Posterior:
+        return self._posterior
+
+    def prior(self) -> PriorKernel:
+        # S holds Θ less HᵀH, with H = chol⁻¹ Θ_L·, so that Θ itself need not be kept.
+        p, s = self._problem, self._posterior.solved
+        if s.var_W is None:
+            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        LL = s.chol @ s.chol.T
+        LL.diagonal().sub_(s.ridge if (noise := p.site_noise) is None else noise + s.ridge)
+        diag_U = s.var_U + squared_blocks(s.half_U, p.B)
+        diag_W = diag_U if p.same else s.var_W + squared_blocks(s.half_W, p.B)
+
+        def columns(at: slice) -> Tensor:
+            here = slice(at.start * p.B, at.stop * p.B)
+            S_Wu = s.S_WU[here].T if p.same else s.S_WU[:, here]
+            return torch.addmm(S_Wu, s.half_W.T, s.half_U[:, here])
+
+        return PriorKernel(LL, s.half_W.T @ s.chol.T, s.half_U.T @ s.chol.T, diag_U, diag_W, columns)
 
     @property
     def rows_together(self) -> bool:

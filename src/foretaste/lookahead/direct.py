@@ -26,7 +26,7 @@ from foretaste.lookahead.problem import (
     to_sites,
     without_rounding,
 )
-from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State
+from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, PriorKernel, State
 
 
 @dataclass(eq=False)
@@ -103,6 +103,20 @@ class DirectState(State):
     def _theta_WX(self, x: JoinedSystem) -> Tensor:
         theta = self._loaded.theta
         return torch.cat([theta.WL, theta.WU[:, site_index(x.js, self.B, theta.WU.device)]], 1)
+
+    @property
+    def linearisation(self) -> LoadedTheta:
+        return self._loaded
+
+    def prior(self) -> PriorKernel:
+        theta, B = self._loaded.theta, self.B
+        if theta.diag_W is None:
+            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+
+        def columns(at: slice) -> Tensor:
+            return theta.WU[:, at.start * B : at.stop * B]
+
+        return PriorKernel(theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W, columns)
 
     def _theta_UX(self, x: JoinedSystem) -> Tensor:
         return torch.cat([self._loaded.theta.UL, *(self._row(j).T for j in x.js)], 1)

@@ -55,7 +55,7 @@ def linearize(
     *,
     watch: Inputs | int | None = None,
     output: Output = "sum",
-    ridge: float | None = None,
+    ridge: float | str | None = None,
     method: str = "auto",
     loss: str = "l2",
     time: float = math.inf,
@@ -83,9 +83,11 @@ def linearize(
         x_U: the candidates (the pool), as x_L.
         watch: the watched points, over which scores sum. None (default): the candidates. Inputs: those instead. A
             number: that many of the candidates, chosen by ``watch_by``; all of them if there are not so many.
-        output: the output whose gradient makes Θ: "sum" (default), "first", a number, "trace", or "full" for small
-            problems. See ``ft.ntk``.
-        ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL.
+        output: the output whose gradient makes Θ: "sum" (default), "signs", "first", a number, "trace", or "full" for
+            small problems. See ``ft.ntk``.
+        ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL. "misfit": the λ with which kernel
+            regression leaves the residual on L that the network left, at least that; under cross-entropy the same as
+            None, because the noise of each label does it.
         method: "dense" is the block update of Eq. 12; "direct" solves Eq. 11 for each candidate, slowly. "auto"
             (default): dense, or direct if ``time`` is finite.
         loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
@@ -156,6 +158,7 @@ def linearize(
         if count_points(x_W) == 0:
             raise ValueError("watch has no points; give at least one, or None to watch the pool")
     # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
+    misfit, ridge = is_misfit(ridge), None if isinstance(ridge, str) else ridge
     sampled = (y_LC, ridge) if LOSSES[loss].quadratic else (None, (ridge or 0.0) + 4)
     kernels = kernels_of_network(
         frozen, C, x_L, x_U, x_W, y_LC=sampled[0], ridge=sampled[1], budget=budget, precision=precision,
@@ -167,7 +170,8 @@ def linearize(
     f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
     f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
     B = C if frozen.output == "full" else 1
-    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time), method)
+    problem = Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time, misfit)
+    return make_state(problem, method)
 
 
 def make_state(p: Problem, method: str) -> State:
@@ -184,8 +188,13 @@ def make_state(p: Problem, method: str) -> State:
     return DenseState(p, (), Posterior(p))
 
 
+def is_misfit(ridge: object) -> bool:
+    """Whether λ is to carry the misfit of the network."""
+    return isinstance(ridge, str) and ridge == "misfit"
+
+
 def check_settings(
-    ridge: float | None,
+    ridge: float | str | None,
     method: str,
     loss: str,
     time: float,
@@ -205,7 +214,13 @@ def check_settings(
             shown = repr(word) if isinstance(word, str) else f"a {type(word).__name__}"
             faults.append(f"unknown {name} {shown}{did_you_mean(word, words, listed)}")
     numbers: tuple[tuple[str, object, bool, bool, str], ...] = (
-        ("ridge", 0 if ridge is None else ridge, False, True, ", or None for 1e-6 of the mean diagonal of Θ_LL"),
+        (
+            "ridge",
+            0 if ridge is None or is_misfit(ridge) else ridge,
+            False,
+            True,
+            ', "misfit", or None for 1e-6 of the diagonal',
+        ),
         ("time", time, True, False, ", or inf for convergence"),
         ("theta_scale", theta_scale, True, True, ""),
     )
@@ -279,7 +294,7 @@ def from_kernels(
     *,
     theta_UU: Tensor | None = None,
     diag_W: Tensor | None = None,
-    ridge: float | None = None,
+    ridge: float | str | None = None,
     method: str = "auto",
     loss: str = "l2",
     time: float = math.inf,
@@ -355,4 +370,5 @@ def from_kernels(
     d_W = d_U if same else None if diag_W is None else diag_W.double().reshape(W, B, B)
     kernels = given_kernels(ThetaBlocks(theta_LL.double(), WL, UL, WU, d_U, d_W), theta_UU, B, float(theta_scale))
     y_LC = labels.targets(y_L, L, "y_L") if L else f_UC[:0]
-    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, same, {}, ridge, loss, time), method)
+    misfit, ridge = is_misfit(ridge), None if isinstance(ridge, str) else ridge
+    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, same, {}, ridge, loss, time, misfit), method)

@@ -211,6 +211,7 @@ class Problem:
     ridge: float | None
     loss: str
     time: float
+    misfit: bool = False  # with ridge None: λ carries what the network left unfitted
 
     @property
     def L(self) -> int:
@@ -248,11 +249,15 @@ class Problem:
         return self.y_LC - (self.y_LC.mean(0) if self.labels.regression else 1 / self.labels.C)
 
     def resolve_ridge(self, theta: ThetaBlocks) -> float:
-        """λ as given, or 1e-6 of the mean diagonal of Θ_LL (of the candidates', if L is empty)."""
+        """λ as given, or 1e-6 of the mean diagonal of Θ_LL (of the candidates', if L is empty), or by the misfit."""
         if self.ridge is not None:
             return self.ridge
         diag = theta.LL.diagonal() if self.L else theta.diag_U.diagonal(dim1=1, dim2=2)
-        return DEFAULT_RIDGE * float(diag.mean())
+        least = DEFAULT_RIDGE * float(diag.mean())
+        # Under cross-entropy ``system`` has the noise of each label, which carries the misfit already.
+        if not self.misfit or self.L == 0 or not self.criterion.quadratic:
+            return least
+        return misfit_ridge(theta.LL, to_sites(self.centred_LC, self.B), self.residual_L, least)
 
     def system(self, theta: ThetaBlocks, ridge: float) -> Tensor:
         """A = Θ_LL + λI. Cross-entropy: + diag 1/(p(1 − p)), the curvature that the fitted labels have left.
@@ -264,9 +269,15 @@ class Problem:
         """
         A = theta.LL.clone()
         A.diagonal().add_(ridge)
-        if (noise_L := self.criterion.label_noise(self.f_LC)) is not None:
-            A.diagonal().add_(noise_L.repeat_interleave(self.B))
+        if (noise := self.site_noise) is not None:
+            A.diagonal().add_(noise)
         return A
+
+    @property
+    def site_noise(self) -> Tensor | None:
+        """(L·B,): what ``system`` adds to the diagonal of Θ_LL beside the ridge; None: nothing."""
+        noise_L = self.criterion.label_noise(self.f_LC)
+        return None if noise_L is None else noise_L.repeat_interleave(self.B)
 
     def scale(self, chol: Tensor) -> float:
         """s²: ten times the labels' leave-one-out variance, mean α²/d (docs/mathematics.md, The scale); 1 if L = ∅.
@@ -278,6 +289,52 @@ class Problem:
         inverse = torch.cholesky_inverse(chol)
         alpha = inverse @ to_sites(self.centred_LC, self.B)
         return 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean())
+
+
+# A network that does not fit its labels (trained briefly, or on noisy labels) will not fit the next ones either. With a
+# tiny λ the linearised network would fit them all, and its mean and variance would be those of another model. Kernel
+# regression from 1/C leaves a residual λ(Θ_LL + λI)⁻¹(Y − 1/C), whose mean square grows with λ from 0 to that of
+# Y − 1/C. λ is chosen so that it leaves what the network left.
+
+MISFIT_TOLERANCE = 1e-4  # of the mean squared residual
+MISFIT_STEPS = 60
+MOST_MISFIT = 0.98  # of the labels' own mean square: a network that has learned nothing would have an infinite λ
+
+
+def misfit_ridge(theta_LL: Tensor, y_LC: Tensor, residual: float, least: float) -> float:
+    """The λ ≥ ``least`` with which kernel regression towards ``y_LC`` leaves the mean squared ``residual`` on L.
+
+    Regula falsi on log λ (Illinois: a bound that stays counts half), with a Cholesky factor at each step; about ten.
+    Site layout, as ``to_sites`` gives it.
+    """
+    own = float(y_LC.square().mean())
+    target = min(residual, MOST_MISFIT * own)
+
+    def excess(log_ridge: float) -> float:
+        ridge, A = math.exp(log_ridge), theta_LL.clone()
+        A.diagonal().add_(ridge)
+        left = ridge**2 * float(torch.cholesky_solve(y_LC, cholesky(A, ridge)).square().mean())
+        return math.log(left / target)
+
+    if not target > 0 or not least > 0:
+        return least
+    low, high = math.log(least), math.log(least / DEFAULT_RIDGE)
+    below, above = excess(low), excess(high)
+    if below >= 0:
+        return least
+    while above < 0:
+        low, below, high = high, above, high + math.log(100)
+        above = excess(high)
+    middle = high
+    for _ in range(MISFIT_STEPS):
+        middle = low - below * (high - low) / (above - below)
+        if abs(here := excess(middle)) < MISFIT_TOLERANCE:
+            break
+        if here < 0:
+            low, below, above = middle, here, above / 2
+        else:
+            high, above, below = middle, here, below / 2
+    return math.exp(middle)
 
 
 def warn_unfitted(p: Problem) -> None:
@@ -311,6 +368,8 @@ def warn_unfitted(p: Problem) -> None:
                 residual, p.loss, theirs, other.name, other.title, other.name,
             )  # fmt: skip
             return
+    if p.misfit:
+        return  # λ carries it
     log.warning(
         "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
         "training interpolates L, and its scores are noise otherwise; train longer",

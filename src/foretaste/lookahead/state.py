@@ -13,7 +13,7 @@ for each candidate. The derivation is in docs/mathematics.md, The base.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -29,6 +29,18 @@ from foretaste.losses import Loss
 COLUMN_BLOCK_BYTES = 64_000_000
 
 KeptLabel = tuple[int, Tensor | None]  # a candidate and its (C,) target; None: picked, and the label not known yet
+
+
+@dataclass(frozen=True, eq=False)
+class PriorKernel:
+    """Θ before any label, in site layout: (n·B, m·B) blocks, and (n, B, B) diagonals."""
+
+    LL: Tensor
+    WL: Tensor
+    UL: Tensor
+    diag_U: Tensor
+    diag_W: Tensor
+    columns: Callable[[slice], Tensor]  # candidates -> Θ_Wu; not to be written to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -247,6 +259,15 @@ class State(ABC):
     @abstractmethod
     def watched_variance(self) -> Tensor:
         """S_ii of the watched points: (W,) for B = 1, else (W, B, B)."""
+
+    @abstractmethod
+    def prior(self) -> PriorKernel:
+        """Θ before any label, of which S is what labels leave; its large block comes in parts."""
+
+    @property
+    @abstractmethod
+    def linearisation(self) -> object:
+        """One object for all states that share a kernel: what is computed from Θ alone can be cached by it."""
 
     # Sizes and settings.
 

@@ -344,7 +344,7 @@ def calibrate_temperature(request: Request) -> float:
     theta_LL = gram(frozen, {"L": request.x_L}, [pair], budget=request.budget, f=f)[0][pair]
     device, binary = theta_LL.device, isinstance(request.net, BinaryOutputs)
     y_LC = label_rules(request.y_L, request.C, request.loss, device, device, binary=binary).targets(request.y_L)
-    ridge = DEFAULT_RIDGE * float(theta_LL.diagonal().mean()) if request.ridge is None else request.ridge
+    ridge = DEFAULT_RIDGE * float(theta_LL.diagonal().mean()) if request.given_ridge is None else request.given_ridge
     f_LC = leave_one_out(theta_LL, f["L"], y_LC, request.loss, ridge)
     errors = [expected_calibration_error((f_LC / T).softmax(1), y_LC.argmax(1)) for T in TEMPERATURES.tolist()]
     return float(TEMPERATURES[int(torch.tensor(errors).argmin())])

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from foretaste.query.select import (
     ProgressCounter,
     labelled_copies,
     pick_by_strategy,
+    pick_covering,
     pick_each,
     pick_top,
     restore_copies,
@@ -54,8 +56,8 @@ def query(
     seed: int = 0,
     loss: str = "l2",
     watch: Inputs | int | None = None,
-    ridge: float | None = None,
-    output: Output = "sum",
+    ridge: float | str | None = None,
+    output: Output = "auto",
     method: str = "auto",
     budget: int | str | None = None,
     params: Params = None,
@@ -91,8 +93,11 @@ def query(
         loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
         watch: the points over which scores sum. None (default): the pool. Inputs: those instead, for example the
             population you care about. A number: that many points of the pool, for pools too large for memory.
-        ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL. Raise it for labels that are noisy.
-        output: the output whose gradient makes Θ: "sum" (default), "first", a number, "trace", or "full", which costs
+        ridge: λ, in units of Θ. Raise it for labels that are noisy. "misfit": so large that it accounts for what the
+            network left unfitted on L. None (default): the strategy's own, "misfit" for cover, else 1e-6 of the mean
+            diagonal of Θ_LL.
+        output: the output whose gradient makes Θ: "auto" (default, the strategy's own: "signs" for cover, else "sum"),
+            "sum", "signs", "first", a number, "trace", or "full", which costs
             C² times the memory. See ``ft.ntk``.
         method: "auto" (default), "dense" (Eq. 12), or "direct" (Eq. 11 for each candidate, slow). See ``ft.linearize``.
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
@@ -197,6 +202,8 @@ def _pick_by_score(
         return finish_scores(state, scores_U, how.name)
 
     n, generator = request.batch_size, request.generator
+    if select == "greedy" and how.coverage is not None:
+        return pick_covering(request.state, partial(how.coverage, **settings), n, generator, counter, copies_U)
     if select == "top":
         got = pick_top(request.state, score, n, generator, counter, copies_U)
     else:
@@ -222,6 +229,8 @@ def prepare_request(request: Request, how: Strategy) -> Request:
         "batch_size": min(request.batch_size, request.U),
         "eager": not how.picks and "kernel" in how.needs,
         "watch_by": how.watch_by,
+        "ridge": how.ridge if request.ridge is None else request.ridge,
+        "output": how.output if isinstance(request.output, str) and request.output == "auto" else request.output,
     }
     y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
     if how.picks and not how.needs and not named:
@@ -271,6 +280,8 @@ def check_request(
     if ids is not None and U is not None:
         _check_ids(ids, U, faults)
     _collect_fault(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
+    if how is not None and how.picks and isinstance(request.ridge, str):
+        faults.append(f"ridge='misfit' is for scores of a state, and strategy {how.name!r} picks by itself")
     if request.budget is not None:
         _collect_fault(faults, resolve_budget, request.budget)
     if not isinstance(request.precision, str) or request.precision not in PRECISION_CHOICES:

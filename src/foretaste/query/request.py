@@ -62,7 +62,7 @@ class Request:
     generator: torch.Generator
     loss: str = "l2"
     watch: Inputs | int | None = None
-    ridge: float | None = None
+    ridge: float | str | None = None
     output: Output = "sum"
     method: str = "auto"
     budget: int | str | None = None
@@ -93,6 +93,11 @@ class Request:
         frozen = freeze(self.net, params=lambda name: True)  # a network without trainable parameters has outputs too
         check_inputs(self.x_U, "x_U", frozen.device)
         return probe_outputs(frozen, self.x_U, "x_U")
+
+    @property
+    def given_ridge(self) -> float | None:
+        """λ as a number, for a strategy that makes no state; None: its default."""
+        return None if isinstance(self.ridge, str) else self.ridge
 
     @property
     def given_net(self) -> nn.Module:

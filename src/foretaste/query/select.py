@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import Strategy, pseudo_labels, register
+from foretaste.acquire import Coverage, Strategy, pseudo_labels, register
 from foretaste.lookahead import State
+from foretaste.query.coverage import cover_greedily
 from foretaste.query.request import Request
 from foretaste.tangent import Inputs
 
@@ -150,6 +151,33 @@ def _pick_each(
                 _mark_spent(spent_U, state, before, j)
             got.seconds["select"] += time.perf_counter() - start
             scores_U = _timed_scores(got, score, state)
+
+
+def pick_covering(
+    state: State,
+    coverage: Callable[[State], Coverage],
+    batch_size: int,
+    generator: torch.Generator,
+    progress: ProgressCounter,
+    copies_U: Tensor | None = None,
+) -> Picked:
+    """A batch grown greedily on a coverage F, lazily; those of ``copies_U`` come last. Scores are of single points."""
+    got, start = Picked(), time.perf_counter()
+    F = coverage(state)
+    middle = time.perf_counter()
+    others = torch.arange(state.U) if copies_U is None else (~copies_U).nonzero()[:, 0]
+    at_U = others.to(F.covered_W.device)
+    picks, gains = cover_greedily(
+        lambda at: F.rows(at_U[at]), F.covered_W, len(others), min(batch_size, len(others)), generator,
+        weight_W=F.weight_W, progress=progress,
+    )  # fmt: skip
+    got.indices, got.scores_U = picks.tolist(), gains
+    if copies_U is not None:
+        got = restore_copies(got, copies_U, batch_size, generator)
+    if not progress.called:
+        progress.count_all(batch_size)
+    got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
+    return got
 
 
 def highest_scores(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -86,7 +86,8 @@ def ntk(
         x: N points: a tensor, or a dict of tensors that is given as ``net(**x)``. The first dimension counts the
             points. Inputs are not converted: a float32 network needs float32 points.
         x2: N2 points of the same kind. None (default) means ``x``, at half the work.
-        output: which function of the C outputs is differentiated. "sum" (default) is Σ_c f_c / √C. "first" is the
+        output: which function of the C outputs is differentiated. "sum" (default) is Σ_c f_c / √C. "signs" is
+            Σ_c ±f_c / √C with fixed signs, half of them −1: nearer to "trace", at the cost of "sum". "first" is the
             first output, as in the paper; an int is the output of that number. "full" is all of them. "trace" is the
             mean of the diagonal of "full", Σ_c Θ_cc / C, at less cost.
         params: which parameters count. None (default) means all that require grad; or a sequence of names, or a

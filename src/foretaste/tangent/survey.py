@@ -412,7 +412,7 @@ def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
     if of_sum < CONSTANT_SUM * of_one:
         raise ValueError(
             "the outputs of net have a constant sum, as those of a softmax have, so the kernel of their sum "
-            '(output="sum") is zero; let net return logits, or use output="trace" or "first"'
+            '(output="sum") is zero; let net return logits, or use output="signs", "trace" or "first"'
         )
 
 

@@ -1,0 +1,167 @@
+"""Coverage of the expected error (docs/mathematics.md, Cover): a point is served by the one label nearest to it.
+
+    F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij
+
+e_i is the chance that the linearised posterior gives to i's class being wrong, κ_ij the correlation of the tangents of
+i and j. ``gain`` lets each label say a little about every point; on pretrained features that loses to herding, which
+counts the nearest label only. F does so with the network's own kernel. It is submodular: a batch is grown greedily, by
+lazy evaluation (foretaste.query).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from foretaste.acquire.gain import check_scale
+from foretaste.acquire.predictions import finish_scores, labelled, need_classes
+from foretaste.acquire.registry import Coverage, register
+from foretaste.lookahead import PriorKernel, State
+
+CORRELATION_CHUNK = 2**22  # numbers of κ made at a time
+SINGLE_PRECISION = 2**20  # pairs (i, j) from which κ is kept in float32: it is between 0 and 1
+NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
+
+
+@dataclass(frozen=True)
+class CoverOptions:
+    """scale: s² of the posterior's variance; None (default) is ``state.scale``."""
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_scale(self.scale)
+
+
+def covered_errors(state: State, scale: float | None = None) -> Coverage:
+    """F of a state, as a greedy batch needs it."""
+    need_classes(state, "cover", "variance: there is no chance of error")
+    check_scale(scale)
+    kappa_UW, by_labels_W = correlations(state)
+    covered_W = by_labels_W
+    if state.kept:
+        covered_W = torch.maximum(covered_W, kappa_UW[[j for j, _ in state.kept]].amax(0).to(covered_W))
+    return Coverage(lambda at: kappa_UW[at], covered_W, error_chances(state, scale))
+
+
+@register(
+    "cover", select="greedy", needs=("kernel", "classes"), options=CoverOptions, ridge="misfit", output="signs",
+    coverage=covered_errors,
+)  # fmt: skip
+def cover(state: State, scale: float | None = None) -> Tensor:
+    """Coverage of the expected error: how much a label at j adds to F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij.
+
+    κ_ij is the correlation of Θ, centred over the pool and L and cut at 0. e_i = Φ(−g_i / (√2 s √S_ii)) is the chance
+    that i's class is wrong, g_i the gap between its two largest outputs; 1/2 while nothing is labelled. Not in the
+    paper; docs/mathematics.md, Cover. In ``ft.query`` the ridge carries the misfit of the network, unless one is given
+    (``ft.linearize``, ridge="misfit"): so e_i holds for networks that do not interpolate their labels. Cost: one pass
+    over Θ, W·U, and lazy passes over few candidates for each pick.
+
+    Args:
+        state: a classifier, linearised.
+        scale: s², of the posterior's variance. None (default): ``state.scale``.
+
+    Returns:
+        (U,) float64, −inf where a candidate is taken.
+
+    Raises:
+        ValueError: the network has one output (use ``variance``), or scale is not positive.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], ridge="misfit")
+        >>> ft.acquire.cover(state).shape
+        torch.Size([4])
+    """
+    F = covered_errors(state, scale)
+    scores_U = F.covered_W.new_empty(state.U)
+    step = max(1, CORRELATION_CHUNK // state.W)
+    for start in range(0, state.U, step):
+        at = slice(start, min(start + step, state.U))
+        scores_U[at] = (F.rows(at) - F.covered_W).clamp_min_(0) @ F.weight_W
+    return finish_scores(state, scores_U, "cover")
+
+
+def error_chances(state: State, scale: float | None = None) -> Tensor:
+    """(W,): e_i = Φ(−g_i / σ_i), σ_i² the posterior's variance of the gap between the two largest outputs.
+
+    With one kernel for all classes σ_i² = 2 s² S_ii. 1/2 where nothing is labelled: then no output means anything.
+    """
+    if state.L == 0 and not labelled(state):
+        return torch.full_like(state.mean[:, 0], 0.5)
+    top = state.mean.topk(2, 1)
+    gap_W = top.values[:, 0] - top.values[:, 1]
+    var_W = state.watched_variance
+    if state.B > 1:
+        i_W, (a_W, b_W) = torch.arange(state.W, device=gap_W.device), top.indices.unbind(1)
+        var_W = (var_W[i_W, a_W, a_W] + var_W[i_W, b_W, b_W] - 2 * var_W[i_W, a_W, b_W]) / 2
+    s2 = state.scale if scale is None else scale
+    sigma_W = (2 * s2 * var_W).clamp_min(0).sqrt()
+    # erfc keeps its digits in the tail. 0/0, a gap of zero without variance, is a coin toss too.
+    z_W = torch.where(gap_W > 0, gap_W / sigma_W, 0.0)
+    return 0.5 * torch.erfc(z_W / math.sqrt(2))
+
+
+# --- κ: the correlation of Θ, centred, cut at 0 ---
+#
+# All tangents share a large common part, which says nothing about who is near whom. So Θ is centred: with rows W∪L and
+# columns U∪L, Θ_ij − m_i − m_j + m with m_i, m_j and m the means of row i, of column j and of all. For W = U this is
+# the kernel of the tangents less their mean over U∪L.
+
+
+def correlations(state: State) -> tuple[Tensor, Tensor]:
+    """κ as (U, W), and max over L of κ_il, (W,): 0 where nothing is labelled. Made once for a linearisation."""
+    key = state.linearisation
+    if key not in _correlation_cache:
+        _correlation_cache[key] = _correlate(state.prior(), state.W, state.U, state.L, state.B)
+    return _correlation_cache[key]
+
+
+_correlation_cache = WeakIdKeyDictionary()
+
+
+def _correlate(theta: PriorKernel, W: int, U: int, L: int, B: int) -> tuple[Tensor, Tensor]:
+    LL, WL, UL = (mean_diagonals(block, B) for block in (theta.LL, theta.WL, theta.UL))
+    diag_U, diag_W = (d.diagonal(dim1=1, dim2=2).mean(1) for d in (theta.diag_U, theta.diag_W))
+    step = max(1, CORRELATION_CHUNK // (W * B * B))
+    parts = [slice(start, min(start + step, U)) for start in range(0, U, step)]
+    dtype = torch.float64 if W * U < SINGLE_PRECISION else torch.float32
+    kappa_UW = torch.empty(U, W, dtype=dtype, device=WL.device)
+    rows_W, columns_U = diag_W.new_zeros(W), diag_U.new_empty(U)
+    for at in parts:
+        theta_Wu = mean_diagonals(theta.columns(at), B)
+        rows_W += theta_Wu.sum(1)
+        columns_U[at] = theta_Wu.sum(0)
+        kappa_UW[at] = theta_Wu.T.to(dtype)  # Θ for now: it is made once
+    mean_W = (rows_W + WL.sum(1)) / (U + L)
+    mean_U = (columns_U + UL.sum(1)) / (W + L)
+    mean_L = (WL.sum(0) + LL.sum(0)) / (W + L)
+    mean = (rows_W.sum() + WL.sum() + UL.sum() + LL.sum()) / ((W + L) * (U + L))
+    scale_W, scale_U, scale_L = (
+        _inverse_spread(diag - 2 * m + mean)
+        for diag, m in ((diag_W, mean_W), (diag_U, mean_U), (LL.diagonal(), mean_L))
+    )
+    for at in parts:
+        centred_uW = kappa_UW[at].double() - mean_W + (mean - mean_U[at])[:, None]
+        kappa_UW[at] = (centred_uW * scale_W).mul_(scale_U[at][:, None]).clamp_(0, 1).to(dtype)
+    covered_W = mean_W.new_zeros(W)
+    if L:
+        kappa_WL = (WL - mean_W[:, None] - mean_L + mean) * scale_W[:, None] * scale_L
+        covered_W = kappa_WL.clamp_(0, 1).amax(1)
+    return kappa_UW, covered_W
+
+
+def mean_diagonals(theta: Tensor, B: int) -> Tensor:
+    """(n, m): the mean of the diagonal of each B × B block, which is the kernel of output="trace"."""
+    if B == 1:
+        return theta
+    return theta.unflatten(0, (-1, B)).unflatten(2, (-1, B)).diagonal(dim1=1, dim2=3).mean(2)
+
+
+def _inverse_spread(var_N: Tensor) -> Tensor:
+    """1/√v; 0 where v is nothing but rounding, so that such a point covers nothing."""
+    least = NO_SPREAD * var_N.clamp_min(0).mean()
+    return torch.where(var_N > least, var_N, torch.inf).rsqrt()

@@ -1,0 +1,220 @@
+"""cover: batches against F in loops, the ridge that carries a misfit, and what holds of correlations and weights."""
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import acquire_oracles as loops
+import foretaste as ft
+from acquire_oracles import Case
+from cases import CASES
+from foretaste import acquire
+from foretaste.acquire.cover import correlations, error_chances
+from foretaste.lookahead import misfit_ridge
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-10}
+POOLS = [Case("l2"), Case("watched", W=7), Case("ce", loss="ce"), Case("full", full=True, C=3, L=4, U=8)]
+
+
+def pool(seed=0, L=8, U=60, C=3):
+    g = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 30), torch.nn.Tanh(), torch.nn.Linear(30, C)).double().eval()
+    x = torch.randn(L + U, 4, generator=g, dtype=torch.float64)
+    return net, x[:L], torch.arange(L) % C, x[L:]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("method", ["dense", "direct"])
+def test_the_prior_is_theta_before_any_label(case, method):
+    state = case.state(method)
+    if not case.regression:
+        state = state.condition(2, case.label(2))
+    theta, x = state.prior(), {"L": case.x_L, "U": case.x_U, "W": case.x_W}
+    for a, b, block in (("L", "L", theta.LL), ("W", "L", theta.WL), ("U", "L", theta.UL)):
+        assert_close(block, case.theta(x[a], x[b]), **TIGHT)
+    assert_close(theta.columns(slice(2, 5)), case.theta(x["W"], x["U"])[:, 2 * case.B : 5 * case.B], **TIGHT)
+    for name, blocks in (("U", theta.diag_U), ("W", theta.diag_W)):
+        whole = case.theta(x[name], x[name])
+        for i, block in enumerate(blocks):
+            here = slice(i * case.B, (i + 1) * case.B)
+            assert_close(block, whole[here, here], **TIGHT)
+
+
+@pytest.mark.parametrize("case", POOLS, ids=str)
+def test_the_score_is_what_f_grows_by_in_a_batch_too(case):
+    """F is submodular and monotone; its increments for a second pick are no larger than the scores."""
+    state = case.state()
+    scores = acquire.cover(state)
+    best = int(scores.argmax())
+    kappa = loops.correlation(state)
+    one = loops.covered(state, [best], kappa=kappa)
+    assert one - loops.covered(state, [], kappa=kappa) == pytest.approx(float(scores[best]), rel=1e-9)
+    for j in range(state.U):
+        second = loops.covered(state, [best, j], kappa=kappa) - one
+        assert -1e-12 <= second <= float(scores[j]) + 1e-10
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+@pytest.mark.parametrize("output", ["sum", "trace", "full"])
+def test_a_batch_is_grown_greedily_on_f(loss, output):
+    net, x_L, y_L, x_U = pool()
+    x_U = x_U[:15]
+    q = ft.query(net, x_L, y_L, x_U, strategy="cover", batch_size=4, loss=loss, output=output)
+    state = ft.linearize(net, x_L, y_L, x_U, loss=loss, output=output, ridge="misfit")
+    batch, kappa = [], loops.correlation(state)
+    for j in q.indices.tolist():
+        worth = [loops.covered(state, [*batch, k], kappa=kappa) if k not in batch else -math.inf for k in range(15)]
+        assert worth[j] >= max(worth) - 1e-9
+        batch.append(j)
+    assert_close(q.scores, acquire.cover(state), **TIGHT)
+    assert q.info["ridge"] == state.ridge
+
+
+def test_float32_correlations_give_the_same_batch(monkeypatch):
+    net, x_L, y_L, x_U = pool()
+    exact = ft.query(net, x_L, y_L, x_U, strategy="cover", batch_size=10)
+    monkeypatch.setattr(import_module("foretaste.acquire.cover"), "SINGLE_PRECISION", 1)
+    rough = ft.query(net, x_L, y_L, x_U, strategy="cover", batch_size=10)
+    assert exact.indices.tolist() == rough.indices.tolist()
+    assert_close(exact.scores, rough.scores, rtol=1e-5, atol=1e-6)
+
+
+def test_without_labels_the_pool_is_covered():
+    net, _, _, x_U = pool()
+    q = ft.query(net, None, None, x_U, strategy="cover", batch_size=6)
+    state = ft.linearize(net, None, None, x_U)
+    assert error_chances(state).unique().tolist() == [0.5]
+    kappa_UW, covered_W = correlations(state)
+    assert not covered_W.any()
+    picked = kappa_UW[q.indices].amax(0).mean()
+    g = torch.Generator().manual_seed(0)
+    others = [float(kappa_UW[torch.randperm(len(x_U), generator=g)[:6]].amax(0).mean()) for _ in range(20)]
+    assert float(picked) > max(others)
+
+
+def test_a_copy_of_a_pick_or_of_a_label_comes_last():
+    net, x_L, y_L, x_U = pool(U=12)
+    twice = torch.cat([x_U[:6], x_U[:6], x_L[:1]])
+    q = ft.query(net, x_L, y_L, twice, strategy="cover", batch_size=13)
+    first = [j % 6 for j in q.indices[:6].tolist()]
+    assert sorted(first) == list(range(6))
+    assert q.indices[-1] == 12
+    assert q.scores[12] == -math.inf
+
+
+def test_sequential_answers_change_the_weights_and_what_is_covered():
+    net, x_L, y_L, x_U = pool(U=20)
+    asked = []
+    q = ft.query(
+        net, x_L, y_L, x_U, strategy="cover", batch_size=3, select="sequential", oracle=lambda j: asked.append(j) or 1
+    )
+    state = ft.linearize(net, x_L, y_L, x_U, ridge="misfit")
+    for j in q.indices.tolist():
+        scores = loops.cover(state)
+        assert scores[j] >= scores.max() - 1e-9
+        state = state.condition(j, 1)
+    assert asked == q.indices.tolist()
+
+
+def test_correlations_lie_between_0_and_1_and_are_1_at_home():
+    net, x_L, y_L, x_U = pool()
+    kappa_UW, covered_W = correlations(ft.linearize(net, x_L, y_L, x_U))
+    assert_close(kappa_UW.diagonal(), torch.ones(60, dtype=torch.float64))
+    assert_close(kappa_UW, kappa_UW.T)
+    assert float(kappa_UW.min()) >= 0
+    assert float(kappa_UW.max()) <= 1
+    assert 0 <= float(covered_W.min()) <= float(covered_W.max()) <= 1
+
+
+def test_a_pool_of_equal_points_covers_nothing_and_is_still_answered():
+    net, x_L, y_L, x_U = pool()
+    q = ft.query(net, x_L[:1], y_L[:1], x_U[:1].repeat(5, 1), strategy="cover", batch_size=3)
+    assert len(set(q.indices.tolist())) == 3
+
+
+def test_a_larger_scale_makes_every_error_likelier():
+    state = Case("l2").state()
+    assert (error_chances(state, 4.0) > error_chances(state, 1.0)).all()
+    assert float(error_chances(state, 1e12).min()) > 0.49
+    with pytest.raises(ValueError, match="scale=-1"):
+        acquire.cover(state, scale=-1)
+
+
+# --- the ridge that carries the misfit ---
+
+
+def residual(theta, y, ridge):
+    eye = torch.eye(len(theta), dtype=torch.float64)
+    return float((ridge * torch.linalg.solve(theta + ridge * eye, y)).square().mean())
+
+
+@pytest.mark.parametrize("share", [1e-6, 1e-3, 0.05, 0.5])
+def test_misfit_ridge_leaves_that_residual(share):
+    g = torch.Generator().manual_seed(1)
+    a = torch.randn(20, 60, generator=g, dtype=torch.float64)
+    theta, y = a @ a.T + 1000.0, torch.randn(20, 4, generator=g, dtype=torch.float64)
+    target = share * float(y.square().mean())
+    ridge = misfit_ridge(theta, y, target, 1e-6 * float(theta.diagonal().mean()))
+    assert residual(theta, y, ridge) == pytest.approx(target, rel=1e-3)
+
+
+def test_a_network_that_fits_has_the_default_and_one_that_does_not_a_larger_ridge():
+    net, x_L, y_L, x_U = pool()
+    default = ft.linearize(net, x_L, y_L, x_U).ridge
+    target = torch.nn.functional.one_hot(y_L, 3).double()
+    with torch.no_grad():  # the last layer solved, so that L is interpolated
+        h = torch.cat([net[1](net[0](x_L)), torch.ones(8, 1, dtype=torch.float64)], 1)
+        w = torch.linalg.pinv(h) @ target
+    unfitted = ft.linearize(net, x_L, y_L, x_U, ridge="misfit").ridge
+    assert unfitted > 100 * default
+    with torch.no_grad():
+        net[2].weight.copy_(w[:-1].T)
+        net[2].bias.copy_(w[-1])
+    fitted = ft.linearize(net, x_L, y_L, x_U, ridge="misfit")
+    assert fitted.residual_L < 1e-20
+    assert fitted.ridge == ft.linearize(net, x_L, y_L, x_U).ridge
+    assert ft.linearize(net, x_L, y_L, x_U, ridge="misfit", loss="ce").ridge < 100 * default
+
+
+def test_a_network_that_learned_nothing_has_a_finite_ridge():
+    g = torch.Generator().manual_seed(2)
+    a, y = torch.randn(6, 9, generator=g, dtype=torch.float64), torch.eye(6, dtype=torch.float64)
+    theta = a @ a.T
+    ridge = misfit_ridge(theta, y, 10.0, 1e-6)
+    assert math.isfinite(ridge)
+    assert residual(theta, y, ridge) == pytest.approx(0.98 * float(y.square().mean()), rel=1e-3)
+
+
+def test_unknown_words_for_a_ridge_are_refused():
+    net, x_L, y_L, x_U = pool()
+    with pytest.raises(ValueError, match=r'ridge.*"misfit"'):
+        ft.linearize(net, x_L, y_L, x_U, ridge="missfit")
+    with pytest.raises(ValueError, match="ridge='misfit' is for scores"):
+        ft.query(net, x_L, y_L, x_U, strategy="random", ridge="misfit")
+
+
+# --- the kernel of a contrast of classes ---
+
+
+def test_signs_are_a_contrast_of_outputs():
+    net, _, _, x = pool(C=4)
+    signs, full = ft.ntk(net, x[:5], output="signs"), ft.ntk(net, x[:5], output="full")
+    found = [
+        v
+        for v in torch.cartesian_prod(*[torch.tensor([-0.5, 0.5], dtype=torch.float64)] * 4)
+        if torch.allclose(torch.einsum("c,ijcd,d->ij", v, full, v), signs)
+    ]
+    assert found
+    assert all(float(v.sum()) == 0 for v in found)
+
+
+def test_a_network_that_ends_in_softmax_is_covered():
+    net, x_L, y_L, x_U = pool()
+    q = ft.query(torch.nn.Sequential(net, torch.nn.Softmax(1)).eval(), x_L, y_L, x_U, strategy="cover", batch_size=5)
+    assert len(set(q.indices.tolist())) == 5
+    assert float(q.scores.max()) > 0
