@@ -143,7 +143,9 @@ def choose_columns(
         return ColumnRoles(id, label, None, tuple(rest), tuple(notes))
     if others := [name for name in rest if name != chosen]:
         shown = count_names(others, "column {} is", "columns {} are")
-        notes.append(f"the text is column {chosen}; {shown} left out (text=False takes them, and not the text)")
+        notes.append(
+            f"the text is column {chosen}; {shown} left out. text=False (--text none on the command line) reads a table"
+        )
     return ColumnRoles(id, label, chosen, (), tuple(notes))
 
 

@@ -154,13 +154,12 @@ def points_of_rows(points: Points) -> Points:
     """Points whose items are rows of a table: features where every cell is a number, else a mixed table."""
     table = points.items.table
     if table.columns and is_complete_numbers(table):
-        kinds, notes = column_kinds(table)  # raises on infinite numbers
+        column_kinds(table)  # raises on infinite numbers
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
     kinds, notes = column_kinds(table)
-    rows = TableRows(table.only(kinds.names))
-    return replace(
-        points, kind="table", items=rows, encode=encode_table, columns=kinds.names, notes=(*points.notes, *notes)
-    )
+    names = tuple(name for name in table.columns if name in kinds.names)
+    rows = TableRows(table.only(names))
+    return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))
 
 
 def join_sources(labelled: Points, pool: Points) -> Points:
