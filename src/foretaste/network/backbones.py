@@ -75,9 +75,8 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
             it is for another kind of points. The message says what to do.
 
     Example:
-        >>> find_backbone("efficientnet-lite1")
-        Traceback (most recent call last):
-        ValueError: unknown backbone 'efficientnet-lite1'; did you mean 'efficientnet-lite0'? Known: ...
+        >>> find_backbone("torch.nn:Flatten").preprocessing  # a class or function that makes a module
+        'stacked; bytes in [0, 1]'
     """
     check_known("kind", kind, BACKBONE_KINDS)
     if not isinstance(name, str):

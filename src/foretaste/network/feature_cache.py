@@ -49,7 +49,7 @@ def feature_home() -> Path:
 
     Example:
         >>> from foretaste.network import feature_home
-        >>> feature_home().name in ("features", "cache") or "FORETASTE_CACHE is set"
+        >>> feature_home().is_absolute() or "FORETASTE_CACHE is a relative path"
         True
     """
     given = os.environ.get(CACHE_VARIABLE)

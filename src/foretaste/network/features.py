@@ -64,7 +64,8 @@ def features(
             stacked, bytes as numbers in [0, 1].
         data: the points: a tensor or array (N, ...), a dict of such (the module is then called with keywords), or
             anything with a length and positions, such as a list of pictures or strings or a torch Dataset. Items that
-            are tuples are (x, y), and only x is read. Points are read one pass at a time and are never all in memory.
+            are tuples are (x, y), and only x is read. Points are read one pass at a time and are never all in memory,
+            unless the list itself keeps them: opened PIL pictures stay loaded, so give many as a Dataset or ft.open.
             Every point is read for the digest, unless the data has a string attribute ``digest`` that changes with
             its contents.
         layer: the name of a submodule (``module.named_modules()``) whose output is taken instead of the module's.
