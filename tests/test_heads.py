@@ -40,9 +40,25 @@ def test_inputs_are_scaled_to_rows_of_length_one():
     scaled = make_head(x, 4)[0](x)
     assert scaled.square().sum(1).mean() == pytest.approx(39 / 40, rel=1e-3)
     assert (scaled[:, 3] == 0).all()
+    assert make_head(x, 4, hidden=None)[0](x).square().sum(1).mean() == pytest.approx(4 * 39 / 40, rel=1e-3)
     assert make_head(40, 4)[0](torch.ones(1, 40)).square().sum() == pytest.approx(1)
     in_pieces = make_head(x.repeat(50, 1), 4)[0](x)
     torch.testing.assert_close(in_pieces, scaled, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("D", "outputs"), [(1, 1), (2, 1), (1, 2), (600, 2), (600, 10)])
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_a_linear_head_is_stable_in_any_dimension_and_interpolates_where_it_can(D, outputs, loss):
+    if (loss, outputs) == ("ce", 1):
+        pytest.skip("cross-entropy of one output needs two classes")
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, D, generator=g)
+    y = (x[:, :1] + 0.5) if outputs == 1 else torch.randint(outputs, (60,), generator=g)
+    torch.manual_seed(0)
+    fitted = ft.fit(make_head(x, outputs, hidden=None), x, y, loss=loss)
+    assert fitted.residual < 1
+    if outputs == 1 or D == 600:
+        assert fitted.interpolates
 
 
 def test_linear_or_one_hidden_layer_and_the_seed():
