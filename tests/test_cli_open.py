@@ -152,6 +152,27 @@ def test_a_backbone_of_ones_own_and_fidelity_on_it(tmp_path):
     assert "training head on the 8 labelled points" in got.stdout
 
 
+def test_text_by_an_encoder_of_hugging_face(tmp_path):
+    """Random weights: the command goes through, and a head is trained on what they give."""
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    words = sorted({word for texts in REVIEWS.values() for text in texts for word in re.findall(r"\w+", text.lower())})
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        config = transformers.BertConfig(vocab_size=4 + len(words), max_position_embeddings=32, **sizes)
+        transformers.BertModel(config).eval().save_pretrained(tmp_path / "bert")
+    transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    file = write_reviews(tmp_path / "reviews.csv", n=24)
+    out = ["-n", 2, "--steps", 300, "--page", "none", "--out", tmp_path / "r.csv"]
+    got = invoke("query", file, "--encoder", f"hf:{tmp_path / 'bert'}", *out)
+    assert got.exit_code == 0, got.output
+    assert "training head on the 10 labelled points" in got.stdout
+    rows = table(tmp_path / "r.csv")
+    assert sum(row["predicted"] == ("good" if int(row["id"][1:]) % 2 else "bad") for row in rows) >= 11
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

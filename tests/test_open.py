@@ -360,6 +360,21 @@ def test_tokens_that_cannot_be_padded():
     assert padded["input_ids"].tolist() == [[5, 6], [7, 9]]
 
 
+def test_a_data_frame_whose_index_repeats_has_positions_as_ids():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "label": ["x", None, "y"]}, index=["p", "p", "q"])
+    assert ft.open(frame).ids == ["0", "1", "2"]
+    assert ft.open(frame.iloc[1:]).ids == ["p", "q"]
+    assert repr(ft.open(frame)) == "Points(the data frame: 3 features, 2 labelled, 1 in the pool)"
+
+
+def test_lists_of_paths_are_pictures_and_names_as_strings_are_refused(tmp_path):
+    save_photo(tmp_path / "a.png", (30, 30))
+    assert ft.open([tmp_path / "a.png"], encoder="pixels").x.shape == (1, 3, 30, 30)
+    with pytest.raises(ValueError, match=r"names of pictures as strings, such as 'a\.png'; give pathlib\.Path objects"):
+        ft.open(["a.png"])
+
+
 def test_read_points_and_open_agree(tmp_path):
     a, b = read_points(ROWS), ft.open(ROWS)
     assert (a.ids, a.labels) == (b.ids, b.labels)

@@ -156,14 +156,13 @@ def _new_network(
     """An untrained network: its name, the network and its options."""
     import torch
 
-    from foretaste.network import make_network, seeded
+    from foretaste.connect import has_backbone
+    from foretaste.network import make_head, make_network, seeded
 
     shape = tuple(points.x.shape[1:])
-    head = network is None and len(shape) == 1 and points.kind == "pictures"
+    head = network is None and has_backbone(points)
     with seeded(seed, torch.device("cpu")):
         if head:
-            from foretaste.network import make_head
-
             check_head_options(options)
             return "head", make_head(points.x, outputs, **options), options
         if network is None:

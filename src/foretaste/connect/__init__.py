@@ -3,4 +3,5 @@
 from foretaste.connect.open import DEFAULT_BACKBONE as DEFAULT_BACKBONE
 from foretaste.connect.open import backbone_installed as backbone_installed
 from foretaste.connect.open import encode_with as encode_with
+from foretaste.connect.open import has_backbone as has_backbone
 from foretaste.connect.open import open as open

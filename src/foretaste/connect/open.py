@@ -156,6 +156,11 @@ def backbone_installed() -> bool:
     return all(find_spec(package) is not None for package in BACKBONE_PACKAGES)
 
 
+def has_backbone(points: Points) -> bool:
+    """Whether ``x`` are features of a backbone, of whatever size: a head scales them."""
+    return getattr(points.encode, "func", None) is encode_by_backbone
+
+
 def encode_by_backbone(
     items: Sequence[Any],
     *,

@@ -31,7 +31,7 @@ POINT_KINDS = ("pictures", "text", "table", "features")
 Encode = Callable[[Sequence[Any]], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Points:
     """Points with ids and labels; ``x`` is computed when it is first asked for.
 
@@ -52,6 +52,8 @@ class Points:
         >>> import torch
         >>> from foretaste.data import Points
         >>> points = Points("t", "features", torch.zeros(3, 2), ["a", "b", "c"], ["cat", None, "dog"])
+        >>> points
+        Points(t: 3 features, 2 labelled, 1 in the pool)
         >>> points.labelled.tolist(), points.pool.tolist(), points.classes, points.y.tolist()
         ([0, 2], [1], ('cat', 'dog'), [0, -1, 1])
     """
@@ -70,6 +72,10 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        n = len(self.known_labels)
+        return f"Points({self.where}: {len(self)} {self.kind}, {n} labelled, {len(self) - n} in the pool)"
 
     @cached_property
     def x(self) -> Tensor:

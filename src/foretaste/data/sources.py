@@ -35,7 +35,7 @@ from foretaste.data.files import (
 from foretaste.data.huggingface import dataset_parts, is_saved_dataset
 from foretaste.data.labels import array_labels
 from foretaste.data.npz import Layout, lay_out_points
-from foretaste.data.pictures import ImageSize, PictureProgress, open_picture, picture_bytes
+from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
 from foretaste.data.points import Encode, Points, checked_points, points_of_rows
 from foretaste.data.tables import file_columns, is_csv
 from foretaste.data.text import TEXT_ENCODERS, encode_text
@@ -182,7 +182,7 @@ def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     table = Table("the data frame", columns, [int(i) for i in range(len(frame))], "row")
     given = replace(how, label=label if isinstance(label, str) else None)
     points = _points_of_table(table, given, None if isinstance(label, str | None) else label)
-    if not points.own_ids and index != points.ids:
+    if not points.own_ids and index != points.ids and len({*index}) == len(index):
         points = replace(points, ids=index, own_ids=True)
     return points
 
@@ -192,6 +192,10 @@ def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
     first = source[0]
     labels = None if how.label is None or isinstance(how.label, str) else _labels_beside(how, len(source))
     if all(isinstance(item, str) for item in source):
+        if all(os.path.splitext(item)[1].lower() in PICTURE_ENDINGS for item in source):
+            raise ValueError(
+                f"the list holds names of pictures as strings, such as {first!r}; give pathlib.Path objects"
+            )
         table = Table(
             "the list of texts", {"text": [item.strip() or None for item in source]}, range(len(source)), "text"
         )
