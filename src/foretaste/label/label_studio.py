@@ -35,6 +35,7 @@ RANKED_TASKS = 10  # tasks that get a score after each annotation
 WEBHOOK_BODIES = {"/predict": 16_000_000, "/webhook": 4_000_000, "/setup": 1_000_000, "/train": 1_000_000}
 WAITING_HOOKS = 10_000
 API_SECONDS = 20.0
+LOOK_SECONDS = 0.05  # between looks at the learner's ranking
 LARGEST_REPLY = 200_000_000
 TASKS_A_PAGE = 500
 SCORE_FIELD = "foretaste_score"
@@ -135,10 +136,13 @@ class LabelStudioLink(threading.Thread):
         self.tasks: dict[str, int] = {}  # item → task
         self.task_data: dict[int, dict[str, Any]] = {}
         self.version, self.pushed, self.error = "", 0, ""
+        self.order: tuple[str, ...] = ()  # the items of the current version, best first
         self._names: tuple[str, str] = (LABEL_STUDIO_FROM, LABEL_STUDIO_TO)
         self._turn = threading.Condition()
         self._hooks: deque[Mapping[str, Any]] = deque(maxlen=WAITING_HOOKS)
         self._closing, self._count = False, 0
+        self._waiting: list[dict[str, Any]] = []  # scores for the tasks' own data
+        self._old: list[str] = []  # versions that nobody needs any more
 
     # The routes
 
@@ -171,18 +175,25 @@ class LabelStudioLink(threading.Thread):
 
     def run(self) -> None:
         self._try(self._read_project)
-        last: tuple[str, ...] = ()
+        last, more = tuple[str, ...](), False
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: bool(self._hooks) or self._closing, 0.1)
+                if not more:
+                    self._turn.wait_for(lambda: bool(self._hooks) or self._closing, LOOK_SECONDS)
                 if self._closing:
                     return
                 hooks, self._hooks = list(self._hooks), deque(maxlen=WAITING_HOOKS)
             for body in hooks:
                 self._try(lambda body=body: self._take(body))
-            ready = self.desk.worker.view.ready[: self.ranked]
-            if ready and ready != last and self.studio is not None and self._try(lambda: self._push(ready)):  # noqa: B023
-                last = ready
+            ready, more = self.desk.worker.view.ready[: self.ranked], False
+            if self.studio is None:
+                continue
+            if ready and ready != last:
+                if self._try(lambda ready=ready: self._push(ready)):
+                    last = ready
+            elif self._waiting or self._old:
+                self._try(self._tidy)
+                more = bool(self._waiting or self._old)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -287,16 +298,24 @@ class LabelStudioLink(threading.Thread):
             rows.append({"task": self.tasks[item]} | self.prediction(item, rank) | {"model_version": version})
         studio.call("POST", f"/api/projects/{self.project}/import/predictions", rows)
         studio.call("PATCH", f"/api/projects/{self.project}", {"model_version": version})
-        self.version, self.pushed = version, self.pushed + 1
+        self.version, self.pushed, self.order = version, self.pushed + 1, tuple(ranked)
         if old:
-            studio.call("DELETE", f"/api/projects/{self.project}/model-versions", {"model_version": old})
-        if self._hooks:
-            return  # an annotation waits: the task's own data can wait longer
-        for row in rows:
+            self._old.append(old)
+        self._waiting = rows
+
+    def _tidy(self) -> None:
+        """One piece of work that can wait: an old version, or the score in a task's own data."""
+        studio = self.studio
+        assert studio is not None
+        if self._waiting:
+            row = self._waiting.pop(0)
             data = self.task_data[row["task"]]
             if data.get(SCORE_FIELD) != row["score"]:
                 data[SCORE_FIELD] = row["score"]
                 studio.call("PATCH", f"/api/tasks/{row['task']}", {"data": data})
+        elif self._old:
+            version = self._old.pop(0)
+            studio.call("DELETE", f"/api/projects/{self.project}/model-versions", {"model_version": version})
 
 
 def choice_names(config: str) -> tuple[str, str]:

@@ -192,6 +192,7 @@ function painted(item) {
 function guess(item) {
   const shown = (item.likely || []).slice(0, 3);
   $("guess").replaceChildren(...shown.map(({ name, p }) => row(name, p, `${Math.round(100 * p)} %`, colour(name))));
+  $("accept").hidden = !shown.length || Boolean(item.check);
   const sure = shown[0]?.name;
   const hidden = document.querySelector(".guess").classList.contains("hidden");
   document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && b.dataset.name === sure && !item.check));
@@ -252,9 +253,8 @@ function buttons() {
     const button = made("button");
     const keys = made("span", "", "keys");
     keys.append(...c.keys.map((k) => made("kbd", k)));
-    const dot = made("span", "", "dot");
-    dot.style.background = colour(c.name);
-    button.append(keys, made("span", c.name, "word"), dot);
+    button.style.setProperty("--shade", colour(c.name));
+    button.append(keys, made("span", c.name, "word"));
     button.dataset.name = c.name;
     button.title = c.name;
     button.setAttribute("aria-keyshortcuts", c.keys.join(" "));
@@ -281,11 +281,11 @@ function model(m) {
 }
 
 function curve(c) {
+  c = { ...c, check: c.checked >= 5 ? c.check : [], running: c.running.filter((p) => p[0] >= 10) };  // fewer say nothing
   const last = c.check.at(-1), running = c.running.at(-1);
-  c = c.checked >= 5 ? c : { ...c, check: [] };
-  $("curve-words").textContent = last && c.checked >= 5 ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
+  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
     : running ? `Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer. They are the hard ones.`
-    : "Shown after the first predictions.";
+    : "Shown when there is enough to measure.";
   const W = 288, H = 96, L = 26, B = 14, all = [...c.check, ...c.running];
   if (all.length < 2) { $("curve").replaceChildren(); return; }
   const most = Math.max(...all.map((p) => p[0]), 2), x = (n) => L + (W - L - 4) * n / most, y = (a) => 4 + (H - B - 4) * (1 - a);
