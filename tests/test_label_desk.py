@@ -204,7 +204,7 @@ def test_the_prediction_before_the_answer_is_kept(desk):
     assert (event.guess, event.confidence) == ("dog", pytest.approx(0.9))
     until(lambda: desk.worker.view.changed and desk.worker.view.changed["item"] == item)
     assert desk.worker.view.changed["moved"] == 20
-    assert desk.curve(desk.worker.view)["running"] == [[1, 0.0]]
+    assert desk.curve(desk.worker.view)["running"] == [[3, 0.0, 1]]
 
 
 def test_keys_of_classes():

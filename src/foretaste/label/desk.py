@@ -21,7 +21,7 @@ from foretaste.label.worker import LearnerWorker, ModelView
 CHECK_EVERY = 6
 CHECK_MOST = 60
 CHECK_LEAST_POOL = 60  # a smaller pool has no item to spare
-PATIENCE = 0.25  # seconds that an answer waits for the learner, so that the next item knows of it
+PATIENCE = 0.15  # seconds that an answer waits for the learner, so that the next item knows of it
 PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
 ACTIVE_SECONDS = 60.0
 CURVE_POINTS = 150
@@ -209,12 +209,15 @@ class LabelDesk:
 
     def curve(self, view: ModelView) -> dict[str, Any]:
         """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
-        events = self.store.events()
-        right = [
-            e.guess == e.label for e in events if e.kind == "label" and e.guess is not None and e.purpose != "check"
-        ]
+        right, at, labels = list[bool](), list[int](), 0
+        for event in self.store.events():
+            if event.kind == "label" and event.purpose != "check":
+                labels += 1
+                if event.guess is not None:
+                    right.append(event.guess == event.label)
+                    at.append(labels)
         shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
-        running = [[k + 1, _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1])] for k in shown][::-1]
+        running = [[at[k], _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]
         return {
             "check": [[n, k / m, *wilson(k, m)] for n, k, m in view.checked if m],
             "checked": view.checked[-1][2] if view.checked else 0,

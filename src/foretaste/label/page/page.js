@@ -281,10 +281,10 @@ function model(m) {
 }
 
 function curve(c) {
-  c = { ...c, check: c.checked >= 5 ? c.check : [], running: c.running.filter((p) => p[0] >= 10) };  // fewer say nothing
+  c = { ...c, check: c.checked >= 5 ? c.check : [], running: c.running.filter((p) => p[2] >= 10) };  // fewer say nothing
   const last = c.check.at(-1), running = c.running.at(-1);
-  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
-    : running ? `Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[0], c.window)} questions were guessed before the answer. They are the hard ones.`
+  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[2], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
+    : running ? `Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[2], c.window)} questions were guessed before the answer. They are the hard ones.`
     : "Shown when there is enough to measure.";
   const W = 288, H = 96, L = 26, B = 14, all = [...c.check, ...c.running];
   if (all.length < 2) { $("curve").replaceChildren(); return; }
