@@ -12,7 +12,7 @@ import foretaste as ft
 from acquire_oracles import Case
 from cases import CASES
 from foretaste import acquire
-from foretaste.acquire.cover import correlations, error_chances
+from foretaste.acquire.cover import correlations, error_chances, spread
 from foretaste.lookahead import misfit_ridge
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-10}
@@ -89,7 +89,7 @@ def test_without_labels_the_pool_is_covered():
     q = ft.query(net, None, None, x_U, strategy="cover", batch_size=6)
     state = ft.linearize(net, None, None, x_U)
     assert error_chances(state).unique().tolist() == [0.5]
-    kappa_UW, covered_W = correlations(state)
+    kappa_UW, covered_W, _ = correlations(state)
     assert not covered_W.any()
     picked = kappa_UW[q.indices].amax(0).mean()
     g = torch.Generator().manual_seed(0)
@@ -123,7 +123,7 @@ def test_sequential_answers_change_the_weights_and_what_is_covered():
 
 def test_correlations_lie_between_0_and_1_and_are_1_at_home():
     net, x_L, y_L, x_U = pool()
-    kappa_UW, covered_W = correlations(ft.linearize(net, x_L, y_L, x_U))
+    kappa_UW, covered_W, _ = correlations(ft.linearize(net, x_L, y_L, x_U))
     assert_close(kappa_UW.diagonal(), torch.ones(60, dtype=torch.float64))
     assert_close(kappa_UW, kappa_UW.T)
     assert float(kappa_UW.min()) >= 0
@@ -218,3 +218,58 @@ def test_a_network_that_ends_in_softmax_is_covered():
     q = ft.query(torch.nn.Sequential(net, torch.nn.Softmax(1)).eval(), x_L, y_L, x_U, strategy="cover", batch_size=5)
     assert len(set(q.indices.tolist())) == 5
     assert float(q.scores.max()) > 0
+
+
+# --- tangents that have collapsed ---
+
+
+def collapsed_pool():
+    """A network whose hidden units all see one direction of the ten of the inputs, and a large bias kernel of none."""
+    g = torch.Generator().manual_seed(5)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(5)
+        net = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Tanh(), torch.nn.Linear(20, 3)).double().eval()
+    with torch.no_grad():
+        net[0].weight.zero_()[:, 0] = torch.linspace(1, 3, 20)
+        net[2].weight.mul_(1e-3)  # so that only the last layer's tangents count
+    x = torch.randn(50, 10, generator=g, dtype=torch.float64)
+    return net, x[:6], torch.arange(6) % 3, x[6:]
+
+
+def test_collapsed_tangents_give_way_to_inputs():
+    net, x_L, y_L, x_U = collapsed_pool()
+    how = {"strategy": "cover", "batch_size": 5}
+    by_space = {s: ft.query(net, x_L, y_L, x_U, **how, options={"space": s}) for s in ("auto", "tangent", "inputs")}
+    assert [q.info["space"] for q in by_space.values()] == ["inputs", "tangent", "inputs"]
+    assert by_space["auto"].indices.tolist() == by_space["inputs"].indices.tolist()
+    assert by_space["auto"].indices.tolist() != by_space["tangent"].indices.tolist()
+    net, x_L, y_L, x_U = pool()
+    assert ft.query(net, x_L, y_L, x_U, **how).info["space"] == "tangent"
+
+
+def test_correlations_of_inputs_are_those_of_their_vectors():
+    net, x_L, y_L, x_U = collapsed_pool()
+    state = ft.linearize(net, x_L, y_L, x_U)
+    kappa_UW, covered_W, _ = correlations(state, "inputs")
+    x = torch.cat([x_U, x_L])
+    x = x - x.mean(0)
+    x = x / x.norm(dim=1, keepdim=True)
+    assert_close(kappa_UW, (x[:44] @ x[:44].T).clamp(0, 1))
+    assert_close(covered_W, (x[:44] @ x[44:].T).clamp(0, 1).amax(1))
+
+
+def test_spread_counts_directions():
+    values = torch.tensor([4.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    v = torch.linalg.qr(torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).Q
+    v = torch.linalg.qr(v - v.mean(0)).Q
+    theta = v @ values.diag() @ v.T + 7
+    assert spread(theta, theta.diagonal(), theta.diagonal()) == pytest.approx(36 / 18)
+    assert spread(torch.ones(3, 3), torch.ones(3), torch.ones(3)) == 0
+
+
+def test_a_space_must_be_known_and_there():
+    net, x_L, y_L, x_U = pool()
+    with pytest.raises(ValueError, match=r"space.*did you mean 'inputs'"):
+        ft.query(net, x_L, y_L, x_U, strategy="cover", options={"space": "input"})
+    with pytest.raises(ValueError, match='space="inputs" of cover needs inputs'):
+        acquire.cover(Case("l2").state(), space="inputs")

@@ -6,10 +6,17 @@ e_i is the chance that the linearised posterior gives to i's class being wrong, 
 i and j. ``gain`` lets each label say a little about every point; on pretrained features that loses to herding, which
 counts the nearest label only. F does so with the network's own kernel. It is submodular: a batch is grown greedily, by
 lazy evaluation (foretaste.query).
+
+Some trainings collapse the kernel. A head trained by Adam on features can map all points of a predicted class to nearly
+one tangent; then κ says what the network believes, and not who is near whom. ``spread`` measures it, and the inputs
+take the place of the tangents.
 """
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +25,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from foretaste.acquire.gain import check_scale
 from foretaste.acquire.predictions import finish_scores, labelled, need_classes
 from foretaste.acquire.registry import Coverage, register
+from foretaste.errors import check_known
 from foretaste.lookahead import PriorKernel, State
+from foretaste.tangent import to_float64
 
+log = logging.getLogger("foretaste")
+
+COVER_SPACES = ("auto", "tangent", "inputs")
+COLLAPSED = 1 / 3  # of the inputs' spread: below it the tangents are not used
+SPREAD_POINTS = 512  # on which spreads are compared
 CORRELATION_CHUNK = 2**22  # numbers of κ made at a time
 SINGLE_PRECISION = 2**20  # pairs (i, j) from which κ is kept in float32: it is between 0 and 1
 NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
@@ -27,30 +41,37 @@ NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that t
 
 @dataclass(frozen=True)
 class CoverOptions:
-    """scale: s² of the posterior's variance; None (default) is ``state.scale``."""
+    """The options of ``cover``.
+
+    scale: s² of the posterior's variance; None (default) is ``state.scale``.
+    space: whose correlations κ are: "tangent", "inputs" (vectors or pictures of floats), or "auto" (default): tangent,
+        and inputs where the tangents have collapsed, which means that their spread is below a third of the inputs'.
+    """
 
     scale: float | None = None
+    space: str = "auto"
 
     def __post_init__(self) -> None:
         check_scale(self.scale)
+        check_known("space", self.space, COVER_SPACES)
 
 
-def covered_errors(state: State, scale: float | None = None) -> Coverage:
+def covered_errors(state: State, scale: float | None = None, space: str = "auto") -> Coverage:
     """F of a state, as a greedy batch needs it."""
     need_classes(state, "cover", "variance: there is no chance of error")
     check_scale(scale)
-    kappa_UW, by_labels_W = correlations(state)
-    covered_W = by_labels_W
+    check_known("space", space, COVER_SPACES)
+    kappa_UW, covered_W, used = correlations(state, space)
     if state.kept:
         covered_W = torch.maximum(covered_W, kappa_UW[[j for j, _ in state.kept]].amax(0).to(covered_W))
-    return Coverage(lambda at: kappa_UW[at], covered_W, error_chances(state, scale))
+    return Coverage(lambda at: kappa_UW[at], covered_W, error_chances(state, scale), {"space": used})
 
 
 @register(
     "cover", select="greedy", needs=("kernel", "classes"), options=CoverOptions, ridge="misfit", output="signs",
     coverage=covered_errors,
 )  # fmt: skip
-def cover(state: State, scale: float | None = None) -> Tensor:
+def cover(state: State, scale: float | None = None, space: str = "auto") -> Tensor:
     """Coverage of the expected error: how much a label at j adds to F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij.
 
     κ_ij is the correlation of Θ, centred over the pool and L and cut at 0. e_i = Φ(−g_i / (√2 s √S_ii)) is the chance
@@ -62,6 +83,7 @@ def cover(state: State, scale: float | None = None) -> Tensor:
     Args:
         state: a classifier, linearised.
         scale: s², of the posterior's variance. None (default): ``state.scale``.
+        space: see ``CoverOptions``. ``q.info["space"]`` says which was used.
 
     Returns:
         (U,) float64, −inf where a candidate is taken.
@@ -76,7 +98,7 @@ def cover(state: State, scale: float | None = None) -> Tensor:
         >>> ft.acquire.cover(state).shape
         torch.Size([4])
     """
-    F = covered_errors(state, scale)
+    F = covered_errors(state, scale, space)
     scores_U = F.covered_W.new_empty(state.U)
     step = max(1, CORRELATION_CHUNK // state.W)
     for start in range(0, state.U, step):
@@ -112,15 +134,65 @@ def error_chances(state: State, scale: float | None = None) -> Tensor:
 # the kernel of the tangents less their mean over U∪L.
 
 
-def correlations(state: State) -> tuple[Tensor, Tensor]:
-    """κ as (U, W), and max over L of κ_il, (W,): 0 where nothing is labelled. Made once for a linearisation."""
-    key = state.linearisation
-    if key not in _correlation_cache:
-        _correlation_cache[key] = _correlate(state.prior(), state.W, state.U, state.L, state.B)
-    return _correlation_cache[key]
+def correlations(state: State, space: str = "auto") -> tuple[Tensor, Tensor, str]:
+    """κ as (U, W); max over L of κ_il, (W,), 0 where nothing is labelled; and the space. Made once a linearisation."""
+    made: dict[str, tuple[Tensor, Tensor, str]] = _correlation_cache.setdefault(state.linearisation, {})
+    if space not in made:
+        theta = state.prior()
+        use = choose_space(theta, state) if space == "auto" else space
+        if use not in made:
+            kernel, B = (theta, state.B) if use == "tangent" else (input_kernel(theta.points), 1)
+            made[use] = (*_correlate(kernel, state.W, state.U, state.L, B), use)
+        made[space] = made[use]
+    return made[space]
 
 
 _correlation_cache = WeakIdKeyDictionary()
+
+
+def choose_space(theta: PriorKernel, state: State) -> str:
+    """ "inputs" where the tangents have collapsed, else "tangent". On at most 512 points of W and of U."""
+    if not has_input_vectors(theta.points):
+        return "tangent"
+    each_W, each_U = (-(-n // SPREAD_POINTS) for n in (state.W, state.U))
+    columns = [mean_diagonals(theta.columns(slice(j, j + 1)), state.B)[::each_W] for j in range(0, state.U, each_U)]
+    own_W, own_U = (d.diagonal(dim1=1, dim2=2).mean(1) for d in (theta.diag_W, theta.diag_U))
+    of_tangents = spread(torch.cat(columns, 1), own_W[::each_W], own_U[::each_U])
+    assert theta.points is not None
+    x_u = to_float64(theta.points["U"][::each_U].detach().flatten(1))
+    x_w = to_float64(theta.points["W"][::each_W].detach().flatten(1)) if "W" in theta.points else x_u
+    of_inputs = spread(x_w @ x_u.T, x_w.square().sum(1), x_u.square().sum(1))
+    if of_tangents >= COLLAPSED * of_inputs:
+        return "tangent"
+    log.info("tangents have a spread of %.1f and inputs of %.1f; cover uses the inputs", of_tangents, of_inputs)
+    return "inputs"
+
+
+def spread(theta_wu: Tensor, own_w: Tensor, own_u: Tensor) -> float:
+    """In how many directions points differ: v_w v_u / mean Θ̃², v the mean variances: (Σλ)²/Σλ² of eigenvalues λ.
+
+    Θ̃ is centred over the points given, and ``own`` are Θ_ii. 0 if all points are the same.
+    """
+    rows_w, columns_u, mean = theta_wu.mean(1), theta_wu.mean(0), theta_wu.mean()
+    v_w, v_u = ((own - 2 * m + mean).clamp_min(0).mean() for own, m in ((own_w, rows_w), (own_u, columns_u)))
+    square = (theta_wu - rows_w[:, None] - columns_u + mean).square().mean()
+    return float(v_w * v_u / square) if square > 0 else 0.0
+
+
+def has_input_vectors(points: Mapping[str, Any] | None) -> bool:
+    """Whether the inputs are tensors of floats."""
+    return points is not None and all(isinstance(x, Tensor) and x.is_floating_point() for x in points.values())
+
+
+def input_kernel(points: Mapping[str, Any] | None) -> PriorKernel:
+    """x·x′ of the inputs."""
+    if points is None or not has_input_vectors(points):
+        raise ValueError('space="inputs" of cover needs inputs that are one tensor of floats; use "tangent"')
+    x_U = to_float64(points["U"].detach().flatten(1))
+    x_L = to_float64(points["L"].detach().flatten(1)) if "L" in points else x_U[:0]
+    x_W = to_float64(points["W"].detach().flatten(1)) if "W" in points else x_U
+    diag_U, diag_W = (x.square().sum(1)[:, None, None] for x in (x_U, x_W))
+    return PriorKernel(x_L @ x_L.T, x_W @ x_L.T, x_U @ x_L.T, diag_U, diag_W, lambda at: x_W @ x_U[at].T)
 
 
 def _correlate(theta: PriorKernel, W: int, U: int, L: int, B: int) -> tuple[Tensor, Tensor]:

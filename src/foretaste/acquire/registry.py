@@ -40,11 +40,13 @@ class Coverage:
     rows: positions of n candidates -> their k with the watched points, (n, W), between 0 and 1.
     covered_W: c_i, how well what is labelled covers point i.
     weight_W: w_i ≥ 0.
+    info: what goes into ``q.info``.
     """
 
     rows: Callable[[Any], Any]
     covered_W: Any
     weight_W: Any
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

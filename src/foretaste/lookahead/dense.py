@@ -324,7 +324,7 @@ class DenseState(State):
             S_Wu = s.S_WU[here].T if p.same else s.S_WU[:, here]
             return torch.addmm(S_Wu, s.half_W.T, s.half_U[:, here])
 
-        return PriorKernel(LL, s.half_W.T @ s.chol.T, s.half_U.T @ s.chol.T, diag_U, diag_W, columns)
+        return PriorKernel(LL, s.half_W.T @ s.chol.T, s.half_U.T @ s.chol.T, diag_U, diag_W, columns, p.kernels.points)
 
     @property
     def rows_together(self) -> bool:

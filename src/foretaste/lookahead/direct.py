@@ -116,7 +116,9 @@ class DirectState(State):
         def columns(at: slice) -> Tensor:
             return theta.WU[:, at.start * B : at.stop * B]
 
-        return PriorKernel(theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W, columns)
+        return PriorKernel(
+            theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W, columns, self._problem.kernels.points
+        )
 
     def _theta_UX(self, x: JoinedSystem) -> Tensor:
         return torch.cat([self._loaded.theta.UL, *(self._row(j).T for j in x.js)], 1)

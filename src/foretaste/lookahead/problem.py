@@ -6,8 +6,8 @@ classes are C right-hand sides. B is C for the full kernel, whose rows are (poin
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +66,7 @@ class KernelSource:
     row: Callable[[int], Tensor]
     ours: bool  # whether the blocks that ``load`` gives may be overwritten
     choice: PrecisionChoice = field(default_factory=lambda: PrecisionChoice("given"))  # filled when Θ is loaded
+    points: Mapping[str, Inputs] | None = None  # of "L", "U" and "W", where Θ is a network's; "W" only if W ≠ U
 
 
 def kernels_of_network(
@@ -129,7 +130,8 @@ def kernels_of_network(
         precision = choice.used or ("float32" if choice.asked == "auto" else choice.asked)
         return gram(frozen, sets, [("j", "U")], [], precision=precision, **how)[0]["j", "U"] * scale
 
-    return KernelSource(load, row, True, choice)
+    points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+    return KernelSource(load, row, True, choice, points)
 
 
 def suggest_watch(e: BudgetError, watched: bool) -> str:
@@ -178,7 +180,7 @@ def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
 def load_now(kernels: KernelSource) -> KernelSource:
     """The same source with Θ computed now. ``load`` gives it once, so that nobody else keeps it in memory."""
     box = [kernels.load()]
-    return KernelSource(box.pop, kernels.row, kernels.ours, kernels.choice)
+    return replace(kernels, load=box.pop)
 
 
 def to_sites(t_NC: Tensor, B: int) -> Tensor:

@@ -13,7 +13,7 @@ for each candidate. The derivation is in docs/mathematics.md, The base.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -41,6 +41,7 @@ class PriorKernel:
     diag_U: Tensor
     diag_W: Tensor
     columns: Callable[[slice], Tensor]  # candidates -> Θ_Wu; not to be written to
+    points: Mapping[str, Any] | None = None  # the inputs "L", "U" and "W" of a network's Θ; "W" only if W ≠ U
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -203,7 +203,8 @@ def _pick_by_score(
 
     n, generator = request.batch_size, request.generator
     if select == "greedy" and how.coverage is not None:
-        return pick_covering(request.state, partial(how.coverage, **settings), n, generator, counter, copies_U)
+        coverage = partial(how.coverage, **settings)
+        return pick_covering(request.state, coverage, n, generator, counter, request.info, copies_U)
     if select == "top":
         got = pick_top(request.state, score, n, generator, counter, copies_U)
     else:

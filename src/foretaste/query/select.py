@@ -159,11 +159,13 @@ def pick_covering(
     batch_size: int,
     generator: torch.Generator,
     progress: ProgressCounter,
+    info: dict[str, Any],
     copies_U: Tensor | None = None,
 ) -> Picked:
     """A batch grown greedily on a coverage F, lazily; those of ``copies_U`` come last. Scores are of single points."""
     got, start = Picked(), time.perf_counter()
     F = coverage(state)
+    info.update(F.info)
     middle = time.perf_counter()
     others = torch.arange(state.U) if copies_U is None else (~copies_U).nonzero()[:, 0]
     at_U = others.to(F.covered_W.device)
