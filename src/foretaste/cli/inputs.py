@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli.app import progress_bar
+from foretaste.cli.app import progress_bar, say
 
 if TYPE_CHECKING:
     import torch
@@ -272,9 +272,11 @@ class BarOfFeatures:
         self.show: Any = None
 
     def __call__(self, done: int, total: int) -> None:
-        if self.show is None:
+        if self.show is None and done < total:
+            say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
             self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
-        self.show(done, total)
+        if self.show is not None:
+            self.show(done, total)
         if done >= total:
             self.bars.close()
             self.show = None

