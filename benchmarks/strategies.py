@@ -1,9 +1,10 @@
-"""Two tables of docs/strategies.md: seconds and bytes of every strategy, and what LL4AL's loss does to a network.
+"""Tables of docs/strategies.md: seconds and bytes of every strategy, of large batches, and what LL4AL's loss does.
 
-``python -m benchmarks.strategies [ll4al]``
+``python -m benchmarks.strategies [ll4al | large]``
 """
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from foretaste.acquire import find_strategy, strategies
 from foretaste.data import digits
 from foretaste.network import MLP, fit, fit_ll4al, predict_losses, prepare
 from foretaste.query import query
-from foretaste.tangent import rank_correlation
+from foretaste.tangent import PeakMemory, rank_correlation
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,36 @@ def _problem_maker(
     return problem
 
 
+SPREAD_OUT = ("coreset", "kmeans", "typiclust", "probcover", "maxherding", "uherding", "lcmd", "dpp")
+LARGE_BATCHES = (*SPREAD_OUT, "badge", "egl", "bald", "batchbald", "margin")
+
+
+def time_large_batches(
+    names: Sequence[str] = LARGE_BATCHES, *, L: int = 1000, U: int = 6000, batch_size: int = 1000, D: int = 64
+) -> list[StrategyRow]:
+    """Many picks from many points, once each; seconds are those of the processor.
+
+    Points lie around 50 centres; the network is an untrained MLP with two hidden layers.
+    """
+    g = torch.Generator().manual_seed(0)
+    kind_N = torch.randint(50, (L + U,), generator=g)
+    x = torch.randn(50, D, generator=g)[kind_N] + 0.7 * torch.randn(L + U, D, generator=g)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = MLP(D, (256, 256)).eval()
+    rows = []
+    for name in names:
+        options = {"rate": 0.5} if name in ("bald", "batchbald") else None
+        how: dict[str, Any] = {"strategy": name, "batch_size": batch_size, "options": options, "loss": "ce"}
+        with PeakMemory() as memory:
+            start = time.process_time()
+            picked = query(net, x[:L], kind_N[:L] % 10, x[L:], **how).indices.tolist()
+            seconds = time.process_time() - start
+        print(name, seconds, file=sys.stderr, flush=True)
+        rows.append(StrategyRow(name, seconds, memory.peak, picked))
+    return rows
+
+
 def strategies_markdown(rows: Sequence[StrategyRow]) -> str:
     """A table, fastest first."""
     lines = ["| strategy | seconds | memory |", "|---|---|---|"]
@@ -186,7 +217,9 @@ def ll4al_markdown(rows: Sequence[LL4ALRow]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["ll4al"]:
+    if sys.argv[1:2] == ["large"]:
+        print(strategies_markdown(time_large_batches(sys.argv[2:] or LARGE_BATCHES)))
+    elif sys.argv[1:] == ["ll4al"]:
         print(ll4al_markdown(train_ll4al()))
     else:
         print(strategies_markdown(time_strategies(progress=lambda name: print(name, file=sys.stderr))))

@@ -12,6 +12,7 @@ from foretaste.query.coverage import uherding as uherding
 from foretaste.query.determinant import dpp as dpp
 from foretaste.query.dropout import bald as bald
 from foretaste.query.dropout import batchbald as batchbald
+from foretaste.query.dropout import draw_networks as draw_networks
 from foretaste.query.gradient_length import egl as egl
 from foretaste.query.infinite_width import gp as gp
 from foretaste.query.infinite_width import gp_predict as gp_predict
@@ -27,3 +28,11 @@ from foretaste.query.request import Request as Request
 from foretaste.query.select import ProgressCounter as ProgressCounter
 from foretaste.query.select import pick_each as pick_each
 from foretaste.query.select import random as random
+from foretaste.query.stop import Budget as Budget
+from foretaste.query.stop import ErrorLeft as ErrorLeft
+from foretaste.query.stop import Round as Round
+from foretaste.query.stop import SmallChange as SmallChange
+from foretaste.query.stop import StablePredictions as StablePredictions
+from foretaste.query.stop import StopRule as StopRule
+from foretaste.query.stop import StopVerdict as StopVerdict
+from foretaste.query.stop import look as look
