@@ -17,17 +17,18 @@ from foretaste.data import digits
 from foretaste.network import MLP, fit, prepare
 from foretaste.query import query
 
-# strategy and options, by the name of a row
-FIRST_BATCHES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "random": ("random", {}),
-    "gain": ("gain", {}),
-    "variance": ("variance", {}),
-    "kmeans": ("kmeans", {}),
-    "typiclust": ("typiclust", {}),
-    "maxherding": ("maxherding", {}),
-    "maxherding, tangent": ("maxherding", {"space": "tangent"}),
-    "probcover": ("probcover", {}),
-    "coreset": ("coreset", {"space": "inputs"}),
+# arguments of a query, by the name of a row
+FIRST_BATCHES: Mapping[str, dict[str, Any]] = {
+    "random": {"strategy": "random"},
+    "the default": {},
+    "gain": {"strategy": "gain", "select": "greedy"},
+    "variance": {"strategy": "variance"},
+    "kmeans": {"strategy": "kmeans"},
+    "typiclust": {"strategy": "typiclust"},
+    "maxherding": {"strategy": "maxherding"},
+    "maxherding, tangent": {"strategy": "maxherding", "options": {"space": "tangent"}},
+    "probcover": {"strategy": "probcover"},
+    "coreset": {"strategy": "coreset", "options": {"space": "inputs"}},
 }
 
 
@@ -92,13 +93,10 @@ def measure_first_batches(
         x_U, y_U = problem.x[offered], problem.y[offered]
         for size in sizes:
             for name in names:
-                strategy, options = FIRST_BATCHES[name]
                 with torch.random.fork_rng([]):
                     torch.manual_seed(seed)
                     net = MLP(x_U.shape[1], problem.hidden, C).eval()
-                picked = query(
-                    net, None, None, x_U, strategy=strategy, options=options or None, batch_size=size, seed=seed
-                ).indices  # fmt: skip
+                picked = query(net, None, None, x_U, batch_size=size, seed=seed, **FIRST_BATCHES[name]).indices
                 fit(net, x_U[picked], y_U[picked], steps=steps, start="cold", seed=seed)
                 with torch.no_grad():
                     right = net.eval()(problem.x_test).argmax(1) == problem.y_test

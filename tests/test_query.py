@@ -256,9 +256,21 @@ def test_regression():
 
 
 def test_empty_L():
-    q = query(NET, None, None, X_U, batch_size=5)
+    q = query(NET, None, None, X_U, batch_size=5, strategy="gain", select="greedy")
     assert len(set(q.indices.tolist())) == 5
     assert q.info["scale"] == 1
+
+
+def test_a_first_batch_covers_the_pool():
+    cover = query(NET, None, None, X_U, batch_size=5, strategy="cover").indices.tolist()
+    for x_L, y_L in ((None, None), (X_U[:0], torch.zeros(0, dtype=torch.int64)), (X_U[:0], [])):
+        q = query(NET, x_L, y_L, X_U, batch_size=5, strategy="gain", options={"scale": 3.0})
+        assert q.indices.tolist() == cover
+        assert q.info["first"] == "cover"
+        assert q.info["strategy"] == "gain"
+    assert "first" not in query(NET, X_L, Y_L, X_U, batch_size=5, strategy="gain").info
+    with pytest.raises(ValueError, match="'gain' needs classes"):
+        query(network(C=1), None, None, X_U, strategy="gain")
 
 
 @pytest.mark.usefixtures("_names")

@@ -54,15 +54,17 @@ def check_scale(scale: float | None) -> None:
 
 
 @register(
-    "gain", select="greedy", needs=("kernel", "classes"), options=GainOptions, calibrates="scale", watch_by="contested"
-)
+    "gain", select="greedy", needs=("kernel", "classes"), options=GainOptions, calibrates="scale", watch_by="contested",
+    first="cover",
+)  # fmt: skip
 def gain(state: State, scale: float | None = None) -> Tensor:
     """The expected gain in accuracy: Σ_i τ_ij ψ(g_i / τ_ij), the expected rise of Σ_i max_c f_i(c).
 
     g_i is the gap between the two largest outputs of watched point i. τ_ij = √2 s |S_ij| / √u_j is how far a label at j
     may move it, and ψ(z) = φ(z) − zΦ(−z). Not in the paper; docs/mathematics.md, Gain. Cross-entropy: gaps of logits,
     and u_j holds the label's own noise. Cost: one pass over S, W·U. In a query with ``watch`` a number, the most
-    contested points are watched, which hold nearly all of the sum.
+    contested points are watched, which hold nearly all of the sum. While nothing is labelled, ``ft.query`` takes
+    ``cover`` instead: which outputs of an untrained network are contested says nothing.
 
     Args:
         state: a classifier, linearised.

@@ -71,6 +71,7 @@ class Strategy:
     ridge: str | None = None
     output: str = "sum"
     coverage: Callable[..., Coverage] | None = None
+    first: str | None = None
 
     def check(self, C: int) -> None:
         """Raise if it is for another kind of network than one of C outputs."""
@@ -115,6 +116,7 @@ def register(
     ridge: str | None = None,
     output: str = "sum",
     coverage: Callable[..., Coverage] | None = None,
+    first: str | None = None,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
@@ -137,6 +139,7 @@ def register(
         coverage: for a score that is what a candidate adds to a coverage F: ``coverage(state, **options) ->
             foretaste.acquire.Coverage``. Then a greedy batch is grown on F itself, which is cheaper and better than
             conditioning on each pick.
+        first: the strategy that chooses in its place while nothing is labelled, with select="auto".
 
     Returns:
         A decorator, which returns the function itself.
@@ -170,7 +173,7 @@ def register(
         own_options = options or _keywords(name, fn)
         made = Strategy(
             name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant, watch_by,
-            ridge, output, coverage,
+            ridge, output, coverage, first,
         )  # fmt: skip
         known = [f.name for f in fields(made.options)] if made.options else []
         for option in (*([calibrates] if calibrates is not None else []), *made.small):

@@ -74,7 +74,8 @@ def query(
     Args:
         net: a trained network in eval mode, float32 or float64, that returns (N, C). It is only read.
         x_L: the labelled points, a tensor, or a dict of tensors for a network called as ``net(**x)``. None: nothing is
-            labelled, and y_L is None too.
+            labelled, and y_L is None too. No random start is needed: gain then covers the pool by the kernel of the
+            untrained network (cover), and ``q.info["first"]`` says so.
         y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets. Floats (L,)
             with one output are numbers to predict (regression). One output with labels 0 and 1, booleans or two names
             is binary classification: the network then counts as one with two outputs, (0, f) with loss="ce" and
@@ -84,7 +85,8 @@ def query(
         select: how a batch is made from scores. "top": the highest. "greedy": one by one; after each pick the state
             counts its label as given but unknown. "fantasy": the state keeps the likeliest label. "sequential": the
             state keeps the label that the oracle gives.
-            "auto" (default): greedy for gain and variance, top for other scores; some strategies pick by themselves.
+            "auto" (default): greedy for gain, cover, variance and epig, top for other scores; some strategies pick by
+            themselves.
         batch_size: how many points to pick, default 20. If the pool has fewer, all of them are picked, with a warning.
         oracle: for select="sequential", a function that takes a point's id (its position, without ``ids``) and returns
             its label. None skips the point.
@@ -139,7 +141,11 @@ def query(
         net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
         budget=budget, params=params, precision=precision, seed=seed, classes=classes, progress=counter,
     )  # fmt: skip
+    auto = select == "auto"
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
+    if auto and how.first is not None and _is_empty(x_L):
+        request.info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
+        settings = how.settings(None)
     request = prepare_request(request, how)
     copies_U = labelled_copies(request.x_L, request.x_U)
     seconds = {"outputs": 0.0, "kernel": 0.0}
@@ -175,6 +181,11 @@ def query(
         seconds,
         info,
     )
+
+
+def _is_empty(x: Any) -> bool:
+    parts = list(x.values()) if isinstance(x, Mapping) else [] if x is None else [x]
+    return all(isinstance(p, Tensor) and p.dim() > 0 and len(p) == 0 for p in parts)
 
 
 def _pick_by_score(
