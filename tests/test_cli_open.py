@@ -209,6 +209,29 @@ def test_what_does_not_fit_says_what_to_do(tmp_path, monkeypatch, words, says):
     assert not (tmp_path / "r.csv").exists()
 
 
+def test_the_page_says_what_look_ahead_says(tmp_path):
+    """Counts of changed predictions, against a state with the whole pool as candidates."""
+    import foretaste as ft
+    from foretaste.cli.inputs import read_inputs
+    from foretaste.cli.picks import explain_picks
+    from foretaste.cli.problem import make_problem, train_problem
+    from foretaste.losses import probabilities
+
+    file = write_reviews(tmp_path / "reviews.csv")
+    points, truth = read_inputs(file, None, None, network=None, weights=None)
+    p = train_problem(make_problem(points, truth, network="mlp", options={"hidden": [32]}, weights=None), steps=300)
+    with torch.no_grad():
+        p_UC = probabilities(p.net(p.x_U), "l2")
+    reasons, said = explain_picks(p, p_UC, [7, 2], {"output": "sum", "ridge": None, "budget": None})
+    state = ft.linearize(p.net, p.x_L, p.y_L, p.x_U)
+    assert "30 predictions on the pool" in said
+    for j in (7, 2):
+        best = p_UC[j].topk(2).indices.tolist()
+        counts = [int((state.lookahead(j, c).argmax(1) != state.mean.argmax(1)).sum()) for c in best]
+        words = [f"{p.classes[c]}, {n} change{'s' if n == 1 else ''}" for c, n in zip(best, counts)]
+        assert reasons[j] == [f"If {words[0]}; if {words[1]}."]
+
+
 def test_text_that_is_a_table_and_two_files(tmp_path):
     file = write_reviews(tmp_path / "reviews.csv")
     got = invoke("query", file, "--text", "none", "-n", 2, "--steps", 20, "--page", "none", "--out", tmp_path / "r.csv")

@@ -32,7 +32,7 @@ def write_picks(
 
     p, chosen = problem, q.indices.tolist()
     p_UC = probabilities(f_UC, p.loss) if p.classes else None
-    reasons, watched = explain_picks(p, p_UC, chosen[:EXPLAINED], ask)
+    reasons, explained = explain_picks(p, p_UC, chosen[:EXPLAINED], ask)
     picks = []
     for rank, j in enumerate(chosen, 1):
         said: dict[str, Any] = {"predicted": f"{float(f_UC[j, 0]):.6g}"}
@@ -44,12 +44,6 @@ def write_picks(
             }  # fmt: skip
         shown = shown_item(p, int(p.points.pool[j])) if rank <= EXPLAINED else {}
         picks.append(Pick(rank=rank, id=p.ids[j], why=reasons.get(j, []), **said, **shown))
-    sentences = [summary]
-    if reasons:
-        sentences.append(
-            f"Below each: the two likeliest classes, and how many of {watched} predictions on the pool a label would "
-            "change, as look-ahead computes it without training."
-        )
     about = {
         "data": printable(p.points.where),
         "labelled": f"{len(p.x_L)} points" + (f", {len(p.classes)} classes" if p.classes else ""),
@@ -61,41 +55,54 @@ def write_picks(
     head = "Label this one next" if len(picks) == 1 else f"Label these {len(picks)} next"
     return picks_page(
         picks, out, title=f"foretaste query · {printable(Path(p.points.where).name)}", headline=head,
-        sentences=sentences, notes=p.notes, warnings=warnings, about=about,
+        sentences=[line for line in (summary, explained) if line], notes=p.notes, warnings=warnings, about=about,
     )  # fmt: skip
 
 
 def explain_picks(
     problem: "LabellingProblem", p_UC: "Tensor | None", chosen: list[int], ask: dict[str, Any]
-) -> tuple[dict[int, list[str]], int]:
-    """For each pick, how many predictions its two likeliest labels would change; and of how many predictions."""
+) -> tuple[dict[int, list[str]], str]:
+    """For each pick, how many predictions its two likeliest labels would change; and a sentence on it.
+
+    Only the picks are candidates, and of a large pool a sample is watched: this stays cheap where the query was not.
+    """
+    import torch
+
     import foretaste as ft
 
     p = problem
-    if p_UC is None:
-        return {}, 0
+    if p_UC is None or not chosen:
+        return {}, ""
+    U = len(p.x_U)
+    watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values
     log = logging.getLogger("foretaste")
     level = log.level
     log.setLevel(logging.ERROR)  # the query has warned already
     try:
         state = ft.linearize(
-            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), loss=p.loss, output=ask["output"], ridge=ask["ridge"],
-            budget=ask["budget"], watch=None if len(p.x_U) <= COUNTED_POINTS else COUNTED_POINTS,
+            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U[chosen]), watch=p.feed(p.x_U[watched]), loss=p.loss,
+            output=ask["output"], ridge=ask["ridge"], budget=ask["budget"],
         )  # fmt: skip
         now_W = state.mean.argmax(1)
         reasons = {}
-        for j in chosen:
+        for k, j in enumerate(chosen):
             parts = []
             for c in p_UC[j].topk(2).indices.tolist():
-                changed = int((state.lookahead(j, c).argmax(1) != now_W).sum())
+                changed = int((state.lookahead(k, c).argmax(1) != now_W).sum())
                 parts.append(f"if {p.classes[c]}, {changed} {'changes' if changed == 1 else 'change'}")
             reasons[j] = [_sentence(parts)]
-        return reasons, len(now_W)
-    except (ValueError, MemoryError) as error:  # the page is worth having without it
-        log.info("look-aheads of the picks are not shown: %s", error)
-        return {}, 0
+    except (
+        ValueError,
+        MemoryError,
+    ) as error:  # margin and its kin need no kernel, and have chosen
+        return {}, f"What a label would change is not shown: {error}."
     finally:
         log.setLevel(level)
+    sample = "the pool" if len(watched) == U else f"a sample of the pool, of {U}"
+    return reasons, (
+        f"Below each: the two likeliest classes, and how many of {len(watched)} predictions on {sample} a label would "
+        "change, as look-ahead computes it without training."
+    )
 
 
 def _sentence(parts: list[str]) -> str:
