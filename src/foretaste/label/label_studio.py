@@ -185,10 +185,12 @@ class LabelStudioLink(threading.Thread):
                 hooks, self._hooks = list(self._hooks), deque(maxlen=WAITING_HOOKS)
             for body in hooks:
                 self._try(lambda body=body: self._take(body))
-            ready, more = self.desk.worker.view.ready[: self.ranked], False
+            view, more = self.desk.worker.view, False
+            ready = view.ready[: self.ranked]
             if self.studio is None:
                 continue
-            if ready and ready != last:
+            # A new best item at once; the rest of the ranking once, when it is whole.
+            if ready and (ready[:1] != last[:1] or (view.whole and ready != last)):
                 if self._try(lambda ready=ready: self._push(ready)):
                     last = ready
             elif self._waiting or self._old:

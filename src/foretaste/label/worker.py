@@ -60,6 +60,7 @@ class ModelView:
 
     absorbed: int = 0
     ready: tuple[str, ...] = ()  # what to ask next, best first
+    whole: bool = False  # whether no more items are being ranked
     likely: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)  # item → (class, probability)
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # item → what its label would change
     changed: Mapping[str, Any] | None = None  # what the last answer changed
@@ -282,16 +283,17 @@ class LearnerWorker(threading.Thread):
         held = set(self._held())
         learner.release([i for i in learner.pending if i not in held])
         ready = [str(i) for i in learner.query(1)]
-        self._publish(absorbed=number, ready=tuple(ready))
+        self._publish(absorbed=number, ready=tuple(ready), whole=False)
         for _ in range(max(self._tabs, self._ahead - 1)):
             with self._turn:
                 if self._dirty or self._closing:
                     return
             more = [str(i) for i in learner.query(1)]
             if not more:
-                return
+                break
             ready += more
             self._publish(ready=tuple(ready))
+        self._publish(whole=True)
 
     def _explain(self, learner: LiveLearner, items: Sequence[str], before: np.ndarray | None) -> None:
         """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""

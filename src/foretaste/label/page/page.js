@@ -441,7 +441,7 @@ $("login-form").addEventListener("submit", async (event) => {
   try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); start(); } catch (error) { askToken(sentence(error.message)); }
 });
 
-/* Signs of life: items stay ours, panels stay fresh. A closed tab gives its items back. */
+/* Signs of life: items stay ours, panels stay fresh. What a closed tab held returns to the queue when they end. */
 async function alive() {
   if (document.visibilityState === "visible" && !busy && state) {
     const data = await call("/api/alive", me()).catch(() => null);
@@ -454,10 +454,6 @@ async function alive() {
   }
   setTimeout(alive, state && ["features", "training", "waiting", "first labels"].includes(state.model.phase) ? 700 : 3000);
 }
-addEventListener("pagehide", (event) => {
-  if (!event.persisted && !outbox.length) sessionStorage.setItem("foretaste-left", "1");
-});
-
 async function start() {
   if (location.hash.startsWith("#token=")) {
     const token = decodeURIComponent(location.hash.slice(7));
