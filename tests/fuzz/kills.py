@@ -3,7 +3,8 @@
     PYTHONPATH=src:tests python -m fuzz.kills --kills 200
 
 Each round starts a server on one folder, labels through HTTP as fast as it answers (labels, relabels, undos, "not
-sure"), kills it with -9 after a random moment, and reads the log. The learner is the plain one of ``label_cases``, so
+sure"), kills it with -9 at a random moment after the first acknowledgement, from another thread and so also in the
+middle of a request, and reads the log. The learner is the plain one of ``label_cases``, so
 that a round takes a second: what is tested is the way from a request to the disk.
 """
 
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -45,15 +47,11 @@ def one_round(folder: Path, rng: random.Random) -> list[tuple[int, str]]:
         found = re.match(r"open (\d+)", process.stdout.readline())
         assert found, "the server did not start"
         done = list[tuple[int, str]]()
-        end = time.monotonic() + rng.random() * 0.6
-        killed = False
+        timer: threading.Timer | None = None
         try:
             connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
             item = call(connection, "/api/next", TAB)["items"][0]["item"]
             while True:
-                if not killed and time.monotonic() >= end:
-                    os.kill(process.pid, signal.SIGKILL)  # the next request, or this one's reply, finds nobody
-                    killed = True
                 request = f"{rng.getrandbits(64):x}"
                 if done and rng.random() < 0.15:
                     reply = call(connection, "/api/undo", {**TAB, "request": request})
@@ -66,9 +64,14 @@ def one_round(folder: Path, rng: random.Random) -> list[tuple[int, str]]:
                     )
                     item = reply["items"][0]["item"]
                 done.append((reply["seq"], request))
+                if timer is None:
+                    timer = threading.Timer(rng.random() * 0.3, os.kill, (process.pid, signal.SIGKILL))
+                    timer.start()
         except (OSError, HTTPException, ValueError):
             pass
         finally:
+            if timer is not None:
+                timer.join()
             process.kill()
     return done
 
@@ -86,8 +89,12 @@ def run(kills: int, seed: int = 0) -> tuple[int, int]:
     """(acknowledged answers, of them lost) over so many kills on one folder."""
     rng, acknowledged = random.Random(seed), list[tuple[int, str]]()
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(kills):
-            acknowledged += one_round(Path(folder), rng)
+        for k in range(kills):
+            done = one_round(Path(folder), rng)
+            assert done, "nothing was acknowledged before the kill: the round says nothing"
+            acknowledged += done
+            if k % 20 == 19:
+                print(f"{k + 1} kills, {len(acknowledged)} answers acknowledged, 0 lost so far", flush=True)
             with LabelStore(folder) as store:
                 log = {(event.seq, event.request) for event in store.events()}
             lost = [entry for entry in acknowledged if entry not in log]
