@@ -146,6 +146,12 @@ def test_a_backbone_of_ones_own_and_fidelity_on_it(tmp_path):
     got = invoke("query", *words, "-n", 2, "--page", tmp_path / "p.html", "--out", tmp_path / "r.csv")
     assert got.exit_code == 0, got.output
     assert "Label these 2 next" in (tmp_path / "p.html").read_text()
+    kept = ["-n", 2, "--page", "none", "--backbone", "test_open:means", "--out"]
+    first = invoke("query", root, "--network", "mlp", "--steps", 300, "--save", *kept, tmp_path / "a.csv")
+    assert first.exit_code == 0, first.output
+    again = invoke("query", root, "--weights", tmp_path / "a.safetensors", *kept, tmp_path / "b.csv")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     few = ["--candidates", 2, "--repeats", 1, "--output", "sum", "--ridge", "1e-6", "--out", tmp_path / "f"]
     got = invoke("fidelity", *words, *few)
     assert got.exit_code == 0, got.output

@@ -72,6 +72,7 @@ def make_problem(
     """
     import torch
 
+    from foretaste.connect import has_backbone
     from foretaste.data import class_ids, class_names
     from foretaste.network import SavedNetwork, prepare, saved_network
 
@@ -92,7 +93,8 @@ def make_problem(
         name = network or about.network or ""
         options = {**about.options, **options} if name == about.network else options
     net = net.to(where).eval()
-    if normalise is None and weights is None and points.kind == "features" and x.dim() == 2:
+    raw = points.kind == "features" or (has_backbone(points) and name != "head")  # a head scales by itself
+    if normalise is None and weights is None and raw and x.dim() == 2:
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
     scale = _channel_scale(normalise, about.normalise, x)
     C = _count_outputs(net, prepare(x[L[:2]].to(where), next(net.parameters()).dtype, scale), shape, name)
