@@ -14,7 +14,7 @@ assert_close = partial(torch.testing.assert_close, rtol=0, atol=0)
 BIG, POOL, LABELLED, COPIES = 300.0, 24, 8, 5
 
 
-def noisy_state(B: int = 1, noise: float = 1e-7, method: str = "auto") -> tuple[State, State]:
+def noisy_state(B: int = 1, noise: float = 1e-7, method: str = "auto", shift: int = 0) -> tuple[State, State]:
     """A linearised classifier whose candidates 0 to 5 are near-copies of a large point, and the same without noise."""
     g = torch.Generator().manual_seed(0)
     C = 3
@@ -29,12 +29,13 @@ def noisy_state(B: int = 1, noise: float = 1e-7, method: str = "auto") -> tuple[
     rounded = exact + noise * (E + E.T) * size[:, None] * size
     f = torch.randn(LABELLED + POOL, C, generator=g, dtype=torch.float64)
     f[LABELLED : LABELLED + COPIES + 1] = f[LABELLED]
-    y = torch.randint(0, C, (LABELLED,), generator=g)
+    y = torch.randint(0, C, (LABELLED + 1,), generator=g)
 
     def state(theta: Tensor) -> State:
-        n = LABELLED * B
+        L = LABELLED + shift  # so many of the large points are labelled
+        n = L * B
         return from_kernels(
-            theta[:n, :n], None, theta[n:, :n], theta[n:, n:], None, f[:LABELLED], None, f[LABELLED:], y,
+            theta[:n, :n], None, theta[n:, :n], theta[n:, n:], None, f[:L], None, f[L:], y[:L],
             ridge=1e-4, method=method,
         )  # fmt: skip
 
@@ -52,6 +53,19 @@ def test_scores_after_a_pick_are_those_of_an_exact_kernel(method: str, B: int) -
         assert_close(got[COPIES + 1 :], want[COPIES + 1 :], rtol=1e-4)
         copies = torch.tensor([0, 1, 3, 4, 5])
         assert bool((got[copies] < 1e-6 * got[COPIES + 1 :].max()).all())
+
+
+@pytest.mark.parametrize("method", ["dense", "direct"])
+@pytest.mark.parametrize("B", [1, 3])
+def test_near_copies_of_a_labelled_point_have_no_score(method: str, B: int) -> None:
+    """Before any label is kept. The labelled point is the large one, and five candidates are near-copies of it."""
+    rounded, exact = noisy_state(B, method=method, shift=1)
+    left = rounded.variance_blocks.diagonal(dim1=1, dim2=2).amin(1)
+    assert left[:COPIES].min() < -1e-3
+    for score in (variance, gain):
+        got, want = score(rounded), score(exact)
+        assert_close(got[COPIES:], want[COPIES:], rtol=1e-4)
+        assert bool((got[:COPIES] < 1e-6 * got[COPIES:].max()).all())
 
 
 @pytest.mark.parametrize(("method", "B"), [("dense", 1), ("dense", 3), ("direct", 1)])

@@ -9,7 +9,7 @@ from torch import nn
 
 import foretaste as ft
 from foretaste.lookahead import State, linearize
-from foretaste.tangent import BudgetError
+from foretaste.tangent import BudgetError, plan
 
 
 @pytest.mark.parametrize("labelled", [0, 30])
@@ -39,6 +39,28 @@ def test_a_budget_that_the_machine_does_not_have_is_not_offered(monkeypatch: pyt
     assert "would do" not in str(e.value)
     with pytest.raises(ValueError, match=r"only 100 MB are free: take fewer points; or .*watch=") as e:
         ft.query(net, None, None, torch.randn(4000, 5), budget="50MB", strategy="variance")
+
+
+def test_a_small_budget_keeps_the_fast_way_or_says_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
+    """Products of A and G take 113 MB here. A budget of 130 MB formed rows of gradients instead, at a hundred times
+    the time."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)).eval()
+    x = torch.randn(2000, 784, generator=torch.Generator().manual_seed(0))
+    ample = plan(net, x, budget="4GB")
+    assert [len(g.products) for g in ample.groups] == [3]
+    assert not caplog.messages
+    small = plan(net, x, budget="130MB")
+    assert [len(g.products) for g in small.groups] == [3]
+    assert (ample.slowdown, small.slowdown) == (1.0, 1.0)
+    assert "times the work" not in str(small)
+    assert not caplog.messages
+    tight = plan(net, x, budget="70MB")
+    assert tight.slowdown > 20
+    assert f"at {tight.slowdown:.0f} times the work of an ample one" in str(tight)
+    (said,) = caplog.messages
+    assert f"70 MB makes Θ of 2000 points take about {tight.slowdown:.0f} times as long as a budget of" in said
+    assert plan(net, x, budget=said.split(" of ")[-1].removesuffix(" would")).slowdown <= 2
 
 
 def test_the_error_of_a_budget_has_its_numbers() -> None:

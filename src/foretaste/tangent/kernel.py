@@ -45,9 +45,11 @@ from foretaste.tangent.frozen import (
 )
 from foretaste.tangent.functional import functional_rows
 from foretaste.tangent.planning import (
+    SLOW_PLAN,
     KernelJob,
     KernelPlan,
     LayerGroup,
+    budget_for_speed,
     free_memory,
     make_plan,
     make_smaller_plan,
@@ -393,7 +395,15 @@ def plan_gram(
         entry_bytes or next(iter(frozen.params.values())).element_size(),
         frozen.device.type,
     )
-    return survey, make_plan(job, available) if failed is None else make_smaller_plan(job, failed)
+    if failed is not None:
+        return survey, make_smaller_plan(job, failed)
+    made = make_plan(job, available)
+    if made.slowdown >= SLOW_PLAN:
+        log.warning(
+            "a budget of %s makes Θ of %d points take about %.0f times as long as a budget of %s would",
+            format_bytes(made.budget), job.points, made.slowdown, format_bytes(1.01 * budget_for_speed(job, made)),
+        )  # fmt: skip
+    return survey, made
 
 
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Real
 
 import torch
@@ -33,6 +34,7 @@ CHUNK_MOST = 1024  # points, on a GPU
 SLAB_BYTES = 3 << 24
 SLAB_LEAST = 1 << 12
 SLAB_WORTH = 4
+SLOW_PLAN = 4  # times the operations of a plan with ample memory: from here on the log warns
 TILE_BYTES = 1 << 24  # of the intermediate results of a ProductLayer
 # The cost of a float64 operation, relative to one in the rows' precision: 10 on an H200, more on consumer cards.
 EXACT_COST = {"cpu": 2, "cuda": 32}
@@ -115,11 +117,13 @@ class KernelPlan:
     tile_bytes: int  # of the intermediate results of a ProductLayer
     nbytes: int  # estimated peak of the tensors that computing Θ makes, Θ included
     budget: int  # bytes
+    slowdown: float = 1.0  # its operations, relative to those of a plan with all the memory it could use
 
     def __str__(self) -> str:
         passes = "1 pass" if len(self.groups) == 1 else f"{len(self.groups)} passes"
         size, budget = format_bytes(self.nbytes), format_bytes(self.budget)
-        return f"{passes} in chunks of {self.chunk_size}, about {size} of a budget of {budget}"
+        cost = f", at {self.slowdown:.0f} times the work of an ample one" if self.slowdown >= SLOW_PLAN else ""
+        return f"{passes} in chunks of {self.chunk_size}, about {size} of a budget of {budget}{cost}"
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,9 @@ class BudgetError(ValueError):
 def make_plan(job: KernelJob, budget: int) -> KernelPlan:
     """The plan for ``job``. Raises a BudgetError that says what budget would do, if this one is too small."""
     if made := try_plan(job, budget):
-        return made
+        ample = try_plan(job, 1 << 62)
+        assert ample is not None
+        return replace(made, slowdown=count_operations(job, made) / max(count_operations(job, ample), 1.0))
     low, high = budget, 2 * budget
     while not try_plan(job, high):
         low, high = high, 2 * high
@@ -212,6 +218,23 @@ def make_plan(job: KernelJob, budget: int) -> KernelPlan:
     raise BudgetError(message, job, needed, budget)
 
 
+def budget_for_speed(job: KernelJob, slow: KernelPlan) -> int:
+    """A budget with which the kernel takes at most twice the operations that it takes with ample memory."""
+    wanted = 2 * count_operations(job, slow) / slow.slowdown
+    low, high = slow.budget, 2 * slow.budget
+
+    def enough(budget: int) -> bool:
+        made = try_plan(job, budget)
+        return made is not None and count_operations(job, made) <= wanted
+
+    while not enough(high):
+        low, high = high, 2 * high
+    while high - low > high // 20:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
 def make_smaller_plan(job: KernelJob, failed: KernelPlan) -> KernelPlan:
     """Half the chunk of a plan that ran out of memory; half its memory too, if that can be planned."""
     made = try_plan(job, failed.nbytes // 2) or failed
@@ -220,7 +243,7 @@ def make_smaller_plan(job: KernelJob, failed: KernelPlan) -> KernelPlan:
 
 
 def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
-    """The fastest plan that fits, or None. ProductLayers get less and less memory, down to none at all.
+    """The plan of fewest operations that fits, or None. Each ProductLayer gets a part of the memory, or all, or none.
 
     A chunk's pass gets a quarter of the memory beside Θ, or else room for one point. On a CPU, smaller parts are tried
     too: a pass of four points is nearly as fast per point as one of many, so fewer passes are worth smaller chunks.
@@ -228,13 +251,30 @@ def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
     if job.survey.survey_bytes > budget or job.theta_bytes >= budget:
         return None
     chunk_parts = (4, 6, 8, 12, 16) if job.device == "cpu" else (4,)
-    for product_part in (4, 1, math.inf):
+    best: list[KernelPlan] = []
+    for product_part in (4, 2, 1, math.inf):
         made = [plan for part in chunk_parts if (plan := lay_out_groups(job, budget, product_part, part))]
         if made:
-            return min(made, key=lambda plan: len(plan.groups) * (1 + 1 / plan.chunk_size))
-        if plan := lay_out_groups(job, budget, product_part, math.inf):
-            return plan
-    return None
+            best.append(min(made, key=lambda plan: len(plan.groups) * (1 + 1 / plan.chunk_size)))
+        elif plan := lay_out_groups(job, budget, product_part, math.inf):
+            best.append(plan)
+    return min(best, key=partial(count_operations, job)) if best else None
+
+
+def count_operations(job: KernelJob, plan: KernelPlan) -> float:
+    """What a plan costs: passes, products of A and G, and rows that are formed for each point and multiplied."""
+    s, wide = job.survey, job.survey.heads * job.survey.folded
+    each_pass = sum(2 * layer.numel * sum(s.positions[m] for m in layer.modules) for layer in s.layers)
+    each_pass += 2 * sum(job.functional_entries.values())
+    operations = 3.0 * len(plan.groups) * job.points * each_pass * wide
+    for g in plan.groups:
+        rows = g.width + sum(layer.numel for layer in g.stashed)
+        operations += rows * wide * (s.heads * job.pairs + ENTRY_COST * job.points)
+        for layer in g.products:
+            t, (d, o) = sum(s.positions[m] for m in layer.modules), weight_shape(layer.modules[0])
+            product = t * t * d + (t * t * o * s.folded if s.heads == 1 else t * s.heads * o * (t + s.heads))
+            operations += EXACT_COST.get(job.device, 2) * product * job.pairs
+    return operations
 
 
 def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part: float) -> KernelPlan | None:
@@ -407,8 +447,12 @@ def product_is_cheaper(survey: Survey, layer: LayerParameter, t: int, points: in
 
 def product_entries(survey: Survey, modules: tuple[nn.Module, ...]) -> int:
     """The entries of A and G of a ProductLayer, for each point."""
-    m = modules[0]
+    d, o = weight_shape(modules[0])
+    return sum(survey.positions[m] for m in modules) * (d + survey.heads * survey.folded * o)
+
+
+def weight_shape(m: nn.Module) -> tuple[int, int]:
+    """The entries of A and of G at one position of a ProductLayer's module. An embedding's A is an index."""
     weight = m._parameters["weight"]
     assert weight is not None
-    d, o = (1, weight.shape[1]) if type(m) is nn.Embedding else (weight[0].numel(), weight.shape[0])
-    return sum(survey.positions[m] for m in modules) * (d + survey.heads * survey.folded * o)
+    return (1, weight.shape[1]) if type(m) is nn.Embedding else (weight[0].numel(), weight.shape[0])
