@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -123,6 +123,7 @@ class FrozenNetwork:
     recurrent: bool = False  # has recurrences that cuDNN would run
     uneven: frozenset[str] = frozenset()  # modules seen to run on more rows for some points than for others
     largest: float = 0.0  # of a gradient's entries, where float16 had no room for them
+    surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # see survey.py
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
         """f(x), (N, C), with ``params`` in place of some of the network's parameters."""

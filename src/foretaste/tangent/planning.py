@@ -194,7 +194,7 @@ class BudgetError(ValueError):
 def make_plan(job: KernelJob, budget: int) -> KernelPlan:
     """The plan for ``job``. Raises a BudgetError that says what budget would do, if this one is too small."""
     if made := try_plan(job, budget):
-        ample = try_plan(job, 1 << 62)
+        ample = made if is_ample(job, made) else try_plan(job, 1 << 62)
         assert ample is not None
         return replace(made, slowdown=count_operations(job, made) / max(count_operations(job, ample), 1.0))
     low, high = budget, 2 * budget
@@ -253,12 +253,20 @@ def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
     chunk_parts = (4, 6, 8, 12, 16) if job.device == "cpu" else (4,)
     best: list[KernelPlan] = []
     for product_part in (4, 2, 1, math.inf):
+        if best and is_ample(job, best[-1]):
+            break
         made = [plan for part in chunk_parts if (plan := lay_out_groups(job, budget, product_part, part))]
         if made:
             best.append(min(made, key=lambda plan: len(plan.groups) * (1 + 1 / plan.chunk_size)))
         elif plan := lay_out_groups(job, budget, product_part, math.inf):
             best.append(plan)
     return min(best, key=partial(count_operations, job)) if best else None
+
+
+def is_ample(job: KernelJob, plan: KernelPlan) -> bool:
+    """Whether no plan takes fewer operations: one pass, and every layer a ProductLayer that is cheaper as one."""
+    products, _ = split_products(job.survey, job.points, job.pairs, job.device)
+    return len(plan.groups) == 1 and len(plan.groups[0].products) == len(products)
 
 
 def count_operations(job: KernelJob, plan: KernelPlan) -> float:

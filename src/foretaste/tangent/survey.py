@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, isolated, take_points
+from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, input_parts, isolated, take_points
 from foretaste.tangent.functional import autograd_rows, functional_rows
-from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule
+from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule, linear, positions
 
 log = logging.getLogger("foretaste")
 ORDER_POINTS = 4  # of the batch that shows whether rows are the points in their order
@@ -66,6 +66,19 @@ class LayerParameter:
         assert total is not None
         return total
 
+    def weighted_row(self, r_1n: Tensor, calls: LayerCalls) -> Tensor:
+        """(1, p): Σ_n r_n J_n of the first head. A Linear layer takes all points as positions of one: it is faster."""
+        if any(type(m) is not nn.Linear for m in self.modules):
+            return r_1n @ self.head_rows(slice(0, self.length), calls, 0)
+        total = None
+        for m, local in self.uses:
+            for a, g in calls[m]:
+                a_1Td, g_nTo = positions(a).flatten(0, 1)[None], positions(g[:, 0]) * r_1n[0, :, None, None]
+                row = linear(m, local, a_1Td, g_nTo.flatten(0, 1)[None], slice(0, self.length))
+                total = row if total is None else total + row
+        assert total is not None
+        return total
+
     def rows(self, at: slice, calls: LayerCalls) -> Tensor:
         """(n, B, width): the gradients of all heads."""
         count = calls[self.modules[0]][0][1].shape[1]
@@ -97,7 +110,18 @@ class Survey:
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
-    """Run a few points of ``x``. One head is enough: the others use the same layers."""
+    """Run a few points of ``x``. One head is enough: the others use the same layers.
+
+    Once for each network that is frozen, and points of one shape: a query asks for several kernels of the same points.
+    """
+    shapes = tuple((k, v.shape[1:], v.dtype) for k, v in input_parts(x).items())
+    key = frozen.output, frozen.uneven, classes, min(2, count_points(x)), shapes
+    if key not in frozen.surveys:
+        frozen.surveys[key] = make_survey(frozen, x, classes)
+    return frozen.surveys[key]
+
+
+def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     k = min(2, count_points(x))
     points = take_points(x, slice(k))
     heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
@@ -375,7 +399,7 @@ def verify_order(
     products: dict[str, Tensor] = {}
     for layer in layers:
         if layer.name in params and all(m in fits for m in layer.modules):
-            by_rule_1p = r_1n @ layer.head_rows(slice(0, layer.length), calls, 0)
+            by_rule_1p = layer.weighted_row(r_1n, calls)
             pair = by_rule_1p, by_autograd.pop(layer.name).reshape(1, -1)
             products[layer.name] = torch.stack([inner_products(rows_1p) for rows_1p in pair])
     agrees = find_agreeing(products, frozen.dtype)
