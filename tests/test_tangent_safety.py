@@ -128,7 +128,7 @@ def test_a_module_whose_output_is_unused() -> None:
 def test_outputs_of_constant_sum_are_refused_by_name() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Softmax(1)).double().eval()
-    with pytest.raises(ValueError, match=r"constant sum.*output=\"trace\""):
+    with pytest.raises(ValueError, match=r"constant sum.*\"trace\""):
         ft.ntk(net, points(5))
     assert_close(ft.ntk(net, points(5), output="trace"), brute_force(net, points(5), "trace"), rtol=1e-9, atol=1e-12)
     q = ft.query(net, points(2), torch.tensor([0, 1]), points(6), strategy="margin", batch_size=2)  # needs no kernel
