@@ -119,3 +119,11 @@ def test_the_scale_of_kernels_given_counts_for_all_of_them(loss: str) -> None:
     scaled, want = state(theta, theta_scale=2.5), state(2.5 * theta)
     for of in ("mean", "pool_mean", "u", "watched_variance"):
         assert_close(getattr(scaled, of), getattr(want, of))
+
+
+def test_a_strided_convolution_of_one_dimension() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(2, 4, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3))
+    net, x = net.double().eval(), torch.randn(6, 2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert_close(ft.ntk(net, x), oracles.ntk(net, x, x, "sum"))
+    assert_close(ft.ntk(net, x, budget="5MB"), oracles.ntk(net, x, x, "sum"))
