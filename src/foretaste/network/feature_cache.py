@@ -146,12 +146,15 @@ class FeatureFile:
         if not self.path.exists():
             return None
         width, head, lines = self._read_sums()
-        good = 0 if width is None else _good_rows(self.path, head, width, lines)
-        if width is None or good != self.rows or self.path.stat().st_size != len(head) + 4 * self.rows * width:
-            log.warning("%s is damaged: %d of %d rows fit their sums; it is computed again", self.path, good, self.rows)
+        try:
+            good = 0 if width is None else _good_rows(self.path, head, width, lines)
+            if width is not None and good == self.rows and self.path.stat().st_size == len(head) + 4 * good * width:
+                # Copy on write: the tensor may be written to, and the file stays as it is.
+                return torch.from_numpy(np.load(self.path, mmap_mode="c", allow_pickle=False))
+        except FileNotFoundError:  # another process found it damaged, and has just removed it
             return None
-        # Copy on write: the tensor may be written to, and the file stays as it is.
-        return torch.from_numpy(np.load(self.path, mmap_mode="c", allow_pickle=False))
+        log.warning("%s is damaged: %d of %d rows fit their sums; it is computed again", self.path, good, self.rows)
+        return None
 
     def remove(self) -> None:
         """Forget what is there. Other processes that have it open keep what they see."""
