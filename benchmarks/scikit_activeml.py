@@ -156,7 +156,7 @@ def peers_markdown(rows: Sequence[PeerRow]) -> str:
     ]
     for r in rows:
         lines.append(
-            f"| `{r.name}` | {r.batch_size} | {r.ours[0]:.2g} / {r.theirs[0]:.2g} | "
+            f"| {r.name} | {r.batch_size} | {r.ours[0]:.2g} / {r.theirs[0]:.2g} | "
             f"{r.ours[1]:.0f} / {r.theirs[1]:.0f} MB | {r.same} of {r.batch_size} | {r.value or '–'} |"
         )
     return "\n".join(lines)
