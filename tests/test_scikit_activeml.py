@@ -38,9 +38,17 @@ def test_core_set():
     assert ours("coreset", 20) == theirs(pool.CoreSet(random_state=0), 20)
 
 
-def test_maxherding():
-    other = pool.MaxHerding(random_state=0, normalize_samples=False, metric_dict={"gamma": 1 / 4.0**2})
-    assert ours("maxherding", 20, radius=4.0) == theirs(other, 20)  # a pair far from all others would be a tie
+def test_maxherding_covers_as_much():
+    """Pick by pick. Two points far from all others are a tie, which both break at random."""
+    k = torch.exp(-((torch.cdist(points(), points()) / 1.5) ** 2))
+
+    def covered(batch):
+        return [float(k[:, [*range(L), *(L + j for j in batch[: n + 1])]].amax(1).sum()) for n in range(len(batch))]
+
+    other = pool.MaxHerding(random_state=0, normalize_samples=False, metric_dict={"gamma": 1 / 1.5**2})
+    a, b = ours("maxherding", 20, radius=1.5), theirs(other, 20)
+    assert a[:9] == b[:9]
+    assert covered(a) == pytest.approx(covered(b))
 
 
 def test_probcover_covers_as_much():
