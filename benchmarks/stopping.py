@@ -120,7 +120,7 @@ def draw_stopping(runs: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
             ax.scatter(*spots, marker=marker, s=34, zorder=3, edgecolor="white", linewidth=0.5, label=name)
         ax.set(title=problem, xlabel="labels", yscale="log")
         ax.set_ylabel("share of points")
-    axes[0][-1].legend(fontsize=7, frameon=False, loc="upper right")
+    axes[0][-1].legend(fontsize=7, frameon=False, loc="lower left")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
