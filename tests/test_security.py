@@ -601,7 +601,8 @@ def test_a_folder_of_a_run_names_no_code_that_is_run(warm, tmp_path, monkeypatch
 def test_every_test_that_the_threat_model_names_is_there():
     tests = Path(__file__).parent
     text = (tests.parent / "docs" / "security.md").read_text(encoding="utf-8")
-    own = Path(__file__).read_text(encoding="utf-8")
+    # Files that the page does not name beside each test: this one, and for the labelling page its server's.
+    own = "".join((tests / f"{name}.py").read_text(encoding="utf-8") for name in ("test_security", "test_label_server"))
     rows = [line for line in text.splitlines() if "`test_" in line and line.startswith("|")]
     assert len(rows) > 25
     for row in rows:
