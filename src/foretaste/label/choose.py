@@ -1,6 +1,7 @@
 """Which items to ask for: by a strategy on the state, and by coverage of the inputs before there is a network."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -95,33 +96,63 @@ def _ask_request(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, co
 # --- before there is a network ---
 
 
-def cover_inputs(pool: Pool, book: LabelBook, n: int, seed: int) -> list[int]:
-    """Up to n open positions that stand for the others, given the items that are labelled or out.
+@dataclass(eq=False)
+class InputCover:
+    """Items that stand for the others: greedy on Σ_i max_{j ∈ B} k(x_i, x_j), over a random sample of the pool.
 
-    Greedy on Σ_i max_{j ∈ B} k(x_i, x_j), with a Gaussian kernel on standardised inputs whose width is the median
-    distance, over a random sample. The next item is the one that raises the sum most.
+    k is a Gaussian kernel on standardised inputs whose width is the median distance. B are the items that are labelled
+    or out. The next item is the one that raises the sum most.
     """
-    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
-    have = [*book.labels, *book.pending]
-    at = [p for p in order if p not in book.ignored and p not in book.labels and p not in book.pending]
-    at = at[:COVERED_ITEMS]
-    if not at:
-        return []
-    x_ND = _flat(read_items(pool, [*at, *have], torch.device("cpu"), torch.float32))
-    x_ND = (x_ND - x_ND.mean(0)) / x_ND.std(0, correction=0).clamp_min(1e-6)
-    distance = torch.cdist(x_ND, x_ND[: len(at)])  # (N, u)
-    width = distance[: len(at)].median().clamp_min(1e-6)
-    k_uN = torch.exp(-(distance / width).square()).T
-    covered_u = k_uN[:, len(at) :].amax(1) if have else k_uN.new_zeros(len(at))
-    k_uu = k_uN[:, : len(at)]
-    found: list[int] = []
-    for _ in range(min(n, len(at))):
-        gain_u = (k_uu - covered_u[:, None]).clamp_min(0).sum(0)
-        gain_u[found] = -1
-        found.append(int(gain_u.argmax()))
-        covered_u = torch.maximum(covered_u, k_uu[:, found[-1]])
-    book.pending |= dict.fromkeys(at[j] for j in found)
-    return [at[j] for j in found]
+
+    pool: Pool
+    seed: int
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All positions, at random; the sample comes first."""
+        return torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(self.seed)).tolist()
+
+    @cached_property
+    def _points(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sample's inputs, standardised, and their mean and deviation."""
+        x_uD = _flat(read_items(self.pool, self.order[:COVERED_ITEMS], torch.device("cpu"), torch.float32))
+        mean_D, deviation_D = x_uD.mean(0), x_uD.std(0, correction=0).clamp_min(1e-6)
+        return (x_uD - mean_D) / deviation_D, mean_D, deviation_D
+
+    @cached_property
+    def _kernel(self) -> tuple[Tensor, float]:
+        """k_uu of the sample, and its width."""
+        x_uD = self._points[0]
+        distance = torch.cdist(x_uD, x_uD)
+        width = float(distance.median().clamp_min(1e-6))
+        return torch.exp(-(distance / width).square()), width
+
+    def _column(self, place: dict[int, int], p: int) -> Tensor:
+        k_uu, width = self._kernel
+        if p in place:
+            return k_uu[:, place[p]]
+        x_uD, mean_D, deviation_D = self._points
+        x_D = (_flat(self.pool.take([p], torch.device("cpu"), torch.float32)) - mean_D) / deviation_D
+        return torch.exp(-(torch.cdist(x_uD, x_D)[:, 0] / width).square())
+
+    def ask(self, book: LabelBook, n: int) -> list[int]:
+        """Up to n open positions, best first; the book gets them as pending."""
+        place = {p: u for u, p in enumerate(self.order[:COVERED_ITEMS])}
+        k_uu, _ = self._kernel
+        covered_u = k_uu.new_zeros(len(k_uu))
+        for p in (*book.labels, *book.pending):
+            covered_u = torch.maximum(covered_u, self._column(place, p))
+        shut = torch.tensor([book.closed(p) for p in self.order[:COVERED_ITEMS]])
+        found: list[int] = []
+        while len(found) < n and not shut.all():
+            gain_u = (k_uu - covered_u[:, None]).clamp_min_(0).sum(0).masked_fill_(shut, -1)
+            u = int(gain_u.argmax())
+            shut[u] = True
+            found.append(self.order[u])
+            covered_u = torch.maximum(covered_u, k_uu[:, u])
+        found += [p for p in self.order[COVERED_ITEMS:] if not book.closed(p)][: n - len(found)]
+        book.pending |= dict.fromkeys(found)
+        return found
 
 
 def _flat(x: Any) -> Tensor:
