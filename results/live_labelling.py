@@ -58,14 +58,11 @@ def simulate(name: str, strategy: str, seed: int, labels: int, steps: int, **opt
     curve: dict[int, float] = {}
     waits = []
     for n in range(1, labels + 1):
-        start = time.process_time()
+        start, before = time.process_time(), learner.net
         [i] = learner.query(1)
-        asked = time.process_time() - start
-        start = time.process_time()
-        trainings = learner.status()["training"]["count"]
         learner.teach(i, int(y[i]))
-        if learner.status()["training"]["count"] == trainings:
-            waits.append(asked + time.process_time() - start)
+        if learner.ready and learner.net is before:  # else it has just been trained for the first time
+            waits.append(time.process_time() - start)
         if learner.ready and learner.drift()["retrain"]:
             learner.retrain(wait=True)
         if n % 10 == 0 and learner.ready:

@@ -121,6 +121,57 @@ def test_predictions_are_the_linearised_network() -> None:
         torch.testing.assert_close(learner._outputs(given), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["l2", "regression"])
+def test_the_scale_is_leave_one_out_over_the_labels_since(kind: str) -> None:
+    """Each label since the training is predicted from all others, one by one."""
+    learner = make(kind)
+    model, book = learner._now.model, learner._now.book
+    prior = model.scale(book)
+    new = [20, 25, 30, 31]
+    learner.teach(new, [truth(kind, i) for i in new])
+    terms = []
+    for i in new:
+        others = make(kind)
+        others.teach([j for j in new if j != i], [truth(kind, j) for j in new if j != i])
+        state = others._now.model.follow(others._now.book)
+        residual = state.targets(np.array([truth(kind, i)]))[0] - state.pool_mean[i]
+        terms.append(float(residual.square().mean() / state.u[i]))
+    weight = 5
+    assert model.scale(book) == pytest.approx((weight * prior + sum(terms)) / (weight + len(new)), rel=1e-8)
+
+
+def test_under_cross_entropy_a_label_is_fitted_as_the_trained_ones_are() -> None:
+    with seeded(0, torch.device("cpu")):
+        net = nn.Linear(4, 3).double().eval()
+    net.weight.data *= 6
+    x = points()
+    trained = {i: int(net(x[i]).argmax()) for i in range(1, 7)}
+    learner = ft.Learner(net, x, labels=trained, loss="ce", ridge=1e-9)
+    left = float(1 - learner.predict_proba(list(trained)).amax(1).mean())
+    scale, size = learner._now.model.theta_scale, float(ft.ntk(net, x).diagonal().mean())
+    # One label alone on a point of mean size whose logits are equal.
+    assert 0.01 < left < 0.3
+    alpha = torch.tensor([left, -left / 2, -left / 2], dtype=torch.float64)
+    assert float(torch.softmax(scale * size * alpha, 0)[0]) == pytest.approx(1 - left, rel=1e-9)
+    assert ft.Learner(net, x, loss="ce")._now.model.theta_scale == 1
+    assert ft.Learner(net, x, labels=trained, loss="ce", theta_scale=2.0)._now.model.theta_scale == 2
+
+
+def test_a_first_batch_covers_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The greedy maximum of Σ_i max_{j ∈ B} k_ij, with loops."""
+    learner = ft.Learner(None, points().float(), classes=3)
+    learner.teach(7, 1)
+    x = points().float()
+    x = (x - x.mean(0)) / x.std(0, correction=0)
+    distance = torch.cdist(x, x)
+    k = torch.exp(-(distance / distance.median()).square()).double()
+    chosen = [7]
+    for _ in range(4):
+        sums = [float(k[:, [*chosen, j]].amax(1).sum()) if j not in chosen else -1.0 for j in range(N)]
+        chosen.append(int(np.argmax(sums)))
+    assert learner.query(2) + learner.query(2) == chosen[1:]
+
+
 # --- ids and labels ---
 
 

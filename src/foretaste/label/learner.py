@@ -1,6 +1,7 @@
 """``ft.Learner``: a pool that is labelled live. Every label counts at once, without training."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ class Learner:
         output, params, ridge, budget: as in ``ft.linearize``. A ridge of None is 1e-6 of the mean diagonal of Θ.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
-        watch: over how many items scores sum: the most contested ones, default 512. None: all.
+        watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
+            contested ones. None: all.
         window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training.
 
     Raises:
@@ -110,6 +112,7 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
+        settings = replace(settings, watch_by=ask.how.watch_by)
         self._hold(Session(items, kind, settings, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
         for p, y in taught.items():

@@ -52,6 +52,7 @@ class ModelSettings:
     window: int = 5000
     seed: int = 0
     theta_scale: float | None = None
+    watch_by: str = "contested"
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,14 +169,15 @@ class LiveModel:
 
     @cached_property
     def watched(self) -> Tensor | None:
-        """The rows that scores sum over: those whose two largest outputs are nearest; None for all of them.
+        """The rows that scores sum over; None for all of them.
 
-        By the network's outputs alone, so that labels and their order do not matter.
+        "contested": those whose two largest outputs are nearest; else random ones. By the network's outputs alone, so
+        that labels and their order do not matter.
         """
         most = self.settings.watch
         if most is None or len(self.at_M) <= most:
             return None
-        if self.kind.regression:
+        if self.kind.regression or self.settings.watch_by != "contested":
             order_M = torch.randperm(len(self.at_M), generator=torch.Generator().manual_seed(self.settings.seed))
         else:
             top = self.f_MC.topk(2, 1).values

@@ -248,17 +248,17 @@ class Session:
         loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
         C, regression, classes = found["kind"]
         kind = LabelKind(int(C), bool(regression), None if classes is None else tuple(map(str, classes)))
+        strategy, options = found["strategy"]
+        ask = ask_settings(strategy, options, kind, seed)
         settings = ModelSettings(
-            loss, output, names if params is None else params, ridge, budget, watch, window, seed, theta_scale
+            loss, output, names if params is None else params, ridge, budget, watch, window, seed, theta_scale,
+            ask.how.watch_by,
         )  # fmt: skip
         plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed)
-        strategy, options = found["strategy"]
         items = make_pool(pool, found["ids"])
         if items.digest() != found["digest"]:
             raise ValueError(f"the pool is not the one that {folder} was saved with: its ids or items differ")
-        made = Session(
-            items, kind, settings, ask_settings(strategy, options, kind, seed), plan, bool(found["background"])
-        )
+        made = Session(items, kind, settings, ask, plan, bool(found["background"]))
         made.book = LabelBook.from_json(found["book"], len(items), kind)
         made.queries, made.trainings = (whole_number("counts", n) for n in found["counts"])
         made.net = made.own_network() if plan.own else None
