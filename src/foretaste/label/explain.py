@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from foretaste.label.book import LabelBook
-from foretaste.label.model import LiveModel
+from foretaste.label.model import LiveModel, carry_means
 from foretaste.lookahead import State
 
 STANDS_FOR = 0.25  # squared correlation from which an item stands for another
@@ -70,7 +70,10 @@ def state_without(model: LiveModel, book: LabelBook, position: int) -> State:
     """The state as if the item were neither labelled nor out."""
     state, m = model.follow(book), model.row[position]
     if any(j == m for j, _ in state.kept):
-        return state.release(m)
+        free = state.release(m)
+        if position in book.pending:
+            carry_means(state, free)
+        return free
     if position not in book.labels:
         return state
     others = {p: y for p, y in book.labels.items() if p != position}  # the network was trained on it: solved anew

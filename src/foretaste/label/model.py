@@ -134,7 +134,7 @@ class LiveModel:
         assert self._state is not None
         wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in self._base}
         wanted |= {self.row[p]: None for p in book.pending if p in self.row}
-        state = self._state
+        state, learned = self._state, _labels_of(self._kept)
         for j in [j for j in self._kept if j not in wanted]:
             state = state.release(j)
             del self._kept[j]
@@ -142,6 +142,10 @@ class LiveModel:
             if j not in self._kept or self._kept[j] != y:
                 state = state.condition(j, y)
                 self._kept[j] = y
+        if _labels_of(self._kept) == learned:
+            carry_means(self._state, state)
+        elif self.watched is not None:  # the watched items are in the pool: one solve gives both means
+            vars(state)["mean"] = state.pool_mean[self.watched]
         self._state = state
         return state
 
@@ -290,6 +294,17 @@ class LiveModel:
         for name in ("row", "watched", "ranks_M"):
             self.__dict__.pop(name, None)
         self._state, self._solution, self._scaled, self._base, self._kept = None, None, None, {}, {}
+
+
+def _labels_of(kept: Mapping[int, Label | None]) -> dict[int, Label]:
+    return {j: y for j, y in kept.items() if y is not None}
+
+
+def carry_means(before: State, after: State) -> None:
+    """Means that are known already, for a state with the same labels: an item whose label is unknown moves none."""
+    for name in ("mean", "pool_mean"):
+        if name in vars(before):
+            vars(after).setdefault(name, vars(before)[name])
 
 
 def freeze_for(net: nn.Module, kind: LabelKind, settings: ModelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:

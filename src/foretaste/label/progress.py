@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretaste.label.book import LabelBook, LabelKind, Prediction
-from foretaste.label.model import LiveModel
+from foretaste.label.model import LiveModel, carry_means
 from foretaste.lookahead import State
 
 RECENT = 50  # predictions that a running accuracy is taken over
@@ -36,7 +36,8 @@ def note_prediction(model: LiveModel, book: LabelBook, position: int, label: flo
     """What the model says of an item whose label has just come, before it learns it."""
     state, m = model.follow(book), model.row[position]
     if position in book.pending:  # while it is out its variance counts as known
-        state = state.release(m)
+        out, state = state, state.release(m)
+        carry_means(out, state)
     mean_C, u = state.pool_mean[m], float(state.u[m])
     scale = model.scale(book)
     if model.kind.regression:
