@@ -1,6 +1,7 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
 import json
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -651,6 +652,15 @@ def test_a_dataset_is_given_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give pool="):
         ft.Learner.load(tmp_path)
     assert ft.Learner.load(tmp_path, pool=Items(points())).query(2) == learner.query(2)
+
+
+def test_the_page_of_the_learner_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "learner.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    space: dict[str, object] = {}
+    exec(compile(code, "learner.md", "exec"), space)
+    assert "corrected" in capsys.readouterr().out
+    assert len(space["learner"].labels) == 12  # type: ignore[attr-defined]
 
 
 # --- threads ---
