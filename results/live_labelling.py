@@ -20,7 +20,7 @@ from foretaste.data import load as load_data
 from foretaste.network import prepare
 
 HERE = Path(__file__).parent / "live"
-STRATEGIES = ("gain", "margin", "random")
+STRATEGIES = ("cover", "gain", "margin", "random")
 LABELS = {"digits": 60, "mnist": 100, "cifar10": 200}
 POOL = 2000
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}  # Student's t, two-sided, by seeds
@@ -92,13 +92,14 @@ def table(name: str) -> str:
     runs = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
     at = str(LABELS[name])
     found = {s: {r["seed"]: r["accuracy"] for r in runs if r["strategy"] == s} for s in STRATEGIES}
+    found = {s: by_seed for s, by_seed in found.items() if by_seed}
     seeds = sorted(set.intersection(*(set(f) for f in found.values())))
-    ends = {s: [found[s][k][at] for k in seeds] for s in STRATEGIES}
-    means = {s: [np.mean([v for n, v in found[s][k].items() if int(n) >= 20]) for k in seeds] for s in STRATEGIES}
-    first = STRATEGIES[0]
+    ends = {s: [found[s][k][at] for k in seeds] for s in found}
+    means = {s: [np.mean([v for n, v in found[s][k].items() if int(n) >= 20]) for k in seeds] for s in found}
+    first = next(iter(found))
     head = f"| order | after {at} labels | {first} − it | mean from 20 labels on | {first} − it |"
     lines = [f"{name}, {len(seeds)} seeds, accuracy in %", "", head, "|---|---|---|---|---|"]
-    for s in STRATEGIES:
+    for s in found:
         row = [s]
         for values in (ends, means):
             less = [a - b for a, b in zip(values[first], values[s])]
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("data", choices=LABELS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--strategies", nargs="*", default=STRATEGIES)
     parser.add_argument("--table", action="store_true", help="only print the table of what was recorded")
     given = parser.parse_args()
     path = HERE / f"{given.data}.jsonl"
@@ -120,7 +122,7 @@ def main() -> None:
     if path.exists():
         done = {(r["strategy"], r["seed"]) for r in map(json.loads, path.read_text().splitlines())}
     for seed in range(0 if given.table else given.seeds):
-        for strategy in STRATEGIES:
+        for strategy in given.strategies:
             if (strategy, seed) in done:
                 continue
             found = simulate(given.data, strategy, seed, LABELS[given.data], given.steps)

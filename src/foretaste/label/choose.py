@@ -55,8 +55,8 @@ def _best(model: LiveModel, book: LabelBook, ask: AskSettings, n: int) -> list[i
 def score_items(model: LiveModel, state: State, book: LabelBook, ask: AskSettings) -> Tensor:
     """(M,): the strategy's score of every item in M, higher = ask sooner."""
     options = dict(ask.options)
-    if ask.how.calibrates and options.get(ask.how.calibrates) is None and state.criterion.quadratic:
-        options[ask.how.calibrates] = model.scale(book)
+    if "scale" in options and options["scale"] is None and state.criterion.quadratic:
+        options["scale"] = model.scale(book)  # the state's own is of its L, which depends on how labels came
     return finish_scores(state, ask.how.fn(state, **options), ask.how.name)
 
 

@@ -1,5 +1,6 @@
 """Why an item is worth a label: what would change if it had one, and which items it stands for."""
 
+import math
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ def explain_item(model: LiveModel, book: LabelBook, position: int, label: float 
     state = state_without(model, book, position)
     before = state.pool_mean
     if label is None:
-        likely = float(before[m, 0]) if kind.regression else int(before[m].argmax())
+        # In regression the likeliest label is the mean itself, which changes nothing: one deviation above it.
+        above = math.sqrt(model.scale(book) * float(state.u[m])) if kind.regression else 0.0
+        likely = float(before[m, 0]) + above if kind.regression else int(before[m].argmax())
         label = book.labels.get(position, likely)
     open_M = torch.tensor(
         [p != position and p not in book.labels and p not in book.ignored for p in model.at_M], device=before.device

@@ -48,7 +48,8 @@ class Learner:
         background: whether the first training of the learner's own network runs in the background. Default False.
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
-        output, params, ridge, budget: as in ``ft.linearize``. A ridge of None is 1e-6 of the mean diagonal of Θ.
+        output, params, ridge, budget: as in ``ft.linearize``. An output of "auto" (default) is the strategy's own. A
+            ridge of None (default) is 1e-6 of the mean diagonal of Θ.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
@@ -88,7 +89,7 @@ class Learner:
         background: bool = False,
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
-        output: Output = "sum",
+        output: Output = "auto",
         params: Params = None,
         ridge: float | None = None,
         budget: int | str | None = None,
@@ -112,7 +113,8 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
-        settings = replace(settings, watch_by=ask.how.watch_by)
+        own_output = isinstance(output, str) and output == "auto"
+        settings = replace(settings, watch_by=ask.how.watch_by, output=ask.how.output if own_output else output)
         self._hold(Session(items, kind, settings, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
         for p, y in taught.items():
@@ -328,8 +330,8 @@ class Learner:
 
         Args:
             item: an id.
-            label: the label to suppose. None (default): the one it has, or else its likeliest. What a label changed
-                can so be asked after it was given.
+            label: the label to suppose. None (default): the one it has, or else its likeliest (in regression, one
+                standard deviation above its mean). What a label changed can so be asked after it was given.
             most: how many items to name in each list, default 10.
 
         Returns:
