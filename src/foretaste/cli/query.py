@@ -32,7 +32,9 @@ def query_command(
     backbone: given.EncoderOption = None,
     set_: given.SetOption = None,
     weights: given.WeightsOption = None,
-    strategy: Annotated[str, typer.Option(help="gain, mlmoc, margin, badge, ... (docs/strategies.md).")] = "gain",
+    strategy: Annotated[
+        str, typer.Option(help="gain, cover, mlmoc, margin, badge, ... (docs/strategies.md).")
+    ] = "gain",
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many points to choose.")] = 20,
     out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
     page: Annotated[
@@ -40,10 +42,10 @@ def query_command(
     ] = None,
     select: Annotated[str, typer.Option(help="auto, top, greedy or fantasy.")] = "auto",
     output: Annotated[
-        str, typer.Option(help="Outputs that the kernel is of: sum, first, trace, full, or the number of a logit.")
-    ] = "sum",
+        str, typer.Option(help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.")
+    ] = "auto",
     ridge: Annotated[
-        float | None, typer.Option(min=0, help="λ. Default: 1e-6 of the mean diagonal of the kernel.")
+        float | None, typer.Option(min=0, help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.")
     ] = None,
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
     precision: Annotated[str, typer.Option(help="auto, float32, or on CUDA tf32 or half.")] = "auto",
