@@ -569,6 +569,15 @@ def listing(case: Path) -> list[str]:
     return sorted(f"{p} {p.lstat().st_size}" for p in case.rglob("*") if not p.is_dir())
 
 
+LEFT_OUT = (
+    "path",
+    "where",
+    "seconds",
+    "notes",
+    "encode",
+)  # times, paths, texts with paths, functions
+
+
 def fingerprint(found: Any) -> str:
     """What was read, in words that are equal for equal contents. Times and paths are left out."""
     if isinstance(found, torch.nn.Module):
@@ -582,5 +591,5 @@ def fingerprint(found: Any) -> str:
         return str([fingerprint(value) for value in found])
     fields = getattr(found, "__dataclass_fields__", None)
     if fields:
-        return fingerprint({name: getattr(found, name) for name in fields if name not in ("path", "where", "seconds")})
+        return fingerprint({name: getattr(found, name) for name in fields if name not in LEFT_OUT})
     return re.sub(r"\d+\.\d+e?[-+]?\d* ?(s|ms)\b", "", str(found)) if isinstance(found, str) else repr(found)
