@@ -97,6 +97,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1 becomes 2",
     ): "how many threads train: speed only",
     (
+        "tangent/accumulate.py",
+        "plain = len(self.data) == 1 and self.scale == 1.0 and self.data.dtype == rows_nBw.dtype",
+        "1 becomes 2",
+    ): "whether rows are copied once more on their way; the same numbers",
+    (
         "losses.py",
         "return t_NC.shape[1] > 1 and not bool((t_NC < 0).any() or ((t_NC.sum(1) - 1).abs() > tolerance).any())",
         "Gt becomes GtE",
