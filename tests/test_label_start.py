@@ -61,7 +61,7 @@ def test_a_desk_resumes_where_it_was_left(folder):
 
 
 def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
-    desk = opened(folder, start=True, check_every=0)
+    desk = opened(folder, start=True, check_every=0, fit_options={"steps": 40})
     for k in range(4):
         desk.answer("tab-1", "Ada", f"{k}.png", "label", ["cat", "dog"][k % 2])
     until(lambda: desk.worker.describe()["phase"] == "ready" and desk.worker.view.likely)

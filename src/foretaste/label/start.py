@@ -1,6 +1,6 @@
 """From a folder or a file to a desk: items, classes, store, and a learner that is built in the background."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,7 @@ def open_desk(
     trains_itself: bool = True,
     lease_seconds: float = LEASE_SECONDS,
     seed: int = 0,
+    fit_options: Mapping[str, Any] | None = None,
     start: bool = True,
 ) -> LabelDesk:
     """Open a folder of pictures or a table for labelling, where it was left.
@@ -76,6 +77,7 @@ def open_desk(
         trains_itself: Whether the network is trained anew when the learner advises it.
         lease_seconds: How long an item is kept for a tab without a sign of life.
         seed: Of random orders and of the learner.
+        fit_options: Options of ``ft.fit`` for the learner's trainings; for example {"steps": 500}.
         start: Whether to start the learner's thread.
 
     Returns:
@@ -98,7 +100,7 @@ def open_desk(
         _take_given(kept, points)
         names = list(kept.classes)
         worker = LearnerWorker(
-            learner_builder(points, names, folder, backbone, seed),
+            learner_builder(points, names, folder, backbone, seed, fit_options),
             names,
             checked=kept.setting("checked", []),
             keep_curve=lambda curve: kept.set_setting("checked", [list(p) for p in curve]),
@@ -198,7 +200,12 @@ def find_twins(points: "Points") -> dict[str, str]:
 
 
 def learner_builder(
-    points: "Points", classes: list[str], folder: Path, backbone: str, seed: int
+    points: "Points",
+    classes: list[str],
+    folder: Path,
+    backbone: str,
+    seed: int,
+    fit_options: Mapping[str, Any] | None = None,
 ) -> Callable[[BuildProgress], BuiltLearner]:
     """A function that computes the features and makes the learner; it may take minutes."""
 
@@ -206,7 +213,8 @@ def learner_builder(
         from foretaste.label.learner import Learner
 
         x, words = encode_points(points, folder, backbone, progress)
-        learner = Learner(pool=x, ids=list(points.ids), classes=classes, background=True, seed=seed)
+        ids = list(points.ids)
+        learner = Learner(pool=x, ids=ids, classes=classes, background=True, seed=seed, fit_options=fit_options)
         return BuiltLearner(learner, words)
 
     return build
