@@ -92,7 +92,8 @@ def table(name: str) -> str:
     runs = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
     at = str(LABELS[name])
     found = {s: {r["seed"]: r["accuracy"] for r in runs if r["strategy"] == s} for s in STRATEGIES}
-    found = {s: by_seed for s, by_seed in found.items() if by_seed}
+    most = max(map(len, found.values()))
+    found = {s: by_seed for s, by_seed in found.items() if len(by_seed) >= most - 1}  # not those that were broken off
     seeds = sorted(set.intersection(*(set(f) for f in found.values())))
     ends = {s: [found[s][k][at] for k in seeds] for s in found}
     means = {s: [np.mean([v for n, v in found[s][k].items() if int(n) >= 20]) for k in seeds] for s in found}
