@@ -119,7 +119,7 @@ def test_a_network_that_has_not_learned_is_warned_of(files, caplog):
 
 def test_warnings_of_the_library_are_printed_once(files):
     words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "-n", 3, "--steps", 2, "--out", files / "a.csv"]
-    got = invoke("query", "--network", "mlp", *words)
+    got = invoke("query", "--network", "mlp", *words, "--strategy", "gain")
     assert got.exit_code == 0, got.output
     assert got.stdout.count("WARNING: ") == 1
     assert "residual" in got.stdout.split("WARNING: ")[1]
@@ -175,7 +175,9 @@ def test_tables_of_features_and_regression(tmp_path):
     true = np.array([x[int(row["id"][1:])] @ w for row in rows])
     assert np.corrcoef(said, true)[0, 1] > 0.8
     assert {row["margin"] for row in rows} == {""}
-    assert "gain" in told("query", *words, "--regression", "--steps", 5, "-n", 4, "--out", tmp_path / "r.csv")
+    five = ("--regression", "--steps", 5, "-n", 4, "--out", tmp_path / "r.csv")
+    assert "chosen by variance" in invoke("query", *words, *five).output
+    assert "gain" in told("query", *words, *five, "--strategy", "gain")
 
 
 def test_pairs():
@@ -218,7 +220,7 @@ def test_files_that_do_not_fit(files, net, name, changes, says):
     ("words", "says"),
     [
         (["--network", "mlp", "--strategy", "gian"], "unknown strategy 'gian'; did you mean 'gain'"),
-        (["--network", "mlp", "--options", "scal=3"], "unknown option 'scal' of strategy 'gain'"),
+        (["--network", "mlp", "--options", "scal=3"], "unknown option 'scal' of strategy 'cover'"),
         (["--network", "wnr1"], "unknown network 'wnr1'; did you mean 'wrn1'"),
         (["--network", "mlp", "--device", "gpu"], "--device gpu; expected cpu, cuda"),
         (["--network", "mlp", "--device", "cuda:99"], "CUDA devices; use cpu or auto"),

@@ -80,7 +80,8 @@ def test_the_whole_pool_is_taken_once(strategy, select):
 
 def test_auto_is_the_strategys_own():
     assert ask().info["select"] == "greedy"
-    assert ask().info["strategy"] == "gain"
+    assert ask().info["strategy"] == "cover"
+    assert ask(strategy="gain").info["select"] == "greedy"
     assert ask(strategy="variance").info["select"] == "greedy"
     assert ask(strategy="mlmoc").info["select"] == "top"
     assert ask(strategy=acquire.gain).info["select"] == "top"
@@ -209,9 +210,10 @@ def test_random_is_random_and_leaves_the_global_seed():
 
 
 def test_options_reach_the_strategy():
-    assert torch.equal(ask(options={"scale": 0.5}).scores, acquire.gain(lin(), scale=0.5))
-    assert ask(options={"scale": 0.5}).info["options"] == {"scale": 0.5}
-    assert not torch.equal(ask(options={"scale": 0.5}).scores, ask().scores)
+    q = ask(strategy="gain", options={"scale": 0.5})
+    assert torch.equal(q.scores, acquire.gain(lin(), scale=0.5))
+    assert q.info["options"] == {"scale": 0.5}
+    assert not torch.equal(q.scores, ask(strategy="gain").scores)
 
 
 def test_progress_counts_picks():
@@ -222,7 +224,7 @@ def test_progress_counts_picks():
 
 
 def test_info_says_what_was_used():
-    info = ask().info
+    info = ask(strategy="gain").info
     assert info["ridge"] == RIDGE
     assert info["scale"] == lin().scale
     assert info["residual_L"] == lin().residual_L
@@ -382,7 +384,9 @@ def test_a_fifth_of_the_pool_ranks_it_as_all_of_it_does():
     x, y = d.x[order].float() / 255, d.y[order]
     net = MLP(64, (256, 256), 10)
     fit(net, x[:40], y[:40], start="cold", seed=0)
-    all_U, few_U = (query(net, x[:40], y[:40], x[40:1320], watch=n, batch_size=1).scores for n in (None, 256))
+    all_U, few_U = (
+        query(net, x[:40], y[:40], x[40:1320], strategy="gain", watch=n, batch_size=1).scores for n in (None, 256)
+    )
     random_U = acquire.gain(linearize(net, x[:40], y[:40], x[40:1320], watch=256))
     assert rank_correlation(all_U, few_U) > 0.98
     assert rank_correlation(all_U, few_U) > rank_correlation(all_U, random_U) + 0.03

@@ -25,7 +25,7 @@ from test_query import NET, X_L, X_U, Y_L, ask, network, points
         ({"ids": [0, *range(24)]}, "ids repeats 0, at 0 and 1"),
         ({"ids": 5}, "ids is a int"),
         ({"ids": [[i] for i in range(25)]}, "expected a sequence of hashable ids"),
-        ({"options": {"scal": 2.0}}, "unknown option 'scal' of strategy 'gain'; did you mean 'scale'"),
+        ({"options": {"scal": 2.0}}, "unknown option 'scal' of strategy 'cover'; did you mean 'scale'"),
         ({"options": {"scale": -2.0}}, "scale=-2.0; expected a positive"),
         ({"options": 3}, "options is a int; expected a dict"),
         ({"strategy": acquire.gain, "options": {"scale": 2.0}}, "options are of named strategies"),

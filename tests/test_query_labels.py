@@ -141,7 +141,7 @@ def test_python_floats_keep_their_digits():
 
 
 def test_floats_with_one_output_stay_regression():
-    with pytest.raises(ValueError, match="'gain' needs classes"):
+    with pytest.raises(ValueError, match=r"'cover' needs classes.*use one of.*variance"):
         query(ONE, X_L, Y_TWO.double(), X_U)
     with pytest.raises(ValueError, match=r"integers from 0 to 2.*one output tells two classes apart"):
         query(ONE, X_L, Y_L, X_U)

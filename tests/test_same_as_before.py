@@ -70,7 +70,7 @@ def queries() -> Iterator[tuple[str, Tensor]]:
             q = ft.query(net, x[L], y[L], x[U], strategy=strategy, loss=loss, batch_size=7, options=options)
             yield f"query {strategy} {loss}", torch.cat([torch.as_tensor(q.indices).double(), q.scores])
         q = ft.query(
-            net, x[L], y[L], x[U], loss=loss, select="sequential", batch_size=5, watch=40,
+            net, x[L], y[L], x[U], strategy="gain", loss=loss, select="sequential", batch_size=5, watch=40,
             oracle=lambda j: int(y[U[j]]),
         )  # fmt: skip
         yield f"query gain sequential {loss}", torch.cat([torch.as_tensor(q.indices).double(), q.scores])

@@ -33,8 +33,11 @@ def query_command(
     set_: given.SetOption = None,
     weights: given.WeightsOption = None,
     strategy: Annotated[
-        str, typer.Option(help="gain, cover, mlmoc, margin, badge, ... (docs/strategies.md).")
-    ] = "gain",
+        str | None,
+        typer.Option(
+            help="cover, gain, mlmoc, margin, ... (docs/strategies.md). Default: cover; variance with --regression."
+        ),
+    ] = None,
     n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many points to choose.")] = 20,
     out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
     page: Annotated[
@@ -60,9 +63,7 @@ def query_command(
     loss: given.LossOption = None,
     regression: Annotated[
         bool,
-        typer.Option(
-            "--regression", help="Labels are numbers; use --strategy variance.", rich_help_panel=given.DATA_PANEL
-        ),
+        typer.Option("--regression", help="Labels are numbers.", rich_help_panel=given.DATA_PANEL),
     ] = False,
     normalise: given.NormaliseOption = None,
     size: given.SizeOption = None,
@@ -91,6 +92,7 @@ def query_command(
     strategy_options = given.parse_settings(options or [], "--options")
     import foretaste as ft
 
+    strategy = strategy or ("variance" if regression else "cover")
     ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
     points, truth = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,

@@ -48,7 +48,7 @@ def query(
     y_L: Any,
     x_U: Inputs,
     *,
-    strategy: str | Callable[[State], Tensor] = "gain",
+    strategy: str | Callable[[State], Tensor] = "cover",
     select: str = "auto",
     batch_size: int = 20,
     oracle: Callable[[Any], Any] | None = None,
@@ -81,7 +81,8 @@ def query(
             is binary classification: the network then counts as one with two outputs, (0, f) with loss="ce" and
             (1 − f, f) with "l2".
         x_U: the pool of candidates, as x_L. Exact copies of labelled points are picked only when nothing else is left.
-        strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "gain".
+        strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "cover"
+            (docs/findings.md); in regression name "variance".
         select: how a batch is made from scores. "top": the highest. "greedy": one by one; after each pick the state
             counts its label as given but unknown. "fantasy": the state keeps the likeliest label. "sequential": the
             state keeps the label that the oracle gives.
@@ -127,7 +128,7 @@ def query(
         >>> x, y = torch.randn(40, 2), torch.arange(40) % 3
         >>> q = ft.query(net, x[:10], y[:10], x[10:], batch_size=3)
         >>> len(q), q.info["strategy"], q.info["select"]
-        (3, 'gain', 'greedy')
+        (3, 'cover', 'greedy')
         >>> names = ["cat", "dog", "eel"]
         >>> y_L = [names[c] for c in y[:10]]
         >>> q = ft.query(net, x[:10], y_L, x[10:], batch_size=2, select="sequential", oracle=lambda j: "dog")
