@@ -102,6 +102,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1 becomes 2",
     ): "whether rows are copied once more on their way; the same numbers",
     (
+        "study/loop.py",
+        '"peak_memory": 0,',
+        "0 becomes 1",
+    ): "a place in the record, which the loop fills",
+    (
         "losses.py",
         "return t_NC.shape[1] > 1 and not bool((t_NC < 0).any() or ((t_NC.sum(1) - 1).abs() > tolerance).any())",
         "Gt becomes GtE",
