@@ -12,7 +12,7 @@ from foretaste.errors import check_known, whole_number
 TEXT_ENCODERS = ("tfidf", "hashing")
 TEXT_NUMBERS = 128  # a text becomes at most as many
 MOST_WORDS = 50_000  # of TF-IDF: the most common ones
-HASHED_WORDS = 1 << 12  # more of them make the SVD slow: 2¹⁶ took thirty times as long, for one point of accuracy
+HASHED_WORDS = 1 << 12  # more of them make the SVD slow: 2¹⁶ took thirty times as long
 MASK = "attention_mask"
 
 
