@@ -215,7 +215,8 @@ def test_what_does_not_fit_says_what_to_do(tmp_path, monkeypatch, words, says):
     assert not (tmp_path / "r.csv").exists()
 
 
-def test_the_page_says_what_look_ahead_says(tmp_path):
+@pytest.mark.parametrize(("strategy", "own"), [("gain", {}), ("cover", {"output": "signs", "ridge": "misfit"})])
+def test_the_page_says_what_look_ahead_says(tmp_path, strategy, own):
     """Counts of changed predictions, against a state with the whole pool as candidates."""
     import foretaste as ft
     from foretaste.cli.inputs import read_inputs
@@ -228,8 +229,9 @@ def test_the_page_says_what_look_ahead_says(tmp_path):
     p = train_problem(make_problem(points, truth, network="mlp", options={"hidden": [32]}, weights=None), steps=300)
     with torch.no_grad():
         p_UC = probabilities(p.net(p.x_U), "l2")
-    reasons, said = explain_picks(p, p_UC, [7, 2], {"output": "sum", "ridge": None, "budget": None})
-    state = ft.linearize(p.net, p.x_L, p.y_L, p.x_U)
+    ask = {"strategy": strategy, "output": "auto", "ridge": None, "budget": None}
+    reasons, said = explain_picks(p, p_UC, [7, 2], ask)
+    state = ft.linearize(p.net, p.x_L, p.y_L, p.x_U, **own)
     assert "30 predictions on the pool" in said
     for j in (7, 2):
         best = p_UC[j].topk(2).indices.tolist()

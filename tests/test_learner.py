@@ -108,16 +108,16 @@ def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.Monk
 
 
 def test_predictions_are_the_linearised_network() -> None:
-    """f + Θ(x, L) (Θ_LL + λI)⁻¹ (Y − f), typed out."""
+    """f + Θ(x, L) (Θ_LL + λI)⁻¹ (Y − f), typed out, with the kernel of the default strategy."""
     learner, net = make("l2"), network(3)
     learner.teach([20, 21, 22], [truth("l2", i) for i in (20, 21, 22)])
     at = [*range(6), 20, 21, 22]
     y = nn.functional.one_hot(torch.tensor([truth("l2", i) for i in at]), 3).double()
     x, new = points(), points(5, 7)
     f = net(x[at]).detach()
-    weights = torch.linalg.solve(ft.ntk(net, x[at]) + 0.01 * torch.eye(9), y - f)
+    weights = torch.linalg.solve(ft.ntk(net, x[at], output="signs") + 0.01 * torch.eye(9), y - f)
     for these, given in ((x, None), (x[[3, 30]], [3, 30]), (new, new), (new, new.numpy())):
-        expected = net(these).detach() + ft.ntk(net, these, x[at]) @ weights
+        expected = net(these).detach() + ft.ntk(net, these, x[at], output="signs") @ weights
         assert learner.predict(given).tolist() == expected.argmax(1).tolist()
         torch.testing.assert_close(learner._outputs(given), expected, rtol=1e-9, atol=1e-9)
 
@@ -149,7 +149,7 @@ def test_under_cross_entropy_a_label_is_fitted_as_the_trained_ones_are() -> None
     trained = {i: int(net(x[i]).argmax()) for i in range(1, 7)}
     learner = ft.Learner(net, x, labels=trained, loss="ce", ridge=1e-9)
     left = float(1 - learner.predict_proba(list(trained)).amax(1).mean())
-    scale, size = learner._now.model.theta_scale, float(ft.ntk(net, x).diagonal().mean())
+    scale, size = learner._now.model.theta_scale, float(ft.ntk(net, x, output="signs").diagonal().mean())
     # One label alone on a point of mean size whose logits are equal.
     assert 0.01 < left < 0.3
     alpha = torch.tensor([left, -left / 2, -left / 2], dtype=torch.float64)
@@ -279,7 +279,7 @@ def test_explain_is_the_look_ahead_and_what_the_item_stands_for(kind: str) -> No
     # Alike is the squared correlation of what the labels leave unexplained.
     net, at = network({"l2": 3, "ce": 3}.get(kind, 1)), [*range(6), 20, 21]
     if kind in ("l2", "regression"):
-        theta = ft.ntk(net, x)
+        theta = ft.ntk(net, x, output="signs" if kind == "l2" else "sum")
         half = torch.linalg.solve(theta[at][:, at] + 0.01 * torch.eye(8), theta[at])
         S = theta - theta[:, at] @ half
         rho = S[30].square() / (S[30, 30] * S.diagonal())

@@ -73,6 +73,9 @@ def explain_picks(
     p = problem
     if p_UC is None or not chosen:
         return {}, ""
+    how = ft.acquire.find_strategy(ask["strategy"])
+    output = how.output if ask["output"] == "auto" else ask["output"]
+    ridge = how.ridge if ask["ridge"] is None else ask["ridge"]
     U = len(p.x_U)
     watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values
     log = logging.getLogger("foretaste")
@@ -81,7 +84,7 @@ def explain_picks(
     try:
         state = ft.linearize(
             p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U[chosen]), watch=p.feed(p.x_U[watched]), loss=p.loss,
-            output=ask["output"], ridge=ask["ridge"], budget=ask["budget"],
+            output=output, ridge=ridge, budget=ask["budget"],
         )  # fmt: skip
         now_W = state.mean.argmax(1)
         reasons = {}
@@ -91,10 +94,7 @@ def explain_picks(
                 changed = int((state.lookahead(k, c).argmax(1) != now_W).sum())
                 parts.append(f"if {p.classes[c]}, {changed} {'changes' if changed == 1 else 'change'}")
             reasons[j] = [_sentence(parts)]
-    except (
-        ValueError,
-        MemoryError,
-    ) as error:  # margin and its kin need no kernel, and have chosen
+    except (ValueError, MemoryError) as error:  # margin and its kin need no kernel, and have chosen
         return {}, f"What a label would change is not shown: {error}."
     finally:
         log.setLevel(level)

@@ -40,7 +40,7 @@ class Learner:
             ``pool``, of text labels, or one for each output.
         labels: labels that are there already: a dict from id to label, or one entry for each item, None where it is
             missing. Default: those of ``pool`` if it has any. With ``net`` they are taken as what it was trained on.
-        strategy: a name of ``ft.strategies()``. None (default): "gain", and "variance" for regression.
+        strategy: a name of ``ft.strategies()``. None (default): "cover", and "variance" for regression.
         regression: whether labels are numbers. Default False; a network with one output and loss="l2" is one.
         loss: what the network was or shall be trained with, "l2" (default) or "ce".
         train: ``train(net, x, y)``, your own training, called with a copy of the network. Default: ``ft.fit``.

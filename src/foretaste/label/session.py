@@ -273,6 +273,6 @@ class Session:
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:
     """The strategy and its options, checked."""
-    how = find_strategy(strategy or ("variance" if kind.regression else "gain"))
+    how = find_strategy(strategy or ("variance" if kind.regression else "cover"))
     how.check(kind.C)
     return AskSettings(how, how.select == "greedy", how.settings(options), dict(options or {}), seed)
