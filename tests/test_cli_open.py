@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from foretaste.cli import app
+from cli_runner import invoke, table, told
 
 
 @pytest.fixture(autouse=True)
@@ -18,22 +17,6 @@ def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FORETASTE_CACHE", str(folder))
     return folder
-
-
-def invoke(*words):
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def told(*words):
-    """The one line of an error."""
-    got = invoke(*words)
-    assert got.exit_code == 2, got.output
-    return " ".join(got.stderr.split())
-
-
-def table(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 REVIEWS = {

@@ -1,6 +1,5 @@
 """``foretaste query``: files in, a ranked CSV out; files that do not fit are told, not guessed at."""
 
-import csv
 import logging
 import re
 
@@ -8,29 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import foretaste as ft
-from foretaste.cli import app
+from cli_runner import invoke, table, told
 from foretaste.cli.inputs import parse_settings
 from foretaste.data import digits, read_points
 from foretaste.network import MLP, build_network, fit, save_network, saved_network
-
-
-def invoke(*words):
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def told(*words):
-    """The one line of an error."""
-    got = invoke(*words)
-    assert got.exit_code == 2, got.output
-    return " ".join(got.stderr.split())
-
-
-def table(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")

@@ -238,4 +238,6 @@ def test_texts_and_rows_are_items_too(tmp_path):
 
 
 def test_a_worker_that_never_started_closes():
-    LearnerWorker(lambda progress: None, ["cat"]).close()
+    worker = LearnerWorker(lambda progress: None, ["cat"])
+    worker.close()
+    assert not worker.is_alive()

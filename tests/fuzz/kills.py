@@ -68,7 +68,7 @@ def one_round(folder: Path, rng: random.Random) -> list[tuple[int, str]]:
                     timer = threading.Timer(rng.random() * 0.3, os.kill, (process.pid, signal.SIGKILL))
                     timer.start()
         except (OSError, HTTPException, ValueError):
-            pass
+            pass  # killed in the middle of a request: what was not acknowledged may be lost
         finally:
             if timer is not None:
                 timer.join()
