@@ -8,6 +8,7 @@ from foretaste.acquire.cover import cover as cover
 from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain
+from foretaste.acquire.predictions import chance_of_error as chance_of_error
 from foretaste.acquire.predictions import finish_scores as finish_scores
 from foretaste.acquire.predictions import labelled as labelled
 from foretaste.acquire.predictions import pseudo_labels as pseudo_labels

@@ -13,7 +13,6 @@ take the place of the tangents.
 """
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from foretaste.acquire.gain import check_scale
-from foretaste.acquire.predictions import finish_scores, labelled, need_classes
+from foretaste.acquire.predictions import chance_of_error, finish_scores, labelled, need_classes
 from foretaste.acquire.registry import Coverage, register
 from foretaste.errors import check_known
 from foretaste.lookahead import PriorKernel, State
@@ -121,10 +120,7 @@ def error_chances(state: State, scale: float | None = None) -> Tensor:
         i_W, (a_W, b_W) = torch.arange(state.W, device=gap_W.device), top.indices.unbind(1)
         var_W = (var_W[i_W, a_W, a_W] + var_W[i_W, b_W, b_W] - 2 * var_W[i_W, a_W, b_W]) / 2
     s2 = state.scale if scale is None else scale
-    sigma_W = (2 * s2 * var_W).clamp_min(0).sqrt()
-    # erfc keeps its digits in the tail. 0/0, a gap of zero without variance, is a coin toss too.
-    z_W = torch.where(gap_W > 0, gap_W / sigma_W, 0.0)
-    return 0.5 * torch.erfc(z_W / math.sqrt(2))
+    return chance_of_error(gap_W, 2 * s2 * var_W)
 
 
 # --- κ: the correlation of Θ, centred, cut at 0 ---

@@ -113,3 +113,9 @@ def candidate_columns(state: State, S_Wu: Tensor, on: Tensor) -> Tensor:
     if len(on) == u:
         return S_Wu
     return S_Wu.view(-1, u, state.B)[:, on].flatten(1)
+
+
+def chance_of_error(gap_N: Tensor, var_N: Tensor) -> Tensor:
+    """Φ(−g/√var): the chance that a gap between two outputs, of mean g ≥ 0, is really negative. 0/0 is a coin toss."""
+    z_N = torch.where(gap_N > 0, gap_N / var_N.clamp_min(0).sqrt(), 0.0)
+    return 0.5 * torch.erfc(z_N / math.sqrt(2))  # erfc keeps its digits in the tail

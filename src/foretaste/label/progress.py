@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretaste.acquire import chance_of_error
 from foretaste.label.book import LabelBook, LabelKind, Prediction
 from foretaste.label.model import LiveModel, carry_means
 from foretaste.lookahead import State
@@ -28,8 +29,7 @@ def wrong_chances(state: State, scale: float) -> Tensor:
     top = state.pool_mean.topk(2, 1).values
     if not state.criterion.quadratic:
         return 1 - state.criterion.class_probabilities(state.pool_mean).amax(1)
-    sigma_U = (2 * scale * state.variance_blocks[:, 0, 0].clamp_min(1e-300)).sqrt()
-    return torch.special.ndtr(-(top[:, 0] - top[:, 1]) / sigma_U)
+    return chance_of_error(top[:, 0] - top[:, 1], 2 * scale * state.variance_blocks[:, 0, 0])
 
 
 def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:

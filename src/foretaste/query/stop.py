@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
+from foretaste.acquire import chance_of_error
 from foretaste.errors import join_words, real_number, whole_number
 from foretaste.lookahead import State
 
@@ -76,14 +76,8 @@ def look(state: State, batch: Iterable[int] | None = None, *, scale: float | Non
         after = state
         for j in batch:
             after = after.condition(int(j), None)
-        change = _mean_tail(g_W, 2 * s2 * (before_W - after.watched_variance))
-    return Round(labelled, _mean_tail(g_W, 2 * s2 * before_W), change, state.mean.argmax(1))
-
-
-def _mean_tail(g_W: Tensor, var_W: Tensor) -> float:
-    """The mean of Φ(−g/√var); 0 where there is no variance, but for a gap of 0, which is a toss."""
-    z_W = g_W / var_W.clamp_min(0).sqrt()
-    return float(torch.special.ndtr(-torch.where(g_W > 0, z_W, 0.0)).mean())
+        change = float(chance_of_error(g_W, 2 * s2 * (before_W - after.watched_variance)).mean())
+    return Round(labelled, float(chance_of_error(g_W, 2 * s2 * before_W).mean()), change, state.mean.argmax(1))
 
 
 # --- rules ---
