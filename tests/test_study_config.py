@@ -186,7 +186,16 @@ def test_an_arm_has_its_own_settings_and_no_one_elses():
     assert wide.network == Network("wrn1", {"widen": 8, "blocks": 2})
     assert (wide.train.steps, wide.train.epochs, wide.train.max_lr, wide.query.output) == (None, 2, 0.3, "first")
     assert other.network == Network("mlp", {})
-    assert (other.train, other.query) == (of.train, of.query)
+    assert other.train == of.train
+
+
+def test_an_arm_takes_the_kernel_of_its_strategy_unless_one_is_named():
+    own = study(["cover", "gain", "mlmoc"])
+    assert [own.trial(name).query.output for name in own.names] == ["signs", "sum", "sum"]
+    named = study(["cover", "gain"], query=Ask(output="first"))
+    assert [named.trial(name).query.output for name in named.names] == ["first", "first"]
+    back = Study(arms=(Arm("cover", "cover", query={"output": "auto"}),), query=Ask(output="first"))
+    assert back.trial("cover").query.output == "signs"
 
 
 def test_all_fifteen_experiments_come_along():

@@ -227,6 +227,17 @@ def test_a_folder_whose_study_says_otherwise_is_refused(tmp_path):
         check_folder(tmp_path, replace(SMALL, labels=replace(SMALL.labels, init=30, cycles=1)))
 
 
+def test_a_folder_that_names_the_kernel_of_its_arms_goes_on_under_auto(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    told = json.loads((folder / "study.json").read_text())
+    told["study"]["query"]["output"] = "sum"  # as files of earlier versions have it
+    (folder / "study.json").write_text(json.dumps(told))
+    check_folder(folder, SMALL)
+    with pytest.raises(ValueError, match=r"of arm '.*' with other settings: query.output is 'sum' there and 'first'"):
+        check_folder(folder, replace(SMALL, query=replace(SMALL.query, output="first")))
+
+
 def test_two_processes_on_one_folder(tmp_path):
     with lock_folder(tmp_path), pytest.raises(RuntimeError, match="another process is running in"):
         run(SMALL, tmp_path)

@@ -177,9 +177,9 @@ class Train:
 
 @settings_table
 class Ask:
-    """The arguments of ``ft.query`` besides the strategy."""
+    """The arguments of ``ft.query`` besides the strategy. output: "auto" is each strategy's own."""
 
-    output: Annotated[Text | Whole, one_of("output", OUTPUTS)] = "sum"
+    output: Annotated[Text | Whole, one_of("output", ("auto", *OUTPUTS))] = "auto"
     ridge: Annotated[Number, Field(ge=0)] | None = None
     watch: Count | None = None
     method: Annotated[Text, one_of("method", METHODS)] = "auto"
@@ -189,6 +189,10 @@ class Ask:
     def override(self, keys: Options) -> "Ask":
         """These arguments with the keys of an arm."""
         return replace(self, **keys)
+
+    def of(self, strategy: str) -> "Ask":
+        """These arguments for a strategy: its own output in the place of "auto"."""
+        return replace(self, output=find_strategy(strategy).output) if self.output == "auto" else self
 
 
 @settings_table
@@ -355,8 +359,8 @@ class Study:
         arm = self.arm(name)
         return Trial(
             arm.name, arm.strategy, arm.select, arm.options, arm.model, self.data, self.labels,
-            self.network.override(arm.network), self.train.override(arm.train), self.query.override(arm.query),
-            self.features,
+            self.network.override(arm.network), self.train.override(arm.train),
+            self.query.override(arm.query).of(arm.strategy), self.features,
         )  # fmt: skip
 
     def plain(self) -> dict[str, Any]:

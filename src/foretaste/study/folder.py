@@ -170,10 +170,15 @@ def slug(name: str) -> str:
 
 
 def check_folder(folder: Path, study: Study) -> None:
-    """Raise unless the folder is new or holds a run of this study. Its arms and seeds may be others."""
+    """Raise unless the folder is new or holds a run of this study. Its arms and seeds may be others.
+
+    The output of the kernel is compared arm by arm: "auto", or what it stands for, is the same run.
+    """
     if before := stored_study(folder):
         both = before, study.plain()
         there, here = ({key: value for key, value in one.items() if key not in MAY_DIFFER} for one in both)
+        for one in (there, here):
+            one["query"] = {key: value for key, value in one["query"].items() if key != "output"}
         if differ := differences(there, here):
             raise other_settings(folder, differ)
     for name in study.names:
