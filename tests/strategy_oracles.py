@@ -26,6 +26,21 @@ def coverage(k: list[list[float]], weights: list[float], chosen: list[int]) -> f
     return sum(w * max((row[j] for j in chosen), default=0.0) for w, row in zip(weights, k))
 
 
+def greedy(k: Tensor, weights: list[float], covered: list[float], order: list[int], n: int) -> list[int]:
+    """Every gain anew for every pick; k is (candidates, points). Equal gains: the first in ``order``. None left: it."""
+    picks: list[int] = []
+    while len(picks) < n:
+        gains = {
+            j: math.fsum(w * max(float(v) - c, 0.0) for w, v, c in zip(weights, k[j], covered))
+            for j in order
+            if j not in picks
+        }
+        best = max(gains, key=lambda j: gains[j])  # the first of those with the highest
+        picks.append(best)
+        covered = [max(c, float(v)) for c, v in zip(covered, k[best])]
+    return picks
+
+
 def balls(x: Tensor, radius: float) -> list[list[float]]:
     return [[float(d < radius) for d in row] for row in all_distances(x)]
 

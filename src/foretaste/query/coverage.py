@@ -3,8 +3,7 @@
     F(B) = Σ_i w_i max_{j ∈ L∪B} k_ij
 
 with k a kernel between 0 and 1 and w_i ≥ 0 a weight. F is submodular: what a candidate adds only shrinks as B grows.
-So greedy is within 1 − 1/e of the best batch, and an old value is a bound on the new one: ``cover_greedily`` computes
-again only what could still win (Minoux 1978). The strategies differ in k and w.
+So greedy is within 1 − 1/e of the best batch, and ``cover_greedily`` is lazy. The strategies differ in k and w.
 """
 
 import math
@@ -19,6 +18,7 @@ from foretaste.errors import real_number, whole_number
 from foretaste.lookahead import BinaryOutputs, cholesky, label_rules
 from foretaste.losses import LOSSES, probabilities
 from foretaste.query.clusters import cluster_points
+from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
 from foretaste.query.space import KernelSpace, Space, SpaceOptions, find_space, pool_outputs
 from foretaste.tangent import DEFAULT_RIDGE, freeze, gram, resolve_budget
@@ -26,9 +26,8 @@ from foretaste.tangent import DEFAULT_RIDGE, freeze, gram, resolve_budget
 KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
 Kernel = Callable[[Tensor, slice], Tensor]  # positions a and a slice b of a space's points -> k, (a, b)
 
-COVER_CHUNK = 2**22  # numbers of k at a time: 32 MB
-FIRST_LOOK = 16  # candidates computed again at first; twice as many each time that is not enough
-ROUNDING = 1e-12  # of a sum: bounds within it of the best are computed again
+COVER_CHUNK = 2**18  # numbers of k at a time: 2 MB, which stay in the cache
+COVER_CHUNK_GPU = 2**26
 
 
 # --- the greedy batch ---
@@ -58,55 +57,29 @@ def cover_greedily(
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
     """
-    covered_W = covered_W.clone()
     weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
-    order_U = torch.randperm(U, generator=generator).to(covered_W.device)  # ties go to the first in this order
-    step = max(1, COVER_CHUNK // max(1, len(covered_W)))
+    chunk = COVER_CHUNK if covered_W.is_cpu else COVER_CHUNK_GPU
+    step = min(U, max(1, chunk // max(1, len(covered_W))))
+    room = weight_W.new_empty(step, len(covered_W))  # one buffer: fresh pages cost more than the arithmetic
 
     def gains(at: Tensor) -> Tensor:
-        return torch.cat([(rows(part) - covered_W).clamp_min_(0) @ weight_W for part in order_U[at].split(step)])
+        parts = at.split(step)
+        return torch.cat(
+            [torch.sub(rows(n), covered_W, out=room[: len(n)]).clamp_min_(0) @ weight_W for n in parts]
+        )  # fmt: skip
 
     first_U = gains(torch.arange(U, device=covered_W.device))
-    bound_U, fresh = first_U.clone(), True
-    picks: list[int] = []
+    lazy, picks = LazyGains(first_U, generator), list[int]()
     while len(picks) < batch_size:
-        best = int(find_best_lazily(bound_U, gains, fresh))
-        if not bound_U[best] > 0:
+        best, gain = lazy.pop(gains)
+        if not gain > 0:
+            picks += lazy.others(picks)[: batch_size - len(picks)]
             break
         picks.append(best)
-        covered_W = torch.maximum(covered_W, rows(order_U[best : best + 1])[0])
-        bound_U[best], fresh = -torch.inf, False
+        covered_W = torch.maximum(covered_W, rows(torch.tensor([best], device=covered_W.device))[0])
         if progress is not None:
             progress(len(picks), batch_size)
-    left = (bound_U > -torch.inf).nonzero()[:, 0][: batch_size - len(picks)]  # in random order already
-    at = torch.cat([torch.tensor(picks, dtype=torch.int64, device=order_U.device), left])
-    return order_U[at].cpu(), torch.empty_like(first_U).scatter_(0, order_U, first_U)
-
-
-def find_best_lazily(bound_U: Tensor, gains: Callable[[Tensor], Tensor], fresh: bool) -> int:
-    """The position of the highest gain, the first among equals, of gains that are at most ``bound_U``.
-
-    Gains that could be the highest are computed and written into ``bound_U``. fresh: bounds are the gains themselves.
-    """
-    if fresh:
-        return int((bound_U == bound_U.max()).nonzero()[0])
-    sorted_U = bound_U.argsort(descending=True, stable=True)
-    start, step, best, best_gain = 0, FIRST_LOOK, -1, -math.inf
-    while start < len(sorted_U):
-        ahead = float(bound_U[sorted_U[start]])
-        beaten = ahead < best_gain - ROUNDING * abs(best_gain) or (ahead == best_gain and int(sorted_U[start]) > best)
-        if best >= 0 and beaten:
-            break
-        at = sorted_U[start : start + step]
-        at = at[bound_U[at] > -torch.inf]
-        if len(at):
-            bound_U[at] = found = gains(at)
-            highest = float(found.max())
-            first = int(at[found == highest].min())
-            if highest > best_gain or (highest == best_gain and first < best):
-                best, best_gain = first, highest
-        start, step = start + step, 2 * step
-    return best
+    return torch.tensor(picks, dtype=torch.int64), first_U
 
 
 def space_rows(space: Space, kernel: Kernel, budget: int | str | None) -> tuple[KernelRows, Tensor]:

@@ -19,7 +19,7 @@ from foretaste.errors import real_number, whole_number
 from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import probabilities
 from foretaste.query.badge import find_last_layer, last_layer_inputs
-from foretaste.query.coverage import find_best_lazily
+from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
 from foretaste.query.select import highest_scores
 from foretaste.tangent import FrozenNetwork, check_inputs, freeze, outputs
@@ -130,21 +130,19 @@ def batchbald(
     """
     p_KUC = draw_networks(request, samples, rate, layer, "batchbald")
     scores_U = mutual_information(p_KUC)
-    order_U = torch.randperm(request.U, generator=request.generator).to(p_KUC.device)  # ties go to the first in it
-    joint = JointLabels(p_KUC[:, order_U], configurations, request.generator)
-    bound_U, picks = scores_U[order_U].clone(), list[int]()
+    lazy = LazyGains(scores_U, request.generator)
+    joint, picks = JointLabels(p_KUC, configurations, request.generator), list[int]()
     while len(picks) < request.batch_size:
-        best = find_best_lazily(bound_U, joint.gains, fresh=not picks)
-        if not float(bound_U[best]) > SATURATED:
+        best, gain = lazy.pop(joint.gains)
+        if not gain > SATURATED:
             break
         joint.add(best)
         picks.append(best)
-        bound_U[best] = -torch.inf
         request.progress(len(picks), request.batch_size)
     request.info["informative"] = len(picks)
-    rest = scores_U[order_U].masked_fill(bound_U == -torch.inf, -torch.inf).argsort(descending=True, stable=True)
-    picks += rest[: request.batch_size - len(picks)].tolist()
-    return order_U[picks].cpu(), scores_U
+    alone = scores_U.tolist()
+    rest = sorted(lazy.others(picks), key=lambda j: -alone[j])
+    return torch.tensor(picks + rest[: request.batch_size - len(picks)]), scores_U
 
 
 # --- information ---
