@@ -14,7 +14,7 @@ import torch
 
 import foretaste as ft
 from foretaste.data import draw, load
-from foretaste.network import fit, make, prepare
+from foretaste.network import fit, make_network, prepare
 
 FEW = 32
 
@@ -25,7 +25,7 @@ def main(out: str, few: int = FEW, U: int = 4000, widen: int = 10) -> None:
     rows = []
     for seed in (10, 11):
         split = draw(data.pool, data.test, 100, seed).offer(U, seed)
-        net = make("wrn1", options={"widen": widen, "blocks": 1}, classes=10, shape=(1, 28, 28)).to(device)
+        net = make_network("wrn1", options={"widen": widen, "blocks": 1}, classes=10, shape=(1, 28, 28)).to(device)
         fit(net, data.x[split.L], data.y[split.L], start="cold", max_lr=0.5, seed=seed, normalise=data.normalise)
         x_L, x_U = (prepare(data.x[ids], torch.float32, data.normalise) for ids in (split.L, split.U))
         y_L, chosen = data.y[split.L], {}

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from benchmarks.training import TrainingWorkload, compare_trainings, training_images, training_markdown
 from foretaste.losses import training_targets
-from foretaste.network import MLP, WideResNet, fit, resnet18
+from foretaste.network import MLP, LossPrediction, WideResNet, fit, fit_ll4al, resnet18
 from foretaste.network.cuda_graph import (
     CannotCaptureError,
     Mixed,
@@ -24,6 +24,7 @@ from foretaste.network.cuda_graph import (
     run_graph_training,
 )
 from foretaste.network.layout import RewrittenOperations, channels_last, flatten_parameters
+from foretaste.network.ll4al import JointNetwork, RankedTargets
 from foretaste.network.sgd import TrainingRecipe, train_eager
 
 CPU = torch.device("cpu")
@@ -121,6 +122,28 @@ def test_bfloat16_is_in_the_products_only():
     assert losses[0] == pytest.approx(losses[1], rel=0.2)
     assert {p.dtype for p in both[0].parameters()} == {torch.float32}
     assert any((p != p.bfloat16()).any() for p in both[0].parameters())  # not the rounded ones
+
+
+def joint_network(net, stop):
+    torch.manual_seed(5)
+    layers = ["stem", "stages.0"]
+    module = LossPrediction(layers, [16, 32], 8).to(next(net.parameters()))
+    return JointNetwork(net, module, stop)
+
+
+def test_steps_beside_a_loss_module_are_those_of_the_eager_loop():
+    """The module's gradient stops within the training: the tape counts passes as the eager loop does."""
+    x, y = images()
+    goal = training_targets(y, "l2", len(x), 3, CPU, torch.float64)
+    ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, "mean", 1.0, 1.0)
+    how = replace(RECIPE, max_lr=0.05)
+    eager, taped, never = (joint_network(wrn(), stop) for stop in (7, 7, 12))
+    finals = [go(net, x, ranked, how, 1, 2, None) for net, go in ((eager, train_eager), (taped, by_tape))]
+    assert finals[1] == pytest.approx(finals[0], rel=1e-10)
+    assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
+    assert int(taped.passes) == 12
+    by_tape(never, x, ranked, how)
+    assert not torch.allclose(never.net.stem.weight, taped.net.stem.weight, rtol=1e-6)
 
 
 def test_a_tape_goes_on_from_where_it_is():
@@ -411,6 +434,23 @@ class TestGraph:
         torch.set_rng_state(host)
         assert torch.equal(torch.cuda.get_rng_state(), rng)
 
+    def test_a_loss_module_is_trained_in_the_graph(self, caplog):
+        x, y = on_gpu()
+        nets = [wrn(torch.float32).cuda() for _ in range(3)]
+        before = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+        torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+        try:
+            done = [
+                fit_ll4al(n, x, y, layers=["stages.0"], steps=60, max_lr=0.005, fast=fast, statistics="running")
+                for n, fast in zip(nets, ("off", "float32", "auto"))
+            ]
+        finally:
+            torch.backends.cudnn.conv.fp32_precision = before  # type: ignore[attr-defined]
+        assert not caplog.records
+        assert_close(nets[1].state_dict(), nets[0].state_dict(), rtol=1e-3, atol=1e-4)
+        assert_close(done[1][1].state_dict(), done[0][1].state_dict(), rtol=1e-3, atol=1e-4)
+        assert done[2][0].loss == pytest.approx(done[0][0].loss, rel=0.05)
+
     def test_dropout_is_drawn_anew_and_seeded(self, caplog):
         x, y = on_gpu()
         torch.manual_seed(0)
@@ -448,7 +488,7 @@ class TestGraph:
             net.body.register_forward_hook(lambda *_: None)
         with caplog.at_level(logging.WARNING, "foretaste"):
             done = fit(net, x, y, steps=100, max_lr=0.01)
-        assert [r.getMessage()[:36] for r in caplog.records] == ["training runs step by step, for it c"]
+        assert [r.getMessage()[:36] for r in caplog.records] == ["training runs step by step, because "]
         assert done.residual < 0.1
         caplog.clear()
         assert fit(wrn(torch.float32).cuda(), x, y, steps=300, start="cold").residual < 1e-2  # graphs work as before

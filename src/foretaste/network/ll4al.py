@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from foretaste.errors import check_counts, check_known, real_number, whole_number
 from foretaste.losses import TrainingTargets, find_loss, training_targets
+from foretaste.network.cuda_graph import FAST_MODES, train_fast
 from foretaste.network.fit import (
     INTERPOLATES,
     Fit,
@@ -108,19 +109,40 @@ class OrderTargets(TrainingTargets):
 
 
 class JointNetwork(nn.Module):
-    """[f(x), l̂(x)], (n, C + 1); after ``stop`` passes the module's gradient no longer reaches the network."""
+    """[f(x), l̂(x)], (n, C + 1); after ``stop`` passes the module's gradient no longer reaches the network.
+
+    Passes are counted on the device: a CUDA graph repeats what one pass did, and the host takes no part in it.
+    """
+
+    passes: Tensor
 
     def __init__(self, net: nn.Module, module: LossPrediction, stop: int) -> None:
         super().__init__()
-        self.net, self.module, self.stop, self.passes = net, module, stop, 0
+        self.net, self.module, self.stop = net, module, stop
+        device = module.score.weight.device
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         with layer_features(self.net, self.module.layers) as seen:
             f_nC = self.net(x)
-        h = features_in_order(seen, self.module.layers)
-        guess_n = self.module([t.detach() for t in h] if self.passes >= self.stop else h)
-        self.passes += 1
+        still = self.passes < self.stop
+        guess_n = self.module([GradientGate.apply(t, still) for t in features_in_order(seen, self.module.layers)])
+        self.passes.add_(1)
         return torch.cat([f_nC, guess_n[:, None]], 1)
+
+
+class GradientGate(torch.autograd.Function):
+    """h as it is; its gradient passes only if ``still``, a tensor of one truth value, is true."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, still: Tensor) -> Tensor:
+        ctx.save_for_backward(still)
+        return h.view_as(h)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (still,) = ctx.saved_tensors
+        return torch.where(still, g, torch.zeros_like(g)), None
 
 
 class AloneNetwork(nn.Module):
@@ -157,6 +179,7 @@ def fit_ll4al(
     statistics: str = "labelled",
     normalise: PixelNormalise | None = None,
     seed: int = 0,
+    fast: str = "auto",
     progress: TrainingProgress | None = None,
 ) -> tuple[Fit, LossPrediction]:
     """Train ``net`` in place as ``fit`` does, and a new loss-prediction module beside it.
@@ -181,7 +204,7 @@ def fit_ll4al(
         max_lr: None (default): 0.05 for "l2" and 0.1 for "ce". The ranking loss is of the order of ξ, however small the
             other is: at the 0.5 of ``fit`` it ruins the network (accuracy 9 % instead of 90, digits, 100 labels).
         steps, epochs, batch_size, weight_decay, augment, pad: as in ``fit``.
-        start, statistics, normalise, seed, progress: as in ``fit``.
+        start, statistics, normalise, seed, fast, progress: as in ``fit``.
 
     Returns:
         A ``Fit``, whose loss includes the ranking loss, and the module.
@@ -202,6 +225,7 @@ def fit_ll4al(
     check_known("start", start, ("warm", "cold"))
     check_known("statistics", statistics, ("running", "labelled"))
     check_known("reduction", reduction, REDUCTIONS)
+    check_known("fast", fast, FAST_MODES)
     device, dtype = check_trainable(net)
     check_training_points(x, device, dtype, augment, normalise)
     check_layers(net, layers)
@@ -224,9 +248,8 @@ def fit_ll4al(
             widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
             module = LossPrediction(layers, widths, hidden).to(device, dtype)
         ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, reduction, float(weight), float(margin))
-        final = train_eager(
-            JointNetwork(net, module, round(stop * count)), x, ranked, how, order_seed, draw_seed, progress
-        )
+        joint = JointNetwork(net, module, round(stop * count))
+        final = train_fast(fast, joint, x, ranked, how, order_seed, draw_seed, progress)
         if statistics == "labelled":
             reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
         net.eval()
