@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from foretaste.data import draw, load, smaller
-from foretaste.network import fit, make, prepare
+from foretaste.network import fit, make_network, prepare
 from foretaste.tangent import infinite_ntk, ntk
 
 CASES = {
@@ -55,7 +55,7 @@ def one(case: str, seed: int) -> list[dict]:
     ids = np.concatenate([split.L, split.U])
     x, y = data.x[ids], data.y[ids]
     name, options = ("mlp", {"hidden": [256, 256]}) if mlp else ("wrn1", {"widen": 1, "blocks": 1})
-    net = make(name, options=options, classes=len(data.classes), shape=tuple(x[0].shape))
+    net = make_network(name, options=options, classes=len(data.classes), shape=tuple(x[0].shape))
     first = {"batch_size": 32, "max_lr": 0.5, "normalise": data.normalise, "seed": seed, "steps": how["steps"]}
     done = fit(net, x[:L], y[:L], start="cold", **first)
     fed = prepare(x, torch.float32, data.normalise)

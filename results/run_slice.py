@@ -37,12 +37,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seeds", type=int, nargs="*", help="those of the file unless told")
+    parser.add_argument("--arms", nargs="*", help="those of the file unless told")
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     began = time.monotonic()
 
     def seen(record) -> None:
         seconds = time.monotonic() - began
+        if "accuracy" not in record:  # a check of the mathematics
+            print(f"{seconds:6.1f} {json.dumps(record)[:160]}", flush=True)
+            return
         c, wrong = record["cost"], "diverged" if record["diverged"] else "" if record["interpolates"] else "!"
         print(
             f"{seconds:6.1f} {record['arm']:20} {record['seed']} {record['cycle']} acc {record['accuracy']:.4f} "
@@ -57,6 +61,7 @@ def main() -> None:
             break
         study = read(config)
         study = smoke(study) if args.smoke else study
+        study = replace(study, arms=tuple(a for a in study.arms if a.name in args.arms)) if args.arms else study
         folder = args.out / Path(config).stem
         describe(folder, study, config, args.processes, args.device)
         some = replace(study, seeds=tuple(args.seeds)) if args.seeds else study
