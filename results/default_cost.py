@@ -2,7 +2,7 @@
 
     python results/default_cost.py OUT.json
 
-A query of 20 (L = 100, U = 4000), one of 1000 (U = 6000) by its stages, and milliseconds from a label to the next query.
+A query of 20 (L = 100, U = 4000), one of 1000 (U = 6000) by its stages, and milliseconds from a label to the next.
 """
 
 import json
@@ -21,7 +21,7 @@ from foretaste.network import fit, make_network, prepare
 ROUNDS = 3
 
 
-def main(out: str, U: int = 4000, large: int = 6000, many: int = 1000, widen: int = 10, steps: int | None = None) -> None:
+def main(out: str, U: int = 4000, large: int = 6000, many: int = 1000, widen: int = 10, steps: int | None = None):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = load("mnist").to(device)
     split = draw(data.pool, data.test, 100, 10)
