@@ -479,6 +479,36 @@ QUICK = study(
 )
 
 
+def test_arms_share_the_network_of_the_first_cycle(tmp_path, monkeypatch):
+    """It is trained once for each seed, network and training; records are those of arms that train it themselves."""
+    wide = Arm("wide", "margin", network={"hidden": (8,)})
+    slow = Arm("slow", "margin", train={"max_lr": 0.1})
+    of = replace(SMALL, arms=(*SMALL.arms, wide, slow), train=replace(SMALL.train, start="warm"))
+    data = points()
+    alone = {(arm, seed): records_of(arm, seed, data, of) for arm in of.names for seed in of.seeds}
+    sizes, train = [], model.fit
+    monkeypatch.setattr(model, "fit", lambda net, x, y, **how: sizes.append(len(x)) or train(net, x, y, **how))
+    found = run(of, tmp_path, data=data)
+    assert timeless(found) == timeless(
+        r | {"against": of.arm(arm).against} for (arm, _), records in alone.items() for r in records
+    )
+    assert sizes.count(6) == 3 * len(of.seeds)
+    assert len(sizes) == 3 * len(of.seeds) + 2 * len(of.names) * len(of.seeds)
+    kept = sorted((tmp_path / "first").glob("*.safetensors"))
+    assert len(kept) == 3 * len(of.seeds)
+
+
+def test_a_damaged_first_network_is_trained_again(tmp_path):
+    data = points()
+    of = replace(SMALL, arms=SMALL.arms[-2:-1], seeds=(0,))
+    before = run(of, tmp_path, data=data)
+    (kept,) = (tmp_path / "first").glob("*")
+    kept.write_bytes(b"damaged")
+    after = run(replace(of, arms=SMALL.arms[-1:]), tmp_path, data=data)
+    assert after[0]["residual"] == before[0]["residual"]
+    assert kept.stat().st_size > 100
+
+
 @pytest.mark.slow
 def test_processes_change_nothing_but_the_times():
     before = {name: os.environ.get(name) for name in ENVIRONMENT}

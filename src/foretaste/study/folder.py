@@ -3,6 +3,7 @@
 study.json               the configuration, the data and its digest, and how the records were made
 records/ARM/SEED.jsonl   one line a cycle, on disk before the next cycle begins
 weights/ARM/SEED-CYCLE.safetensors
+first/SEED-DIGEST.safetensors   the networks of cycle 0, which arms share (foretaste.study.first)
 pictures.npz             the points that were queried
 """
 

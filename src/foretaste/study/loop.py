@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from foretaste.acquire import find_strategy
 from foretaste.data import Images, Split, draw
 from foretaste.lookahead import linearize
 from foretaste.losses import LOSSES
+from foretaste.network import Fit
 from foretaste.query import query
 from foretaste.study.config import Study, Trial
 from foretaste.study.model import Model, derive_seed, model_of
@@ -29,12 +30,14 @@ def cycles(
     against: str | None = None,
     done: Sequence[Record] = (),
     weights: Mapping[str, Tensor] | None = None,
+    first: Callable[[Model, np.ndarray, int], Fit] | None = None,
 ) -> Iterator[tuple[Record, nn.Module]]:
     """Run one arm with one seed; yields each cycle's record and its network.
 
     The first labels, and the order in which the pool is offered, depend on the seed alone. Initial weights and batches
     depend on seed and cycle alone. So arms can be compared in pairs. ``done`` holds the records of an interrupted run,
-    and ``weights`` its last network; the run resumes after them.
+    and ``weights`` its last network; the run resumes after them. ``first`` trains the network of cycle 0 in the place
+    of ``model.train``.
     """
     check_trial(trial, data)
     split, ratio = draw(data.pool, data.test, trial.labels.init, seed), FIRST_RATIO
@@ -43,7 +46,7 @@ def cycles(
     model = model_of(trial, data, weights)
     for cycle in range(len(done), trial.labels.cycles + 1):
         reset_peak_memory(data.x.device)
-        record = learn(trial, data, split, model, seed, cycle) | {"against": against}
+        record = learn(trial, data, split, model, seed, cycle, first if cycle == 0 else None) | {"against": against}
         if cycle < trial.labels.cycles:
             offered = split.offer(trial.labels.subset, derive_seed(seed, cycle, "offer"))
             ask(trial, data, offered, model, record, ratio)
@@ -53,9 +56,17 @@ def cycles(
         split = split.label(record["queried"])
 
 
-def learn(trial: Trial, data: Images, split: Split, model: Model, seed: int, cycle: int) -> Record:
+def learn(
+    trial: Trial,
+    data: Images,
+    split: Split,
+    model: Model,
+    seed: int,
+    cycle: int,
+    first: Callable[[Model, np.ndarray, int], Fit] | None = None,
+) -> Record:
     """Train f on L and measure it on the test points."""
-    trained = model.train(split.L, seed, cycle)
+    trained = model.train(split.L, seed, cycle) if first is None else first(model, split.L, seed)
     began = time.perf_counter()
     right_N = model.classes(split.test) == data.y[split.test]
     return {

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -27,6 +28,7 @@ from foretaste.study.checks import CHECKS
 from foretaste.study.config import Data, Features, Study
 from foretaste.study.digest import data_digest
 from foretaste.study.encoded import encode
+from foretaste.study.first import train_first
 from foretaste.study.folder import (
     PictureFile,
     Task,
@@ -175,7 +177,8 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
             "loss": trial.train.loss,
             "shape": data.x[0].shape,
         }
-        for record, net in cycles(trial, own, task.seed, against=against, done=done, weights=weights):
+        first = partial(train_first, task.folder)
+        for record, net in cycles(trial, own, task.seed, against=against, done=done, weights=weights, first=first):
             task.save_weights(record["cycle"], net, **description)
             task.append(record)
             task.remove_weights(before=record["cycle"])
