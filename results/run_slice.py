@@ -65,8 +65,22 @@ def main() -> None:
         folder = args.out / Path(config).stem
         describe(folder, study, config, args.processes, args.device)
         some = replace(study, seeds=tuple(args.seeds)) if args.seeds else study
-        records = run(some, folder, processes=args.processes, devices=(args.device,), seen=seen, minutes=left)
-        print(f"{time.monotonic() - began:6.1f} {config}: {len(records)} of {some.size} records", flush=True)
+        how = {"processes": args.processes, "devices": (args.device,), "seen": seen}
+        while some is not None and (left := args.minutes - (time.monotonic() - began) / 60) > 0:
+            try:
+                records = run(some, folder, **how, minutes=left)
+                print(f"{time.monotonic() - began:6.1f} {config}: {len(records)} of {some.size} records", flush=True)
+                break
+            except (RuntimeError, ValueError) as error:
+                notes = getattr(error, "__notes__", [])
+                print(f"{time.monotonic() - began:6.1f} FAILED {error}", *notes, sep="\n", flush=True)
+                some = without_the_arm(some, str(error))
+
+
+def without_the_arm(study, error: str):
+    """The study without the arm that an error names: the others go on. None if no arm is left, or none is named."""
+    arms = tuple(arm for arm in study.arms if f"arm {arm.name!r}," not in error)
+    return replace(study, arms=arms) if arms and len(arms) < len(study.arms) else None
 
 
 if __name__ == "__main__":

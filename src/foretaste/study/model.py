@@ -108,17 +108,19 @@ class Model:
         self.net.eval()
         if self.own_training is not None:
             self.options = self.own_training.untrained(self.net, **self.trial.options)
-        with torch.no_grad():
-            f_LC = self.net(self.inputs(L))
-        f_LC = LOSSES[self.trial.train.loss].responses(f_LC)
+        f_LC = LOSSES[self.trial.train.loss].responses(self._outputs(L))
         y_LC = torch.nn.functional.one_hot(self.data.y[L], f_LC.shape[1]).to(f_LC)
         return Fit(float((f_LC - y_LC).square().mean()), math.nan, None, 0.0, 0, interpolates=False)
 
-    @torch.no_grad()
     def classes(self, ids: np.ndarray) -> Tensor:
         """(n,) the class that f predicts for each point."""
+        return self._outputs(ids).argmax(1)
+
+    @torch.no_grad()
+    def _outputs(self, ids: np.ndarray) -> Tensor:
+        """(n, C), a part of the points at a time."""
         parts = np.array_split(ids, max(1, math.ceil(len(ids) / PREDICTED_AT_ONCE)))
-        return torch.cat([self.net(self.inputs(part)).argmax(1) for part in parts])
+        return torch.cat([self.net(self.inputs(part)) for part in parts])
 
 
 class GaussianProcess(Model):
