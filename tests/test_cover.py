@@ -13,7 +13,7 @@ from acquire_oracles import Case
 from cases import CASES
 from foretaste import acquire
 from foretaste.acquire.cover import correlations, error_chances, spread
-from foretaste.lookahead import misfit_ridge
+from foretaste.lookahead import PriorKernel, misfit_ridge
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-10}
 POOLS = [Case("l2"), Case("watched", W=7), Case("ce", loss="ce"), Case("full", full=True, C=3, L=4, U=8)]
@@ -82,6 +82,29 @@ def test_float32_correlations_give_the_same_batch(monkeypatch):
     rough = ft.query(net, x_L, y_L, x_U, strategy="cover", batch_size=10)
     assert exact.indices.tolist() == rough.indices.tolist()
     assert_close(exact.scores, rough.scores, rtol=1e-5, atol=1e-6)
+
+
+def with_common_part(theta, share):
+    """Θ of tangents that all have one more number, √(share · mean Θ_jj)."""
+    more = share * float(theta.diag_U.mean())
+    halves = (torch.cat([h, h.new_full((1, h.shape[1]), more**0.5)]) for h in (theta.half_U, theta.half_W))
+    blocks = (b + more for b in (theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W))
+    return PriorKernel(*blocks, theta.base_UW, *halves)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e5])
+def test_float32_correlations_survive_a_large_common_part(monkeypatch, share):
+    """The top eigenvalue of a network's Θ is 1e4 to 1e5 times the median."""
+    net, x_L, y_L, x_U = pool()
+    state = ft.linearize(net, x_L, y_L, x_U)
+    exact = correlations(state)
+    monkeypatch.setattr(import_module("foretaste.acquire.cover"), "SINGLE_PRECISION", 1)
+    prior = type(state).prior
+    monkeypatch.setattr(type(state), "prior", lambda self: with_common_part(prior(self), share))
+    kappa_UW, covered_W, _ = correlations(ft.linearize(net, x_L, y_L, x_U))
+    assert kappa_UW.dtype == torch.float32
+    assert_close(kappa_UW.double(), exact[0], rtol=0, atol=2e-6)
+    assert_close(covered_W, exact[1], rtol=0, atol=1e-8)
 
 
 def test_without_labels_the_pool_is_covered():

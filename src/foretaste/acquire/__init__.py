@@ -5,6 +5,8 @@ from foretaste.acquire.change import emoc as emoc
 from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
 from foretaste.acquire.cover import cover as cover
+from foretaste.acquire.coverage import Coverage as Coverage
+from foretaste.acquire.coverage import added_coverage as added_coverage
 from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain
@@ -13,7 +15,6 @@ from foretaste.acquire.predictions import finish_scores as finish_scores
 from foretaste.acquire.predictions import labelled as labelled
 from foretaste.acquire.predictions import pseudo_labels as pseudo_labels
 from foretaste.acquire.registry import SELECTS as SELECTS
-from foretaste.acquire.registry import Coverage as Coverage
 from foretaste.acquire.registry import OwnTraining as OwnTraining
 from foretaste.acquire.registry import Strategy as Strategy
 from foretaste.acquire.registry import find_strategy as find_strategy

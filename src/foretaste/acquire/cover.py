@@ -21,19 +21,21 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from foretaste.acquire.coverage import Coverage, added_coverage
 from foretaste.acquire.gain import check_scale
 from foretaste.acquire.predictions import chance_of_error, finish_scores, labelled, need_classes
-from foretaste.acquire.registry import Coverage, register
+from foretaste.acquire.registry import register
 from foretaste.errors import check_known
 from foretaste.lookahead import PriorKernel, State
-from foretaste.tangent import to_float64
+from foretaste.tangent import float32_products, to_float64
 
 log = logging.getLogger("foretaste")
 
 COVER_SPACES = ("auto", "tangent", "inputs")
 COLLAPSED = 1 / 3  # of the inputs' spread: below it the tangents are not used
 SPREAD_POINTS = 512  # on which spreads are compared
-CORRELATION_CHUNK = 2**22  # numbers of κ made at a time
+CORRELATION_CHUNK = 2**20  # numbers of κ made at a time: 8 MB, which stay in the cache
+CORRELATION_CHUNK_GPU = 2**24
 SINGLE_PRECISION = 2**20  # pairs (i, j) from which κ is kept in float32: it is between 0 and 1
 NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
 
@@ -98,11 +100,8 @@ def cover(state: State, scale: float | None = None, space: str = "auto") -> Tens
         torch.Size([4])
     """
     F = covered_errors(state, scale, space)
-    scores_U = F.covered_W.new_empty(state.U)
-    step = max(1, CORRELATION_CHUNK // state.W)
-    for start in range(0, state.U, step):
-        at = slice(start, min(start + step, state.U))
-        scores_U[at] = (F.rows(at) - F.covered_W).clamp_min_(0) @ F.weight_W
+    all_U = torch.arange(state.U, device=F.covered_W.device)
+    scores_U = added_coverage(F.rows, all_U, F.covered_W, F.weight_W)
     return finish_scores(state, scores_U, "cover")
 
 
@@ -135,10 +134,9 @@ def correlations(state: State, space: str = "auto") -> tuple[Tensor, Tensor, str
     made: dict[str, tuple[Tensor, Tensor, str]] = _correlation_cache.setdefault(state.linearisation, {})
     if space not in made:
         theta = state.prior()
-        use = choose_space(theta, state) if space == "auto" else space
+        use = choose_space(theta) if space == "auto" else space
         if use not in made:
-            kernel, B = (theta, state.B) if use == "tangent" else (input_kernel(theta.points), 1)
-            made[use] = (*_correlate(kernel, state.W, state.U, state.L, B), use)
+            made[use] = (*_correlate(theta if use == "tangent" else input_kernel(theta.points)), use)
         made[space] = made[use]
     return made[space]
 
@@ -146,22 +144,31 @@ def correlations(state: State, space: str = "auto") -> tuple[Tensor, Tensor, str
 _correlation_cache = WeakIdKeyDictionary()
 
 
-def choose_space(theta: PriorKernel, state: State) -> str:
+def choose_space(theta: PriorKernel) -> str:
     """ "inputs" where the tangents have collapsed, else "tangent". On at most 512 points of W and of U."""
-    if not has_input_vectors(theta.points):
+    points = theta.points
+    if points is None or not has_input_vectors(points):
         return "tangent"
-    each_W, each_U = (-(-n // SPREAD_POINTS) for n in (state.W, state.U))
-    columns = [mean_diagonals(theta.columns(slice(j, j + 1)), state.B)[::each_W] for j in range(0, state.U, each_U)]
-    own_W, own_U = (d.diagonal(dim1=1, dim2=2).mean(1) for d in (theta.diag_W, theta.diag_U))
-    of_tangents = spread(torch.cat(columns, 1), own_W[::each_W], own_U[::each_U])
-    assert theta.points is not None
-    x_u = to_float64(theta.points["U"][::each_U].detach().flatten(1))
-    x_w = to_float64(theta.points["W"][::each_W].detach().flatten(1)) if "W" in theta.points else x_u
-    of_inputs = spread(x_w @ x_u.T, x_w.square().sum(1), x_u.square().sum(1))
+
+    def measure(theta: PriorKernel) -> float:
+        theta = single_output(theta)
+        own_u, own_w = (some_points(d[:, 0, 0]) for d in (theta.diag_U, theta.diag_W))
+        theta_uw = some_points(theta.half_U.T) @ some_points(theta.half_W.T).T
+        if theta.base_UW is not None:
+            theta_uw += some_points(some_points(theta.base_UW).T).T
+        return spread(theta_uw, own_u, own_w)
+
+    x = {name: some_points(points[name]) for name in points if name != "L"}
+    of_tangents, of_inputs = measure(theta), measure(input_kernel(x))
     if of_tangents >= COLLAPSED * of_inputs:
         return "tangent"
     log.info("tangents have a spread of %.1f and inputs of %.1f; cover uses the inputs", of_tangents, of_inputs)
     return "inputs"
+
+
+def some_points(of_N: Tensor) -> Tensor:
+    """Every n-th row, at most 512."""
+    return of_N[:: -(-len(of_N) // SPREAD_POINTS)]
 
 
 def spread(theta_wu: Tensor, own_w: Tensor, own_u: Tensor) -> float:
@@ -188,45 +195,67 @@ def input_kernel(points: Mapping[str, Any] | None) -> PriorKernel:
     x_L = to_float64(points["L"].detach().flatten(1)) if "L" in points else x_U[:0]
     x_W = to_float64(points["W"].detach().flatten(1)) if "W" in points else x_U
     diag_U, diag_W = (x.square().sum(1)[:, None, None] for x in (x_U, x_W))
-    return PriorKernel(x_L @ x_L.T, x_W @ x_L.T, x_U @ x_L.T, diag_U, diag_W, lambda at: x_W @ x_U[at].T)
+    return PriorKernel(x_L @ x_L.T, x_W @ x_L.T, x_U @ x_L.T, diag_U, diag_W, None, x_U.T, x_W.T)
 
 
-def _correlate(theta: PriorKernel, W: int, U: int, L: int, B: int) -> tuple[Tensor, Tensor]:
+def single_output(theta: PriorKernel) -> PriorKernel:
+    """The same with B = 1: the mean of the diagonal of each B × B block, which is the kernel of output="trace"."""
+    B = theta.diag_U.shape[1]
+    if B == 1:
+        return theta
     LL, WL, UL = (mean_diagonals(block, B) for block in (theta.LL, theta.WL, theta.UL))
-    diag_U, diag_W = (d.diagonal(dim1=1, dim2=2).mean(1) for d in (theta.diag_U, theta.diag_W))
-    step = max(1, CORRELATION_CHUNK // (W * B * B))
-    parts = [slice(start, min(start + step, U)) for start in range(0, U, step)]
-    dtype = torch.float64 if W * U < SINGLE_PRECISION else torch.float32
-    kappa_UW = torch.empty(U, W, dtype=dtype, device=WL.device)
-    rows_W, columns_U = diag_W.new_zeros(W), diag_U.new_empty(U)
-    for at in parts:
-        theta_Wu = mean_diagonals(theta.columns(at), B)
-        rows_W += theta_Wu.sum(1)
-        columns_U[at] = theta_Wu.sum(0)
-        kappa_UW[at] = theta_Wu.T.to(dtype)  # Θ for now: it is made once
-    mean_W = (rows_W + WL.sum(1)) / (U + L)
-    mean_U = (columns_U + UL.sum(1)) / (W + L)
-    mean_L = (WL.sum(0) + LL.sum(0)) / (W + L)
-    mean = (rows_W.sum() + WL.sum() + UL.sum() + LL.sum()) / ((W + L) * (U + L))
-    scale_W, scale_U, scale_L = (
-        _inverse_spread(diag - 2 * m + mean)
-        for diag, m in ((diag_W, mean_W), (diag_U, mean_U), (LL.diagonal(), mean_L))
+    base_UW = None if theta.base_UW is None else mean_diagonals(theta.base_UW, B)
+    half_U, half_W = (
+        h.unflatten(1, (-1, B)).transpose(1, 2).flatten(0, 1) / B**0.5 for h in (theta.half_U, theta.half_W)
     )
-    for at in parts:
-        centred_uW = kappa_UW[at].double() - mean_W + (mean - mean_U[at])[:, None]
-        kappa_UW[at] = (centred_uW * scale_W).mul_(scale_U[at][:, None]).clamp_(0, 1).to(dtype)
+    diag_U, diag_W = (d.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] for d in (theta.diag_U, theta.diag_W))
+    return PriorKernel(LL, WL, UL, diag_U, diag_W, base_UW, half_U, half_W, theta.points)
+
+
+def mean_diagonals(theta: Tensor, B: int) -> Tensor:
+    """(n, m): the mean of the diagonal of each B × B block."""
+    return theta.unflatten(0, (-1, B)).unflatten(2, (-1, B)).diagonal(dim1=1, dim2=3).mean(2)
+
+
+def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
+    """κ, (U, W), and how well L covers each point, (W,).
+
+    With Θ_ij = base_ij + h_i·h_j and c a mean of h, Θ_ij − m_i − m_j + m is (h_i − c)·(h_j − c) + base_ij − α_i − β_j.
+    Without the common part both terms are small, so the product can be in float32.
+    """
+    theta = single_output(theta)
+    (U, L), W = theta.UL.shape, len(theta.WL)
+    LL, WL, UL, base_UW = theta.LL, theta.WL, theta.UL, theta.base_UW
+    c_W, c_U = theta.half_W.mean(1), theta.half_U.mean(1)
+    sums_W, sums_U = U * (theta.half_W.T @ c_U), W * (theta.half_U.T @ c_W)
+    if base_UW is not None:
+        sums_W, sums_U = sums_W + base_UW.T @ base_UW.new_ones(U), sums_U + base_UW @ base_UW.new_ones(W)
+    mean_W, mean_U = (sums_W + WL.sum(1)) / (U + L), (sums_U + UL.sum(1)) / (W + L)
+    mean_L = (WL.sum(0) + LL.sum(0)) / (W + L)
+    mean = (sums_W.sum() + WL.sum() + UL.sum() + LL.sum()) / ((W + L) * (U + L))
+    own = (theta.diag_W[:, 0, 0], mean_W), (theta.diag_U[:, 0, 0], mean_U), (LL.diagonal(), mean_L)
+    scale_W, scale_U, scale_L = (_inverse_spread(diag - 2 * m + mean) for diag, m in own)
+    alpha_W = mean_W - theta.half_W.T @ c_U
+    beta_U = mean_U - mean - theta.half_U.T @ c_W + c_W @ c_U
+    dtype = torch.float64 if W * U < SINGLE_PRECISION else torch.float32
+    h_W, h_U = ((h - c[:, None]).to(dtype) for h, c in ((theta.half_W, c_W), (theta.half_U, c_U)))
+    kappa_UW = torch.empty(U, W, dtype=dtype, device=WL.device)
+    step = max(1, (CORRELATION_CHUNK if WL.is_cpu else CORRELATION_CHUNK_GPU) // W)
+    room_uW = alpha_W.new_empty(min(step, U), W)  # one buffer: fresh pages cost as much as the arithmetic
+    base_UW = alpha_W.new_zeros(1, W).expand(U, W) if base_UW is None else base_UW
+    by_W, by_U = scale_W.to(dtype), scale_U.to(dtype)[:, None]
+    for start in range(0, U, step):
+        at = slice(start, min(start + step, U))
+        centred_uW = torch.sub(base_UW[at], alpha_W, out=room_uW[: at.stop - start]).sub_(beta_U[at][:, None])
+        kappa_uW = kappa_UW[at].copy_(centred_uW)
+        with float32_products("float32"):  # never TF32
+            kappa_uW.addmm_(h_U[:, at].T, h_W)
+        kappa_uW.mul_(by_W).mul_(by_U[at]).clamp_(0, 1)
     covered_W = mean_W.new_zeros(W)
     if L:
         kappa_WL = (WL - mean_W[:, None] - mean_L + mean) * scale_W[:, None] * scale_L
         covered_W = kappa_WL.clamp_(0, 1).amax(1)
     return kappa_UW, covered_W
-
-
-def mean_diagonals(theta: Tensor, B: int) -> Tensor:
-    """(n, m): the mean of the diagonal of each B × B block, which is the kernel of output="trace"."""
-    if B == 1:
-        return theta
-    return theta.unflatten(0, (-1, B)).unflatten(2, (-1, B)).diagonal(dim1=1, dim2=3).mean(2)
 
 
 def _inverse_spread(var_N: Tensor) -> Tensor:

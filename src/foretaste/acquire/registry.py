@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from foretaste.acquire.coverage import Coverage
 from foretaste.errors import did_you_mean
 from foretaste.lookahead import WATCH_BY
 
@@ -31,22 +32,6 @@ class OwnTraining:
     options: tuple[str, ...]
     max_lr: Mapping[str, float]
     untrained: Callable[..., dict[str, Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Coverage:
-    """F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij): a batch is grown on it greedily, by lazy evaluation.
-
-    rows: positions of n candidates -> their k with the watched points, (n, W), between 0 and 1.
-    covered_W: c_i, how well what is labelled covers point i.
-    weight_W: w_i ≥ 0.
-    info: what goes into ``q.info``.
-    """
-
-    rows: Callable[[Any], Any]
-    covered_W: Any
-    weight_W: Any
-    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

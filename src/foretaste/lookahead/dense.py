@@ -318,13 +318,10 @@ class DenseState(State):
         LL.diagonal().sub_(s.ridge if (noise := p.site_noise) is None else noise + s.ridge)
         diag_U = s.var_U + squared_blocks(s.half_U, p.B)
         diag_W = diag_U if p.same else s.var_W + squared_blocks(s.half_W, p.B)
-
-        def columns(at: slice) -> Tensor:
-            here = slice(at.start * p.B, at.stop * p.B)
-            S_Wu = s.S_WU[here].T if p.same else s.S_WU[:, here]
-            return torch.addmm(S_Wu, s.half_W.T, s.half_U[:, here])
-
-        return PriorKernel(LL, s.half_W.T @ s.chol.T, s.half_U.T @ s.chol.T, diag_U, diag_W, columns, p.kernels.points)
+        UL = s.half_U.T @ s.chol.T
+        WL = UL if p.same else s.half_W.T @ s.chol.T
+        S_UW = s.S_WU if p.same else s.S_WU.T
+        return PriorKernel(LL, WL, UL, diag_U, diag_W, S_UW, s.half_U, s.half_W, p.kernels.points)
 
     @property
     def rows_together(self) -> bool:

@@ -109,16 +109,14 @@ class DirectState(State):
         return self._loaded
 
     def prior(self) -> PriorKernel:
-        theta, B = self._loaded.theta, self.B
+        theta = self._loaded.theta
         if theta.diag_W is None:
             raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
-
-        def columns(at: slice) -> Tensor:
-            return theta.WU[:, at.start * B : at.stop * B]
-
+        half_U, half_W = (theta.WU.new_empty(0, n) for n in theta.WU.T.shape)
         return PriorKernel(
-            theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W, columns, self._problem.kernels.points
-        )
+            theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W, theta.WU.T, half_U, half_W,
+            self._problem.kernels.points,
+        )  # fmt: skip
 
     def _theta_UX(self, x: JoinedSystem) -> Tensor:
         return torch.cat([self._loaded.theta.UL, *(self._row(j).T for j in x.js)], 1)

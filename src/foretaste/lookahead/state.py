@@ -13,7 +13,7 @@ for each candidate. The derivation is in docs/mathematics.md, The base.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -33,15 +33,27 @@ KeptLabel = tuple[int, Tensor | None]  # a candidate and its (C,) target; None: 
 
 @dataclass(frozen=True, eq=False)
 class PriorKernel:
-    """Θ before any label, in site layout: (n·B, m·B) blocks, and (n, B, B) diagonals."""
+    """Θ before any label, in site layout: (n·B, m·B) blocks, and (n, B, B) diagonals. Not to be written to.
+
+    Its largest block is given as what L leaves of it and what L explains: Θ_UW = base_UW + half_Uᵀ half_W.
+    """
 
     LL: Tensor
     WL: Tensor
     UL: Tensor
     diag_U: Tensor
     diag_W: Tensor
-    columns: Callable[[slice], Tensor]  # candidates -> Θ_Wu; not to be written to
+    base_UW: Tensor | None  # None is 0
+    half_U: Tensor  # (R, U·B), of any R
+    half_W: Tensor
     points: Mapping[str, Any] | None = None  # the inputs "L", "U" and "W" of a network's Θ; "W" only if W ≠ U
+
+    def columns(self, at: slice) -> Tensor:
+        """Θ_Wu of candidates ``at``, (W·B, u·B)."""
+        B = self.diag_U.shape[1]
+        here = slice(at.start * B, at.stop * B)
+        theta_uW = self.half_U[:, here].T @ self.half_W
+        return (theta_uW if self.base_UW is None else self.base_UW[here] + theta_uW).T
 
 
 @dataclass(frozen=True, eq=False, repr=False)

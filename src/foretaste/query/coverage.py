@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretaste.acquire import register
+from foretaste.acquire import added_coverage, register
 from foretaste.errors import real_number, whole_number
 from foretaste.lookahead import BinaryOutputs, cholesky, label_rules
 from foretaste.losses import LOSSES, probabilities
@@ -25,9 +25,6 @@ from foretaste.tangent import DEFAULT_RIDGE, freeze, gram, resolve_budget
 
 KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
 Kernel = Callable[[Tensor, slice], Tensor]  # positions a and a slice b of a space's points -> k, (a, b)
-
-COVER_CHUNK = 2**18  # numbers of k at a time: 2 MB, which stay in the cache
-COVER_CHUNK_GPU = 2**26
 
 
 # --- the greedy batch ---
@@ -58,15 +55,9 @@ def cover_greedily(
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
     """
     weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
-    chunk = COVER_CHUNK if covered_W.is_cpu else COVER_CHUNK_GPU
-    step = min(U, max(1, chunk // max(1, len(covered_W))))
-    room = weight_W.new_empty(step, len(covered_W))  # one buffer: fresh pages cost more than the arithmetic
 
     def gains(at: Tensor) -> Tensor:
-        parts = at.split(step)
-        return torch.cat(
-            [torch.sub(rows(n), covered_W, out=room[: len(n)]).clamp_min_(0) @ weight_W for n in parts]
-        )  # fmt: skip
+        return added_coverage(rows, at, covered_W, weight_W)
 
     first_U = gains(torch.arange(U, device=covered_W.device))
     lazy, picks = LazyGains(first_U, generator), list[int]()

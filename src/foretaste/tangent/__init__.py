@@ -10,6 +10,7 @@ from foretaste.tangent.frozen import Params as Params
 from foretaste.tangent.frozen import check_inputs as check_inputs
 from foretaste.tangent.frozen import check_output as check_output
 from foretaste.tangent.frozen import count_points as count_points
+from foretaste.tangent.frozen import float32_products as float32_products
 from foretaste.tangent.frozen import freeze as freeze
 from foretaste.tangent.frozen import isolated as isolated
 from foretaste.tangent.frozen import outputs as outputs
