@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 COVER_CHUNK = 2**18  # numbers of k at a time: 2 MB, which stay in the cache
-COVER_CHUNK_GPU = 2**26
+COVER_CHUNK_GPU = 2**24
 
 
 @dataclass(frozen=True, eq=False)

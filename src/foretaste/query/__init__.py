@@ -26,6 +26,7 @@ from foretaste.query.query import query as query
 from foretaste.query.request import Query as Query
 from foretaste.query.request import Request as Request
 from foretaste.query.select import ProgressCounter as ProgressCounter
+from foretaste.query.select import pick_covering as pick_covering
 from foretaste.query.select import pick_each as pick_each
 from foretaste.query.select import random as random
 from foretaste.query.stop import Budget as Budget
