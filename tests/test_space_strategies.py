@@ -10,11 +10,17 @@ import foretaste as ft
 import foretaste.losses
 import oracles
 import strategy_oracles as slow
+from foretaste.network import MLP
 from foretaste.query import cover_greedily
 from foretaste.query.clusters import seed_centres
-from foretaste.query.coverage import TEMPERATURES, calibrate_temperature, expected_calibration_error, leave_one_out
 from foretaste.query.request import Request
 from foretaste.query.space import find_space
+from foretaste.query.temperature import (
+    TEMPERATURES,
+    calibrate_by_leave_one_out,
+    expected_calibration_error,
+    leave_one_out,
+)
 
 L, U, BATCH = 4, 18, 6
 
@@ -160,8 +166,36 @@ def test_temperature_has_the_least_calibration_error_of_leave_one_out_outputs():
         )[0]  # fmt: skip
     assert torch.allclose(leave_one_out(theta, oracles.f(problem.net, x), y, "l2", ridge), f)
     errors = [slow.calibration_error((f / T).softmax(1), problem.y_L.tolist()) for T in TEMPERATURES]
-    T = calibrate_temperature(problem.request(ridge=ridge))
+    T = calibrate_by_leave_one_out(problem.request(ridge=ridge))
     assert errors[TEMPERATURES.tolist().index(T)] == pytest.approx(min(errors))
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_temperature_of_a_split_is_that_of_a_network_trained_without_a_part(loss):
+    """As the authors calibrate: trained on the first 70 %, 1 to 19.9 tried on the rest, as many bins as classes."""
+    data = Problem(6, 13)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = MLP(3, (8,), 3).double().eval()
+    x, y = data.x[:13], data.y_L
+    before = [p.clone() for p in net.parameters()]
+    q = ft.query(
+        net, x, y, data.x[13:], strategy="uherding", options={"temperature": "split"}, batch_size=3, seed=4, loss=loss
+    )
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters()))
+    ft.fit(net, x[:10], y[:10], start="cold", seed=4, loss=loss)
+    with torch.no_grad():
+        f = net(x[10:])
+    grid = [1 + 0.1 * k for k in range(190)]
+    errors = [slow.calibration_error((f / T).softmax(1), y[10:].tolist(), bins=3) for T in grid]
+    assert q.info["temperature"] == pytest.approx(grid[errors.index(min(errors))])
+    few = ft.query(net, x[:3], y[:3], data.x[13:], strategy="uherding", options={"temperature": "split"}, batch_size=1)
+    assert few.info["temperature"] == 1
+
+
+def test_a_network_that_is_not_trained_anew_has_no_split():
+    with pytest.raises(ValueError, match=r'temperature="split".*Sequential.*options=\{"temperature": "loo"\}'):
+        Problem(5, 12).ask("uherding", {"temperature": "split"})
 
 
 def test_calibration_error():

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from foretaste.acquire import added_coverage, register
-from foretaste.errors import real_number, whole_number
-from foretaste.lookahead import BinaryOutputs, cholesky, label_rules
-from foretaste.losses import LOSSES, probabilities
+from foretaste.errors import check_known, real_number, whole_number
 from foretaste.query.clusters import cluster_points
 from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
 from foretaste.query.space import KernelSpace, Space, SpaceOptions, find_space, pool_outputs
-from foretaste.tangent import DEFAULT_RIDGE, freeze, gram, resolve_budget
+from foretaste.query.temperature import CALIBRATIONS
+from foretaste.tangent import resolve_budget
 
 KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
 Kernel = Callable[[Tensor, slice], Tensor]  # positions a and a slice b of a space's points -> k, (a, b)
@@ -218,14 +217,18 @@ class UncertaintyHerdingOptions(HerdingOptions):
     """The options of ``uherding``, beside those of a space.
 
     radius: as for ``maxherding``. None: the smallest distance between two labelled points.
-    temperature: T of p = softmax(f/T), from which the weight 1 − (p₁ − p₂) is made. None: calibrated on L.
+    temperature: T of p = softmax(f/T), from which the weight 1 − (p₁ − p₂) is made. "loo" (default): the T of least
+        calibration error of leave-one-out outputs on L, which need no training. "split": the authors' way, on the last
+        30 % of L, with a copy of the network that is trained anew on the rest (``ft.fit``). Or a number.
     """
 
-    temperature: float | None = None
+    temperature: float | str = "loo"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.temperature is not None:
+        if isinstance(self.temperature, str):
+            check_known("temperature of strategy 'uherding'", self.temperature, tuple(CALIBRATIONS))
+        else:
             real_number("temperature of strategy 'uherding'", self.temperature, 0, above=True)
 
 
@@ -235,14 +238,14 @@ def uherding(
     space: str = "auto",
     layer: str | None = None,
     radius: float | None = None,
-    temperature: float | None = None,
+    temperature: float | str = "loo",
 ) -> tuple[Tensor, Tensor]:
     """Uncertainty herding (Bae et al. 2025): MaxHerding with weights w_i = 1 − (p₁ − p₂) and a radius that adapts.
 
     σ is the smallest distance between two labelled points (that are no copies), so it shrinks as labels come. p is
-    softmax(f/T), with the T of least expected calibration error on L. The paper holds a part of L out of a training;
-    here the leave-one-out outputs of kernel regression on Θ_LL take its place, which need no training. With fewer than
-    two labels it is MaxHerding.
+    softmax(f/T), with the T of least expected calibration error on labels that the network did not see. The authors
+    hold a part of L out of another training (temperature="split"); by default the leave-one-out outputs of kernel
+    regression on Θ_LL take its place, which need no training. With fewer than two labels it is MaxHerding.
 
     Args:
         request: the question; ``ft.query(..., strategy="uherding")`` makes it.
@@ -250,6 +253,9 @@ def uherding(
 
     Returns:
         The positions of the batch, and (U,) scores.
+
+    Raises:
+        ValueError: temperature="split", and the network is not one that ``ft.fit`` can train anew.
 
     Example:
         >>> import torch, foretaste as ft
@@ -259,12 +265,12 @@ def uherding(
         ['radius', 'temperature']
     """
     points = find_space(request, space, layer, rows=request.U)
-    f_UC = pool_outputs(request)
     if request.L < 2:
         return _herd(request, points, radius, None)
     if radius is None and points.name != "tangent":
         radius = smallest_distance(points)
-    T = request.info["temperature"] = calibrate_temperature(request) if temperature is None else temperature
+    T = CALIBRATIONS[temperature](request) if isinstance(temperature, str) else temperature
+    request.info["temperature"], f_UC = T, pool_outputs(request)
     top_U2 = (f_UC / T).softmax(1).topk(2, 1).values
     return _herd(request, points, radius, 1 - (top_U2[:, 0] - top_U2[:, 1]))
 
@@ -292,46 +298,3 @@ def smallest_distance(space: Space) -> float | None:
         d_nL = space.between(part, at)
         least = min(least, float(torch.where(d_nL > 0, d_nL, torch.inf).min()))
     return math.sqrt(least) if least < math.inf else None
-
-
-# --- the temperature of uncertainty herding ---
-
-TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
-CALIBRATION_BINS = 15
-
-
-def calibrate_temperature(request: Request) -> float:
-    """T of the least expected calibration error of softmax(f/T), f the leave-one-out outputs on L."""
-    frozen = freeze(request.net, output="trace" if request.output == "full" else request.output, params=request.params)
-    assert request.x_L is not None
-    pair, f = ("L", "L"), dict[str, Tensor]()
-    theta_LL = gram(frozen, {"L": request.x_L}, [pair], budget=request.budget, f=f)[0][pair]
-    device, binary = theta_LL.device, isinstance(request.net, BinaryOutputs)
-    y_LC = label_rules(request.y_L, request.C, request.loss, device, device, binary=binary).targets(request.y_L)
-    ridge = DEFAULT_RIDGE * float(theta_LL.diagonal().mean()) if request.given_ridge is None else request.given_ridge
-    f_LC = leave_one_out(theta_LL, f["L"], y_LC, request.loss, ridge)
-    errors = [expected_calibration_error((f_LC / T).softmax(1), y_LC.argmax(1)) for T in TEMPERATURES.tolist()]
-    return float(TEMPERATURES[int(torch.tensor(errors).argmin())])
-
-
-def leave_one_out(theta_LL: Tensor, f_LC: Tensor, y_LC: Tensor, loss: str, ridge: float) -> Tensor:
-    """(L, C): outputs at each labelled point as if it had no label, in closed form; with d = diag A⁻¹,
-
-    L2: y_i − α_i / d_i, kernel regression on the other labels, with A = Θ + λI and α = A⁻¹(Y − 1/C)
-    CE: f_i − (1/d_i − n_i)(y_i − p_i), one Newton step, with A = Θ + diag n and n_i = 1/(p(1 − p)) (Laplace)
-    """
-    noise_L = LOSSES[loss].label_noise(f_LC)
-    noise_L = torch.full_like(f_LC[:, 0], ridge) if noise_L is None else noise_L + ridge
-    inverse_LL = torch.cholesky_inverse(cholesky(theta_LL + noise_L.diag(), ridge))
-    d_L1 = inverse_LL.diagonal()[:, None]
-    if LOSSES[loss].quadratic:
-        return y_LC - inverse_LL @ (y_LC - 1 / y_LC.shape[1]) / d_L1
-    return f_LC - (1 / d_L1 - noise_L[:, None]) * (y_LC - probabilities(f_LC, loss))
-
-
-def expected_calibration_error(p_NC: Tensor, y_N: Tensor, bins: int = CALIBRATION_BINS) -> float:
-    """Σ over bins of equal width of |accuracy − confidence|, weighed by their share of points (Guo et al. 2017)."""
-    top_N, guess_N = p_NC.max(1)
-    bin_N = (top_N * bins).ceil().long().sub_(1).clamp_(0, bins - 1)
-    miss = torch.zeros(bins, dtype=p_NC.dtype, device=p_NC.device)
-    return float(miss.index_add_(0, bin_N, (guess_N == y_N).to(p_NC) - top_N).abs().sum() / len(y_N))
