@@ -283,21 +283,26 @@ def correlation(state: State) -> Tensor:
 
 
 def error_chance(state: State, i: int, scale: float) -> float:
-    """Φ(−g/σ), σ² the variance of the gap between the two largest outputs of i; 1/2 if nothing is labelled."""
+    """√(Φ(−g/σ) (1 − p)): σ² the variance of the gap g between the two largest outputs of i, p its largest probability.
+
+    1/2 if nothing is labelled.
+    """
     if state.L == 0 and not labelled(state):
         return 0.5
     g, one, two = gap(state, i)
     v = state.watched_variance[i]
     var = 2 * float(v) if state.B == 1 else float(v[one, one] + v[two, two] - 2 * v[one, two])
-    return math.erfc(g / math.sqrt(scale * var) / math.sqrt(2)) / 2
+    p = probability((state.mean if labelled(state) else state.net)[i], state.loss)
+    return math.sqrt(math.erfc(g / math.sqrt(scale * var) / math.sqrt(2)) / 2 * (1 - max(float(x) for x in p)))
 
 
 def covered(state: State, batch: list[int], scale: float | None = None, kappa: Tensor | None = None) -> float:
-    """F(B) = Σ_i e_i max κ_ij over j in L, the kept candidates and B; 0 if there are none."""
+    """F(B) = Σ_i e_i max κ_ij² over j in L, the kept candidates and B; 0 if there are none."""
     scale, kappa = state.scale if scale is None else scale, correlation(state) if kappa is None else kappa
     served = [j for j, _ in state.kept] + batch + list(range(state.U, state.U + state.L))
     return sum(
-        error_chance(state, i, scale) * max((float(kappa[i, j]) for j in served), default=0.0) for i in range(state.W)
+        error_chance(state, i, scale) * max((float(kappa[i, j]) ** 2 for j in served), default=0.0)
+        for i in range(state.W)
     )
 
 

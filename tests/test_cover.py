@@ -12,7 +12,7 @@ import foretaste as ft
 from acquire_oracles import Case
 from cases import CASES
 from foretaste import acquire
-from foretaste.acquire.cover import correlations, error_chances, spread
+from foretaste.acquire.cover import correlations, covered_errors, error_chances, posterior_chances, spread
 from foretaste.lookahead import PriorKernel, misfit_ridge
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-10}
@@ -101,9 +101,9 @@ def test_float32_correlations_survive_a_large_common_part(monkeypatch, share):
     monkeypatch.setattr(import_module("foretaste.acquire.cover"), "SINGLE_PRECISION", 1)
     prior = type(state).prior
     monkeypatch.setattr(type(state), "prior", lambda self: with_common_part(prior(self), share))
-    kappa_UW, covered_W, _ = correlations(ft.linearize(net, x_L, y_L, x_U))
-    assert kappa_UW.dtype == torch.float32
-    assert_close(kappa_UW.double(), exact[0], rtol=0, atol=2e-6)
+    kappa2_UW, covered_W, _ = correlations(ft.linearize(net, x_L, y_L, x_U))
+    assert kappa2_UW.dtype == torch.float32
+    assert_close(kappa2_UW.double(), exact[0], rtol=0, atol=2e-6)
     assert_close(covered_W, exact[1], rtol=0, atol=1e-8)
 
 
@@ -112,11 +112,11 @@ def test_without_labels_the_pool_is_covered():
     q = ft.query(net, None, None, x_U, strategy="cover", batch_size=6)
     state = ft.linearize(net, None, None, x_U)
     assert error_chances(state).unique().tolist() == [0.5]
-    kappa_UW, covered_W, _ = correlations(state)
+    kappa2_UW, covered_W, _ = correlations(state)
     assert not covered_W.any()
-    picked = kappa_UW[q.indices].amax(0).mean()
+    picked = kappa2_UW[q.indices].amax(0).mean()
     g = torch.Generator().manual_seed(0)
-    others = [float(kappa_UW[torch.randperm(len(x_U), generator=g)[:6]].amax(0).mean()) for _ in range(20)]
+    others = [float(kappa2_UW[torch.randperm(len(x_U), generator=g)[:6]].amax(0).mean()) for _ in range(20)]
     assert float(picked) > max(others)
 
 
@@ -146,11 +146,11 @@ def test_sequential_answers_change_the_weights_and_what_is_covered():
 
 def test_correlations_lie_between_0_and_1_and_are_1_at_home():
     net, x_L, y_L, x_U = pool()
-    kappa_UW, covered_W, _ = correlations(ft.linearize(net, x_L, y_L, x_U))
-    assert_close(kappa_UW.diagonal(), torch.ones(60, dtype=torch.float64))
-    assert_close(kappa_UW, kappa_UW.T)
-    assert float(kappa_UW.min()) >= 0
-    assert float(kappa_UW.max()) <= 1
+    kappa2_UW, covered_W, _ = correlations(ft.linearize(net, x_L, y_L, x_U))
+    assert_close(kappa2_UW.diagonal(), torch.ones(60, dtype=torch.float64))
+    assert_close(kappa2_UW, kappa2_UW.T)
+    assert float(kappa2_UW.min()) >= 0
+    assert float(kappa2_UW.max()) <= 1
     assert 0 <= float(covered_W.min()) <= float(covered_W.max()) <= 1
 
 
@@ -163,7 +163,8 @@ def test_a_pool_of_equal_points_covers_nothing_and_is_still_answered():
 def test_a_larger_scale_makes_every_error_likelier():
     state = Case("l2").state()
     assert (error_chances(state, 4.0) > error_chances(state, 1.0)).all()
-    assert float(error_chances(state, 1e12).min()) > 0.49
+    own = 1 - acquire.probabilities(state.net, "l2").amax(1)
+    assert_close(error_chances(state, 1e12), (own / 2).sqrt(), rtol=1e-3, atol=0)  # the posterior knows nothing
     with pytest.raises(ValueError, match="scale=-1"):
         acquire.cover(state, scale=-1)
 
@@ -270,15 +271,34 @@ def test_collapsed_tangents_give_way_to_inputs():
     assert ft.query(net, x_L, y_L, x_U, **how).info["space"] == "tangent"
 
 
+def test_collapsed_tangents_do_not_weigh_either():
+    net, x_L, y_L, x_U = collapsed_pool()
+    state = ft.linearize(net, x_L, y_L, x_U)
+    own = 1 - acquire.probabilities(state.net, "l2").amax(1)
+    for space, weight in (("inputs", own), ("tangent", error_chances(state))):
+        assert_close(covered_errors(state, space=space).weight_W, weight)
+    assert not torch.allclose(own, error_chances(state))
+
+
+def test_a_network_that_is_sure_of_every_point_leaves_it_to_the_posterior():
+    net, x_L, y_L, x_U = pool()
+    with torch.no_grad():
+        net[2].bias[0] += 100  # under the squared loss, a probability of 1 everywhere
+    state = ft.linearize(net, x_L, y_L, x_U)
+    assert float(acquire.probabilities(state.net, "l2").amax(1).min()) == 1
+    assert_close(error_chances(state), posterior_chances(state))
+    assert_close(error_chances(state, tangents=False), posterior_chances(state))
+
+
 def test_correlations_of_inputs_are_those_of_their_vectors():
     net, x_L, y_L, x_U = collapsed_pool()
     state = ft.linearize(net, x_L, y_L, x_U)
-    kappa_UW, covered_W, _ = correlations(state, "inputs")
+    kappa2_UW, covered_W, _ = correlations(state, "inputs")
     x = torch.cat([x_U, x_L])
     x = x - x.mean(0)
     x = x / x.norm(dim=1, keepdim=True)
-    assert_close(kappa_UW, (x[:44] @ x[:44].T).clamp(0, 1))
-    assert_close(covered_W, (x[:44] @ x[44:].T).clamp(0, 1).amax(1))
+    assert_close(kappa2_UW, (x[:44] @ x[:44].T).clamp(0, 1).square())
+    assert_close(covered_W, (x[:44] @ x[44:].T).clamp(0, 1).amax(1).square())
 
 
 def test_spread_counts_directions():

@@ -61,3 +61,8 @@ def test_the_lab_picks_what_a_query_picks(findings, loss, monkeypatch):
         how = {"output": "trace"} if "trace" in name else {}
         q = ft.query(net, X[L], y[L], X[U], strategy=name.split()[0], batch_size=8, loss=loss, **how)
         assert rivals.STRATEGIES[name](asked) == q.indices.tolist()
+    if loss == "l2":
+        asked = lab.Asked(cell, w, L, U, 3, torch.Generator().manual_seed(1))
+        how = {"select": "sequential", "oracle": lambda j: int(y[U[j]])}
+        q = ft.query(net, X[L], y[L], X[U], strategy="cover", batch_size=8, **how)
+        assert rivals.cover_sequentially(asked) == q.indices.tolist()

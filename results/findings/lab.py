@@ -156,6 +156,7 @@ class Asked:
         self.h = forward(self.w, self.X[self.at])
         f = self.h[-1].double()
         self.f_L, self.f_U, self.y_L = f[: self.n], f[self.n :], one_hot(y[self.L], self.C).double()
+        self.y_U = y[self.U]  # for strategies that are told each label before the next pick
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self.made:
@@ -212,11 +213,15 @@ class Asked:
         alpha = inverse @ (self.y_L - 1 / self.C)
         return mean, S, 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean()), noise
 
+    def collapsed(self, output: str) -> bool:
+        """Whether the tangents have less than a third of the inputs' spread."""
+        every = -(-len(self.U) // 512)
+        own, inputs = (spread(k[self.n :: every, self.n :: every]) for k in (self.theta(output), self.products))
+        return own < inputs / 3
+
     def kappa(self, output: str) -> Tensor:
         """(U, L + U): correlations of the centred kernel, cut at 0; of the inputs, if the tangents have collapsed."""
-        theta, every = self.theta(output), -(-len(self.U) // 512)
-        own, inputs = (spread(k[self.n :: every, self.n :: every]) for k in (theta, self.products))
-        theta = theta if own >= inputs / 3 else self.products
+        theta = self.products if self.collapsed(output) else self.theta(output)
         theta = theta - theta.mean(0, keepdim=True)
         theta = theta - theta.mean(1, keepdim=True)
         d = theta.diagonal().clamp_min(1e-30).rsqrt()

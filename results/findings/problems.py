@@ -65,6 +65,7 @@ CELLS = [
     Cell("digits-few-adam", "digits", 20, 10, 6, **ADAM),
     Cell("c10-imbalanced-many-fit", "cifar10+imb", 300, 150, 3, lr=1.0, **MANY),
     Cell("cancer-many-fit", "cancer", 60, 20, 3, **SMALL),
+    Cell("c100-many-fit", "cifar100", 600, 150, 3, lr=5.0, **MANY),
 ]
 
 Problem = tuple[Tensor, Tensor, Tensor, Tensor, int]  # pool, its labels, test points, their labels, classes

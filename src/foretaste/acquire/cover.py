@@ -1,15 +1,16 @@
 """Coverage of the expected error (docs/mathematics.md, Cover): a point is served by the one label nearest to it.
 
-    F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij
+    F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij²
 
-e_i is the chance that the linearised posterior gives to i's class being wrong, κ_ij the correlation of the tangents of
-i and j. ``gain`` lets each label say a little about every point; on pretrained features that loses to herding, which
+e_i is the chance that i's class is wrong, in which the linearised posterior and the network's own probabilities have
+equal say; κ_ij the correlation of the tangents of i and j, and κ_ij² the share of i's variance that a label at j
+explains. ``gain`` lets each label say a little about every point; on pretrained features that loses to herding, which
 counts the nearest label only. F does so with the network's own kernel. It is submodular: a batch is grown greedily, by
 lazy evaluation (foretaste.query).
 
 Some trainings collapse the kernel. A head trained by Adam on features can map all points of a predicted class to nearly
 one tangent; then κ says what the network believes, and not who is near whom. ``spread`` measures it, and the inputs
-take the place of the tangents.
+take the place of the tangents; e_i is then of the network's probabilities alone.
 """
 
 import logging
@@ -27,6 +28,7 @@ from foretaste.acquire.predictions import chance_of_error, finish_scores, labell
 from foretaste.acquire.registry import register
 from foretaste.errors import check_known
 from foretaste.lookahead import PriorKernel, State
+from foretaste.losses import probabilities
 from foretaste.tangent import float32_products, to_float64
 
 log = logging.getLogger("foretaste")
@@ -62,10 +64,11 @@ def covered_errors(state: State, scale: float | None = None, space: str = "auto"
     need_classes(state, "cover", "variance: there is no chance of error")
     check_scale(scale)
     check_known("space", space, COVER_SPACES)
-    kappa_UW, covered_W, used = correlations(state, space)
+    kappa2_UW, covered_W, used = correlations(state, space)
     if state.kept:
-        covered_W = torch.maximum(covered_W, kappa_UW[[j for j, _ in state.kept]].amax(0).to(covered_W))
-    return Coverage(lambda at: kappa_UW[at], covered_W, error_chances(state, scale), {"space": used})
+        covered_W = torch.maximum(covered_W, kappa2_UW[[j for j, _ in state.kept]].amax(0).to(covered_W))
+    weight_W = error_chances(state, scale, tangents=used == "tangent")
+    return Coverage(lambda at: kappa2_UW[at], covered_W, weight_W, {"space": used})
 
 
 @register(
@@ -73,13 +76,14 @@ def covered_errors(state: State, scale: float | None = None, space: str = "auto"
     coverage=covered_errors,
 )  # fmt: skip
 def cover(state: State, scale: float | None = None, space: str = "auto") -> Tensor:
-    """Coverage of the expected error: how much a label at j adds to F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij.
+    """Coverage of the expected error: how much a label at j adds to F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij².
 
-    κ_ij is the correlation of Θ, centred over the pool and L and cut at 0. e_i = Φ(−g_i / (√2 s √S_ii)) is the chance
-    that i's class is wrong, g_i the gap between its two largest outputs; 1/2 while nothing is labelled. Not in the
-    paper; docs/mathematics.md, Cover. In ``ft.query`` the ridge carries the misfit of the network, unless one is given
-    (``ft.linearize``, ridge="misfit"): so e_i holds for networks that do not interpolate their labels. Cost: one pass
-    over Θ, W·U, and lazy passes over few candidates for each pick.
+    κ_ij is the correlation of Θ, centred over the pool and L and cut at 0; its square is the share of i's variance that
+    a label at j explains. e_i = √(Φ(−g_i / (√2 s √S_ii)) (1 − p_i)) is the chance that i's class is wrong, g_i the gap
+    between the two largest outputs of the posterior's mean, p_i the largest probability of the network; 1/2 while
+    nothing is labelled. Not in the paper; docs/mathematics.md, Cover. In ``ft.query`` the ridge carries the misfit of
+    the network, unless one is given (``ft.linearize``, ridge="misfit"): so e_i holds for networks that do not
+    interpolate their labels. Cost: one pass over Θ, W·U, and lazy passes over few candidates for each pick.
 
     Args:
         state: a classifier, linearised.
@@ -105,13 +109,27 @@ def cover(state: State, scale: float | None = None, space: str = "auto") -> Tens
     return finish_scores(state, scores_U, "cover")
 
 
-def error_chances(state: State, scale: float | None = None) -> Tensor:
-    """(W,): e_i = Φ(−g_i / σ_i), σ_i² the posterior's variance of the gap between the two largest outputs.
+def error_chances(state: State, scale: float | None = None, tangents: bool = True) -> Tensor:
+    """(W,): e_i, the geometric mean of two chances that i's class is wrong: the posterior's and the network's, 1 − p_i.
 
-    With one kernel for all classes σ_i² = 2 s² S_ii. 1/2 where nothing is labelled: then no output means anything.
+    tangents: False leaves out the posterior. 1/2 where nothing is labelled: then no output means anything. A network of
+    the squared loss can be sure of every point; then the posterior alone speaks.
     """
     if state.L == 0 and not labelled(state):
         return torch.full_like(state.mean[:, 0], 0.5)
+    f_WC = state.mean if labelled(state) else state.net
+    own_W = 1 - probabilities(f_WC, state.loss).amax(1)
+    if not tangents and own_W.any():
+        return own_W
+    chance_W = posterior_chances(state, scale)
+    return (chance_W * own_W).sqrt() if own_W.any() else chance_W
+
+
+def posterior_chances(state: State, scale: float | None = None) -> Tensor:
+    """(W,): Φ(−g_i / σ_i), σ_i² the posterior's variance of the gap between the two largest outputs.
+
+    With one kernel for all classes σ_i² = 2 s² S_ii.
+    """
     top = state.mean.topk(2, 1)
     gap_W = top.values[:, 0] - top.values[:, 1]
     var_W = state.watched_variance
@@ -130,7 +148,7 @@ def error_chances(state: State, scale: float | None = None) -> Tensor:
 
 
 def correlations(state: State, space: str = "auto") -> tuple[Tensor, Tensor, str]:
-    """κ as (U, W); max over L of κ_il, (W,), 0 where nothing is labelled; and the space. Made once a linearisation."""
+    """κ² as (U, W); max over L of κ_il², (W,), 0 if nothing is labelled; and the space. Made once a linearisation."""
     made: dict[str, tuple[Tensor, Tensor, str]] = _correlation_cache.setdefault(state.linearisation, {})
     if space not in made:
         theta = state.prior()
@@ -218,7 +236,7 @@ def mean_diagonals(theta: Tensor, B: int) -> Tensor:
 
 
 def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
-    """κ, (U, W), and how well L covers each point, (W,).
+    """κ², (U, W), and how well L covers each point, (W,).
 
     With Θ_ij = base_ij + h_i·h_j and c a mean of h, Θ_ij − m_i − m_j + m is (h_i − c)·(h_j − c) + base_ij − α_i − β_j.
     Without the common part both terms are small, so the product can be in float32.
@@ -239,7 +257,7 @@ def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
     beta_U = mean_U - mean - theta.half_U.T @ c_W + c_W @ c_U
     dtype = torch.float64 if W * U < SINGLE_PRECISION else torch.float32
     h_W, h_U = ((h - c[:, None]).to(dtype) for h, c in ((theta.half_W, c_W), (theta.half_U, c_U)))
-    kappa_UW = torch.empty(U, W, dtype=dtype, device=WL.device)
+    kappa2_UW = torch.empty(U, W, dtype=dtype, device=WL.device)
     step = max(1, (CORRELATION_CHUNK if WL.is_cpu else CORRELATION_CHUNK_GPU) // W)
     room_uW = alpha_W.new_empty(min(step, U), W)  # one buffer: fresh pages cost as much as the arithmetic
     base_UW = alpha_W.new_zeros(1, W).expand(U, W) if base_UW is None else base_UW
@@ -247,15 +265,15 @@ def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
     for start in range(0, U, step):
         at = slice(start, min(start + step, U))
         centred_uW = torch.sub(base_UW[at], alpha_W, out=room_uW[: at.stop - start]).sub_(beta_U[at][:, None])
-        kappa_uW = kappa_UW[at].copy_(centred_uW)
+        kappa_uW = kappa2_UW[at].copy_(centred_uW)
         with float32_products("float32"):  # never TF32
             kappa_uW.addmm_(h_U[:, at].T, h_W)
-        kappa_uW.mul_(by_W).mul_(by_U[at]).clamp_(0, 1)
+        kappa_uW.mul_(by_W).mul_(by_U[at]).clamp_(0, 1).square_()
     covered_W = mean_W.new_zeros(W)
     if L:
         kappa_WL = (WL - mean_W[:, None] - mean_L + mean) * scale_W[:, None] * scale_L
-        covered_W = kappa_WL.clamp_(0, 1).amax(1)
-    return kappa_UW, covered_W
+        covered_W = kappa_WL.clamp_(0, 1).amax(1).square()
+    return kappa2_UW, covered_W
 
 
 def _inverse_spread(var_N: Tensor) -> Tensor:
