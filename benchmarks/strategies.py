@@ -1,6 +1,6 @@
 """Tables of docs/strategies.md: seconds and bytes of every strategy, of large batches, and what LL4AL's loss does.
 
-``python -m benchmarks.strategies [ll4al | large]``
+``python -m benchmarks.strategies [ll4al | large [full | NAME ...]]``
 """
 
 import sys
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchmarks.measure import Measured, Progress, no_progress, take_turns
 from foretaste.acquire import find_strategy, strategies
 from foretaste.data import digits
+from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit, fit_ll4al, predict_losses, prepare
 from foretaste.query import query
 from foretaste.tangent import PeakMemory, rank_correlation
@@ -114,30 +115,46 @@ def _problem_maker(
     return problem
 
 
-SPREAD_OUT = ("coreset", "kmeans", "typiclust", "probcover", "maxherding", "uherding", "lcmd", "dpp")
-LARGE_BATCHES = (*SPREAD_OUT, "badge", "egl", "bald", "batchbald", "margin")
+KERNEL_ALONE = "the kernel and S alone"
+FEW_WATCHED = 500
+ONE_BY_ONE = ("gain", "variance", "epig")  # each pick changes every score: b·WU
+RETRAINING = ("naive", "eer_retrain", "onestep")  # a training for each of 6,000 candidates
+OTHER_TRAINING = ("ll4al", "change")  # a module of its own; one output
+
+
+def large_names(full: bool = False) -> list[str]:
+    """The rows of the table of large batches. ``full``: ONE_BY_ONE with all points watched too, which takes minutes."""
+    ours = [n for n in strategies() if find_strategy(n).fn.__module__.startswith("foretaste.")]
+    quick = [n for n in ours if n not in (*ONE_BY_ONE, *RETRAINING, *OTHER_TRAINING)]
+    return [KERNEL_ALONE, *quick, *(f"{n}, watch={FEW_WATCHED}" for n in ONE_BY_ONE), *(ONE_BY_ONE if full else ())]
 
 
 def time_large_batches(
-    names: Sequence[str] = LARGE_BATCHES, *, L: int = 1000, U: int = 6000, batch_size: int = 1000, D: int = 64
-) -> list[StrategyRow]:
+    names: Sequence[str] | None = None, *, L: int = 1000, U: int = 6000, batch_size: int = 1000, D: int = 64,
+    steps: int = 600,
+) -> list[StrategyRow]:  # fmt: skip
     """Many picks from many points, once each; seconds are those of the processor.
 
-    Points lie around 50 centres; the network is an untrained MLP with two hidden layers.
+    Points lie around 50 centres, five of each class; the network is an MLP with two hidden layers, trained on L.
     """
     g = torch.Generator().manual_seed(0)
     kind_N = torch.randint(50, (L + U,), generator=g)
     x = torch.randn(50, D, generator=g)[kind_N] + 0.7 * torch.randn(L + U, D, generator=g)
+    x_L, y_L, x_U = x[:L], kind_N[:L] % 10, x[L:]
     with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        net = MLP(D, (256, 256)).eval()
+        net = MLP(D, (256, 256))
+    fit(net, x_L, y_L, steps=steps, start="cold", seed=0)
     rows = []
-    for name in names:
+    for name in names or large_names():
+        strategy, _, watched = name.partition(", watch=")
         options = {"rate": 0.5} if name in ("bald", "batchbald") else None
-        how: dict[str, Any] = {"strategy": name, "batch_size": batch_size, "options": options, "loss": "ce"}
         with PeakMemory() as memory:
             start = time.process_time()
-            picked = query(net, x[:L], kind_N[:L] % 10, x[L:], **how).indices.tolist()
+            if name == KERNEL_ALONE:
+                _, picked = linearize(net, x_L, y_L, x_U, eager=True).u, list[int]()
+            else:
+                how: dict[str, Any] = {"watch": int(watched) if watched else None, "options": options}
+                picked = query(net, x_L, y_L, x_U, strategy=strategy, batch_size=batch_size, **how).indices.tolist()
             seconds = time.process_time() - start
         print(name, seconds, file=sys.stderr, flush=True)
         rows.append(StrategyRow(name, seconds, memory.peak, picked))
@@ -149,7 +166,9 @@ def strategies_markdown(rows: Sequence[StrategyRow]) -> str:
     lines = ["| strategy | seconds | memory |", "|---|---|---|"]
     for row in sorted(rows, key=lambda r: (r.failed, r.seconds)):
         took = row.failed or (f"{row.seconds:.2g}" if row.seconds < 10 else f"{row.seconds:.0f}")
-        lines.append(f"| `{row.name}` | {took} | {row.nbytes / 1e6:.3g} MB |")
+        name, *more = row.name.split(", ")
+        shown = name if name == KERNEL_ALONE else ", ".join([f"`{name}`", *more])
+        lines.append(f"| {shown} | {took} | {row.nbytes / 1e6:.3g} MB |")
     return "\n".join(lines)
 
 
@@ -218,7 +237,8 @@ def ll4al_markdown(rows: Sequence[LL4ALRow]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["large"]:
-        print(strategies_markdown(time_large_batches(sys.argv[2:] or LARGE_BATCHES)))
+        given = sys.argv[2:]
+        print(strategies_markdown(time_large_batches(large_names(full=True) if given == ["full"] else given)))
     elif sys.argv[1:] == ["ll4al"]:
         print(ll4al_markdown(train_ll4al()))
     else:

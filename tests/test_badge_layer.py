@@ -92,7 +92,7 @@ def test_a_named_layer_gives_its_input():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer": "heda"}, "unknown layer 'heda'; did you mean 'head'"),
+        ({"layer": "heda"}, r"unknown layer 'heda' in options={\"layer\": …}; did you mean 'head'"),
         ({"layer": 3}, "layer=3 of strategy 'badge'"),
         ({"gradient": "los"}, "gradient='los' of strategy 'badge'; did you mean 'loss'"),
         ({"first": "random"}, "first='random' of strategy 'badge'.*Known: largest, uniform"),

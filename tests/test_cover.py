@@ -316,3 +316,13 @@ def test_a_space_must_be_known_and_there():
         ft.query(net, x_L, y_L, x_U, strategy="cover", options={"space": "input"})
     with pytest.raises(ValueError, match='space="inputs" of cover needs inputs'):
         acquire.cover(Case("l2").state(), space="inputs")
+
+
+def test_inputs_that_are_no_vectors_are_refused_before_any_work(monkeypatch):
+    monkeypatch.setattr(import_module("foretaste.lookahead.problem"), "gram", None)  # calling it fails otherwise
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(6, 3)).eval()
+    x = torch.arange(36).view(12, 3) % 9
+    with pytest.raises(ValueError, match=r'space="inputs" of cover.*options={"space": "tangent"}'):
+        ft.query(net, x[:3], [0, 1, 2], x[3:], strategy="cover", options={"space": "inputs"})

@@ -33,6 +33,9 @@ from foretaste.tangent import float32_products, to_float64
 
 log = logging.getLogger("foretaste")
 
+NO_INPUT_VECTORS = (
+    'space="inputs" of cover needs inputs that are one tensor of floats; use options={"space": "tangent"}, or "auto"'
+)
 COVER_SPACES = ("auto", "tangent", "inputs")
 COLLAPSED = 1 / 3  # of the inputs' spread: below it the tangents are not used
 SPREAD_POINTS = 512  # on which spreads are compared
@@ -71,9 +74,15 @@ def covered_errors(state: State, scale: float | None = None, space: str = "auto"
     return Coverage(lambda at: kappa2_UW[at], covered_W, weight_W, {"space": used})
 
 
+def check_cover_points(x_U: Any, scale: float | None = None, space: str = "auto") -> None:
+    """Raise if the correlations of the inputs are asked for, and these are no vectors."""
+    if space == "inputs" and not has_input_vectors({"U": x_U}):
+        raise ValueError(NO_INPUT_VECTORS)
+
+
 @register(
     "cover", select="greedy", needs=("kernel", "classes"), options=CoverOptions, ridge="misfit", output="signs",
-    coverage=covered_errors,
+    coverage=covered_errors, check_points=check_cover_points,
 )  # fmt: skip
 def cover(state: State, scale: float | None = None, space: str = "auto") -> Tensor:
     """Coverage of the expected error: how much a label at j adds to F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij².
@@ -208,12 +217,14 @@ def has_input_vectors(points: Mapping[str, Any] | None) -> bool:
 def input_kernel(points: Mapping[str, Any] | None) -> PriorKernel:
     """x·x′ of the inputs."""
     if points is None or not has_input_vectors(points):
-        raise ValueError('space="inputs" of cover needs inputs that are one tensor of floats; use "tangent"')
+        raise ValueError(NO_INPUT_VECTORS)
     x_U = to_float64(points["U"].detach().flatten(1))
     x_L = to_float64(points["L"].detach().flatten(1)) if "L" in points else x_U[:0]
     x_W = to_float64(points["W"].detach().flatten(1)) if "W" in points else x_U
     diag_U, diag_W = (x.square().sum(1)[:, None, None] for x in (x_U, x_W))
-    return PriorKernel(x_L @ x_L.T, x_W @ x_L.T, x_U @ x_L.T, diag_U, diag_W, None, x_U.T, x_W.T)
+    half_U = x_U.T
+    half_W = half_U if x_W is x_U else x_W.T
+    return PriorKernel(x_L @ x_L.T, x_W @ x_L.T, x_U @ x_L.T, diag_U, diag_W, None, half_U, half_W)
 
 
 def single_output(theta: PriorKernel) -> PriorKernel:
@@ -262,13 +273,17 @@ def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
     room_uW = alpha_W.new_empty(min(step, U), W)  # one buffer: fresh pages cost as much as the arithmetic
     base_UW = alpha_W.new_zeros(1, W).expand(U, W) if base_UW is None else base_UW
     by_W, by_U = scale_W.to(dtype), scale_U.to(dtype)[:, None]
+    same = theta.half_W is theta.half_U  # then W is U, and κ symmetric
     for start in range(0, U, step):
-        at = slice(start, min(start + step, U))
-        centred_uW = torch.sub(base_UW[at], alpha_W, out=room_uW[: at.stop - start]).sub_(beta_U[at][:, None])
-        kappa_uW = kappa2_UW[at].copy_(centred_uW)
+        at, to = slice(start, min(start + step, U)), slice(start if same else 0, W)
+        room_uw = room_uW[: at.stop - start, : W - to.start]
+        torch.sub(base_UW[at, to], alpha_W[to], out=room_uw).sub_(beta_U[at][:, None])
+        kappa_uw = kappa2_UW[at, to].copy_(room_uw)
         with float32_products("float32"):  # never TF32
-            kappa_uW.addmm_(h_U[:, at].T, h_W)
-        kappa_uW.mul_(by_W).mul_(by_U[at]).clamp_(0, 1).square_()
+            kappa_uw.addmm_(h_U[:, at].T, h_W[:, to])
+        kappa_uw.mul_(by_W[to]).mul_(by_U[at]).clamp_(0, 1).square_()
+        if same:
+            kappa2_UW[at.stop :, at] = kappa2_UW[at, at.stop :].T
     covered_W = mean_W.new_zeros(W)
     if L:
         kappa_WL = (WL - mean_W[:, None] - mean_L + mean) * scale_W[:, None] * scale_L

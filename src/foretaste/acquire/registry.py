@@ -57,6 +57,7 @@ class Strategy:
     output: str = "sum"
     coverage: Callable[..., Coverage] | None = None
     first: str | None = None
+    check_points: Callable[..., None] | None = None
 
     def check(self, C: int) -> None:
         """Raise if it is for another kind of network than one of C outputs."""
@@ -102,6 +103,7 @@ def register(
     output: str = "sum",
     coverage: Callable[..., Coverage] | None = None,
     first: str | None = None,
+    check_points: Callable[..., None] | None = None,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
@@ -125,6 +127,7 @@ def register(
             foretaste.acquire.Coverage``. Then a greedy batch is grown on F itself, which is cheaper and better than
             conditioning on each pick.
         first: the strategy that chooses in its place while nothing is labelled, with select="auto".
+        check_points: ``check_points(x_U, **options)`` raises where the points do not fit the options, before any work.
 
     Returns:
         A decorator, which returns the function itself.
@@ -158,7 +161,7 @@ def register(
         own_options = options or _keywords(name, fn)
         made = Strategy(
             name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant, watch_by,
-            ridge, output, coverage, first,
+            ridge, output, coverage, first, check_points,
         )  # fmt: skip
         known = [f.name for f in fields(made.options)] if made.options else []
         for option in (*([calibrates] if calibrates is not None else []), *made.small):

@@ -181,7 +181,8 @@ def find_last_layer(frozen: FrozenNetwork, x: Inputs, layer: str | None) -> str:
     if layer is not None:
         known = [name.removeprefix(inside) for name in modules if name != "net" or not inside]
         if layer not in known:
-            raise ValueError(f"unknown layer {layer!r}{did_you_mean(layer, known, 'The network has')}")
+            near = did_you_mean(layer, known, "The network has")
+            raise ValueError(f'unknown layer {layer!r} in options={{"layer": …}}{near}')
         last_layer_inputs(frozen, take_points(x, slice(PROBE_POINTS)), inside + layer)
         return inside + layer
     linear: dict[str, nn.Module] = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretaste.acquire import added_coverage, register
-from foretaste.errors import check_known, real_number, whole_number
+from foretaste.errors import real_number, whole_number
 from foretaste.query.clusters import cluster_points
 from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
@@ -226,10 +226,9 @@ class UncertaintyHerdingOptions(HerdingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.temperature, str):
-            check_known("temperature of strategy 'uherding'", self.temperature, tuple(CALIBRATIONS))
-        else:
-            real_number("temperature of strategy 'uherding'", self.temperature, 0, above=True)
+        T = self.temperature
+        if T not in CALIBRATIONS if isinstance(T, str) else T is None or real_number("temperature", T) <= 0:
+            raise ValueError(f"temperature={T!r} of strategy 'uherding'; expected 'loo', 'split' or a number above 0")
 
 
 @register("uherding", needs="classes", picks=True, options=UncertaintyHerdingOptions)

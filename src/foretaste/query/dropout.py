@@ -130,7 +130,7 @@ def batchbald(
     """
     p_KUC = draw_networks(request, samples, rate, layer, "batchbald")
     scores_U = mutual_information(p_KUC)
-    lazy = LazyGains(scores_U, request.generator)
+    lazy = LazyGains(scores_U, request.generator, look=16)  # weighing the draws costs as much as that
     joint, picks = JointLabels(p_KUC, configurations, request.generator), list[int]()
     while len(picks) < request.batch_size:
         best, gain = lazy.pop(joint.gains)

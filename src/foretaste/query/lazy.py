@@ -10,20 +10,20 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import Tensor
 
-FIRST_LOOK = 4  # candidates computed again at first; twice as many each time that is not enough
-FIRST_LOOK_GPU = 32  # there so many cost what one does
+FIRST_LOOK, FIRST_LOOK_GPU = 4, 32  # on a GPU so many cost what one does
 LAZY_ROUNDING = 1e-12  # of a gain: bounds within it of the best are computed again
 
 
 class LazyGains:
     """Candidates by a bound on their gain, the highest first, equal ones in a random order.
 
-    The gains that it starts with are exact.
+    The gains that it starts with are exact. ``look``: candidates computed again at first; twice as many each time that
+    is not enough.
     """
 
-    def __init__(self, gains_U: Tensor, generator: torch.Generator) -> None:
+    def __init__(self, gains_U: Tensor, generator: torch.Generator, look: int = FIRST_LOOK) -> None:
         self.order = torch.randperm(len(gains_U), generator=generator).tolist()
-        self.device = gains_U.device
+        self.device, self.look = gains_U.device, look if gains_U.is_cpu else max(look, FIRST_LOOK_GPU)
         gains = gains_U.tolist()
         self.heap = [(-gains[j], place) for place, j in enumerate(self.order)]  # negative: the least comes first
         heapify(self.heap)
@@ -39,7 +39,7 @@ class LazyGains:
             bound, place = heappop(self.heap)
             return self.order[place], -bound
         computed: list[tuple[float, int]] = []
-        look = FIRST_LOOK if self.device.type == "cpu" else FIRST_LOOK_GPU
+        look = self.look
         while self.heap and not (computed and _is_behind(self.heap[0], computed[0])):
             places = [heappop(self.heap)[1] for _ in range(min(look, len(self.heap)))]
             found = gains(torch.tensor([self.order[p] for p in places], device=self.device)).tolist()

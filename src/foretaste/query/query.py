@@ -148,6 +148,8 @@ def query(
         request.info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
         settings = how.settings(None)
     request = prepare_request(request, how)
+    if how.check_points is not None:
+        how.check_points(request.x_U, **settings)
     copies_U = labelled_copies(request.x_L, request.x_U)
     seconds = {"outputs": 0.0, "kernel": 0.0}
     if how.picks:
