@@ -89,7 +89,7 @@ def test_demo_quick_end_to_end(tmp_path):
     assert max(r["residual"] for r in records) <= 1e-3  # it interpolates
     assert str(tmp_path / "demo" / "index.html") in got.stdout
     page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
-    for name in ("gain sequential", "gain", "mlmoc", "margin", "random"):
+    for name in ("cover", "gain", "mlmoc", "margin", "random"):
         assert name in got.stdout
         assert name in page
     assert "foretaste demo --seeds 1 --quick" in page
