@@ -169,11 +169,12 @@ def test_importing_foretaste_loads_no_command_line():
         ("/data/x_U.npz and x_U.npz", "/data/x_U.npz and x_U.npz"),
         ("the size is wrong", "the size is wrong"),
         ("size is 0; expected pixels a side", "--size is 0; expected pixels a side"),
+        ('options={"rate": 0.5}; options={"space": "last"}, or', "--options rate=0.5; --options space=last, or"),
     ],
 )  # fmt: skip
 def test_errors_name_options_of_the_command_line(text, says):
     flags = {"size": "--size", "skip_broken": "--skip-broken", "loss": "--loss", "budget": "--budget"}
-    flags |= {"batch_size": "-n"}
+    flags |= {"batch_size": "-n", "options": "--options"}
     assert name_options(text, flags) == says
 
 

@@ -119,6 +119,9 @@ def name_options(text: str, flags: dict[str, str]) -> str:
     """  # noqa: E501
     flags = PYTHON_NAMES | flags
     text = re.sub(r"\S+ \((--[^()]*) on the command line\)", r"\1", text)  # messages that give both names
+    if "options" in flags:  # options={"rate": 0.5} is --options rate=0.5
+        python = r'(?<![\w.])options=\{"(\w+)": ([^{}]*)\}'
+        text = re.sub(python, lambda found: f"{flags['options']} {found[1]}={_bare(found[2])}", text)
     every = "|".join(map(re.escape, sorted(flags, key=len, reverse=True)))
     # After a dot the name is a key of a study (train.steps=), after a slash a part of a path.
     text = re.sub(
@@ -135,7 +138,12 @@ def name_options(text: str, flags: dict[str, str]) -> str:
 def _flag_value(value: str | None) -> str:
     if value in (None, "", "True"):
         return ""
-    return f" {value}" if " " in str(value) else f" {str(value).strip(chr(34) + chr(39))}"
+    return f" {value}" if " " in str(value) else f" {_bare(str(value))}"
+
+
+def _bare(value: str) -> str:
+    """Without quotes around it."""
+    return value.strip("\"'")
 
 
 app = typer.Typer(

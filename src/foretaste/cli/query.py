@@ -1,6 +1,7 @@
 """``foretaste query``: which points of a pool to label next, as a ranked CSV."""
 
 import csv
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,6 +195,25 @@ def check_query_settings(
     found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
     if {"classes", "regression"} & {*found.needs}:
         found.check(outputs)
+    if found.check_points is not None:
+        found.check_points(problem.feed(problem.x_U[:1]), **found.settings(options))
+    if found.picks:
+        rehearse_query(problem, strategy=strategy, options=options, **how)
+
+
+def rehearse_query(problem: "LabellingProblem", **how: Any) -> None:
+    """Choose one of three points with the untrained network: a strategy may need layers that the network lacks."""
+    import foretaste as ft
+
+    p, few, trains = problem, slice(3), problem.net.training
+    log = logging.getLogger("foretaste")
+    level, how["watch"] = log.level, None
+    try:
+        log.setLevel(logging.ERROR)  # an untrained network does not fit its labels
+        ft.query(p.net.eval(), p.feed(p.x_L[few]), p.y_L[few], p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
+    finally:
+        log.setLevel(level)
+        p.net.train(trains)
 
 
 def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor") -> list[dict[str, Any]]:
