@@ -26,11 +26,11 @@ from foretaste.lookahead import (
     seeded_generator,
     text_labels,
 )
+from foretaste.query.copies import labelled_copies
 from foretaste.query.request import Query, Request
 from foretaste.query.select import (
     Picked,
     ProgressCounter,
-    labelled_copies,
     pick_by_strategy,
     pick_covering,
     pick_each,

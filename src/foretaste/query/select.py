@@ -1,11 +1,11 @@
 """From scores to a batch (Eq. 1): all at once, or one by one with each pick conditioned on. And which points to avoid.
 
-A batch avoids two kinds of duplicates while other points are left: exact copies of labelled points, and candidates
-that a pick has made uninformative.
+A batch avoids two kinds of duplicates while other points are left: exact copies of labelled points (copies.py), and
+candidates that a pick has made uninformative.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,6 @@ from foretaste.acquire import Coverage, Strategy, pseudo_labels, register
 from foretaste.lookahead import State
 from foretaste.query.coverage import cover_greedily
 from foretaste.query.request import Request
-from foretaste.tangent import Inputs
 
 try:
     import triton
@@ -182,6 +181,19 @@ def pick_covering(
     return got
 
 
+def restore_copies(got: Picked, copies_U: Tensor, batch_size: int, generator: torch.Generator) -> Picked:
+    """A batch of the other points, as positions in the whole pool. Copies fill what is left of it, at random."""
+    others, copies = (~copies_U).nonzero()[:, 0], copies_U.nonzero()[:, 0]
+    got.indices = others[got.indices].tolist()
+    missing = batch_size - len(got.indices)
+    got.indices += copies[torch.randperm(len(copies), generator=generator)[: max(missing, 0)]].tolist()
+    if got.scores_U is not None:
+        scores_U = got.scores_U.new_full((len(copies_U),), -torch.inf)
+        scores_U[others.to(scores_U.device)] = got.scores_U
+        got.scores_U = scores_U
+    return got
+
+
 def highest_scores(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """(n,) positions of the highest scores, best first, on the CPU. Ties are broken at random."""
     rank_U = torch.randperm(len(scores_U), generator=generator)
@@ -259,74 +271,6 @@ def random(request: Request) -> tuple[Tensor, Tensor]:
     """Random points, the baseline: the ``batch_size`` largest of U uniform draws. Costs nothing; no options."""
     draws_U = torch.rand(request.U, generator=request.generator, dtype=torch.float64)
     return draws_U.topk(request.batch_size).indices, draws_U
-
-
-# --- exact copies of labelled points ---
-
-HASHED_COLUMNS = 64  # numbers of a point that are hashed first
-HASH_CHUNK = 2**22  # numbers hashed at a time
-
-
-def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
-    """(U,) bool on the CPU: candidates that equal a labelled point in every number. None if none do, or all.
-
-    Such a point is labelled already. Costs a hash of 64 numbers of each point, and of all numbers where those agree.
-    """
-    parts = [] if x_L is None else _matching_parts(x_L, x_U)
-    if not parts:
-        return None
-    parts_L, parts_U = [a for a, _ in parts], [b for _, b in parts]
-    near_U = torch.isin(_hash_points(parts_U, HASHED_COLUMNS), _hash_points(parts_L, HASHED_COLUMNS)).nonzero()[:, 0]
-    if not len(near_U):
-        return None
-    copies_U = torch.zeros(len(parts_U[0]), dtype=torch.bool)
-    alike = torch.isin(_hash_points([x[near_U] for x in parts_U]), _hash_points(parts_L))
-    copies_U[near_U[alike].cpu()] = True
-    return copies_U if copies_U.any() and not copies_U.all() else None
-
-
-def _matching_parts(x_L: Inputs, x_U: Inputs) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of both, in pairs; empty if points of L and U cannot be equal. Other checks report wrong inputs."""
-    if isinstance(x_L, Tensor) and isinstance(x_U, Tensor):
-        parts = [(x_L, x_U)]
-    elif isinstance(x_L, Mapping) and isinstance(x_U, Mapping) and x_L.keys() == x_U.keys():
-        parts = [(x_L[k], x_U[k]) for k in sorted(x_U)]
-    else:
-        return []
-    for a, b in parts:
-        if not (a.dim() and b.dim() and len(a)) or (a.shape[1:], a.dtype, a.device) != (b.shape[1:], b.dtype, b.device):
-            return []
-    return parts
-
-
-def _hash_points(parts: list[Tensor], most: int | None = None) -> Tensor:
-    """(N,) int64: a hash of each point, of at most ``most`` numbers of each part."""
-    hash_N = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
-    g = torch.Generator().manual_seed(0)
-    for x in parts:
-        x_ND = x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None]
-        columns = torch.randperm(x_ND.shape[1], generator=g)[:most].sort().values.to(x.device)
-        odd = (2 * torch.randint(2**62, (len(columns),), generator=g) + 1).to(x.device)
-        step = max(1, HASH_CHUNK // max(1, len(columns)))
-        for start in range(0, len(x_ND), step):
-            x_nD = x_ND[start : start + step][:, columns]
-            # + 0.0 makes −0.0 the same as 0.0, as they are to the network.
-            bits_nD = (x_nD.double() + 0.0).view(torch.int64) if x.is_floating_point() else x_nD.long()
-            hash_N[start : start + step] += ((bits_nD ^ (bits_nD >> 29)) * odd).sum(1)
-    return hash_N
-
-
-def restore_copies(got: Picked, copies_U: Tensor, batch_size: int, generator: torch.Generator) -> Picked:
-    """A batch of the other points, as positions in the whole pool. Copies fill what is left of it, at random."""
-    others, copies = (~copies_U).nonzero()[:, 0], copies_U.nonzero()[:, 0]
-    got.indices = others[got.indices].tolist()
-    missing = batch_size - len(got.indices)
-    got.indices += copies[torch.randperm(len(copies), generator=generator)[: max(missing, 0)]].tolist()
-    if got.scores_U is not None:
-        scores_U = got.scores_U.new_full((len(copies_U),), -torch.inf)
-        scores_U[others.to(scores_U.device)] = got.scores_U
-        got.scores_U = scores_U
-    return got
 
 
 # --- candidates that a pick has made uninformative, whatever their score says ---
