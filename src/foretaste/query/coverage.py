@@ -18,7 +18,7 @@ from foretaste.errors import real_number, whole_number
 from foretaste.query.clusters import cluster_points
 from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
-from foretaste.query.space import KernelSpace, Space, SpaceOptions, find_space, pool_outputs
+from foretaste.query.space import Space, SpaceOptions, find_similarity, find_space, pool_outputs
 from foretaste.query.temperature import CALIBRATIONS
 from foretaste.tangent import resolve_budget
 
@@ -275,16 +275,8 @@ def uherding(
 
 
 def _herd(request: Request, points: Space, radius: float | None, weight_U: Tensor | None) -> tuple[Tensor, Tensor]:
-    if radius is None and points.name == "tangent":
-        assert isinstance(points, KernelSpace)
-        tangents = points
-        rows, covered_U = space_rows(
-            points, lambda a, b: tangents.correlation_rows(a)[:, b].clamp_(0, 1), request.budget
-        )  # fmt: skip
-    else:
-        radius = request.info["radius"] = math.sqrt(points.spread) if radius is None else radius
-        scale = -1 / radius**2 if radius > 0 else 0.0
-        rows, covered_U = space_rows(points, lambda a, b: (points.between(a, b) * scale).exp_(), request.budget)
+    k = find_similarity(points, radius, request)
+    rows, covered_U = space_rows(points, lambda a, b: k(a, b).clamp_min_(0), request.budget)
     return cover_greedily(
         rows, covered_U, points.U, request.batch_size, request.generator, weight_W=weight_U, progress=request.progress
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """Determinantal point process: the batch that is most diverse and uncertain, by its determinant."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from foretaste.acquire import register
 from foretaste.errors import check_known, real_number
 from foretaste.losses import probabilities, shannon_entropy
 from foretaste.query.request import Request
-from foretaste.query.space import KernelSpace, Space, SpaceOptions, find_space, pool_outputs
+from foretaste.query.space import Similarity, Space, SpaceOptions, find_similarity, find_space, pool_outputs
 
 QUALITIES = ("margin", "entropy", "uniform")
 
@@ -79,7 +78,7 @@ def dpp(
         )  # fmt: skip
     request.info["quality"] = quality
     points = find_space(request, space, layer, rows=request.L + request.batch_size)
-    kernel = _similarity(points, radius, request)
+    kernel = find_similarity(points, radius, request)
     log_q_U = _log_quality(request, quality)
     return _grow_determinant(points, kernel, log_q_U, noise, request)
 
@@ -93,26 +92,6 @@ def _log_quality(request: Request, quality: str) -> Tensor:
         return shannon_entropy(p_UC).clamp_min(1e-12).log()
     top_U2 = p_UC.topk(2, 1).values
     return (1 - (top_U2[:, 0] - top_U2[:, 1])).clamp_min(1e-12).log()
-
-
-class Similarity:
-    """k between points of a space, by rows. Its diagonal is 1."""
-
-    def __init__(self, space: Space, radius: float | None) -> None:
-        self.space, self.radius = space, radius
-
-    def __call__(self, a: Tensor, b: Tensor | slice) -> Tensor:
-        if self.radius is None:
-            assert isinstance(self.space, KernelSpace)
-            return self.space.correlation_rows(a)[:, b]
-        return self.space.between(a, b).mul_(-1 / self.radius**2).exp_()
-
-
-def _similarity(points: Space, radius: float | None, request: Request) -> Similarity:
-    if radius is None and points.name != "tangent":
-        radius = math.sqrt(points.spread) or 1.0
-    request.info["radius"] = radius
-    return Similarity(points, radius)
 
 
 def _grow_determinant(

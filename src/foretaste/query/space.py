@@ -4,6 +4,7 @@ A space holds L and U in one row of N = L + U points, the labelled ones first. "
 "tangent" has only products: Θ_ij = ⟨∇f_i, ∇f_j⟩, so d²_ij = Θ_ii + Θ_jj − 2Θ_ij, and it serves any network.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -221,6 +222,31 @@ class KernelSpace(Space):
 def zero_copies(d_ab: Tensor, both_ab: Tensor, copy: float) -> Tensor:
     """Distances below ``copy`` of the two squared norms are rounding: those of copies must be 0. Overwrites both."""
     return d_ab.masked_fill_(d_ab <= both_ab.mul_(copy), 0)
+
+
+# --- how alike two points are ---
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """k between points of a space: exp(−d²/σ²), or for radius None the correlation of tangents. Its diagonal is 1."""
+
+    space: Space
+    radius: float | None
+
+    def __call__(self, a: Tensor, b: Tensor | slice) -> Tensor:
+        if self.radius is None:
+            assert isinstance(self.space, KernelSpace)
+            return self.space.correlation_rows(a)[:, b]
+        return self.space.between(a, b).mul_(-1 / self.radius**2).exp_()
+
+
+def find_similarity(space: Space, radius: float | None, request: Request) -> Similarity:
+    """σ is the radius given, else √(Σ of the variances); in the tangent space k is then the correlation."""
+    if radius is None and space.name != "tangent":
+        radius = math.sqrt(space.spread) or 1.0
+    request.info["radius"] = radius
+    return Similarity(space, radius)
 
 
 # --- which space a request has ---
