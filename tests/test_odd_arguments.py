@@ -1,5 +1,6 @@
 """Odd arguments of the public functions: named at the door, before any work."""
 
+import copy
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import foretaste as ft
 from foretaste.network import MLP
 from fuzz.calls import run
 
+torch.manual_seed(0)
 NET = MLP(4, (6,), 3).double().eval()
 X = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(3)
@@ -53,6 +55,41 @@ def test_names_from_an_iterator() -> None:
 def test_a_pool_that_is_no_tensor(x_U) -> None:
     with pytest.raises((TypeError, ValueError), match="x_U"):
         ft.query(NET, X[:3], Y, x_U, batch_size=2, strategy="random")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_points_that_are_not_dense() -> None:
+    for x in (X.to_sparse(), torch.nested.nested_tensor(list(X))):
+        with pytest.raises(ValueError, match=r"x is .*expected a dense tensor"):
+            ft.ntk(NET, x)
+
+
+def test_inputs_so_large_that_the_kernel_overflows() -> None:
+    net = copy.deepcopy(NET).float()
+    with pytest.raises(ValueError, match=r"Θ is too large for torch.float32.*scale the inputs.*net.double\(\)"):
+        ft.ntk(net, 1e25 * X.float())
+    assert torch.isfinite(ft.ntk(NET, 1e25 * X)).all()
+
+
+@pytest.mark.parametrize("method", ["dense", "direct"])
+def test_copies_in_L_without_a_ridge(method: str) -> None:
+    """direct gave torch's error about a singular matrix, or numbers out of rounding."""
+    state = ft.linearize(NET, torch.cat([X[:3], X[:3]]), torch.cat([Y, Y]), X[3:], method=method, ridge=0.0)
+    with pytest.raises(ValueError, match=r"Θ_LL \+ λI failed.*some points repeat others; try ridge="):
+        state.mean  # noqa: B018
+
+
+def test_another_default_device() -> None:
+    want, kernel = ft.query(NET, X[:3], Y, X[3:], batch_size=2, ridge=1e-3), ft.ntk(NET, X)
+    torch.set_default_device("meta")
+    try:
+        assert torch.equal(ft.ntk(NET, X), kernel)
+        for strategy in ("cover", "gain", "badge", "coreset", "random"):
+            ft.query(NET, X[:3], Y, X[3:], batch_size=2, ridge=1e-3, strategy=strategy)
+        q = ft.query(NET, X[:3], Y, X[3:], batch_size=2, ridge=1e-3)
+    finally:
+        torch.set_default_device(None)
+    assert q.indices.tolist() == want.indices.tolist()
 
 
 def test_points_of_too_few_dimensions() -> None:

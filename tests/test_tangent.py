@@ -203,7 +203,7 @@ class Scattered(torch.nn.Module):
         Scattered.asked = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) > 4:  # the checks run four points
+        if len(x) > 4:  # the survey runs fewer
             Scattered.asked.append(len(x))
             if (len(Scattered.asked) == 1) if self.most is None else len(x) > self.most:
                 raise self.error
@@ -219,13 +219,36 @@ def test_memory_in_pieces_is_given_back_and_asked_for_again() -> None:
     assert Scattered.asked[:2] == [40, 40]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_card_that_runs_out_of_memory_gives_the_same_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    """No stand-in: torch may take 600 MB, and is told that it has 64 GB."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(64 * 28 * 28, 10),
+    ).cuda().eval()  # fmt: skip
+    x = torch.randn(400, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
+    want = ft.ntk(net, x, budget="400MB")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(6e8 / total)
+    try:
+        with caplog.at_level(logging.INFO, logger="foretaste"):
+            theta = ft.ntk(net, x, budget="64GB")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "starting again with half of it" in caplog.text
+    assert error(theta, want) <= 1e-6
+
+
 @pytest.mark.parametrize("said", [None, RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
 @pytest.mark.parametrize("output", ["sum", "full"])
 def test_out_of_memory_halves_the_chunk_and_gives_the_same_kernel(said: Exception | None, output: str) -> None:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     net = Scattered(most=12, error=said).eval()
     theta = ft.ntk(net, x, output=output)
-    assert Scattered.asked == [40, 20, 10, 10, 10, 10]
+    assert Scattered.asked == [40, 20, 10, 10, 10, 10, 10, 10]  # checks of the first and the last ten are passes too
     assert error(theta, ft.ntk(net.head, x, output=output)) <= 1e-12
     with pytest.raises(RuntimeError, match="another fault"):
         ft.ntk(Scattered(most=12, error=RuntimeError("another fault")).eval(), x)

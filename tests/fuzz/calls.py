@@ -55,7 +55,7 @@ def brute_force(net: nn.Module, x: Tensor, output: str = "sum") -> Tensor:
         heads = {"sum": f_C.sum()[None] / math.sqrt(len(f_C)), "first": f_C[:1]}.get(output, f_C)
         for head in heads:
             grads = torch.autograd.grad(head, list(net.parameters()), retain_graph=True, materialize_grads=True)
-            rows.append(torch.cat([g.flatten() for g in grads]))
+            rows.append(torch.cat([g.to_dense().flatten() for g in grads]))
     J = torch.stack(rows)
     if output in ("sum", "first"):
         return J @ J.T

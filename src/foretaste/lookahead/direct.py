@@ -93,7 +93,10 @@ class DirectState(State):
         theta_KL = theta.UL[at]
         A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
         A.diagonal().add_(self.ridge)
-        if js and torch.linalg.cholesky_ex(A)[1]:
+        endless = math.isinf(p.time)  # a finite time divides by no eigenvalue
+        if (js or endless) and torch.linalg.cholesky_ex(A)[1]:
+            if endless:
+                cholesky(A[: len(theta.LL), : len(theta.LL)], self.ridge)  # says so if L itself is at fault
             rounding = ROUNDING_SHARE * len(A) * float(torch.cat([theta.LL.diagonal(), theta_KK.diagonal()]).max())
             A = without_rounding(A, self.ridge, 0.0, rounding)
         y_KC = torch.stack([p.f_UC[j] if y is None else y for j, y in labels]) if labels else p.f_UC[:0]

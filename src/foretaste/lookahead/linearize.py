@@ -38,6 +38,7 @@ from foretaste.tangent import (
     probe_outputs,
     take_points,
     to_float64,
+    without_modes,
 )
 
 log = logging.getLogger("foretaste")
@@ -47,6 +48,7 @@ PRECISION_CHOICES = ("auto", *PRECISIONS)
 WATCH_BY = ("random", "contested")
 
 
+@without_modes
 def linearize(
     net: nn.Module,
     x_L: Inputs | None,

@@ -37,11 +37,12 @@ from foretaste.query.select import (
     pick_top,
     restore_copies,
 )
-from foretaste.tangent import Inputs, Output, Params, check_inputs, freeze, resolve_budget
+from foretaste.tangent import Inputs, Output, Params, check_inputs, freeze, resolve_budget, without_modes
 
 log = logging.getLogger("foretaste")
 
 
+@without_modes
 def query(
     net: nn.Module,
     x_L: Inputs | None,

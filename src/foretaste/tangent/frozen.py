@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ OUTPUTS = ("sum", "signs", "first", "full", "trace")  # or the number of a logit
 Output = str | int
 Params = Callable[[str], bool] | Sequence[str] | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 PROBE_POINTS = 3  # run through the network before anything else
 
 
@@ -68,6 +70,11 @@ def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None
         label = part_label(name, key)
         if not isinstance(v, Tensor):
             raise TypeError(f"{label} is a {type(v).__name__}; expected a tensor")
+        if v.is_nested or v.layout != torch.strided:
+            kind = "a nested tensor" if v.is_nested else f"of layout {v.layout}"
+            raise ValueError(
+                f"{label} is {kind}; expected a dense tensor: convert it with .to_dense() or pad its points"
+            )
         if v.dim() == 0:
             faults.append(f"{label} has no dimensions; the first must be the points")
             continue
@@ -121,8 +128,8 @@ class FrozenNetwork:
     device: torch.device
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
-    uneven: frozenset[str] = frozenset()  # modules seen to run on more rows for some points than for others
-    largest: float = 0.0  # of a gradient's entries, where float16 had no room for them
+    unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
+    largest: float = 0.0  # of the entries of gradients, for the scale of float16; 0 if unknown
     surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # see survey.py
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
@@ -184,7 +191,7 @@ def share_tensors(net: nn.Module) -> nn.Module:
 
     A network that cannot be copied (it holds a lock, an open file) is used as it is.
     """
-    memo: dict[int, Any] = {id(t): t for t in (*net.parameters(), *net.buffers())}
+    memo: dict[int, Any] = {id(t): outside_inference(t) for t in (*net.parameters(), *net.buffers())}
     for m in net.modules():
         # Plain attributes too: torch's older weight_norm and prune keep a weight there that autograd has made.
         memo |= {id(t): t for t in vars(m).values() if isinstance(t, Tensor)}
@@ -193,6 +200,14 @@ def share_tensors(net: nn.Module) -> nn.Module:
     except Exception as e:
         log.debug("the network cannot be copied (%s: %s) and is used as it is", type(e).__name__, e)
         return net
+
+
+def outside_inference(t: Tensor) -> Tensor:
+    """The tensor itself, or a copy that autograd accepts if it was made in torch.inference_mode()."""
+    if not t.is_inference():
+        return t
+    with torch.inference_mode(False):
+        return nn.Parameter(t.clone(), t.requires_grad) if isinstance(t, nn.Parameter) else t.clone()
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -212,6 +227,7 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
         raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module")
     net = unwrap(net)
     check_eval_mode(net)
+    net = share_tensors(net)
     chosen = choose_parameters(net, params)
     tensors = list(chosen.values())
     if half := {str(p.dtype) for p in tensors if p.dtype not in (torch.float32, torch.float64)}:
@@ -234,7 +250,7 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
         except ValueError as e:
             raise ValueError(f"{e}, the number of a logit, or one of {', '.join(OUTPUTS)}") from None
     recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
-    return FrozenNetwork(share_tensors(net), chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
+    return FrozenNetwork(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
 
 def check_eval_mode(net: nn.Module) -> None:
@@ -263,8 +279,8 @@ def check_eval_mode(net: nn.Module) -> None:
 
 
 def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
-    """The parameters that ``params`` selects, detached, by name."""
-    every = dict(net.named_parameters())
+    """The parameters that ``params`` selects, detached, by name. Those without entries add nothing and are left out."""
+    every = {k: p for k, p in net.named_parameters() if p.numel()}
     if not every:
         raise ValueError("net has no parameters; its tangent kernel is zero")
     if params is None:
@@ -301,6 +317,20 @@ def _wanted(params: Callable[[str], bool], name: str) -> bool:
 
 
 # ---- The state of torch during a pass ----
+
+
+def without_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Run a function outside of the caller's ``torch.set_default_device`` and ``torch.inference_mode``."""
+
+    @wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with (
+            torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext(),
+            torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(),
+        ):
+            return function(*args, **kwargs)
+
+    return call
 
 
 @contextmanager
@@ -387,6 +417,7 @@ def check_output(frozen: FrozenNetwork, C: int) -> None:
         raise ValueError(f"output={frozen.output} but net has {C} outputs")
 
 
+@without_modes
 def outputs(
     net: nn.Module | FrozenNetwork, x: Inputs, *, chunk_size: int = 256, name: str = "x", precision: str = "float32"
 ) -> Tensor:

@@ -6,7 +6,7 @@ the rules and torch.func are checked against.
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ from torch.utils.checkpoint import CheckpointError
 from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, take_points
 
 log = logging.getLogger("foretaste")
+
+
+def flat(g: Tensor) -> Tensor:
+    """A gradient as one dimension; that of an Embedding(sparse=True) is sparse."""
+    return (g.to_dense() if g.is_sparse else g).flatten()
 
 
 def functional_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
@@ -58,31 +63,37 @@ def rows_one_by_one(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> d
                     "parameters in their place; leave the checkpoint out in eval mode: `if self.training:`"
                 ) from None
             for k, g in zip(names, grads):
-                rows[k].append(g.flatten())
+                rows[k].append(flat(g))
     return {k: torch.stack(v).unflatten(0, (count_points(x), -1)) for k, v in rows.items()}
 
 
 def autograd_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """{name: (N, p)}: the gradient of the sum of heads in the network's own parameters, if they require grad.
+    """{name: (N, p)}: the gradient of the first head in the network's own parameters, if they require grad.
 
     The network is called as the user calls it, with nothing between. So these gradients are the truth.
     """
-    params = {k: p for k, p in frozen.net.named_parameters() if k in set(names) and p.requires_grad}
-    rows: dict[str, list[Tensor]] = {k: [] for k in params}
-    for i in range(count_points(x) if params else 0):
-        f_1C = frozen.call_attached(take_points(x, slice(i, i + 1)))
-        if not f_1C.requires_grad:
-            raise ValueError(
-                "net's output does not depend on its parameters through autograd; remove torch.no_grad() from its "
-                "forward"
-            )
-        try:
-            grads = torch.autograd.grad(frozen.heads(f_1C).sum(), list(params.values()), materialize_grads=True)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as e:
-            reason = str(e).split("\n")[0]
-            raise ValueError(f"autograd fails on net, called as it is: {reason}; mend its forward first") from e
-        for k, g in zip(params, grads):
-            rows[k].append(g.flatten())
-    return {k: torch.stack(v) for k, v in rows.items()}
+    weight_1 = torch.ones(1, dtype=frozen.dtype, device=frozen.device)
+    found = [autograd_sum(frozen, take_points(x, slice(i, i + 1)), names, weight_1) for i in range(count_points(x))]
+    return {k: torch.stack([sums[k] for sums in found]) for k in found[0]} if found else {}
+
+
+def autograd_sum(frozen: FrozenNetwork, x: Inputs, names: Iterable[str], r_n: Tensor) -> dict[str, Tensor]:
+    """{name: (p,)}: Σ_i r_i times the gradient of the first head at point i, in the parameters that require grad."""
+    chosen = set(names)
+    params = {k: p for k, p in frozen.net.named_parameters() if k in chosen and p.requires_grad}
+    if not params:
+        return {}
+    f_nC = frozen.call_attached(x)
+    if not f_nC.requires_grad:
+        raise ValueError(
+            "net's output does not depend on its parameters through autograd; remove torch.no_grad() from its forward"
+        )
+    try:
+        total = frozen.heads(f_nC)[:, 0] @ r_n
+        grads = torch.autograd.grad(total, list(params.values()), materialize_grads=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as e:
+        reason = str(e).split("\n")[0]
+        raise ValueError(f"autograd fails on net, called as it is: {reason}; mend its forward first") from e
+    return {k: flat(g) for k, g in zip(params, grads)}

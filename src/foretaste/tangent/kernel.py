@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -42,10 +43,12 @@ from foretaste.tangent.frozen import (
     probe_outputs,
     take_points,
     to_float64,
+    without_modes,
 )
 from foretaste.tangent.functional import functional_rows
 from foretaste.tangent.planning import (
     SLOW_PLAN,
+    BudgetError,
     KernelJob,
     KernelPlan,
     LayerGroup,
@@ -58,15 +61,20 @@ from foretaste.tangent.planning import (
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
     LayerParameter,
+    LostRowsError,
     Survey,
-    UnevenRowsError,
     align_calls,
+    compare_rows,
+    find_agreeing,
+    largest_entry,
     record_pass,
+    settle_rules,
     survey_network,
 )
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
+COARSER = 10.0  # TF32 than float32, in squared norms of gradients
 KernelProgress = Callable[[int, int], None]
 
 
@@ -128,6 +136,7 @@ def ntk(
     return theta.view(n, theta.shape[0] // n, m, -1).permute(0, 2, 1, 3)
 
 
+@without_modes
 def plan(
     net: nn.Module,
     x: Inputs,
@@ -166,7 +175,15 @@ def plan(
     sets, pair = pair_sets(x, x2)
     frozen = freeze(net, output=output, params=params)
     check_sets(frozen, sets)
-    return plan_gram(frozen, sets, [pair], (), budget)[1]
+    return plan_gram(settle_sets(frozen, sets), sets, [pair], (), budget)[1]
+
+
+def settle_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs], classes: int | None = None) -> FrozenNetwork:
+    """``settle_rules`` on the first points of the largest set; C is probed unless it is given."""
+    name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
+    if not count_points(x):
+        return frozen
+    return settle_rules(frozen, x, probe_outputs(frozen, x, name) if classes is None else classes)
 
 
 def pair_sets(x: Inputs, x2: Inputs | None) -> tuple[dict[str, Inputs], Block]:
@@ -174,6 +191,7 @@ def pair_sets(x: Inputs, x2: Inputs | None) -> tuple[dict[str, Inputs], Block]:
     return ({"x": x}, ("x", "x")) if x2 is None else ({"x": x, "x2": x2}, ("x", "x2"))
 
 
+@without_modes
 def gram(
     net: nn.Module | FrozenNetwork,
     sets: Mapping[str, Inputs],
@@ -271,7 +289,7 @@ def compute_until_done(
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """``compute_gram`` of a network and sets that are checked; in another way if the first one fails.
 
-    A layer of uneven rows loses its rule. Gradients too large for float16 get another scale, or TF32. Where there is
+    A rule that does not hold is given up. Gradients too large for float16 get another scale, or TF32. Where there is
     less memory than planned, the work is cut into parts of half the size.
     """
     failed: KernelPlan | None = None
@@ -282,10 +300,16 @@ def compute_until_done(
             entry_bytes = 2 if precision == "half" else None
             survey, made = plan_gram(frozen, sets, blocks, diagonals, budget, entry_bytes, classes, failed)
             return compute_gram(frozen, sets, blocks, diagonals, survey, made, precision, progress, f)
-        except UnevenRowsError as e:  # what two points could not show: such a layer goes through torch.func
-            label = next(label for label, m in frozen.net.named_modules() if m is e.module)
-            log.info("module %r: %s; starting again without its rule", label, e)
-            frozen = replace(frozen, uneven=frozen.uneven | {label})
+        except LostRowsError as e:  # such parameters go through torch.func
+            lost = [layer.name for layer in survey.layers if layer.name in e.names or {*layer.modules} & {*e.modules}]
+            log.info("no rule for %s: %s; starting again without it", ", ".join(lost), e)
+            frozen = replace(frozen, unruled=frozen.unruled | set(lost))
+            continue
+        except BudgetError:  # of a plan with all rules; the budget that it names must hold without some, too
+            settled = settle_sets(frozen, sets, classes)
+            if settled.unruled == frozen.unruled:
+                raise
+            frozen = settled
             continue
         except HalfRangeError as e:
             widened += 1
@@ -345,12 +369,21 @@ def compute_gram(
     points = sum(count_points(x) for x in sets.values())
     total, done = len(plan.groups) * points, 0
     f_chunks: list[Tensor] = []
+    # The first and the last batch of each set are checked, once for each network that is frozen.
+    edges = set(accumulate((count_points(x) for x in sets.values()), initial=0))
+    key = "rows", frozen.unruled, plan.chunk_size, tuple((k, count_points(x)) for k, x in sets.items())
+    unchecked = [] if key in frozen.surveys else survey.layers
     keep_memory()
     with isolated(frozen.device, precision):
+        if precision == "half" and not frozen.largest:
+            frozen = replace(frozen, largest=largest_entry(frozen, max(sets.values(), key=count_points)))
         for k, group in enumerate(plan.groups):
-            layer_pass = LayerPass(frozen, survey, group, points, half=precision == "half")
+            modules = set(group.modules)
+            checked = [layer for layer in unchecked if modules.issuperset(layer.modules)]
+            unchecked = [layer for layer in unchecked if layer not in checked]
+            layer_pass = LayerPass(frozen, survey, group, points, precision, checked)
             for at, x in iterate_chunks(sets, plan.chunk_size):
-                f_nC = layer_pass.add(at, x)
+                f_nC = layer_pass.add(at, x, check=at.start in edges or at.stop in edges)
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
@@ -358,11 +391,17 @@ def compute_gram(
                     progress(done, total)
             layer_pass.contract(theta, plan)
             del layer_pass  # frees its A and G before the next group's are recorded
+    frozen.surveys[key] = True
     if f is not None and f_chunks:
         f |= zip(sets, to_float64(torch.cat(f_chunks)).split([count_points(x) for x in sets.values()]))
     found = theta.finish()
-    if precision == "half" and not all(all_finite(t) for part in found for t in part.values()):
-        raise HalfRangeError(max(survey.largest, frozen.largest))
+    if not all(all_finite(t) for part in found for t in part.values()):
+        if precision == "half":
+            raise HalfRangeError(frozen.largest)
+        raise ValueError(
+            f"Θ is too large for {frozen.dtype}: inner products of gradients overflow; scale the inputs"
+            + ("" if frozen.dtype == torch.float64 else ", or use net.double() and float64 points")
+        )
     return found
 
 
@@ -421,8 +460,19 @@ class LayerPass:
     Rows of ``group.formed`` and ``group.functional`` are written during the pass; A and G are kept for the others.
     """
 
-    def __init__(self, frozen: FrozenNetwork, survey: Survey, group: LayerGroup, points: int, half: bool) -> None:
-        self.frozen, self.survey, self.group, self.points, self.half = frozen, survey, group, points, half
+    def __init__(
+        self,
+        frozen: FrozenNetwork,
+        survey: Survey,
+        group: LayerGroup,
+        points: int,
+        precision: str,
+        checked: Sequence[LayerParameter],
+    ) -> None:
+        self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
+        self.half, self.coarser = precision == "half", 1.0 if precision == "float32" else COARSER
+        self.checked = checked
+        self.compared: list[dict[str, Tensor]] = []
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
         self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
@@ -430,8 +480,8 @@ class LayerPass:
     def new_rows(self, width: int, old: GradientRows | None = None) -> GradientRows:
         """Room for ``width`` columns of all points, in the memory of ``old`` if that is large enough."""
         like = next(iter(self.frozen.params.values()))
-        wide, largest = width * self.survey.folded, max(self.survey.largest, self.frozen.largest)
-        return GradientRows(self.points, self.survey.heads, wide, like, self.half, largest, old)
+        wide = width * self.survey.folded
+        return GradientRows(self.points, self.survey.heads, wide, like, self.half, self.frozen.largest, old)
 
     def write(self, rows: GradientRows, at: slice, start: int, rows_nBw: Tensor) -> int:
         """Write the rows of a chunk from column ``start`` on; returns the column after them."""
@@ -439,7 +489,7 @@ class LayerPass:
         rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
         return stop
 
-    def add(self, at: slice, x: Inputs) -> Tensor | None:
+    def add(self, at: slice, x: Inputs, check: bool) -> Tensor | None:
         """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it."""
         start, f_NC = 0, None
         if modules := self.group.modules:
@@ -447,6 +497,8 @@ class LayerPass:
             self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
             n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
             ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
+            if check and self.checked:
+                self.compared.append(compare_rows(self.frozen, x, self.checked, ready))
             for layer, cut in self.group.formed:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))
@@ -477,6 +529,13 @@ class LayerPass:
         """Add what the group's layers contribute to Θ."""
         if not self.finite:
             raise ValueError("net returns NaN or infinite outputs for some of the points")
+        for products in self.compared:  # read here only, as above
+            agrees = find_agreeing(products, self.frozen.dtype, self.coarser)
+            if lost := [name for name, holds in agrees.items() if not holds]:
+                raise LostRowsError(
+                    "used outside of a module's own forward, or by a layer that does not see the points in their order",
+                    names=lost,
+                )
         if self.rows is not None:
             theta.add_rows(self.rows)
             self.rows = None  # frees their memory for the slabs below

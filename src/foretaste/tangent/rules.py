@@ -5,7 +5,7 @@ of the output of every layer, at every point, and the layer's gradient at point 
 
 A rule forms that gradient: ``rule(module, name, a, g, at) -> (n, p)`` is the gradient of a slice ``at`` of parameter
 ``name``, along the dimension that ``cut_axis`` names. The order of the p columns is free, but the same for all points.
-No rule is trusted: ``survey.verify_rules`` compares each with autograd on a few points of the user's network.
+No rule is trusted: ``survey.compare_rows`` compares each with autograd on points of every kernel's own batches.
 
 A ``ProductLayer`` contributes its part of Θ without forming a gradient; see its docstring.
 """

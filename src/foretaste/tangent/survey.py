@@ -1,10 +1,11 @@
 """What the network is made of: which parameters have a rule, and how much memory a pass takes.
 
 ``survey_network`` runs two points through the network before any kernel is computed. It finds the modules whose
-gradients a rule can form (rules.py), checks each rule against autograd, and measures the bytes of a pass. Parameters
-without a valid rule go through torch.func (functional.py), which is slower.
+gradients a rule can form (rules.py), and measures the bytes of a pass. Parameters without a rule go through torch.func
+(functional.py), which is slower.
 
-``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer.
+``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. ``compare_rows``
+checks every rule against autograd on points of that pass; a rule that fails is given up, and the pass starts again.
 """
 
 import logging
@@ -19,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, input_parts, isolated, take_points
-from foretaste.tangent.functional import autograd_rows, functional_rows
+from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule, linear, positions
 
 log = logging.getLogger("foretaste")
-ORDER_POINTS = 4  # of the batch that shows whether rows are the points in their order
+CHECK_POINTS = 12  # of a batch, which show whether its rows are the points in their order
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -106,7 +107,7 @@ class Survey:
     folds: dict[nn.Module, list[int]] = field(repr=False)  # rows of A in that dimension for each point, by call
     pass_bytes: int  # peak of one forward and backward
     survey_bytes: int  # peak of this survey, for all its points
-    largest: float  # the largest entry of a gradient that was seen
+    check_bytes: int  # peak of ``compare_rows``, for all its points
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
@@ -115,7 +116,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     Once for each network that is frozen, and points of one shape: a query asks for several kernels of the same points.
     """
     shapes = tuple((k, v.shape[1:], v.dtype) for k, v in input_parts(x).items())
-    key = frozen.output, frozen.uneven, classes, min(2, count_points(x)), shapes
+    key = frozen.output, frozen.unruled, classes, min(2, count_points(x)), shapes
     if key not in frozen.surveys:
         frozen.surveys[key] = make_survey(frozen, x, classes)
     return frozen.surveys[key]
@@ -137,14 +138,11 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         folds = {m: [call.a.shape[axis] // k for call in together[m]] for m, axis in axes.items()}
         calls = align_calls(together, axes, folds, k, 1)
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
-        verified, largest = verify_rules(one_head, points, readable, calls)
-        parameters = [p.nbytes for p in frozen.params.values()]
-        each, fixed = 2 * memory.peak + 2 * max(parameters), 2 * sum(parameters)  # of verify_order, for each point
-        verified = verify_order(one_head, x, verified, axes, folds)
+        with_rule = {layer.name for layer in readable}
+        functional = [name for name in frozen.params if name not in with_rule]
+        verify_functional(one_head, points, functional)
         if frozen.output == "sum" and classes > 1:
             check_sum(frozen, points)
-    with_rule = {layer.name for layer in verified}
-    functional = [name for name in frozen.params if name not in with_rule]
     if functional:
         log.info(
             "no rule for %d of %d parameters (%s%s): their gradients go through torch.func, which is slower",
@@ -156,25 +154,27 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
-    # An estimate: the passes of k points and their gradients by autograd, stacked, and by the rules; then four points.
-    # A PeakMemory around them would take longer than they do.
-    survey_bytes = max(2 * k * memory.peak + 6 * k * sum(parameters), ORDER_POINTS * each + fixed)
+    parameters = sum(p.nbytes for p in frozen.params.values())
+    # Estimates. The survey: passes of k points and their gradients by autograd, stacked, and by the rules. A check: a
+    # pass of its points with both gradients. A PeakMemory around them would take longer than they do.
+    survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
+    check_bytes = 2 * CHECK_POINTS * memory.peak + 3 * parameters
     return Survey(
-        verified, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, largest
+        readable, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, check_bytes
     )
 
 
 def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
     """The chosen parameters that only modules with a rule own, in the network's order."""
     owners: dict[int, list[ParameterUse | None]] = {}
-    for label, m in frozen.net.named_modules():
-        usable = has_rule(m) and label not in frozen.uneven
+    for m in frozen.net.modules():
+        usable = has_rule(m)
         for local, p in m._parameters.items():
             if p is not None:
                 owners.setdefault(id(p), []).append((m, local) if usable else None)
     every = dict(frozen.net.named_parameters())
     layers = []
-    for name in frozen.params:
+    for name in [name for name in frozen.params if name not in frozen.unruled]:
         uses = [use for use in owners[id(every[name])] if use is not None]
         if len(uses) == len(owners[id(every[name])]):
             (axis, grain), *others = {cut_axis(m, local) for m, local in uses}
@@ -222,6 +222,11 @@ def record_pass(
     head = 0
 
     def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
+        if out.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"a {type(m).__name__} of net computes in {out.dtype} (torch.autocast in its forward), too coarse for "
+                "a ranking by Θ; leave it out in eval mode: `torch.autocast(..., enabled=self.training)`"
+            )
         call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype)
         calls[m].append(call)
         if not out.requires_grad:
@@ -262,13 +267,8 @@ def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCa
     """The dimension of A and G that is k times as long for k points as for one, in every call; None if none is."""
 
     def find_axis(one: torch.Size, many: torch.Size) -> int | None:
-        for d in (0, 1):
-            if (
-                len(one) > d
-                and one[d]
-                and many[d] == k * one[d]
-                and all(many[e] == one[e] for e in range(len(one)) if e != d)
-            ):
+        for d in (0, 1) if all(one) else ():  # a layer without rows for the point has no dimension of points
+            if len(one) > d and many[d] == k * one[d] and all(many[e] == one[e] for e in range(len(one)) if e != d):
                 return d
         return None
 
@@ -282,12 +282,15 @@ def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCa
     return axes.pop() if len(axes) == 1 else None
 
 
-class UnevenRowsError(RuntimeError):
-    """A layer runs on more rows for some points than for others, so that its rows cannot be told apart."""
+class LostRowsError(RuntimeError):
+    """The rule of some parameters does not hold on a batch.
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(f"a {type(module).__name__} runs on more rows for some points than for others")
-        self.module = module
+    names: the parameters. modules: or those whose rows cannot be told apart, with all their parameters.
+    """
+
+    def __init__(self, why: str, names: Sequence[str] = (), modules: Sequence[nn.Module] = ()) -> None:
+        super().__init__(why)
+        self.names, self.modules = names, modules
 
 
 def align_calls(
@@ -299,11 +302,11 @@ def align_calls(
 ) -> LayerCalls:
     """A and G with the points first, then heads (G only), then what the network folded into the points' dimension.
 
-    Frees the gradients in ``calls``. Raises an UnevenRowsError where n points do not have the rows that were seen.
+    Frees the gradients in ``calls``. Raises a LostRowsError where n points do not have the rows that were seen.
     """
     for m, made in calls.items():
         if m in axes and not has_even_rows(made, axes[m], folds[m], n):
-            raise UnevenRowsError(m)
+            raise LostRowsError(f"a {type(m).__name__} runs on more rows for some points than others", modules=[m])
 
     def points_first(t: Tensor, axis: int) -> Tensor:
         t = t.movedim(axis, 0) if axis else t
@@ -324,90 +327,70 @@ def align_calls(
 # ---- Are the rules right for this network? ----
 
 
-def verify_rules(
-    frozen: FrozenNetwork, x: Inputs, layers: list[LayerParameter], calls: LayerCalls
-) -> tuple[list[LayerParameter], float]:
-    """The layers whose rule agrees with autograd on the points ``x``, and the largest entry of a gradient.
+def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> None:
+    """Raise where torch.func does not give the gradients of autograd on the points ``x``.
 
-    This makes the rules safe. A rule fails here if the network uses a weight outside its module
-    (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint;
-    the parameter then goes through torch.func. Raises where torch.func itself is wrong: a forward that makes new
-    parameters out of its own.
+    So it is where a forward makes new parameters out of its own.
     """
-    truth = autograd_rows(frozen, x, list(frozen.params))
-    zero = torch.zeros((), dtype=frozen.dtype, device=frozen.device)
-    largest = torch.stack([zero, *(t.abs().amax() for t in truth.values())]).amax() if truth else zero + 1
-    products: dict[str, Tensor] = {}
-
-    def compare(name: str, rows_np: Tensor) -> None:
-        # A rule orders its columns freely. So compare the inner products of the rows, which do not depend on the order.
-        # ``pop`` frees the true gradient as soon as it is used.
-        products[name] = torch.stack([inner_products(rows_np), inner_products(truth.pop(name))])
-
-    for layer in [layer for layer in layers if layer.name in truth]:
-        compare(layer.name, layer.head_rows(slice(0, layer.length), calls, 0))
-    with_rule = {layer.name for layer in layers}
-    without_rule = [name for name in truth if name not in with_rule]
-    for name, rows_nbp in functional_rows(frozen, x, without_rule).items() if without_rule else ():
-        compare(name, rows_nbp[:, 0])
-    agrees = find_agreeing(products, frozen.dtype)
-    for name in without_rule:
-        if not agrees[name]:
+    truth = autograd_rows(frozen, x, names)
+    if not truth:
+        return
+    rows = functional_rows(frozen, x, list(truth))
+    products = {
+        k: torch.stack([inner_products(rows[k][:, 0]), inner_products(true_np)]) for k, true_np in truth.items()
+    }
+    for name, agrees in find_agreeing(products, frozen.dtype).items():
+        if not agrees:
             raise ValueError(
                 f"the gradient of {name!r} is lost when net is called with other parameters in their place "
                 "(torch.func.functional_call): its forward makes new parameters out of them, as a slice of an "
                 "nn.ParameterList does; use list(parameters)[a:b] there"
             )
-    verified = [layer for layer in layers if agrees.get(layer.name, True)]
-    for layer in layers:
-        if layer not in verified:
-            log.info("%s is used outside its module's own forward; its rule does not apply", layer.name)
-    return verified, float(largest)
 
 
-def verify_order(
-    frozen: FrozenNetwork,
-    x: Inputs,
-    layers: list[LayerParameter],
-    axes: dict[nn.Module, int],
-    folds: dict[nn.Module, list[int]],
-) -> list[LayerParameter]:
-    """The layers whose rows are those of the points, in their order, in a batch of four.
+def compare_rows(
+    frozen: FrozenNetwork, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls
+) -> dict[str, Tensor]:
+    """{name: (2, 1, 1)}: ‖Σ_i r_i J_i‖² over a dozen points of a batch, by the rules from its A and G, and by autograd.
 
-    A forward may sort its batch and put it back, or send some points only through a layer. Then a row of A and G is
-    not the point it seems to be. With random weights r_i, autograd's gradient of Σ_i r_i f(x_i) must be Σ_i r_i J_i of
-    the rule's rows. One such sum costs one backward pass, for any number of points. Half of the batch is the other half
-    backwards, so that no order which a forward prefers can be the batch's own.
+    This makes the rules safe. A rule fails here if the network uses a weight outside its module
+    (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
+    if a forward sorts its batch and puts it back, or sends some points only through a layer: a row of A and G is then
+    not the point it seems to be. A look at a few points need not show that, so the batch that is computed is the one
+    that is checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
     """
-    if not layers:
-        return layers
     draws = torch.Generator().manual_seed(0)
-    half = torch.randperm(count_points(x), generator=draws)[: ORDER_POINTS // 2]
-    at = torch.cat([half, half.flip(0)]).to(frozen.device)
-    n = len(at)
-    r_1n = torch.randn(1, n, generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
-    points = take_points(x, at)
-    names = {layer.name for layer in layers}
-    params = {k: p for k, p in frozen.net.named_parameters() if k in names and p.requires_grad}
-    layers, recorded = record_or_none(frozen, layers, points)
-    modules = list(recorded)
-    fits = {m for m in modules if has_even_rows(recorded[m], axes[m], folds[m], n)}
-    calls = align_calls({m: recorded[m] for m in fits}, axes, folds, n, 1)
-    heads_n = frozen.heads(frozen.call_attached(points)).sum(1)
-    gradients = torch.autograd.grad(heads_n @ r_1n[0], list(params.values()), materialize_grads=True)
-    by_autograd = dict(zip(params, gradients))
+    at = torch.randperm(count_points(x), generator=draws)[:CHECK_POINTS].to(frozen.device)
+    r_1n = torch.randn(1, len(at), generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
+    truth = autograd_sum(frozen, take_points(x, at), [layer.name for layer in layers], r_1n[0])
+    part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
     products: dict[str, Tensor] = {}
     for layer in layers:
-        if layer.name in params and all(m in fits for m in layer.modules):
-            by_rule_1p = layer.weighted_row(r_1n, calls)
-            pair = by_rule_1p, by_autograd.pop(layer.name).reshape(1, -1)
+        if layer.name in truth:
+            # A rule orders its columns freely, so norms are compared, which do not depend on the order.
+            pair = layer.weighted_row(r_1n, part), truth.pop(layer.name)[None]
             products[layer.name] = torch.stack([inner_products(rows_1p) for rows_1p in pair])
-    agrees = find_agreeing(products, frozen.dtype)
-    kept = [layer for layer in layers if agrees.get(layer.name, layer.name not in params)]
-    for layer in layers:
-        if layer not in kept:
-            log.info("%s does not see the points of a batch in their order; its rule does not apply", layer.name)
-    return kept
+    return products
+
+
+def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
+    """The network without the rules that fail on two points. A kernel finds these on its way, a plan must know them."""
+    while True:
+        survey, points = survey_network(frozen, x, classes), take_points(x, slice(2))
+        n, heads = count_points(points), survey.heads * survey.folded
+        with isolated(frozen.device):
+            recorded, _ = record_pass(frozen, list(survey.axes), points)
+            calls = align_calls(recorded, survey.axes, survey.folds, n, heads)
+            agrees = find_agreeing(compare_rows(frozen, points, survey.layers, calls), frozen.dtype)
+        if all(agrees.values()):
+            return frozen
+        frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})
+
+
+def largest_entry(frozen: FrozenNetwork, x: Inputs) -> float:
+    """The largest entry of the gradients at the first two points; 1 where no parameter requires grad."""
+    rows = autograd_rows(replace(frozen, output="sum"), take_points(x, slice(2)), list(frozen.params))
+    return float(torch.stack([rows_np.abs().amax() for rows_np in rows.values()]).amax()) if rows else 1.0
 
 
 def has_even_rows(made: Sequence[RecordedCall], axis: int, folds: Sequence[int], n: int) -> bool:
@@ -431,7 +414,7 @@ def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
     squares = []
     for head in (f_1C.sum(), f_1C[f_1C.detach().argmax()]):
         grads = torch.autograd.grad(head, params, retain_graph=True, materialize_grads=True)
-        squares.append(torch.stack([g.double().square().sum() for g in grads]).sum())
+        squares.append(torch.stack([flat(g).double().square().sum() for g in grads]).sum())
     of_sum, of_one = torch.stack(squares).tolist()
     if of_sum < CONSTANT_SUM * of_one:
         raise ValueError(
@@ -440,14 +423,14 @@ def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
         )
 
 
-def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype) -> dict[str, bool]:
-    """Whether the two (n, n) inner products of each entry (2, n, n) agree, up to rounding."""
+def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype, coarser: float = 1.0) -> dict[str, bool]:
+    """Whether the two (n, n) inner products of each entry (2, n, n) agree: up to rounding, ``coarser`` times it."""
     # All numbers are read from the device at once: each read waits for it.
     both = torch.stack(list(products.values())).double().cpu() if products else torch.zeros(0, 2, 1, 1)
     gap_P, size_P = (both[:, 0] - both[:, 1]).norm(dim=(1, 2)), both[:, 1].norm(dim=(1, 2))
     relative, floor = (1e-3, 1e-5) if dtype == torch.float32 else (1e-8, 1e-12)
     largest = float(both[:, 1].diagonal(dim1=1, dim2=2).sum(1).max()) if products else 0.0  # squared norm
-    return dict(zip(products, (gap_P <= relative * size_P + floor**2 * largest).tolist()))
+    return dict(zip(products, (gap_P <= coarser * (relative * size_P + floor**2 * largest)).tolist()))
 
 
 def inner_products(rows_np: Tensor) -> Tensor:
