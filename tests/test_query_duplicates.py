@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from foretaste.lookahead import from_kernels, linearize
 from foretaste.query import query
+from foretaste.query.select import find_spent
 from test_query import LABELLED, NET, X_L, Y_L, network, points
 
 
@@ -64,3 +66,25 @@ def test_close_is_not_a_copy():
     x_U[1] = x_U[0] + 0.05
     q = query(NET, X_L, Y_L, x_U, strategy=lambda s: torch.arange(s.U, 0, -1).double(), select="greedy", batch_size=2)
     assert q.indices.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("larger", [1.0, 1e4, 1e6])
+def test_one_huge_point_does_not_make_the_others_look_spent(larger):
+    """Its variance is ``larger``² times that of the others, of which each still has its own."""
+    x = points(14, 7)
+    x[5] *= larger
+    state = linearize(NET, X_L, Y_L, x, ridge=1e-3)
+    before, state = state, state.condition(3)
+    spent = find_spent(state, before, 3)
+    assert spent[3]
+    assert spent.sum() == 1
+
+
+def test_zero_variance_is_spent_whatever_the_others_have():
+    """The kernel of x xᵀ has none at x = 0."""
+    x = points(8, 7)
+    x[2] = 0
+    none, f = x.new_empty(0, 8), torch.zeros(8, 3, dtype=x.dtype)
+    before = from_kernels(none[:, :0], None, none.T, x @ x.T, None, f[:0], None, f, [], ridge=1e-3)
+    state = before.condition(4)
+    assert find_spent(state, before, 4).nonzero()[:, 0].tolist() == [2, 4]

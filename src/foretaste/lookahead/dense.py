@@ -282,7 +282,7 @@ class DenseState(State):
         return u_U.masked_fill_(u_U <= 0, math.inf)
 
     @property
-    def _prior_blocks(self) -> Tensor:
+    def prior_blocks(self) -> Tensor:
         return self._posterior.prior_blocks
 
     @cached_property

@@ -196,7 +196,7 @@ class DirectState(State):
         return u_UBB
 
     @property
-    def _prior_blocks(self) -> Tensor:
+    def prior_blocks(self) -> Tensor:
         return self._loaded.theta.diag_U
 
     @cached_property

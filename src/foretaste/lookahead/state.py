@@ -228,11 +228,11 @@ class State(ABC):
         noise_U = self._noise_U
         if self.B > 1:
             return self._u_blocks(self.variance_blocks + torch.diag_embed(noise_U[:, None].expand(-1, self.B)))
-        var_U, prior_U = self.variance_blocks[:, 0, 0], self._prior_blocks[:, 0, 0]
+        var_U, prior_U = self.variance_blocks[:, 0, 0], self.prior_blocks[:, 0, 0]
         u_U = var_U + noise_U
         if not ((low := u_U <= 0) & ~self.taken).any():
             return u_U.masked_fill(low, 1.0)  # of taken candidates, which no score counts
-        low |= var_U <= rounding_floor(self.variance_blocks, self._prior_blocks)
+        low |= var_U <= rounding_floor(self.variance_blocks, self.prior_blocks)
         bad = low & ~self.taken
         if not self.kept and (bad & (var_U < -ROUNDING_SHARE * prior_U)).any():
             j = int(u_U.masked_fill(~bad, math.inf).argmin())
@@ -246,16 +246,16 @@ class State(ABC):
     def _u_blocks(self, u_UBB: Tensor) -> Tensor:
         """The same for blocks: directions of which only rounding is left get a noise that no score feels."""
         failed = torch.linalg.cholesky_ex(u_UBB)[1].nonzero()[:, 0].tolist()
-        floor_U = rounding_floor(self.variance_blocks, self._prior_blocks) if failed else None
+        floor_U = rounding_floor(self.variance_blocks, self.prior_blocks) if failed else None
         for j in failed:
             assert floor_U is not None
-            allowed = math.inf if self.kept else ROUNDING_SHARE * float(self._prior_blocks[j].diagonal().max())
+            allowed = math.inf if self.kept else ROUNDING_SHARE * float(self.prior_blocks[j].diagonal().max())
             u_UBB[j] = without_rounding(u_UBB[j], float(self._noise_U[j]), float(floor_U[j]), allowed)
         return u_UBB
 
     @property
     @abstractmethod
-    def _prior_blocks(self) -> Tensor:
+    def prior_blocks(self) -> Tensor:
         """Θ_jj of the candidates, (U, B, B)."""
 
     @property

@@ -283,7 +283,9 @@ def random(request: Request) -> tuple[Tensor, Tensor]:
 # It is 1 for a point that the linearised network cannot move without moving j alike, however noisy labels are.
 
 TWIN_TOLERANCE = 1e-5  # 1 − ρ²: what float32 kernels leave between two copies of a point
-SPENT_VARIANCE = 1e-6  # of the largest variance in the pool: S is rounding below it
+# Of a candidate's own variance before any label, or of the largest in the pool if that is less: S is rounding below it.
+# Not of the largest alone: beside a point that is far larger than the others, all others would seem to be spent.
+SPENT_VARIANCE = 1e-6
 MARK_BLOCK = 1024
 
 
@@ -292,7 +294,8 @@ def find_spent(state: State, before: State, j: int) -> Tensor:
     var_U, left_U = _total_variance(before), _total_variance(state)
     drop_U = var_U - left_U
     like_j = (drop_U * var_U[j] - drop_U[j] * var_U).abs() <= TWIN_TOLERANCE * drop_U[j] * var_U
-    return like_j | (left_U <= SPENT_VARIANCE * var_U.max())
+    most_U = torch.einsum("ubb->u", state.prior_blocks).clamp_max(var_U.max())
+    return like_j | (left_U <= SPENT_VARIANCE * most_U)
 
 
 def _total_variance(state: State) -> Tensor:
@@ -304,7 +307,8 @@ def _mark_spent(spent_U: Tensor, state: State, before: State, j: int) -> None:
     """``spent_U`` |= find_spent(state, before, j), in place."""
     if state.B == 1 and can_mark_fused(before.variance_blocks):
         var_U, left_U = (s.variance_blocks.reshape(-1) for s in (before, state))
-        mark_spent_fused(spent_U, var_U, left_U, j, TWIN_TOLERANCE, SPENT_VARIANCE)
+        prior_U = state.prior_blocks.reshape(-1).contiguous()
+        mark_spent_fused(spent_U, var_U, left_U, prior_U, j, TWIN_TOLERANCE, SPENT_VARIANCE)
     else:
         spent_U |= find_spent(state, before, j)
 
@@ -313,14 +317,16 @@ def can_mark_fused(var_U: Tensor) -> bool:
     return triton is not None and var_U.is_cuda and var_U.dtype == torch.float64
 
 
-def mark_spent_fused(spent_U: Tensor, var_U: Tensor, left_U: Tensor, j: int, twin: float, least: float) -> None:
+def mark_spent_fused(
+    spent_U: Tensor, var_U: Tensor, left_U: Tensor, prior_U: Tensor, j: int, twin: float, least: float
+) -> None:
     """``find_spent`` for a single-logit kernel on a GPU, in place: one launch instead of twenty.
 
-    ``var_U`` and ``left_U`` are S_kk before and after j is taken.
+    ``var_U`` and ``left_U`` are S_kk before and after j is taken, ``prior_U`` is Θ_kk.
     """
     U = len(var_U)
     _mark[(triton.cdiv(U, MARK_BLOCK),)](
-        spent_U.view(torch.uint8), var_U, left_U, var_U.max(), j, U, twin, least, BLOCK=MARK_BLOCK
+        spent_U.view(torch.uint8), var_U, left_U, prior_U, var_U.max(), j, U, twin, least, BLOCK=MARK_BLOCK
     )  # fmt: skip
 
 
@@ -328,7 +334,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["j", "U"])
     def _mark(  # type: ignore[no-untyped-def]
-        spent, var, left, largest, j, U, twin: tl.constexpr, least: tl.constexpr, BLOCK: tl.constexpr
+        spent, var, left, prior, largest, j, U, twin: tl.constexpr, least: tl.constexpr, BLOCK: tl.constexpr
     ):
         k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = k < U
@@ -337,5 +343,6 @@ if triton is not None:
         var_j = tl.load(var + j)
         drop_j = var_j - tl.load(left + j)
         alike = tl.abs((var_k - left_k) * var_j - drop_j * var_k) <= twin * drop_j * var_k
-        nothing = left_k <= least * tl.load(largest)
+        prior_k = tl.load(prior + k, mask=inside, other=0.0)
+        nothing = left_k <= least * tl.minimum(prior_k, tl.load(largest))
         tl.store(spent + k, tl.full((BLOCK,), 1, tl.uint8), mask=inside & (alike | nothing))
