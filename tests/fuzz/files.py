@@ -31,8 +31,9 @@ from PIL import Image
 from data_files import cifar10_files, idx_files, svhn_files
 from foretaste import report
 from foretaste.cli.inputs import read_inputs
-from foretaste.data import load, read_points
-from foretaste.network import MLP, load_network, save_network, saved_network
+from foretaste.data import PictureItems, load, read_points
+from foretaste.label import LabelStore, StoreError, export_labels, label_rows, read_labels
+from foretaste.network import MLP, features, load_network, save_network, saved_network
 from foretaste.study import Labels, Network, Train, read, study
 from foretaste.study import load as load_records
 from foretaste.study import run as run_study
@@ -189,6 +190,40 @@ def make_report(root: Path) -> Any:
     return report.page(found.summary(), root / "page.html", pictures=found.pictures, title=found.title).read_text()
 
 
+def make_store(root: Path) -> None:
+    with LabelStore(root) as store:
+        store.set_classes(["cat", "dog"])
+        for k, item in enumerate(ITEMS):
+            store.record(item, "label", ("cat", "dog")[k % 2], who="Ada")
+        store.undo(who="Ada")
+
+
+def read_store(root: Path) -> Any:
+    with LabelStore(root) as store:
+        return store.classes, store.labels(), [(event.seq, event.item, event.label) for event in store.events()]
+
+
+def make_exchange(root: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        make_store(Path(folder))
+        with LabelStore(folder) as store:
+            for name in EXCHANGED:
+                export_labels(label_rows(store), root / name)
+
+
+def make_features_on_disk(root: Path) -> None:
+    read_features(root)
+
+
+def read_features(root: Path) -> Any:
+    """Whatever lies in the cache, the features are those of the backbone."""
+    torch.manual_seed(0)
+    backbone = torch.nn.Linear(3, 4).eval()
+    return features(backbone, torch.arange(30.0).view(10, 3), cache=root)
+
+
+ITEMS = [f"{k}.png" for k in range(6)]
+EXCHANGED = ("a.csv", "a.jsonl", "a.json")
 KINDS = {
     "npz": Kind(make_npz, (lambda r: load(r / "a.npz"),), checked=True),
     "npz of points": Kind(make_npz, (lambda r: read_points(r / "a.npz"),)),
@@ -220,6 +255,11 @@ KINDS = {
     "folder of a run, resumed": Kind(make_run, (lambda r: run_study(OF_RUN, r / "run"), make_report), writes=True),
     "saved dataset": Kind(make_dataset, (lambda r: load(r / SET), lambda r: read_points(r / SET))),
     "saved dataset of numbers": Kind(make_number_dataset, (lambda r: read_points(r / SET),)),
+    "labels.sqlite": Kind(make_store, (read_store, lambda r: LabelStore(r, read_only=True).labels()), writes=True),
+    "labels to import": Kind(
+        make_exchange, tuple(partial(lambda name, r: read_labels(r / name, ITEMS), name) for name in EXCHANGED)
+    ),
+    "features on disk": Kind(make_features_on_disk, (read_features,), checked=True, writes=True),
 }
 SLOW = {"folder of a run, resumed": 0.3, "svhn": 0.5, "folder of pictures": 0.5, "saved dataset": 0.5}  # drawn less
 
@@ -330,7 +370,7 @@ def change_json(root: Path, draw: random.Random) -> str:
     if path.suffix == ".safetensors":
         length = struct.unpack("<Q", raw[:8])[0]
         header = json.loads(raw[8 : 8 + length])
-        if "__metadata__" in header and draw.random() < 0.7:
+        if "foretaste" in header.get("__metadata__", ()) and draw.random() < 0.7:
             about = json.loads(header["__metadata__"]["foretaste"])
             what = _change_value(about, draw)
             header["__metadata__"]["foretaste"] = json.dumps(about)
@@ -521,7 +561,7 @@ def read_case(reader: Callable[[Path], Any], case: Path, expected: str | None) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = reader(case)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, StoreError) as error:
         if CASE not in str(error) and SET not in str(error):
             raise RuntimeError(f"an error that names no file: {str(error)[:150]}") from error
         raise
@@ -589,6 +629,10 @@ def fingerprint(found: Any) -> str:
         return str({str(key): fingerprint(value) for key, value in found.items() if key not in ("cost", "peak_memory")})
     if isinstance(found, list | tuple):
         return str([fingerprint(value) for value in found])
+    if isinstance(found, Image.Image):
+        return fingerprint(np.asarray(found))
+    if isinstance(found, PictureItems):
+        return fingerprint([found[k] for k in range(len(found))])
     fields = getattr(found, "__dataclass_fields__", None)
     if fields:
         return fingerprint({name: getattr(found, name) for name in fields if name not in LEFT_OUT})
