@@ -235,6 +235,19 @@ def test_a_damaged_file_is_found_and_computed_again(tmp_path, damage, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("ending", [".npy", ".npy.part", ".jsonl"])
+def test_a_pipe_in_the_place_of_features_is_refused_by_name(ending):
+    """Reading it would wait for ever."""
+    x = pixels(8)
+    ft.features(conv(), x)
+    (file,) = feature_home().glob("*.npy")
+    pipe = file.with_name(file.stem + ending)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=f"{pipe.name} is a pipe, a socket or a device; expected a regular file"):
+        ft.features(conv(), x)
+
+
 # Interrupted
 
 

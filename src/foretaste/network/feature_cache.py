@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from foretaste.errors import printable
+from foretaste.errors import check_regular, printable
 
 log = logging.getLogger("foretaste")
 
@@ -143,6 +143,7 @@ class FeatureFile:
 
     def read(self) -> Tensor | None:
         """The complete features, memory-mapped; None if there are none, or if they are damaged."""
+        self._check_kinds()
         if not self.path.exists():
             return None
         width, head, lines = self._read_sums()
@@ -155,6 +156,12 @@ class FeatureFile:
             return None
         log.warning("%s is damaged: %d of %d rows fit their sums; it is computed again", self.path, good, self.rows)
         return None
+
+    def _check_kinds(self) -> None:
+        """Raise if a pipe or a folder has the name of one of the files: a pipe would be read for ever."""
+        for path in (self.path, self.part, self.sums):
+            with contextlib.suppress(FileNotFoundError):
+                check_regular(path)
 
     def remove(self) -> None:
         """Forget what is there. Other processes that have it open keep what they see."""
@@ -178,6 +185,7 @@ class FeatureFile:
 
     def write(self, compute: ComputeRows, done: Callable[[int], object]) -> None:
         """Compute what is missing and name the file as complete. ``done`` is told the rows that are on disk."""
+        self._check_kinds()
         width, head, lines = self._read_sums()
         good = 0
         if width is not None and self.part.exists():
