@@ -179,7 +179,8 @@ def check_folder(folder: Path, study: Study) -> None:
         both = before, study.plain()
         there, here = ({key: value for key, value in one.items() if key not in MAY_DIFFER} for one in both)
         for one in (there, here):
-            one["query"] = {key: value for key, value in one["query"].items() if key != "output"}
+            if isinstance(ask := one.get("query"), dict):  # a damaged study.json may hold anything
+                one["query"] = {key: value for key, value in ask.items() if key != "output"}
         if differ := differences(there, here):
             raise other_settings(folder, differ)
     for name in study.names:
