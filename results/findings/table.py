@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 HERE = Path(__file__).parent
 STUDENT = {4: 3.182, 6: 2.571, 10: 2.262}  # of 95 %, by the number of seeds
 SHOWN = ["cover", "cover trace", "uherding", "maxherding", "typiclust", "gain", "margin", "badge", "random"]
+BEFORE = ["cover before", "cover sequential"]  # other forms of cover, in a table of their own
 
 
-def read() -> dict[str, dict]:
+def read(folder: str = ".") -> dict[str, dict]:
     """Records by cell: mean accuracy after the first query, (strategies, seeds), and what they are of."""
     cells = {}
-    for file in sorted((HERE / "records").glob("*.json")):
+    for file in sorted((HERE / "records" / folder).glob("*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         accuracy = np.array(record["accuracy"])
         cells[file.stem] = record | {"mean": dict(zip(record["arms"], accuracy[:, :, 1:].mean(2)))}
@@ -32,23 +33,55 @@ def difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     return float(d.mean()), STUDENT[len(d)] * float(d.std(ddof=1)) / math.sqrt(len(d))
 
 
-def table(cells: dict[str, dict]) -> str:
-    """A line a cell: the accuracy of cover, and how far the others are from it. Bold: the interval excludes 0."""
-    lines = ["| cell | " + " | ".join(SHOWN) + " |", "|---" * (len(SHOWN) + 1) + "|"]
+def to_cover(cell: dict, other: str) -> tuple[float, float]:
+    return difference(cell["mean"][other], cell["mean"]["cover"])
+
+
+def shown(cell: dict, other: str) -> str:
+    """The difference to cover. Bold: the interval excludes 0."""
+    if other not in cell["mean"]:
+        return ""
+    d, half = to_cover(cell, other)
+    return f"**{d:+.1f} ± {half:.1f}**" if abs(d) > half else f"{d:+.1f} ± {half:.1f}"
+
+
+def table(cells: dict[str, dict], others: list[str] = SHOWN[1:]) -> str:
+    """A line a cell: the accuracy of cover, and how far the others are from it."""
+    lines = ["| cell | cover | " + " | ".join(others) + " |", "|---" * (len(others) + 2) + "|"]
     for name, cell in cells.items():
-        own, row = cell["mean"]["cover"], [f"{cell['mean']['cover'].mean():.1f}"]
-        for other in SHOWN[1:]:
-            d, half = difference(cell["mean"][other], own)
-            row.append(f"**{d:+.1f} ± {half:.1f}**" if abs(d) > half else f"{d:+.1f} ± {half:.1f}")
+        row = [f"{cell['mean']['cover'].mean():.1f}", *(shown(cell, other) for other in others)]
         lines.append(f"| {name} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def rule(cells: dict[str, dict]) -> str:
+    """Where the default misses its rule, a line for each cell and part of the rule."""
+    lines = []
+    for name, cell in cells.items():
+        rivals = [other for other in SHOWN[1:] if other != "cover trace"]
+        ahead = [f"{o} {shown(cell, o).strip('*')}" for o in rivals if to_cover(cell, o)[0] > to_cover(cell, o)[1]]
+        if ahead:
+            lines.append(f"- {name}: significantly ahead of `cover`: {', '.join(ahead)}.")
+        to_random = {
+            o: difference(cell["mean"][o], cell["mean"]["random"]) for o in ["cover", *rivals] if o != "random"
+        }
+        better = [o for o, (d, half) in to_random.items() if d > half]
+        if better and "cover" not in better:
+            d, half = to_random["cover"]
+            lines.append(f"- {name}: {', '.join(better)} beat random points, `cover` does not ({d:+.1f} ± {half:.1f}).")
+        level = [o for o in ("margin", "badge") if "-few-" in name and to_cover(cell, o)[0] + to_cover(cell, o)[1] >= 0]
+        if level:
+            lines.append(f"- {name}: not significantly behind `cover`: {', '.join(level)}.")
     return "\n".join(lines)
 
 
 def verdict(cells: dict[str, dict]) -> str:
     """How often each strategy is significantly ahead of cover, and behind it; and its mean distance to it."""
     lines = ["| | ahead of cover | behind cover | cells | mean difference |", "|---|---|---|---|---|"]
-    for other in SHOWN[1:]:
-        found = [difference(cell["mean"][other], cell["mean"]["cover"]) for cell in cells.values()]
+    for other in [*SHOWN[1:], *BEFORE]:
+        found = [to_cover(cell, other) for cell in cells.values() if other in cell["mean"]]
+        if not found:
+            continue
         ahead, behind = sum(d > half for d, half in found), sum(-d > half for d, half in found)
         lines.append(f"| {other} | {ahead} | {behind} | {len(found)} | {np.mean([d for d, _ in found]):+.1f} |")
     return "\n".join(lines)
@@ -56,14 +89,14 @@ def verdict(cells: dict[str, dict]) -> str:
 
 def figure(cells: dict[str, dict], into: Path) -> None:
     """A row a cell, a point a strategy: its difference to cover, with the interval."""
-    shown = ["uherding", "gain", "margin", "random"]
-    colours = dict(zip(shown, ("#0072b2", "#d55e00", "#009e73", "#999999")))
+    others = ["uherding", "gain", "margin", "random"]
+    colours = dict(zip(others, ("#0072b2", "#d55e00", "#009e73", "#999999")))
     with mpl.rc_context({"svg.hashsalt": "findings", "svg.fonttype": "none", "font.size": 9}):
         fig = Figure(figsize=(8, 0.42 * len(cells) + 1.2), layout="constrained")
         ax = fig.subplots()
         for row, cell in enumerate(cells.values()):
-            for k, other in enumerate(shown):
-                d, half = difference(cell["mean"][other], cell["mean"]["cover"])
+            for k, other in enumerate(others):
+                d, half = to_cover(cell, other)
                 at = row + 0.16 * (k - 1.5)
                 label = other if row == 0 else None
                 ax.errorbar(d, at, xerr=half, fmt="o", ms=3.5, lw=1.2, color=colours[other], label=label)
@@ -78,5 +111,5 @@ def figure(cells: dict[str, dict], into: Path) -> None:
 
 if __name__ == "__main__":
     found = read()
-    print(table(found), verdict(found), sep="\n\n")
+    print(table(found), verdict(found), rule(found), table(found, BEFORE), sep="\n\n")
     figure(found, HERE.parent.parent / "docs" / "findings.svg")
