@@ -281,6 +281,13 @@ def test_lazy_is_greedy(ties, dtype):
         assert sum(computed) < 0.7 * 30 * candidates  # plain greedy computes all of them
 
 
+def test_a_coverage_that_is_nan_is_refused():
+    k, g = torch.eye(4, dtype=torch.float64), torch.Generator().manual_seed(0)
+    k[2, 1] = math.nan
+    with pytest.raises(ValueError, match="is NaN, for 1 candidates, first at 2"):
+        cover_greedily(lambda at: k[at], torch.zeros(4, dtype=torch.float64), 4, 2, g)
+
+
 def test_budget_changes_no_pick():
     problem = Problem(4)
     for name in ("maxherding", "probcover", "coreset", "typiclust", "kmeans", "lcmd", "uherding"):

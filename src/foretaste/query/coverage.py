@@ -52,6 +52,9 @@ def cover_greedily(
 
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
+
+    Raises:
+        ValueError: k or w is NaN, which cannot be ranked.
     """
     weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
 
@@ -59,6 +62,9 @@ def cover_greedily(
         return added_coverage(rows, at, covered_W, weight_W)
 
     first_U = gains(torch.arange(U, device=covered_W.device))
+    if (bad := first_U.isnan()).any():
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"k or w of a coverage is NaN, for {int(bad.sum())} candidates, first at {first}")
     lazy, picks = LazyGains(first_U, generator), list[int]()
     while len(picks) < batch_size:
         best, gain = lazy.pop(gains)
