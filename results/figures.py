@@ -19,11 +19,13 @@ from foretaste.report import curves, summarize
 from foretaste.study import load
 
 HERE = Path(__file__).parent
+RATES = [f"LL4AL {how}, {rate}" for how in ("mean", "sum") for rate in ("0.3", "0.1", "0.03", "0.01", "0.003", "0.001")]
+RIVALS = ["cover", "Margin", "BADGE", "Entropy", "NTK", "Random"]
 WIDTHS = [f"{arm}, widen {k}" for k in (4, 2, 1) for arm in ("NTK", "gain", "Random")]
 
 # name: folders of records, and the arms that are shown
 FIGURES = {
-    "mnist-wrn1": (["mnist"], ["gain", "Margin", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"]),
+    "mnist-wrn1": (["mnist", "mnist-cover"], ["cover", "gain", "Margin", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"]),
     "fig3a": (["mnist"], ["gain", "Sequential NTK", "NTK", "Random"]),
     "fig3b": (["mnist"], ["NTK", "gain", "Random", *WIDTHS]),
     "l2-ce": (["mnist"], ["NTK", "Random", "NTK, CE", "Random, CE"]),
@@ -32,11 +34,18 @@ FIGURES = {
         ["NN, gain", "NN, NTK", "NN, infinite NTK", "NN, one step", "NN, Random", "GP, infinite NTK", "GP, Random"],
     ),
     "fig1a": (["mnist14", "mnist14-naive"], ["NN, NTK", "NN, NTK, no block", "Naive", "NN, Random"]),
+    "fig2a": (["fig2a"], RIVALS),
+    "fig2b": (["fig2b"], RIVALS),
+    "fig2c": (["fig2c"], ["cover", "Margin", "BADGE", "Entropy", "NTK", "LL4AL", "Random"]),
+    "svhn-wrn2": (["svhn-wrn2"], RIVALS),
+    "svhn-resnet18": (["svhn-resnet18"], RIVALS),
+    "cifar10-resnet18": (["cifar10-resnet18"], RIVALS),
+    "ll4al": (["ll4al", "fig2c"], [*RATES, "Random"]),
     "mnist-cold": (["mnist-cold"], ["gain", "NTK", "Random"]),
     "digits-claims": (["digits-claims"], None),
 }
 # What a record does not say: Naive was run in a study of its own, and the Randoms are baselines themselves.
-AGAINST = {"Naive": "NN, Random", "Random, CE": None, **{f"Random, widen {k}": None for k in (4, 2, 1)}}
+AGAINST = {**dict.fromkeys(RATES, "Random"), "cover": "Random", "Naive": "NN, Random", "Random, CE": None, **{f"Random, widen {k}": None for k in (4, 2, 1)}}
 
 
 def records_of(name: str) -> list:
