@@ -9,9 +9,8 @@ import pytest
 RESULTS = Path(__file__).parent.parent / "results"
 
 
-@pytest.fixture(scope="module")
-def figures():
-    spec = importlib.util.spec_from_file_location("figures_of_the_results", RESULTS / "figures.py")
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_of_the_results", RESULTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -19,7 +18,17 @@ def figures():
     return module
 
 
-@pytest.mark.parametrize("name", ["fig3a", "fig1a"])
+@pytest.fixture(scope="module")
+def figures():
+    return script("figures")
+
+
+@pytest.fixture(scope="module")
+def repeats():
+    return script("repeats")
+
+
+@pytest.mark.parametrize("name", ["fig3a", "fig1a", "fig2a", "ll4al"])
 def test_a_figure_is_remade_from_its_records(figures, tmp_path, name):
     figures.make(name, tmp_path)
     assert (tmp_path / name / "summary.csv").read_text() == (RESULTS / name / "summary.csv").read_text()
@@ -33,3 +42,19 @@ def test_a_figure_is_remade_from_its_records(figures, tmp_path, name):
 def points_of_lines(svg: str) -> list[float]:
     """The numbers of all paths that are drawn as lines."""
     return [float(n) for path in re.findall(r'<path d="(M [^"]*)"', svg) for n in re.findall(r"-?\d+\.?\d*", path)]
+
+
+def test_committed_numbers_were_met_again(repeats):
+    rows = repeats.rows()
+    assert len(rows) == 12
+    assert all(met for *_, met in rows)
+
+
+def test_repeated_records_are_the_committed_ones(repeats):
+    """Another day and machine: the same seed gave the same accuracy, and asked for the same points."""
+    old, new = (
+        {(r["arm"], r["seed"], r["cycle"]): (r["accuracy"], r["queried"]) for r in repeats.load(RESULTS / part)}
+        for part in ("mnist", "repeat/mnist")
+    )
+    assert len(new) > 50
+    assert new == {key: old[key] for key in new}
