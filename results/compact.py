@@ -2,8 +2,8 @@
 
     python results/compact.py results/fig2a ...
 
-A cycle of 1000 labels among 10,000 fills 90 kB of a record with ids. ``ids.npz`` holds them as arrays: ``first/SEED``, and
-for each arm and seed ``ARM/SEED/queried``, ``/predicted`` and ``/labels`` (cycles, 1000). All else stays in the records.
+A cycle of 1000 labels among 10,000 fills 90 kB of a record with ids. ``ids.npz`` holds them as arrays: ``first/SEED``,
+and for each arm and seed ``ARM/SEED/queried``, ``/predicted`` and ``/labels``, (cycles, 1000). All else stays.
 """
 
 import json

@@ -25,7 +25,10 @@ WIDTHS = [f"{arm}, widen {k}" for k in (4, 2, 1) for arm in ("NTK", "gain", "Ran
 
 # name: folders of records, and the arms that are shown
 FIGURES = {
-    "mnist-wrn1": (["mnist", "mnist-cover"], ["cover", "gain", "Margin", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"]),
+    "mnist-wrn1": (
+        ["mnist", "mnist-cover"],
+        ["cover", "gain", "Margin", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"],
+    ),
     "fig3a": (["mnist"], ["gain", "Sequential NTK", "NTK", "Random"]),
     "fig3b": (["mnist"], ["NTK", "gain", "Random", *WIDTHS]),
     "l2-ce": (["mnist"], ["NTK", "Random", "NTK, CE", "Random, CE"]),
@@ -44,8 +47,12 @@ FIGURES = {
     "mnist-cold": (["mnist-cold"], ["gain", "NTK", "Random"]),
     "digits-claims": (["digits-claims"], None),
 }
-# What a record does not say: Naive was run in a study of its own, and the Randoms are baselines themselves.
-AGAINST = {**dict.fromkeys(RATES, "Random"), "cover": "Random", "Naive": "NN, Random", "Random, CE": None, **{f"Random, widen {k}": None for k in (4, 2, 1)}}
+# What a record does not say: arms run in a study without their Random; and the Randoms are baselines themselves.
+AGAINST = {
+    **dict.fromkeys([*RATES, "cover"], "Random"),
+    "Naive": "NN, Random",
+    **dict.fromkeys(["Random, CE", *(f"Random, widen {k}" for k in (4, 2, 1))]),
+}
 
 
 def records_of(name: str) -> list:

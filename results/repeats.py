@@ -2,8 +2,8 @@
 
     python results/repeats.py
 
-`results/repeat/` holds studies run again with the same command. An accuracy is met if the mean of the repeated seeds lies
-within the committed 95 % interval of the mean, over all its seeds; a difference of floating point if it is as small.
+`results/repeat/` holds studies run again with the same command. An accuracy is met if the mean of the repeated seeds
+lies within the committed 95 % interval of the mean over all its seeds; a rounding difference if it is as small.
 """
 
 from pathlib import Path
@@ -52,9 +52,7 @@ def rows() -> list[tuple[str, str, str, str, bool]]:
         ("theorem", "warm_cold_kernel", 1e-12),
         ("block", "relative_difference", 1e-10),
     ):
-        old, new = (
-            {r["seed"]: r[key] for r in load(HERE / part) if key in r} for part in (name, f"repeat/{name}")
-        )
+        old, new = ({r["seed"]: r[key] for r in load(HERE / part) if key in r} for part in (name, f"repeat/{name}"))
         found.append((f"{name}, {key.replace('_', ' ')}", f"{max(old.values()):.1e}", f"{max(new.values()):.1e}",
                       seeds(new), max(new.values()) < most))  # fmt: skip
     return found

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -37,6 +38,18 @@ def test_a_figure_is_remade_from_its_records(figures, tmp_path, name):
         assert arm in drawn
     assert len(points_of_lines(drawn)) > 100
     assert points_of_lines(drawn) == pytest.approx(points_of_lines(committed), abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "first"), [("fig2a", 1000), ("fig2c", 10_000)])
+def test_no_point_was_labelled_twice(name, first):
+    """The ids beside the records are whole: those drawn at first, and 1000 others in each cycle."""
+    with np.load(RESULTS / name / "ids.npz") as ids:
+        arms = {key.rpartition("/")[0] for key in ids.files if key.endswith("/queried")}
+        assert len(arms) == len(list((RESULTS / name).glob("records/*/*.jsonl")))
+        for arm in arms:
+            asked, drawn = ids[f"{arm}/queried"], ids[f"first/{arm.rpartition('/')[2]}"]
+            assert asked.shape == ids[f"{arm}/labels"].shape == (5, 1000)
+            assert len({*drawn.tolist(), *asked.flatten().tolist()}) == first + 5000
 
 
 def points_of_lines(svg: str) -> list[float]:
