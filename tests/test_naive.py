@@ -262,6 +262,20 @@ def test_budget_is_kept(name):
     assert peaks[400_000][0] > 100_000  # and it is used
 
 
+@pytest.mark.parametrize("strategy", ["naive", "onestep"])
+def test_budget_is_kept_by_a_wide_network_with_many_candidates(strategy):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 1000), nn.ReLU(), nn.Linear(1000, 3)).eval()
+    x = torch.randn(130, 20, generator=torch.Generator().manual_seed(0))
+    options = {"epochs": 1} if strategy == "naive" else {}
+    for budget in (3_000_000, 12_000_000):
+        with PeakMemory() as memory:
+            query(
+                net, x[:10], torch.arange(10) % 3, x[10:], strategy=strategy, watch=20, budget=budget, options=options
+            )
+        assert budget / 3 < memory.peak <= budget
+
+
 def test_a_budget_too_small_says_what_would_do():
     s = setting("conv")
     with pytest.raises(ValueError, match=r"does not hold the retraining of one candidate; give at least (.+) kB") as e:

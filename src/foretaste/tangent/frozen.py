@@ -377,6 +377,14 @@ def float32_products(precision: str) -> Iterator[None]:
             p.fp32_precision = was
 
 
+def is_out_of_memory(e: Exception) -> bool:
+    """Whether an allocation failed. On a CPU torch has no class for it, and oneDNN only says what it could not make."""
+    said = str(e).split("\n")[0]
+    return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(e, RuntimeError) and ("allocate memory" in said or said == "could not create a primitive")
+    )
+
+
 # ---- The network's outputs ----
 
 
@@ -472,9 +480,9 @@ def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         flat = [part_label(name, k) for k, v in input_parts(x).items() if v.dim() == 1]
         if flat and isinstance(error, IndexError):
             raise ValueError(f"{flat[0]} has one dimension, and net wants more ({error}); expected (N, ...)") from error

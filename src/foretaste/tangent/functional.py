@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, jacrev, vmap
 from torch.utils.checkpoint import CheckpointError
 
-from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, take_points
+from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, is_out_of_memory, take_points
 
 log = logging.getLogger("foretaste")
 
@@ -37,6 +37,8 @@ def functional_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> d
             warnings.filterwarnings("ignore", "There is a performance drop")
             rows = vmap(jacrev(head) if all_outputs else grad(head), in_dims=(None, 0))(theta, x)
     except RuntimeError as e:
+        if is_out_of_memory(e):
+            raise
         reason = str(e).split("\n")[0]
         log.info("torch.func cannot batch %s (%s); computing one point at a time", ", ".join(names), reason)
         return rows_one_by_one(frozen, x, names)
@@ -91,9 +93,9 @@ def autograd_sum(frozen: FrozenNetwork, x: Inputs, names: Iterable[str], r_n: Te
     try:
         total = frozen.heads(f_nC)[:, 0] @ r_n
         grads = torch.autograd.grad(total, list(params.values()), materialize_grads=True)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as e:
+        if is_out_of_memory(e):
+            raise
         reason = str(e).split("\n")[0]
         raise ValueError(f"autograd fails on net, called as it is: {reason}; mend its forward first") from e
     return {k: flat(g) for k, g in zip(params, grads)}

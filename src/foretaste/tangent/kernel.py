@@ -39,6 +39,7 @@ from foretaste.tangent.frozen import (
     check_inputs,
     count_points,
     freeze,
+    is_out_of_memory,
     isolated,
     probe_outputs,
     take_points,
@@ -331,13 +332,6 @@ def compute_until_done(
         else:
             failed = made
             log.info("out of memory with %s; starting again with half of it", made)
-
-
-def is_out_of_memory(e: Exception) -> bool:
-    """Whether an allocation failed. torch has no class for it on a CPU."""
-    return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(e, RuntimeError) and "allocate memory" in str(e)
-    )
 
 
 def memory_error(e: Exception, device: torch.device, sets: Mapping[str, Inputs]) -> Exception:

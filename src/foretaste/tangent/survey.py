@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, input_parts, isolated, take_points
+from foretaste.tangent.frozen import (
+    FrozenNetwork,
+    Inputs,
+    count_points,
+    input_parts,
+    is_out_of_memory,
+    isolated,
+    take_points,
+)
 from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule, linear, positions
 
@@ -256,9 +264,9 @@ def record_or_none(
     modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
     try:
         return layers, record_pass(frozen, modules, x)[0]
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, KeyError, IndexError) as e:
+        if is_out_of_memory(e):
+            raise
         log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
         return [], {}
 
