@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from foretaste.acquire import OwnTraining, register, registry, strategies
 from foretaste.data import Images, draw
@@ -498,15 +500,34 @@ def test_arms_share_the_network_of_the_first_cycle(tmp_path, monkeypatch):
     assert len(kept) == 3 * len(of.seeds)
 
 
-def test_a_damaged_first_network_is_trained_again(tmp_path):
+@pytest.mark.parametrize("damage", ["bytes", "pipe", "other metadata"])
+def test_a_damaged_first_network_is_trained_again(tmp_path, damage):
     data = points()
     of = replace(SMALL, arms=SMALL.arms[-2:-1], seeds=(0,))
     before = run(of, tmp_path, data=data)
     (kept,) = (tmp_path / "first").glob("*")
-    kept.write_bytes(b"damaged")
+    tensors = load_file(kept)
+    kept.unlink()
+    match damage:
+        case "bytes":
+            kept.write_bytes(b"damaged")
+        case "pipe":
+            os.mkfifo(kept)
+        case "other metadata":
+            save_file({name: torch.zeros_like(t) for name, t in tensors.items()}, kept, {"fit": "[1, 2]"})
     after = run(replace(of, arms=SMALL.arms[-1:]), tmp_path, data=data)
     assert after[0]["residual"] == before[0]["residual"]
     assert kept.stat().st_size > 100
+
+
+def test_a_full_disk_keeps_no_first_network_and_is_told_by_name(tmp_path, monkeypatch):
+    def full(*args, **settings):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("foretaste.network.saved.save_file", full)
+    with pytest.raises(OSError, match=r"the disk is full, .*weights.*could not be written; free some space"):
+        run(replace(SMALL, arms=SMALL.arms[-1:], seeds=(0,)), tmp_path, data=points())
+    assert not list((tmp_path / "first").iterdir())
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular
-from foretaste.network import load_network, save_network
+from foretaste.network import load_network, save_network, write_tensors
 from foretaste.tangent import Inputs
 
 SAVED_LEARNER = "learner.json"
@@ -43,13 +43,9 @@ def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool
         tensors = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
         found["pool_file"] = f"pool-{tensors_digest(tensors)}.safetensors"
         if not (folder / found["pool_file"]).exists():
-            part = folder / f".{found['pool_file']}.{os.getpid()}.part"
-            try:
-                save_file(tensors, part, metadata={"one": "yes" if isinstance(pool, Tensor) else "no"})
-                flush_file(part)
-                os.replace(part, folder / found["pool_file"])
-            finally:
-                part.unlink(missing_ok=True)
+            about = {"one": "yes" if isinstance(pool, Tensor) else "no"}
+            write_tensors(folder / found["pool_file"], tensors, about)
+            flush_file(folder / found["pool_file"])
     part = folder / f".{SAVED_LEARNER}.{os.getpid()}.part"
     try:
         part.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")

@@ -34,6 +34,7 @@ from foretaste.network.saved import SavedNetwork as SavedNetwork
 from foretaste.network.saved import load_network as load_network
 from foretaste.network.saved import save_network as save_network
 from foretaste.network.saved import saved_network as saved_network
+from foretaste.network.saved import write_tensors as write_tensors
 from foretaste.network.sgd import Diverged as Diverged
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare

@@ -76,9 +76,15 @@ def save_network(
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(path, tensors, {METADATA_KEY: json.dumps(said)})
+    return path
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write a safetensors file, whole or not at all. A full disk is an OSError that names the file."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, part, metadata={METADATA_KEY: json.dumps(said)})
+        save_file(dict(tensors), part, metadata=dict(about))
         os.replace(part, path)
     except SafetensorError as error:
         code = re.search(r"\(os error (\d+)\)", str(error))
@@ -87,7 +93,6 @@ def save_network(
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
     finally:
         part.unlink(missing_ok=True)
-    return path
 
 
 def saved_network(path: str | os.PathLike[str]) -> SavedNetwork:

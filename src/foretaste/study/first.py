@@ -5,18 +5,18 @@ train the same network. The first of them keeps it in the folder of the run; the
 """
 
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from foretaste.network import Fit
+from foretaste.errors import check_regular
+from foretaste.network import Fit, write_tensors
 from foretaste.study.model import Model
 
 FIRST_FOLDER = "first"
@@ -47,22 +47,19 @@ def first_digest(model: Model, L: np.ndarray) -> str:
 def read_first(path: Path, model: Model) -> Fit | None:
     """The result of the training that is kept there, its weights in the model; None if there is none to be read."""
     try:
+        check_regular(path)  # a pipe would be read for ever
         with safe_open(path, "pt") as file:
-            kept: Mapping[str, Any] = json.loads((file.metadata() or {})[FIT_KEY])
+            trained = Fit(**json.loads((file.metadata() or {})[FIT_KEY]))
         model.net.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError):  # missing, or damaged
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError):  # missing, or damaged
         return None
     model.net.eval()
-    return Fit(**kept)
+    return trained
 
 
 def keep_first(path: Path, model: Model, trained: Fit) -> Fit:
     """Write network and result. The file appears whole or not at all."""
-    part = path.with_suffix(".part")
     weights = {name: value.detach().cpu().contiguous() for name, value in model.net.state_dict().items()}
-    try:
-        save_file(weights, part, {FIT_KEY: json.dumps(asdict(trained))})
-        part.replace(path)
-    except OSError:  # a full disk: the other arms train it themselves
-        part.unlink(missing_ok=True)
+    with suppress(OSError):  # a full disk: the other arms train it themselves
+        write_tensors(path, weights, {FIT_KEY: json.dumps(asdict(trained))})
     return trained
