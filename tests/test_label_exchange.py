@@ -127,6 +127,7 @@ def test_copies_of_a_picture_get_its_label(store):
         ("l.json", "{}", "is not a list of tasks"),
         ("l.json", "[" * 100_000, "not JSON"),
         ("l.json", '[{"data": {"x": 1}}]', "task 1: its data names no item"),
+        ("l.json", '[{"data": {"image": "a.png"}, "annotations": true}]', "task 1: annotations is a bool; expected"),
         ("l.txt", "", "unknown format 'txt'"),
     ],
 )

@@ -255,6 +255,17 @@ def test_damage_is_named(store):
         LabelStore(store.folder)
 
 
+def test_bytes_in_the_schema_that_are_not_utf8_are_damage(store):
+    store.record("a", "label", "cat", who="Ada")
+    store.close()
+    raw = store.path.read_bytes()
+    assert raw.count(b"CREATE T") > 1
+    store.path.write_bytes(raw.replace(b"CREATE T", b"CREATE \xd4"))
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match=r"labels\.sqlite is damaged or no database of foretaste"):
+            LabelStore(store.folder, read_only=read_only)
+
+
 def test_a_link_in_a_strangers_folder_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")

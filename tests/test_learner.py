@@ -645,6 +645,26 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         ft.Learner.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "changed"),
+    [
+        ("strategy", lambda was: was[:1]),
+        ("strategy", lambda was: ["mlmok", {}]),
+        ("settings", lambda was: [was[0], "null", *was[2:]]),
+        ("counts", lambda was: [[], 0]),
+        ("book", lambda was: was | {"labels": [[10**20, 1]]}),
+        ("kind", lambda was: [-1, False, None]),
+    ],
+)
+def test_damage_in_learner_json_names_the_folder(tmp_path: Path, key: str, changed) -> None:
+    make("l2").save(tmp_path)
+    path = tmp_path / "learner.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {key: changed(found[key])}))
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+        ft.Learner.load(tmp_path)
+
+
 def test_a_dataset_is_given_again(tmp_path: Path) -> None:
     learner = ft.Learner(network(3), Items(points()))
     learner.teach(3, 1)

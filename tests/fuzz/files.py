@@ -32,7 +32,7 @@ from data_files import cifar10_files, idx_files, svhn_files
 from foretaste import report
 from foretaste.cli.inputs import read_inputs
 from foretaste.data import PictureItems, load, read_points
-from foretaste.label import LabelStore, StoreError, export_labels, label_rows, read_labels
+from foretaste.label import LabelStore, Learner, StoreError, export_labels, label_rows, read_labels
 from foretaste.network import MLP, features, load_network, save_network, saved_network
 from foretaste.study import Labels, Network, Train, read, study
 from foretaste.study import load as load_records
@@ -222,6 +222,17 @@ def read_features(root: Path) -> Any:
     return features(backbone, torch.arange(30.0).view(10, 3), cache=root)
 
 
+def make_learner(root: Path) -> None:
+    torch.manual_seed(0)
+    learner = Learner(MLP(3, (4,), 2).eval(), torch.arange(24.0).view(8, 3), classes=["cat", "dog"])
+    learner.teach([0, 1], ["cat", "dog"])
+    learner.save(root / "saved")
+
+
+def read_learner(root: Path) -> Any:
+    return Learner.load(root / "saved").labels
+
+
 ITEMS = [f"{k}.png" for k in range(6)]
 EXCHANGED = ("a.csv", "a.jsonl", "a.json")
 KINDS = {
@@ -259,6 +270,7 @@ KINDS = {
     "labels to import": Kind(
         make_exchange, tuple(partial(lambda name, r: read_labels(r / name, ITEMS), name) for name in EXCHANGED)
     ),
+    "saved learner": Kind(make_learner, (read_learner,)),
     "features on disk": Kind(make_features_on_disk, (read_features,), checked=True, writes=True),
 }
 SLOW = {"folder of a run, resumed": 0.3, "svhn": 0.5, "folder of pictures": 0.5, "saved dataset": 0.5}  # drawn less

@@ -309,6 +309,8 @@ def _read_label_studio(path: Path) -> Iterator[LabelRow]:
             raise ValueError(
                 f"{path}, task {number}: its data names no item; expected one of {', '.join(ITEM_COLUMNS)}"
             )
+        if not isinstance(given := task.get("annotations"), list | None):
+            raise ValueError(f"{path}, task {number}: annotations is a {type(given).__name__}; expected a list")
         label = last_choice(task)
         if label is not None:
             yield LabelRow(name, label, who=str(data.get("who") or ""), at=str(data.get("at") or ""))
@@ -318,15 +320,19 @@ def last_choice(task: dict[str, Any]) -> str | None:
     """The class that an annotation of a task chose; None if there is none."""
     if isinstance(task.get("choice"), str):
         return str(task["choice"])  # JSON_MIN
-    for annotation in reversed(task.get("annotations") or []):
+    for annotation in reversed(_listed(task.get("annotations"))):
         if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
             continue
-        for result in annotation.get("result") or []:
+        for result in _listed(annotation.get("result")):
             value = result.get("value") if isinstance(result, dict) else None
             choices = value.get("choices") if isinstance(value, dict) else None
             if isinstance(choices, list) and choices and isinstance(choices[0], str):
                 return choices[0]
     return None
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _read_folders(path: Path) -> Iterator[LabelRow]:

@@ -476,8 +476,12 @@ class Learner:
         found = read_saved(folder)
         try:
             session = Session.from_json(folder, found, net, pool, train, params)
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{folder / SAVED_LEARNER} is damaged: {type(error).__name__} {error}") from error
+        except ValueError as error:
+            if str(folder) in str(error) or "net=" in str(error) or "pool=" in str(error):
+                raise
+            raise ValueError(f"{folder} is damaged, or does not fit net= or pool=: {error}") from error
         learner = cls.__new__(cls)
         learner._hold(session)
         return learner

@@ -140,7 +140,7 @@ class LabelStore:
         try:
             self._db = self._open()
             self._read_all()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._give_up()
             raise StoreError(
                 f"{self.path} is damaged or no database of foretaste ({error}); move it away, or put a copy in its "

@@ -85,6 +85,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         save_file(dict(tensors), part, metadata=dict(about))
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # else a power cut could leave the name without the contents
         os.replace(part, path)
     except SafetensorError as error:
         code = re.search(r"\(os error (\d+)\)", str(error))
