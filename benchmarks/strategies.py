@@ -116,7 +116,7 @@ def _problem_maker(
 
 
 KERNEL_ALONE = "the kernel and S alone"
-FEW_WATCHED = 500
+FEW_WATCHED = 1000  # no fewer than the picks: a pick that is not watched costs a pass over the pool
 ONE_BY_ONE = ("gain", "variance", "epig")  # each pick changes every score: b·WU
 RETRAINING = ("naive", "eer_retrain", "onestep")  # a training for each of 6,000 candidates
 OTHER_TRAINING = ("ll4al", "change")  # a module of its own; one output
@@ -157,8 +157,8 @@ def time_large_batches(
                 how: dict[str, Any] = {"watch": int(watched) if watched else None, "options": options}
                 picked = query(net, x_L, y_L, x_U, strategy=strategy, batch_size=batch_size, **how).indices.tolist()
             seconds = time.process_time() - start
-        print(name, seconds, file=sys.stderr, flush=True)
         rows.append(StrategyRow(name, seconds, memory.peak, picked))
+        print(strategies_markdown(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     return rows
 
 
