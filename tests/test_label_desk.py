@@ -18,7 +18,7 @@ def desk(tmp_path):
     close_desk(desk)
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -67,6 +67,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Gt becomes GtE",
     ): "a gap that equals the tolerance to the last bit; the tolerance is never zero",
     (
+        "tangent/survey.py",
+        "f_1C = frozen.call_attached(take_points(x, slice(1)))[0]",
+        "1 becomes 2",
+    ): "one more point goes through the network, and the first is used",
+    (
         "tangent/rules.py",
         "extent = (*extent[:-1], -(-extent[-1] // 4) * 4)",
         "1 becomes 2",
