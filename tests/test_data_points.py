@@ -11,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from foretaste.data import Points, read_points
+from foretaste.data.huggingface import _number_columns
 
 
 def picture(path, seed=0, side=6):
@@ -239,6 +240,13 @@ def test_numbers_of_a_saved_dataset_in_rows_selected_and_of_every_kind(hf, tmp_p
         path = saved(hf, tmp_path / name, data | {name: values}, **kinds)
         with pytest.raises(ValueError, match=f"rows of '{name}' (have no finite number|differ in length or have none)"):
             read_points(path)
+
+
+def test_a_dataset_without_rows_is_refused_by_name(hf):
+    """A few bytes of an Arrow file can say that there are none; numpy then names no file."""
+    none = hf.Dataset.from_dict({"width": [1.0], "label": ["a"]}).select([])
+    with pytest.raises(ValueError, match="a folder has no rows; expected a dataset with points"):
+        _number_columns("a folder", none, {"label"})
 
 
 def test_query_takes_a_saved_dataset(hf, tmp_path):

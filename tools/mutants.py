@@ -68,6 +68,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a gap that equals the tolerance to the last bit; the tolerance is never zero",
     (
         "tangent/survey.py",
+        "if not together or len(alone) != len(together):",
+        "only the first condition is left",
+    ): "where one point makes fewer calls than two, the batch is checked, and a rule that fails there is given up",
+    (
+        "tangent/survey.py",
         "f_1C = frozen.call_attached(take_points(x, slice(1)))[0]",
         "1 becomes 2",
     ): "one more point goes through the network, and the first is used",

@@ -340,6 +340,8 @@ def _picture_opener(part: Any, image: str) -> OpenPicture:
 
 def _number_columns(path: str, part: Any, skip: set[str | None]) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
     """Columns of numbers, and of lists of as many numbers each, side by side; their names, and notes."""
+    if not len(part):
+        raise ValueError(f"{path} has no rows; expected a dataset with points in it")
     found = [name for name, kind in part.features.items() if name not in skip and _holds_numbers(kind)]
     others = [name for name in part.features if name not in skip and name not in found]
     if not found:
