@@ -66,8 +66,9 @@ def test_points_that_are_not_dense() -> None:
 
 def test_inputs_so_large_that_the_kernel_overflows() -> None:
     net = copy.deepcopy(NET).float()
-    with pytest.raises(ValueError, match=r"Θ is too large for torch.float32.*scale the inputs.*net.double\(\)"):
-        ft.ntk(net, 1e25 * X.float())
+    for scale in (1e19, 1e25):  # one gradient's own product, and those of others
+        with pytest.raises(ValueError, match=r"Θ is too large for torch.float32.*scale the inputs.*net.double\(\)"):
+            ft.ntk(net, scale * X.float())
     assert torch.isfinite(ft.ntk(NET, 1e25 * X)).all()
 
 

@@ -1,5 +1,6 @@
 """Networks that people have: each gets autograd's kernel, or is refused by name with the remedy."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -120,6 +121,21 @@ def test_ordinary_networks_are_queried(name: str) -> None:
     x = draw(20)
     q = ft.query(net.double().eval(), x[:5], torch.arange(5) % 3, x[5:], batch_size=4, ridge=1e-3)
     assert len(set(q.indices.tolist())) == 4
+
+
+def frames_last(net: Forward, x: Tensor) -> Tensor:
+    """The first frames of all points, then the second ones: rows are not the points, one after the other."""
+    n, t, d = x.shape
+    return net.b(net.a(x.transpose(0, 1).reshape(n * t, d)).tanh().view(t, n, -1).mean(0))
+
+
+def test_no_rule_passes_by_chance() -> None:
+    """Norms of two different rows agreed to three digits, once in a few hundred layers, and Θ was wrong."""
+    for seed in (266, *range(20)):
+        torch.manual_seed(seed)
+        net, x = Forward(frames_last, **made(PLAIN)).eval(), torch.randn(14, 5, 3)
+        gap = ft.ntk(net, x) - brute_force(copy.deepcopy(net).double(), x.double())
+        assert float(gap.abs().max()) <= 1e-4, seed
 
 
 def test_autocast_inside_is_refused_by_name() -> None:

@@ -66,8 +66,9 @@ from foretaste.tangent.survey import (
     Survey,
     align_calls,
     compare_rows,
-    find_agreeing,
+    find_same,
     largest_entry,
+    overflow_error,
     record_pass,
     settle_rules,
     survey_network,
@@ -392,10 +393,7 @@ def compute_gram(
     if not all(all_finite(t) for part in found for t in part.values()):
         if precision == "half":
             raise HalfRangeError(frozen.largest)
-        raise ValueError(
-            f"Θ is too large for {frozen.dtype}: inner products of gradients overflow; scale the inputs"
-            + ("" if frozen.dtype == torch.float64 else ", or use net.double() and float64 points")
-        )
+        raise overflow_error(frozen.dtype)
     return found
 
 
@@ -523,8 +521,8 @@ class LayerPass:
         """Add what the group's layers contribute to Θ."""
         if not self.finite:
             raise ValueError("net returns NaN or infinite outputs for some of the points")
-        for products in self.compared:  # read here only, as above
-            agrees = find_agreeing(products, self.frozen.dtype, self.coarser)
+        for sums in self.compared:  # read here only, as above
+            agrees = find_same(sums, self.frozen.dtype, self.coarser)
             if lost := [name for name, holds in agrees.items() if not holds]:
                 raise LostRowsError(
                     "used outside of a module's own forward, or by a layer that does not see the points in their order",

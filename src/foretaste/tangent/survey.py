@@ -32,6 +32,8 @@ from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, func
 from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule, linear, positions
 
 log = logging.getLogger("foretaste")
+# What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
+ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
 CHECK_POINTS = 12  # of a batch, which show whether its rows are the points in their order
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
@@ -359,7 +361,7 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
 def compare_rows(
     frozen: FrozenNetwork, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls
 ) -> dict[str, Tensor]:
-    """{name: (2, 1, 1)}: ‖Σ_i r_i J_i‖² over a dozen points of a batch, by the rules from its A and G, and by autograd.
+    """{name: (2, 4)}: ``column_sums`` of Σ_i r_i J_i over a dozen points of a batch, by the rules and by autograd.
 
     This makes the rules safe. A rule fails here if the network uses a weight outside its module
     (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
@@ -372,13 +374,37 @@ def compare_rows(
     r_1n = torch.randn(1, len(at), generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
     truth = autograd_sum(frozen, take_points(x, at), [layer.name for layer in layers], r_1n[0])
     part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
-    products: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     for layer in layers:
         if layer.name in truth:
-            # A rule orders its columns freely, so norms are compared, which do not depend on the order.
-            pair = layer.weighted_row(r_1n, part), truth.pop(layer.name)[None]
-            products[layer.name] = torch.stack([inner_products(rows_1p) for rows_1p in pair])
-    return products
+            pair = layer.weighted_row(r_1n, part)[0], truth.pop(layer.name)
+            sums[layer.name] = torch.stack([column_sums(row_p, layer.numel) for row_p in pair])
+    return sums
+
+
+def column_sums(v_p: Tensor, entries: int) -> Tensor:
+    """(4,): Σv/√p, Σ|v|/√p, Σv², Σv|v|. A rule orders its columns freely, and these do not depend on the order.
+
+    Several, because one number of two different vectors may well be the same by chance, to three digits.
+    """
+    size_p = v_p.abs()
+    sums = torch.stack([v_p.sum(), size_p.sum(), torch.dot(v_p, v_p), torch.dot(v_p, size_p)])
+    sums[:2] /= entries**0.5
+    return sums
+
+
+def find_same(sums: dict[str, Tensor], dtype: torch.dtype, coarser: float = 1.0) -> dict[str, bool]:
+    """Whether both rows of each entry (2, 4) of ``compare_rows`` are the same, up to ``coarser`` times rounding."""
+    if not sums:
+        return {}
+    both = torch.stack(list(sums.values())).double().cpu()
+    if not torch.isfinite(both).all():
+        raise overflow_error(dtype)
+    relative, floor = ROUNDING[dtype]
+    largest = float(both[:, 1, 2].max())  # squared norm
+    least_4 = torch.tensor([floor * largest**0.5] * 2 + [floor**2 * largest] * 2, dtype=torch.float64)
+    allowed = coarser * (relative * both[:, 1, [1, 1, 2, 2]] + least_4)
+    return dict(zip(sums, ((both[:, 0] - both[:, 1]).abs() <= allowed).all(1).tolist()))
 
 
 def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
@@ -389,7 +415,7 @@ def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwor
         with isolated(frozen.device):
             recorded, _ = record_pass(frozen, list(survey.axes), points)
             calls = align_calls(recorded, survey.axes, survey.folds, n, heads)
-            agrees = find_agreeing(compare_rows(frozen, points, survey.layers, calls), frozen.dtype)
+            agrees = find_same(compare_rows(frozen, points, survey.layers, calls), frozen.dtype)
         if all(agrees.values()):
             return frozen
         frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})
@@ -431,14 +457,24 @@ def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
         )
 
 
-def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype, coarser: float = 1.0) -> dict[str, bool]:
-    """Whether the two (n, n) inner products of each entry (2, n, n) agree: up to rounding, ``coarser`` times it."""
+def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype) -> dict[str, bool]:
+    """Whether the two (n, n) inner products of each entry (2, n, n) agree, up to rounding."""
     # All numbers are read from the device at once: each read waits for it.
     both = torch.stack(list(products.values())).double().cpu() if products else torch.zeros(0, 2, 1, 1)
+    if not torch.isfinite(both).all():
+        raise overflow_error(dtype)
     gap_P, size_P = (both[:, 0] - both[:, 1]).norm(dim=(1, 2)), both[:, 1].norm(dim=(1, 2))
-    relative, floor = (1e-3, 1e-5) if dtype == torch.float32 else (1e-8, 1e-12)
+    relative, floor = ROUNDING[dtype]
     largest = float(both[:, 1].diagonal(dim1=1, dim2=2).sum(1).max()) if products else 0.0  # squared norm
-    return dict(zip(products, (gap_P <= coarser * (relative * size_P + floor**2 * largest)).tolist()))
+    return dict(zip(products, (gap_P <= relative * size_P + floor**2 * largest).tolist()))
+
+
+def overflow_error(dtype: torch.dtype) -> ValueError:
+    remedy = "" if dtype == torch.float64 else ", or use net.double() and float64 points"
+    return ValueError(
+        f"Θ is too large for {dtype}: inner products of gradients overflow, or a gradient of net is NaN; scale the "
+        f"inputs{remedy}"
+    )
 
 
 def inner_products(rows_np: Tensor) -> Tensor:
