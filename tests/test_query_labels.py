@@ -211,3 +211,15 @@ def test_copies_in_a_dict_and_of_zero():
     n_L, n_U = torch.arange(6), torch.cat([torch.arange(6), torch.arange(6) + 1, torch.arange(3)])
     q = query(Net().eval(), {"x": x_L, "n": n_L}, Y_L, {"x": x_U, "n": n_U}, strategy="random", batch_size=9)
     assert sorted(q.indices.tolist()) == list(range(6, 15))
+
+
+def test_the_last_answer_is_checked_as_the_others_are():
+    asked = []
+
+    def oracle(j):
+        asked.append(j)
+        return 99 if len(asked) == 3 else 0
+
+    with pytest.raises(ValueError, match="99") as e:
+        query(NET, X_L, Y_L, points(9, 3), select="sequential", strategy="gain", batch_size=3, oracle=oracle)
+    assert [j for j, _ in e.value.answered] == asked[:2]
