@@ -85,13 +85,13 @@ def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:
     groups = [LayerGroup(formed=[(narrow, slice(0, narrow.shape[0]))], stashed=[wide])]
     for device, left in (("cuda", 0), ("cuda", 10**8), ("cuda", 10**10), ("cpu", 10**10)):
         job = KernelJob(found, {}, {"x": 3000}, [("x", "x")], (), entry_bytes=2, device=device)
-        work = 10 * job.point_bytes(wide.numel) + found.check_bytes
+        work = 10 * job.point_bytes(wide.numel) + found.check_bytes(3000)
         points, taken = larger_chunk(job, groups, 10, work, left)
         if device == "cpu":
             assert (points, taken) == (10, work)
             continue
-        assert points * job.point_bytes(narrow.numel) + found.check_bytes <= taken <= work + left
-        room = work - found.check_bytes + left // 2
+        assert points * job.point_bytes(narrow.numel) + found.check_bytes(3000) <= taken <= work + left
+        room = work - found.check_bytes(3000) + left // 2
         assert points == min(CHUNK_MOST, room // job.point_bytes(narrow.numel))
         assert points >= (CHUNK_MOST if left == 10**10 else 10)
 

@@ -310,7 +310,7 @@ def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part:
     point_bytes = job.point_bytes(max(width, functional_width))
     useful = max(CHUNK_LEAST, CHUNK_BYTES.get(job.device, 1 << 28) // max(point_bytes, 1))
     chunk = max(1, min(useful, points, int(spare / chunk_part / max(point_bytes, 1))))
-    work = max(contraction, chunk * point_bytes + survey.check_bytes)
+    work = max(contraction, chunk * point_bytes + survey.check_bytes(chunk))
     room = spare - work
     slab = job.slab_bytes // column_bytes
     groups = fill_groups(job, products, layers, room, slab)
@@ -337,8 +337,9 @@ def larger_chunk(job: KernelJob, groups: list[LayerGroup], chunk: int, work: int
         return chunk, work
     formed = [layer.width(at) for g in groups for layer, at in g.formed]
     point_bytes = max(job.point_bytes(max([*formed, sum(job.functional_entries.values())])), 1)
-    points = max(chunk, min(job.points, CHUNK_MOST, (work - job.survey.check_bytes + left // 2) // point_bytes))
-    return points, max(work, points * point_bytes + job.survey.check_bytes)
+    check_bytes = job.survey.check_bytes(job.points)
+    points = max(chunk, min(job.points, CHUNK_MOST, (work - check_bytes + left // 2) // point_bytes))
+    return points, max(work, points * point_bytes + job.survey.check_bytes(points))
 
 
 def slab_columns(group: LayerGroup, room: int, column_bytes: int) -> int:

@@ -117,7 +117,12 @@ class Survey:
     folds: dict[nn.Module, list[int]] = field(repr=False)  # rows of A in that dimension for each point, by call
     pass_bytes: int  # peak of one forward and backward
     survey_bytes: int  # peak of this survey, for all its points
-    check_bytes: int  # peak of ``compare_rows``, for all its points
+    alone_bytes: int  # peak of one head's pass, for one point
+    parameter_bytes: int
+
+    def check_bytes(self, points: int) -> int:
+        """Peak of ``compare_rows`` on a batch of so many points: a pass of some of them, and both gradients."""
+        return 2 * min(points, CHECK_POINTS) * self.alone_bytes + 3 * self.parameter_bytes
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
@@ -165,13 +170,13 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
     parameters = sum(p.nbytes for p in frozen.params.values())
-    # Estimates. The survey: passes of k points and their gradients by autograd, stacked, and by the rules. A check: a
-    # pass of its points with both gradients. A PeakMemory around them would take longer than they do.
+    # An estimate: passes of k points and their gradients by autograd, stacked, and by the rules. A PeakMemory around
+    # them would take longer than they do.
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
-    check_bytes = 2 * CHECK_POINTS * memory.peak + 3 * parameters
     return Survey(
-        readable, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, check_bytes
-    )
+        readable, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, memory.peak,
+        parameters,
+    )  # fmt: skip
 
 
 def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
