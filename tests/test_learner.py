@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -718,3 +720,19 @@ def test_threads_never_get_the_same_item(tmp_path: Path) -> None:
     fresh = ft.Learner(learner.net, points(n=120), ridge=state.ridge)
     fresh.teach(*zip(*learner.labels.items()))
     torch.testing.assert_close(learner._outputs(None), fresh._outputs(None), rtol=1e-8, atol=1e-8)
+
+
+ENDS = """
+import torch, foretaste as ft
+x = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+learner = ft.Learner(pool=x, classes=2, fit_options={"steps": 300_000}, background=True)
+for i in range(6):
+    learner.teach(i, int(x[i, 0] > 0))
+print("end", learner.training, flush=True)
+"""
+
+
+def test_a_program_that_ends_stops_a_training_in_the_background():
+    """Cut off within torch, the process would abort; waited for, it would train for hours."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end True\n", "")

@@ -400,7 +400,8 @@ class Learner:
         """Train the network on all labels so far, in the background, and linearise it anew.
 
         Labelling goes on meanwhile. When the new network takes over, labels given since are absorbed by it. If the
-        training fails, the old network stays. If one is under way already, it is not started a second time.
+        training fails, the old network stays. If one is under way already, it is not started a second time. A program
+        that ends stops it; a function of yours (``train=``) is waited for.
 
         Args:
             wait: whether to return only when the new network is in use. Default False.

@@ -19,7 +19,14 @@ from foretaste.label.model import LiveModel, ModelSettings, choose_items, linear
 from foretaste.label.pool import Pool, make_pool
 from foretaste.label.progress import advise_stop, learning_curve, measure_drift, note_prediction
 from foretaste.label.saving import read_network, read_pool, saved_file
-from foretaste.label.training import TrainFunction, TrainingPlan, make_own_network, train_network
+from foretaste.label.training import (
+    TrainFunction,
+    TrainingPlan,
+    TrainingStopped,
+    make_own_network,
+    stop_at_exit,
+    train_network,
+)
 from foretaste.tangent import Inputs, Params
 
 log = logging.getLogger("foretaste")
@@ -155,7 +162,7 @@ class Session:
                 self.trainings += 1
                 job = (dict(self.book.labels), self.trainings)
                 if not wait:
-                    self.worker = threading.Thread(target=self.work, args=job, daemon=True, name="foretaste-training")
+                    self.worker = threading.Thread(target=self.work, args=job, name="foretaste-training")
                     self.worker.start()
                     return
         if job is not None:
@@ -167,6 +174,8 @@ class Session:
         """A training in a thread. It never raises: ``failure`` says what went wrong."""
         try:
             self.train(labels, draw)
+        except TrainingStopped:
+            pass
         except Exception as error:
             log.warning("the training failed and the network from before stays: %s", error)
         finally:
@@ -177,6 +186,7 @@ class Session:
         try:
             assert self.net is not None
             trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw)
+            stop_at_exit()
             model = self.linearise(trained, labels, draw)
             with self.lock:
                 model.admit([*self.book.labels, *self.book.pending])

@@ -1,6 +1,7 @@
 """Training the network anew on what is labelled: a copy, in the background if wanted, so that labelling goes on."""
 
 import copy
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,16 @@ STABLE_SHARE = 0.3  # of the largest learning rate at which the linearised train
 RATE_POINTS = 256  # labelled points that the rate is measured on
 
 TrainFunction = Callable[[nn.Module, Inputs, Tensor], object]
+
+
+class TrainingStopped(Exception):
+    """The program ends while a training is under way."""
+
+
+def stop_at_exit(done: int = 0, total: int = 0) -> None:
+    """Raise once the main thread has ended. Python then waits for a thread that trains; torch must not be cut off."""
+    if not threading.main_thread().is_alive():
+        raise TrainingStopped(f"the program ends after {done} of {total} steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +89,7 @@ def train_network(
     else:
         if not isinstance(x, Tensor):
             raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
-        options = dict(plan.options)
+        options = {"progress": stop_at_exit, **plan.options}
         if plan.own and options.get("max_lr") is None:
             options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss)
         fit(trainable(net, kind, plan.loss), x, y, loss=plan.loss, seed=plan.seed + draw, **options)
