@@ -37,7 +37,6 @@ def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool
         found["network_file"] = f"network-{tensors_digest(tensors)}.safetensors"
         if not (folder / found["network_file"]).exists():
             save_network(net, folder / found["network_file"])
-            flush_file(folder / found["network_file"])
     if pool is not None:
         tensors = {ONE_TENSOR: pool} if isinstance(pool, Tensor) else dict(pool)
         tensors = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
@@ -45,7 +44,6 @@ def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool
         if not (folder / found["pool_file"]).exists():
             about = {"one": "yes" if isinstance(pool, Tensor) else "no"}
             write_tensors(folder / found["pool_file"], tensors, about)
-            flush_file(folder / found["pool_file"])
     part = folder / f".{SAVED_LEARNER}.{os.getpid()}.part"
     try:
         part.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")

@@ -133,8 +133,6 @@ class Task:
         target = self._weights_path(cycle)
         try:
             save_network(net, target, **description)
-            with target.open("rb") as file:
-                os.fsync(file.fileno())
         except OSError as error:
             raise explain_full_disk(error, target) from None
 
