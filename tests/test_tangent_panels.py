@@ -146,3 +146,35 @@ def test_a_row_with_itself_is_the_same_both_ways(of: torch.dtype) -> None:
         assert torch.allclose(got.double(), want, rtol=1e-5 if to == torch.float32 else 1e-12)
     wide = torch.randn(5, 3, 70, dtype=torch.float64)
     assert torch.allclose(own_products(wide, torch.float64, True), wide @ wide.mT)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])])
+@pytest.mark.parametrize(
+    ("m", "shape"),
+    [
+        (torch.nn.Linear(5, 3), (4, 5)),
+        (torch.nn.Conv1d(4, 6, 3, padding=2, dilation=2), (4, 9)),
+        (torch.nn.Conv2d(3, 5, 3, padding=1), (3, 7, 6)),
+        (torch.nn.Conv2d(4, 6, (3, 2), stride=(2, 1), groups=2), (4, 9, 8)),
+        (torch.nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"), (3, 7, 6)),
+        (torch.nn.Conv2d(3, 5, (3, 4), padding="same"), (3, 7, 6)),
+        (torch.nn.Conv2d(20, 8, 3, stride=2, padding=1), (20, 8, 8)),
+        (torch.nn.Conv3d(2, 3, 2, padding=(1, 0, 1)), (2, 4, 5, 3)),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Using padding=.same.")
+def test_a_rule_of_the_sum_is_the_sum_of_the_rows_column_by_column(
+    m: torch.nn.Module, shape: tuple[int, ...], device: str
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    m = m.to(device, torch.float64)
+    a = torch.randn(5, *shape, generator=g, dtype=torch.float64).to(device)
+    out = m(a)
+    G = torch.randn(out.shape, generator=g, dtype=torch.float64).to(device)
+    for name, p in m.named_parameters():
+        rows_np = rules.RULES[type(m)](m, name, a, G, slice(0, p.shape[rules.cut_axis(m, name)[0]]))
+        summed_p = rules.SUM_RULES[type(m)](m, name, a, G)
+        torch.testing.assert_close(summed_p, rows_np.sum(0), rtol=1e-12, atol=1e-12)
+        (grad,) = torch.autograd.grad(out, p, G, retain_graph=True)
+        torch.testing.assert_close(summed_p.sort().values, grad.flatten().sort().values, rtol=1e-12, atol=1e-12)

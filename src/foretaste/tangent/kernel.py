@@ -61,12 +61,16 @@ from foretaste.tangent.planning import (
 )
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
+    CHECK_POINTS,
+    CheckedPoints,
     LayerParameter,
     LostRowsError,
     Survey,
     align_calls,
     compare_rows,
+    draw_points,
     find_same,
+    join_points,
     largest_entry,
     overflow_error,
     record_pass,
@@ -378,7 +382,7 @@ def compute_gram(
             unchecked = [layer for layer in unchecked if layer not in checked]
             layer_pass = LayerPass(frozen, survey, group, points, precision, checked)
             for at, x in iterate_chunks(sets, plan.chunk_size):
-                f_nC = layer_pass.add(at, x, check=at.start in edges or at.stop in edges)
+                f_nC = layer_pass.add(at, x, first=at.start in edges, last=at.stop in edges)
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
@@ -464,6 +468,7 @@ class LayerPass:
         self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
         self.half, self.coarser = precision == "half", 1.0 if precision == "float32" else COARSER
         self.checked = checked
+        self.drawn: list[CheckedPoints] = []
         self.compared: list[dict[str, Tensor]] = []
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
@@ -481,16 +486,23 @@ class LayerPass:
         rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
         return stop
 
-    def add(self, at: slice, x: Inputs, check: bool) -> Tensor | None:
-        """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it."""
+    def add(self, at: slice, x: Inputs, first: bool, last: bool) -> Tensor | None:
+        """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it.
+
+        first, last: whether it is the first or last chunk of its set, on which the rules are checked.
+        """
         start, f_NC = 0, None
         if modules := self.group.modules:
             calls, f_NC = record_pass(self.frozen, modules, x)
             self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
             n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
             ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
-            if check and self.checked:
-                self.compared.append(compare_rows(self.frozen, x, self.checked, ready))
+            if self.checked and (first or last):
+                count = CHECK_POINTS if first and last else CHECK_POINTS // 2
+                self.drawn.append(draw_points(x, self.checked, ready, count))
+            if self.drawn and (last or not f_NC.is_cuda):  # on a GPU launches cost more than memory: one pass for both
+                self.compared += [compare_rows(self.frozen, self.checked, p) for p in join_points(self.drawn)]
+                self.drawn.clear()
             for layer, cut in self.group.formed:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))

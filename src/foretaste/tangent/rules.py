@@ -41,6 +41,11 @@ def linear(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     return g_nTo.sum(1) if name == "bias" else (g_nTo.mT @ positions(a)).flatten(1)
 
 
+def linear_sum(m: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
+    """Σ_n of ``linear``'s rows: all points are positions of one."""
+    return linear(m, name, positions(a).flatten(0, 1)[None], positions(g).flatten(0, 1)[None], slice(None))[0]
+
+
 def positions(t: Tensor) -> Tensor:
     """(n, ..., D) as (n, T, D): a Linear layer is applied at T positions of each point."""
     return t.reshape(t.shape[0], -1, t.shape[-1])
@@ -81,6 +86,17 @@ def conv_heads(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor | N
     if wide > 3 * tall and prod(size) > tall:
         return None
     return torch.bmm(g.reshape(len(a), tall, -1), patches(m, a, size).mT).view(len(a), g.shape[1], -1)
+
+
+def conv_sum(m: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
+    """Σ_n of ``conv``'s rows: the points are one more dimension of space, in which the kernel has length 1."""
+    if name == "bias":
+        return g.flatten(2).sum((0, 2))
+    pads = m._reversed_padding_repeated_twice
+    if m.padding_mode != "zeros":
+        a, pads = F.pad(a, pads, mode=m.padding_mode), (0,) * len(pads)
+    a, g = a.transpose(0, 1)[None], g.transpose(0, 1)[None]
+    return correlate(a, g, (1, *m.kernel_size), (1, *m.stride), (1, *m.dilation), m.groups, (*pads, 0, 0))[0]
 
 
 def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
@@ -269,6 +285,15 @@ HEAD_RULES: dict[type, Callable[[Any, str, Tensor, Tensor, slice], Tensor | None
     nn.Conv1d: conv_heads,
     nn.Conv2d: conv_heads,
     nn.Conv3d: conv_heads,
+}
+
+
+# Rules for the sum of the rows of all points, (p,), in the columns of RULES: faster than the rows themselves.
+SUM_RULES: dict[type, Callable[[Any, str, Tensor, Tensor], Tensor]] = {
+    nn.Linear: linear_sum,
+    nn.Conv1d: conv_sum,
+    nn.Conv2d: conv_sum,
+    nn.Conv3d: conv_sum,
 }
 
 

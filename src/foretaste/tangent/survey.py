@@ -10,7 +10,7 @@ checks every rule against autograd on points of that pass; a rule that fails is 
 
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,12 +29,12 @@ from foretaste.tangent.frozen import (
     take_points,
 )
 from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, functional_rows
-from foretaste.tangent.rules import HEAD_RULES, RULES, LayerCalls, cut_axis, has_rule, linear, positions
+from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cut_axis, has_rule
 
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
-CHECK_POINTS = 12  # of a batch, which show whether its rows are the points in their order
+CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -77,15 +77,17 @@ class LayerParameter:
         assert total is not None
         return total
 
-    def weighted_row(self, r_1n: Tensor, calls: LayerCalls) -> Tensor:
-        """(1, p): Σ_n r_n J_n of the first head. A Linear layer takes all points as positions of one: it is faster."""
-        if any(type(m) is not nn.Linear for m in self.modules):
-            return r_1n @ self.head_rows(slice(0, self.length), calls, 0)
+    def weighted_row(self, r_n: Tensor, calls: LayerCalls) -> Tensor:
+        """(p,): Σ_n r_n J_n of the first head."""
         total = None
         for m, local in self.uses:
             for a, g in calls[m]:
-                a_1Td, g_nTo = positions(a).flatten(0, 1)[None], positions(g[:, 0]) * r_1n[0, :, None, None]
-                row = linear(m, local, a_1Td, g_nTo.flatten(0, 1)[None], slice(0, self.length))
+                weighted = g[:, 0] * r_n.view(-1, *[1] * (g.dim() - 2))
+                both = a.flatten(0, 1), weighted.flatten(0, 1)
+                if type(m) in SUM_RULES:
+                    row = SUM_RULES[type(m)](m, local, *both)
+                else:
+                    row = RULES[type(m)](m, local, *both, slice(0, self.length)).sum(0)
                 total = row if total is None else total + row
         assert total is not None
         return total
@@ -121,7 +123,7 @@ class Survey:
     parameter_bytes: int
 
     def check_bytes(self, points: int) -> int:
-        """Peak of ``compare_rows`` on a batch of so many points: a pass of some of them, and both gradients."""
+        """Peak of ``compare_rows`` on batches of so many points: a pass of some of them, and both gradients."""
         return 2 * min(points, CHECK_POINTS) * self.alone_bytes + 3 * self.parameter_bytes
 
 
@@ -363,10 +365,45 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
             )
 
 
-def compare_rows(
-    frozen: FrozenNetwork, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls
-) -> dict[str, Tensor]:
-    """{name: (2, 4)}: ``column_sums`` of Σ_i r_i J_i over a dozen points of a batch, by the rules and by autograd.
+@dataclass(frozen=True)
+class CheckedPoints:
+    """Some points of a batch, and the A and G that its pass recorded for them (the first head only)."""
+
+    x: Inputs
+    calls: LayerCalls
+
+    @property
+    def shapes(self) -> object:
+        parts = [*input_parts(self.x).values(), *(t for pairs in self.calls.values() for pair in pairs for t in pair)]
+        return [t.shape[1:] for t in parts]
+
+
+def draw_points(x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, count: int) -> CheckedPoints:
+    """At most ``count`` points of a batch, in a random order."""
+    at = torch.randperm(count_points(x), generator=torch.Generator().manual_seed(0))[:count]
+    at = at.to(next(iter(input_parts(x).values())).device)
+    part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
+    return CheckedPoints(take_points(x, at), part)
+
+
+def join_points(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
+    """The points of several batches as those of one, where the network made tensors of the same shape of them."""
+    first, *others = drawn
+    if not others or any(other.shapes != first.shapes for other in others):
+        return drawn
+    calls = {
+        m: [
+            (torch.cat([a for a, _ in same]), torch.cat([g for _, g in same]))
+            for same in zip(*(d.calls[m] for d in drawn))
+        ]
+        for m in first.calls
+    }
+    parts = {k: torch.cat([input_parts(d.x)[k] for d in drawn]) for k in input_parts(first.x)}
+    return [CheckedPoints(parts if isinstance(first.x, Mapping) else next(iter(parts.values())), calls)]
+
+
+def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
+    """{name: (2, 4)}: ``column_sums`` of Σ_i r_i J_i over the points, by the rules and by autograd.
 
     This makes the rules safe. A rule fails here if the network uses a weight outside its module
     (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
@@ -374,15 +411,13 @@ def compare_rows(
     not the point it seems to be. A look at a few points need not show that, so the batch that is computed is the one
     that is checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
     """
-    draws = torch.Generator().manual_seed(0)
-    at = torch.randperm(count_points(x), generator=draws)[:CHECK_POINTS].to(frozen.device)
-    r_1n = torch.randn(1, len(at), generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
-    truth = autograd_sum(frozen, take_points(x, at), [layer.name for layer in layers], r_1n[0])
-    part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
+    draws = torch.Generator().manual_seed(1)
+    r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
+    truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
     sums: dict[str, Tensor] = {}
     for layer in layers:
         if layer.name in truth:
-            pair = layer.weighted_row(r_1n, part)[0], truth.pop(layer.name)
+            pair = layer.weighted_row(r_n, points.calls), truth.pop(layer.name)
             sums[layer.name] = torch.stack([column_sums(row_p, layer.numel) for row_p in pair])
     return sums
 
@@ -420,7 +455,8 @@ def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwor
         with isolated(frozen.device):
             recorded, _ = record_pass(frozen, list(survey.axes), points)
             calls = align_calls(recorded, survey.axes, survey.folds, n, heads)
-            agrees = find_same(compare_rows(frozen, points, survey.layers, calls), frozen.dtype)
+            drawn = draw_points(points, survey.layers, calls, n)
+            agrees = find_same(compare_rows(frozen, survey.layers, drawn), frozen.dtype)
         if all(agrees.values()):
             return frozen
         frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})
