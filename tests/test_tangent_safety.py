@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -13,8 +14,19 @@ from torch.testing import assert_close
 
 import foretaste as ft
 from foretaste.network import MLP
-from foretaste.tangent import PeakMemory
+from foretaste.tangent import FrozenNetwork, PeakMemory, freeze
 from foretaste.tangent.frozen import share_tensors
+from foretaste.tangent.survey import (
+    CheckedPoints,
+    Survey,
+    align_calls,
+    compare_rows,
+    draw_points,
+    find_same,
+    join_drawn,
+    record_pass,
+    survey_network,
+)
 from fuzz.calls import brute_force
 from fuzz.faults import interrupts, threads
 from fuzz.networks import Bend
@@ -191,3 +203,48 @@ def test_one_point_that_is_far_larger_than_the_others(larger: float) -> None:
     for precision, tolerance in (("float32", 1e-6), ("half", 1e-3)):
         gap = (ft.ntk(net, x, precision=precision) - want).abs() / (sizes[:, None] * sizes)
         assert float(gap.max()) <= tolerance, precision  # NaN fails too
+
+
+def drawn_from(net: nn.Module, x: Tensor, count: int) -> tuple[FrozenNetwork, Survey, CheckedPoints]:
+    """Points of a batch as a kernel's pass draws them."""
+    frozen = freeze(net)
+    survey = survey_network(frozen, x, 2)
+    recorded, _ = record_pass(frozen, list(survey.axes), x)
+    calls = align_calls(recorded, survey.axes, survey.folds, len(x), 1)
+    return frozen, survey, draw_points(x, survey.layers, calls, count)
+
+
+class Trimmed(nn.Module):
+    """Reads as many steps as the longest point of the batch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = int((x != 0).any(0).nonzero().max()) + 1
+        return self.inner(x[:, :steps, None]).tanh().sum(1)
+
+
+def test_points_of_two_batches_are_checked_in_one_pass() -> None:
+    """As on a GPU. A wrong row in either batch shows."""
+    net = nn.Sequential(nn.Conv1d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 2)).double().eval()
+    x = torch.randn(20, 1, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (frozen, survey, a), (_, _, b) = (drawn_from(net, part, 3) for part in (x[:12], x[12:]))
+    b = replace(b, calls=dict(zip(a.calls, b.calls.values())))  # of the same network, frozen twice
+    (joined,) = join_drawn([a, b])
+    assert joined.x.shape == (6, 1, 4)
+    assert all(find_same(compare_rows(frozen, survey.layers, joined), torch.float64).values())
+    for k in range(6):
+        moved = {m: [(A, G.index_fill(0, torch.tensor(k), 0.0)) for A, G in pairs] for m, pairs in joined.calls.items()}
+        wrong = compare_rows(frozen, survey.layers, replace(joined, calls=moved))
+        assert not any(find_same(wrong, torch.float64).values())
+
+
+def test_batches_of_other_shapes_are_checked_apart() -> None:
+    net = Trimmed().double().eval()
+    x = torch.ones(6, 5, dtype=torch.float64)
+    x[3:, 2:] = 0
+    (_, _, a), (_, _, b) = (drawn_from(net, part, 3) for part in (x[:3], x[3:]))
+    b = replace(b, calls=dict(zip(a.calls, b.calls.values())))
+    assert list(join_drawn([a, b])) == [a, b]

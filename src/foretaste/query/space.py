@@ -16,7 +16,17 @@ from torch import Tensor
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.query.badge import find_last_layer, last_layer_inputs
 from foretaste.query.request import Request
-from foretaste.tangent import PRECISIONS, Inputs, check_inputs, count_points, freeze, gram, outputs, resolve_budget
+from foretaste.tangent import (
+    PRECISIONS,
+    Inputs,
+    check_inputs,
+    count_points,
+    freeze,
+    gram,
+    join_points,
+    outputs,
+    resolve_budget,
+)
 
 SPACES = ("auto", "inputs", "last", "tangent")
 DISTANCE_CHUNK = 2**22  # distances computed at a time: 32 MB
@@ -335,13 +345,6 @@ def _tangent_space(request: Request) -> KernelSpace:
 
 def _points(request: Request) -> list[Inputs]:
     return [x for x in (request.x_L, request.x_U) if x is not None and count_points(x)]
-
-
-def join_points(*parts: Inputs) -> Inputs:
-    """Points of several sets, one after the other."""
-    if isinstance(parts[0], Tensor):
-        return torch.cat([p for p in parts if isinstance(p, Tensor)])
-    return {key: torch.cat([p[key] for p in parts if not isinstance(p, Tensor)]) for key in parts[0]}
 
 
 def pool_outputs(request: Request) -> Tensor:

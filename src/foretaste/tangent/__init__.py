@@ -13,6 +13,7 @@ from foretaste.tangent.frozen import count_points as count_points
 from foretaste.tangent.frozen import float32_products as float32_products
 from foretaste.tangent.frozen import freeze as freeze
 from foretaste.tangent.frozen import isolated as isolated
+from foretaste.tangent.frozen import join_points as join_points
 from foretaste.tangent.frozen import outputs as outputs
 from foretaste.tangent.frozen import probe_outputs as probe_outputs
 from foretaste.tangent.frozen import take_points as take_points

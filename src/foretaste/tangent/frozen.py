@@ -51,6 +51,13 @@ def take_points(x: Inputs, at: Any) -> Inputs:
     return {k: v[at] for k, v in x.items()} if isinstance(x, Mapping) else x[at]
 
 
+def join_points(*parts: Inputs) -> Inputs:
+    """Points of several sets, one after the other."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat([p for p in parts if isinstance(p, Tensor)])
+    return {key: torch.cat([p[key] for p in parts if not isinstance(p, Tensor)]) for key in parts[0]}
+
+
 def all_finite(t: Tensor) -> bool:
     """Whether there is no NaN or infinity. Reads the extremes only, so no copy of the tensor is made."""
     if not t.is_floating_point() or t.numel() == 0:

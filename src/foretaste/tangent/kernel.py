@@ -70,7 +70,7 @@ from foretaste.tangent.survey import (
     compare_rows,
     draw_points,
     find_same,
-    join_points,
+    join_drawn,
     largest_entry,
     overflow_error,
     record_pass,
@@ -501,7 +501,7 @@ class LayerPass:
                 count = CHECK_POINTS if first and last else CHECK_POINTS // 2
                 self.drawn.append(draw_points(x, self.checked, ready, count))
             if self.drawn and (last or not f_NC.is_cuda):  # on a GPU launches cost more than memory: one pass for both
-                self.compared += [compare_rows(self.frozen, self.checked, p) for p in join_points(self.drawn)]
+                self.compared += [compare_rows(self.frozen, self.checked, p) for p in join_drawn(self.drawn)]
                 self.drawn.clear()
             for layer, cut in self.group.formed:
                 assert self.rows is not None

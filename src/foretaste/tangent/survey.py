@@ -10,7 +10,7 @@ checks every rule against autograd on points of that pass; a rule that fails is 
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from foretaste.tangent.frozen import (
     input_parts,
     is_out_of_memory,
     isolated,
+    join_points,
     take_points,
 )
 from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, functional_rows
@@ -386,7 +387,7 @@ def draw_points(x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, 
     return CheckedPoints(take_points(x, at), part)
 
 
-def join_points(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
+def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
     """The points of several batches as those of one, where the network made tensors of the same shape of them."""
     first, *others = drawn
     if not others or any(other.shapes != first.shapes for other in others):
@@ -398,8 +399,7 @@ def join_points(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
         ]
         for m in first.calls
     }
-    parts = {k: torch.cat([input_parts(d.x)[k] for d in drawn]) for k in input_parts(first.x)}
-    return [CheckedPoints(parts if isinstance(first.x, Mapping) else next(iter(parts.values())), calls)]
+    return [CheckedPoints(join_points(*(d.x for d in drawn)), calls)]
 
 
 def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
