@@ -15,10 +15,9 @@ import torch
 from PIL import Image
 from rich.table import Table
 from rich.text import Text
-from typer.testing import CliRunner
 
+from cli_runner import invoke, told
 from foretaste import errors, report
-from foretaste.cli import app
 from foretaste.cli.app import SafeConsole
 from foretaste.cli.query import write_ranked
 from foretaste.data import Images, load, read_points
@@ -36,17 +35,6 @@ TINY = study(
     network=Network("mlp", {"hidden": (4,)}),
     train=Train(steps=2),
 )
-
-
-def invoke(*words):
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
-def told(*words):
-    """The one line of an error."""
-    got = invoke(*words)
-    assert got.exit_code == 2, got.output
-    return " ".join(got.stderr.split())
 
 
 def pictures(root, count=6):

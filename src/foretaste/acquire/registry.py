@@ -70,6 +70,10 @@ class Strategy:
         if "regression" in self.needs and C > 1:
             raise ValueError(f"strategy {self.name!r} is for regression and this network has {C} outputs")
 
+    def kernel_output(self, asked: str | int) -> str | int:
+        """The output of its kernel: its own where "auto" is asked for."""
+        return self.output if isinstance(asked, str) and asked == "auto" else asked
+
     def settings(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """The options, checked against the strategy's dataclass, as keywords for ``fn``."""
         known = [f.name for f in fields(self.options)] if self.options else []

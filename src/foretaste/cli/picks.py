@@ -74,7 +74,7 @@ def explain_picks(
     if p_UC is None or not chosen:
         return {}, ""
     how = ft.acquire.find_strategy(ask["strategy"])
-    output = how.output if ask["output"] == "auto" else ask["output"]
+    output = how.kernel_output(ask["output"])
     ridge = how.ridge if ask["ridge"] is None else ask["ridge"]
     U = len(p.x_U)
     watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values

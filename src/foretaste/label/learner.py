@@ -113,8 +113,7 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
-        own_output = isinstance(output, str) and output == "auto"
-        settings = replace(settings, watch_by=ask.how.watch_by, output=ask.how.output if own_output else output)
+        settings = replace(settings, watch_by=ask.how.watch_by, output=ask.how.kernel_output(output))
         self._hold(Session(items, kind, settings, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
         for p, y in taught.items():

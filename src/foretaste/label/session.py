@@ -175,7 +175,7 @@ class Session:
         try:
             self.train(labels, draw)
         except TrainingStopped:
-            pass
+            log.info("the training was stopped and the network from before stays")
         except Exception as error:
             log.warning("the training failed and the network from before stays: %s", error)
         finally:

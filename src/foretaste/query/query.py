@@ -246,7 +246,7 @@ def prepare_request(request: Request, how: Strategy) -> Request:
         "eager": not how.picks and "kernel" in how.needs,
         "watch_by": how.watch_by,
         "ridge": how.ridge if request.ridge is None else request.ridge,
-        "output": how.output if isinstance(request.output, str) and request.output == "auto" else request.output,
+        "output": how.kernel_output(request.output),
     }
     y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
     if how.picks and not how.needs and not named:

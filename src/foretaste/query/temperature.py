@@ -18,8 +18,6 @@ from foretaste.tangent import DEFAULT_RIDGE, freeze, gram, outputs
 
 TEMPERATURES = torch.logspace(-2, 2, 81, dtype=torch.float64)
 CALIBRATION_BINS = 15
-
-
 SPLIT_TEMPERATURES = 1 + 0.1 * torch.arange(190, dtype=torch.float64)  # the authors' grid
 HELD_OUT = 0.3  # of L
 

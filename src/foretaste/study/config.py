@@ -192,7 +192,7 @@ class Ask:
 
     def of(self, strategy: str) -> "Ask":
         """These arguments for a strategy: its own output in the place of "auto"."""
-        return replace(self, output=find_strategy(strategy).output) if self.output == "auto" else self
+        return replace(self, output=find_strategy(strategy).kernel_output(self.output))
 
 
 @settings_table
