@@ -19,6 +19,7 @@ in memory at once. The other files:
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -38,6 +39,7 @@ from foretaste.tangent.frozen import (
     all_finite,
     check_inputs,
     count_points,
+    float32_products,
     freeze,
     is_out_of_memory,
     isolated,
@@ -67,12 +69,15 @@ from foretaste.tangent.survey import (
     LostRowsError,
     Survey,
     align_calls,
+    compare_inputs,
     compare_rows,
     draw_points,
+    find_moved,
     find_same,
     join_drawn,
     largest_entry,
     overflow_error,
+    record_alone,
     record_pass,
     settle_rules,
     survey_network,
@@ -80,7 +85,6 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
-COARSER = 10.0  # TF32 than float32, in squared norms of gradients
 KernelProgress = Callable[[int, int], None]
 
 
@@ -466,10 +470,11 @@ class LayerPass:
         checked: Sequence[LayerParameter],
     ) -> None:
         self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
-        self.half, self.coarser = precision == "half", 1.0 if precision == "float32" else COARSER
+        self.half, self.coarse = precision == "half", precision != "float32"
         self.checked = checked
         self.drawn: list[CheckedPoints] = []
-        self.compared: list[dict[str, Tensor]] = []
+        self.gaps: list[dict[str, Tensor]] = []
+        self.inputs: list[dict[nn.Module, Tensor]] = []
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
         self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
@@ -501,7 +506,8 @@ class LayerPass:
                 count = CHECK_POINTS if first and last else CHECK_POINTS // 2
                 self.drawn.append(draw_points(x, self.checked, ready, count))
             if self.drawn and (last or not f_NC.is_cuda):  # on a GPU launches cost more than memory: one pass for both
-                self.compared += [compare_rows(self.frozen, self.checked, p) for p in join_drawn(self.drawn)]
+                for drawn in join_drawn(self.drawn):
+                    self.compare(drawn)
                 self.drawn.clear()
             for layer, cut in self.group.formed:
                 assert self.rows is not None
@@ -515,6 +521,19 @@ class LayerPass:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, gradients[name][:, :, cut])
         return f_NC
+
+    def compare(self, drawn: CheckedPoints) -> None:
+        """Check the rules on some points of the pass.
+
+        TF32 is too coarse for that. There they are checked on the points by themselves, and then whether the pass has
+        these points where they seem to be.
+        """
+        alone = drawn
+        with float32_products("float32") if self.coarse and self.frozen.device.type == "cuda" else nullcontext():
+            if self.coarse:
+                alone = record_alone(self.frozen, self.survey, self.checked, drawn.x)
+                self.inputs.append(compare_inputs(drawn.calls, alone.calls))
+            self.gaps.append(compare_rows(self.frozen, self.checked, alone))
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
         """Copy A and G of a module's calls to where those of all points are kept."""
@@ -533,13 +552,15 @@ class LayerPass:
         """Add what the group's layers contribute to Θ."""
         if not self.finite:
             raise ValueError("net returns NaN or infinite outputs for some of the points")
-        for sums in self.compared:  # read here only, as above
-            agrees = find_same(sums, self.frozen.dtype, self.coarser)
-            if lost := [name for name, holds in agrees.items() if not holds]:
+        for gaps in self.gaps:  # read here only, as above
+            if lost := [name for name, holds in find_same(gaps, self.frozen.dtype).items() if not holds]:
                 raise LostRowsError(
                     "used outside of a module's own forward, or by a layer that does not see the points in their order",
                     names=lost,
                 )
+        for inputs in self.inputs:
+            if moved := find_moved(inputs):
+                raise LostRowsError("a layer does not see the points in their order", modules=moved)
         if self.rows is not None:
             theta.add_rows(self.rows)
             self.rows = None  # frees their memory for the slabs below

@@ -288,13 +288,21 @@ HEAD_RULES: dict[type, Callable[[Any, str, Tensor, Tensor, slice], Tensor | None
 }
 
 
-# Rules for the sum of the rows of all points, (p,), in the columns of RULES: faster than the rows themselves.
+# Rules for the sum of the rows of all points, (p,), with the columns of RULES: faster than the rows themselves.
 SUM_RULES: dict[type, Callable[[Any, str, Tensor, Tensor], Tensor]] = {
     nn.Linear: linear_sum,
     nn.Conv1d: conv_sum,
     nn.Conv2d: conv_sum,
     nn.Conv3d: conv_sum,
 }
+
+
+def parameter_order(m: Any, name: str, row_p: Tensor) -> Tensor:
+    """The columns of a rule's row in the order of the parameter's own entries. Only convolutions have another."""
+    if name == "bias" or not hasattr(m, "kernel_size"):
+        return row_p
+    first, second = m.weight.shape[:2]
+    return row_p.view(m.groups, -1, first // m.groups, second).permute(0, 2, 3, 1).flatten()
 
 
 def has_rule(m: nn.Module) -> bool:

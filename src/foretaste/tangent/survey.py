@@ -30,12 +30,14 @@ from foretaste.tangent.frozen import (
     take_points,
 )
 from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, functional_rows
-from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cut_axis, has_rule
+from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cut_axis, has_rule, parameter_order
 
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
 CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
+# How far A of a TF32 pass may be from A of the same points by themselves, of their spread and of their size.
+MOVED_SPREAD, MOVED_SIZE = 0.25, 0.01
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -79,7 +81,7 @@ class LayerParameter:
         return total
 
     def weighted_row(self, r_n: Tensor, calls: LayerCalls) -> Tensor:
-        """(p,): Σ_n r_n J_n of the first head."""
+        """(p,): Σ_n r_n J_n of the first head, in the order of the parameter's entries."""
         total = None
         for m, local in self.uses:
             for a, g in calls[m]:
@@ -89,6 +91,7 @@ class LayerParameter:
                     row = SUM_RULES[type(m)](m, local, *both)
                 else:
                     row = RULES[type(m)](m, local, *both, slice(0, self.length)).sum(0)
+                row = parameter_order(m, local, row)
                 total = row if total is None else total + row
         assert total is not None
         return total
@@ -354,10 +357,8 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
     if not truth:
         return
     rows = functional_rows(frozen, x, list(truth))
-    products = {
-        k: torch.stack([inner_products(rows[k][:, 0]), inner_products(true_np)]) for k, true_np in truth.items()
-    }
-    for name, agrees in find_agreeing(products, frozen.dtype).items():
+    gaps = row_gaps({name: rows[name][:, 0] for name in truth}, truth)
+    for name, agrees in find_same(gaps, frozen.dtype).items():
         if not agrees:
             raise ValueError(
                 f"the gradient of {name!r} is lost when net is called with other parameters in their place "
@@ -402,8 +403,15 @@ def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
     return [CheckedPoints(join_points(*(d.x for d in drawn)), calls)]
 
 
+def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> CheckedPoints:
+    """A and G of the first head of some points, run by themselves."""
+    one = replace(frozen, output=0) if survey.heads * survey.folded > 1 else frozen
+    recorded, _ = record_pass(one, list(dict.fromkeys(m for layer in layers for m in layer.modules)), x)
+    return CheckedPoints(x, align_calls(recorded, survey.axes, survey.folds, count_points(x), 1))
+
+
 def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
-    """{name: (2, 4)}: ``column_sums`` of Σ_i r_i J_i over the points, by the rules and by autograd.
+    """{name: (2,)}: ``row_gaps`` of Σ_i r_i J_i over the points, by the rules and by autograd.
 
     This makes the rules safe. A rule fails here if the network uses a weight outside its module
     (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
@@ -414,37 +422,53 @@ def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points
     draws = torch.Generator().manual_seed(1)
     r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
     truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
-    sums: dict[str, Tensor] = {}
-    for layer in layers:
-        if layer.name in truth:
-            pair = layer.weighted_row(r_n, points.calls), truth.pop(layer.name)
-            sums[layer.name] = torch.stack([column_sums(row_p, layer.numel) for row_p in pair])
-    return sums
+    return row_gaps({a.name: a.weighted_row(r_n, points.calls) for a in layers if a.name in truth}, truth)
 
 
-def column_sums(v_p: Tensor, entries: int) -> Tensor:
-    """(4,): Σv/√p, Σ|v|/√p, Σv², Σv|v|. A rule orders its columns freely, and these do not depend on the order.
-
-    Several, because one number of two different vectors may well be the same by chance, to three digits.
-    """
-    size_p = v_p.abs()
-    sums = torch.stack([v_p.sum(), size_p.sum(), torch.dot(v_p, v_p), torch.dot(v_p, size_p)])
-    sums[:2] /= entries**0.5
-    return sums
-
-
-def find_same(sums: dict[str, Tensor], dtype: torch.dtype, coarser: float = 1.0) -> dict[str, bool]:
-    """Whether both rows of each entry (2, 4) of ``compare_rows`` are the same, up to ``coarser`` times rounding."""
-    if not sums:
+def row_gaps(rows: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Tensor]:
+    """{name: (2,)}: how far the rows are from the true ones, and how long these are. All at once, for a GPU's sake."""
+    if not rows:
         return {}
-    both = torch.stack(list(sums.values())).double().cpu()
-    if not torch.isfinite(both).all():
+    true = [truth[name].reshape(row.shape) for name, row in rows.items()]
+    gaps_P, sizes_P = (
+        torch.stack(torch._foreach_norm(t)) for t in (torch._foreach_sub(list(rows.values()), true), true)
+    )
+    return dict(zip(rows, torch.stack([gaps_P, sizes_P], 1)))
+
+
+def find_same(gaps: dict[str, Tensor], dtype: torch.dtype) -> dict[str, bool]:
+    """Whether the rows of each entry of ``row_gaps`` are the true ones, up to rounding."""
+    if not gaps:
+        return {}
+    gap_P, size_P = torch.stack(list(gaps.values())).double().cpu().unbind(1)  # one read: each waits for the device
+    if not torch.isfinite(gap_P + size_P).all():
         raise overflow_error(dtype)
     relative, floor = ROUNDING[dtype]
-    largest = float(both[:, 1, 2].max())  # squared norm
-    least_4 = torch.tensor([floor * largest**0.5] * 2 + [floor**2 * largest] * 2, dtype=torch.float64)
-    allowed = coarser * (relative * both[:, 1, [1, 1, 2, 2]] + least_4)
-    return dict(zip(sums, ((both[:, 0] - both[:, 1]).abs() <= allowed).all(1).tolist()))
+    return dict(zip(gaps, (gap_P <= relative * size_P + floor * size_P.max()).tolist()))
+
+
+def compare_inputs(batch: LayerCalls, alone: LayerCalls) -> dict[nn.Module, Tensor]:
+    """{module: (3,)}: the distance of the points' A in a batch to their A by themselves, their spread, and their size.
+
+    For passes in TF32. Their G differ too much to compare: where an input of a ReLU is nearly 0, its sign is chance.
+    """
+    found = {}
+    for m, pairs in batch.items():
+        sums_3 = torch.zeros(3, dtype=torch.float64, device=pairs[0][0].device)
+        for (a, _), (b, _) in zip(pairs, alone[m]):
+            a, b = a.double().flatten(1), b.double().flatten(1)
+            sums_3 += torch.stack([t.square().sum() for t in (a - b, b - b.mean(0), b)])
+        found[m] = sums_3.sqrt()
+    return found
+
+
+def find_moved(compared: dict[nn.Module, Tensor]) -> list[nn.Module]:
+    """The modules of ``compare_inputs`` whose rows in the batch are not the points in their order."""
+    if not compared:
+        return []
+    gap_M, spread_M, size_M = torch.stack(list(compared.values())).cpu().unbind(1)
+    moved_M = gap_M > MOVED_SPREAD * spread_M + MOVED_SIZE * size_M
+    return [m for m, moved in zip(compared, moved_M.tolist()) if moved]
 
 
 def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
@@ -498,31 +522,12 @@ def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
         )
 
 
-def find_agreeing(products: dict[str, Tensor], dtype: torch.dtype) -> dict[str, bool]:
-    """Whether the two (n, n) inner products of each entry (2, n, n) agree, up to rounding."""
-    # All numbers are read from the device at once: each read waits for it.
-    both = torch.stack(list(products.values())).double().cpu() if products else torch.zeros(0, 2, 1, 1)
-    if not torch.isfinite(both).all():
-        raise overflow_error(dtype)
-    gap_P, size_P = (both[:, 0] - both[:, 1]).norm(dim=(1, 2)), both[:, 1].norm(dim=(1, 2))
-    relative, floor = ROUNDING[dtype]
-    largest = float(both[:, 1].diagonal(dim1=1, dim2=2).sum(1).max()) if products else 0.0  # squared norm
-    return dict(zip(products, (gap_P <= relative * size_P + floor**2 * largest).tolist()))
-
-
 def overflow_error(dtype: torch.dtype) -> ValueError:
     remedy = "" if dtype == torch.float64 else ", or use net.double() and float64 points"
     return ValueError(
         f"Θ is too large for {dtype}: inner products of gradients overflow, or a gradient of net is NaN; scale the "
         f"inputs{remedy}"
     )
-
-
-def inner_products(rows_np: Tensor) -> Tensor:
-    """All inner products of a few rows, (n, n). One by one on a GPU, which is slow at products of so few rows."""
-    if not rows_np.is_cuda:
-        return rows_np @ rows_np.T
-    return torch.stack([torch.stack([torch.dot(a, b) for b in rows_np.contiguous()]) for a in rows_np.contiguous()])
 
 
 # ---- Measuring memory ----
