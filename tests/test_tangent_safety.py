@@ -259,6 +259,34 @@ def test_odd_forwards_in_coarse_products(how: str, precision: str) -> None:
     assert_close(theta, brute_force(copy.deepcopy(net).double(), points(40), "sum"), rtol=2e-3, atol=2e-3)
 
 
+class SortsMany(nn.Module):
+    """Sorts batches of more than 16 points, and puts them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.inner, self.head = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort() if len(x) > 16 else torch.arange(len(x))
+        h = self.inner(self.below(x).tanh()[order])
+        return self.head(h[order.argsort()].tanh())
+
+
+@pytest.mark.parametrize("precision", ["float32", "half", "tf32"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_forward_that_sorts_large_batches_only(
+    precision: str, late: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dozen points by themselves do not show it. Only the layer that sees the sorted batch loses its rule."""
+    monkeypatch.setattr("foretaste.tangent.kernel.may_check_late", lambda device, chunk_size: late)
+    torch.manual_seed(0)
+    net = SortsMany().eval()
+    with caplog.at_level("INFO", "foretaste"):
+        theta = ft.ntk(net, points(60).float(), precision=precision)
+    assert "no rule for inner.weight, inner.bias:" in caplog.text
+    assert_close(theta, brute_force(copy.deepcopy(net).double(), points(60), "sum"), rtol=2e-3, atol=2e-3)
+
+
 class Coarse(nn.Module):
     """Computes fewer digits for many points, as a GPU does in TF32."""
 
@@ -285,3 +313,17 @@ def test_a_coarse_pass_loses_no_rule(caplog: pytest.LogCaptureFixture) -> None:
         assert "no rule" not in caplog.text
         ft.ntk(net, x)
         assert "no rule" in caplog.text  # in float32 such differences are more than rounding
+
+
+@pytest.mark.parametrize("how", ["sorted", "frames", "masked", "behind", "twice", "checkpoint"])
+@pytest.mark.parametrize("precision", ["float32", "half"])
+def test_odd_forwards_checked_after_the_pass(how: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, in several chunks of two sets."""
+    monkeypatch.setattr("foretaste.tangent.kernel.may_check_late", lambda device, chunk_size: True)
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_LEAST", 7)
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_BYTES", {"cpu": 1})
+    torch.manual_seed(0)
+    net, x, z = Bend(3, 4, how).eval(), points(40), points(23)
+    theta = ft.ntk(net, x.float(), z.float(), precision=precision)
+    want = brute_force(copy.deepcopy(net).double(), torch.cat([x, z]), "sum")[:40, 40:]
+    assert_close(theta, want, rtol=2e-3, atol=2e-3)

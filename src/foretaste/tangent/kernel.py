@@ -85,6 +85,7 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
+LATE_CHUNK = 10 * CHECK_POINTS  # points of a chunk that takes more memory than the check of three sets
 KernelProgress = Callable[[int, int], None]
 
 
@@ -376,6 +377,7 @@ def compute_gram(
     edges = set(accumulate((count_points(x) for x in sets.values()), initial=0))
     key = "rows", frozen.unruled, plan.chunk_size, tuple((k, count_points(x)) for k, x in sets.items())
     unchecked = [] if key in frozen.surveys else survey.layers
+    late = may_check_late(frozen.device, plan.chunk_size)
     keep_memory()
     with isolated(frozen.device, precision):
         if precision == "half" and not frozen.largest:
@@ -384,7 +386,7 @@ def compute_gram(
             modules = set(group.modules)
             checked = [layer for layer in unchecked if modules.issuperset(layer.modules)]
             unchecked = [layer for layer in unchecked if layer not in checked]
-            layer_pass = LayerPass(frozen, survey, group, points, precision, checked)
+            layer_pass = LayerPass(frozen, survey, group, points, precision, checked, late)
             for at, x in iterate_chunks(sets, plan.chunk_size):
                 f_nC = layer_pass.add(at, x, first=at.start in edges, last=at.stop in edges)
                 if k == 0 and f_nC is not None:
@@ -445,6 +447,14 @@ def plan_gram(
     return survey, made
 
 
+def may_check_late(device: torch.device, chunk_size: int) -> bool:
+    """Whether rules are checked after the pass. A GPU is still busy with the pass then, and the host's time is free.
+
+    All points of the check are then in memory at once, three times: less than a large chunk was.
+    """
+    return device.type == "cuda" and chunk_size >= LATE_CHUNK
+
+
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
     """Every point once: its place among the points of all sets, and the points themselves."""
     start = 0
@@ -468,10 +478,11 @@ class LayerPass:
         points: int,
         precision: str,
         checked: Sequence[LayerParameter],
+        check_late: bool,
     ) -> None:
         self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
         self.half, self.coarse = precision == "half", precision != "float32"
-        self.checked = checked
+        self.checked, self.check_late = checked, check_late
         self.drawn: list[CheckedPoints] = []
         self.gaps: list[dict[str, Tensor]] = []
         self.inputs: list[dict[nn.Module, Tensor]] = []
@@ -505,10 +516,8 @@ class LayerPass:
             if self.checked and (first or last):
                 count = CHECK_POINTS if first and last else CHECK_POINTS // 2
                 self.drawn.append(draw_points(x, self.checked, ready, count))
-            if self.drawn and (last or not f_NC.is_cuda):  # on a GPU launches cost more than memory: one pass for both
-                for drawn in join_drawn(self.drawn):
-                    self.compare(drawn)
-                self.drawn.clear()
+            if not self.check_late:
+                self.compare_drawn()
             for layer, cut in self.group.formed:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))
@@ -522,18 +531,20 @@ class LayerPass:
                 start = self.write(self.rows, at, start, gradients[name][:, :, cut])
         return f_NC
 
-    def compare(self, drawn: CheckedPoints) -> None:
-        """Check the rules on some points of the pass.
+    def compare_drawn(self) -> None:
+        """Check the rules on the points that were drawn from the pass.
 
         TF32 is too coarse for that. There they are checked on the points by themselves, and then whether the pass has
         these points where they seem to be.
         """
-        alone = drawn
-        with float32_products("float32") if self.coarse and self.frozen.device.type == "cuda" else nullcontext():
-            if self.coarse:
-                alone = record_alone(self.frozen, self.survey, self.checked, drawn.x)
-                self.inputs.append(compare_inputs(drawn.calls, alone.calls))
-            self.gaps.append(compare_rows(self.frozen, self.checked, alone))
+        for points in join_drawn(self.drawn):
+            alone = points
+            with float32_products("float32") if self.coarse and self.frozen.device.type == "cuda" else nullcontext():
+                if self.coarse:
+                    alone = record_alone(self.frozen, self.survey, self.checked, points.x)
+                    self.inputs.append(compare_inputs(points.calls, alone.calls))
+                self.gaps.append(compare_rows(self.frozen, self.checked, alone))
+        self.drawn.clear()
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
         """Copy A and G of a module's calls to where those of all points are kept."""
@@ -550,6 +561,7 @@ class LayerPass:
 
     def contract(self, theta: ThetaSum, plan: KernelPlan) -> None:
         """Add what the group's layers contribute to Θ."""
+        self.compare_drawn()
         if not self.finite:
             raise ValueError("net returns NaN or infinite outputs for some of the points")
         for gaps in self.gaps:  # read here only, as above

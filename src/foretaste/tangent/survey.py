@@ -383,15 +383,17 @@ class CheckedPoints:
 def draw_points(x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, count: int) -> CheckedPoints:
     """At most ``count`` points of a batch, in a random order."""
     at = torch.randperm(count_points(x), generator=torch.Generator().manual_seed(0))[:count]
-    at = at.to(next(iter(input_parts(x).values())).device)
+    at = at.to(next(iter(input_parts(x).values())).device, non_blocking=True)  # else the host waits for the device
     part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
     return CheckedPoints(take_points(x, at), part)
 
 
 def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
     """The points of several batches as those of one, where the network made tensors of the same shape of them."""
+    if len(drawn) < 2:
+        return drawn
     first, *others = drawn
-    if not others or any(other.shapes != first.shapes for other in others):
+    if any(other.shapes != first.shapes for other in others):
         return drawn
     calls = {
         m: [
@@ -420,7 +422,8 @@ def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points
     that is checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
     """
     draws = torch.Generator().manual_seed(1)
-    r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.device, frozen.dtype)
+    r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.dtype)
+    r_n = r_n.to(frozen.device, non_blocking=True)
     truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
     return row_gaps({a.name: a.weighted_row(r_n, points.calls) for a in layers if a.name in truth}, truth)
 
