@@ -21,13 +21,14 @@ from foretaste.study import load
 HERE = Path(__file__).parent
 RATES = [f"LL4AL {how}, {rate}" for how in ("mean", "sum") for rate in ("0.3", "0.1", "0.03", "0.01", "0.003", "0.001")]
 RIVALS = ["cover", "Margin", "BADGE", "Entropy", "NTK", "Random"]
+TODAY = ["cover", "herding", *RIVALS[1:]]
 WIDTHS = [f"{arm}, widen {k}" for k in (4, 2, 1) for arm in ("NTK", "gain", "Random")]
 
-# name: folders of records, and the arms that are shown
+# name: folders of records, and the arms that are shown. An arm that a later folder has again is taken from there.
 FIGURES = {
     "mnist-wrn1": (
-        ["mnist", "mnist-cover"],
-        ["cover", "gain", "Margin", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"],
+        ["mnist", "mnist-today"],
+        ["cover", "gain", "Margin", "herding", "NTK, released code", "BADGE", "Entropy", "NTK", "LL4AL", "Random"],
     ),
     "fig3a": (["mnist"], ["gain", "Sequential NTK", "NTK", "Random"]),
     "fig3b": (["mnist"], ["NTK", "gain", "Random", *WIDTHS]),
@@ -37,10 +38,11 @@ FIGURES = {
         ["NN, gain", "NN, NTK", "NN, infinite NTK", "NN, one step", "NN, Random", "GP, infinite NTK", "GP, Random"],
     ),
     "fig1a": (["mnist14", "mnist14-naive"], ["NN, NTK", "NN, NTK, no block", "Naive", "NN, Random"]),
-    "fig2a": (["fig2a"], RIVALS),
-    "fig2b": (["fig2b"], RIVALS),
+    "fig2a": (["fig2a", "fig2a-today"], TODAY),
+    "fig2b": (["fig2b", "fig2b-today"], RIVALS),  # herding lacks a record
     "fig2c": (["fig2c"], RIVALS),  # LL4AL, at 2 %, would flatten the others; it is in the figure ll4al
-    "svhn-wrn2": (["svhn-wrn2"], RIVALS),
+    "svhn-wrn2": (["svhn-wrn2", "svhn-wrn2-today"], TODAY),
+    "svhn-wrn2-long": (["svhn-wrn2-long"], [arm for arm in TODAY if arm != "Entropy"]),
     "svhn-resnet18": (["svhn-resnet18"], RIVALS),
     "cifar10-resnet18": (["cifar10-resnet18"], RIVALS),
     "ll4al": (["ll4al", "fig2c"], [*RATES, "Random"]),
@@ -49,7 +51,7 @@ FIGURES = {
 }
 # What a record does not say: arms run in a study without their Random; and the Randoms are baselines themselves.
 AGAINST = {
-    **dict.fromkeys([*RATES, "cover"], "Random"),
+    **dict.fromkeys([*RATES, "cover", "herding"], "Random"),
     "Naive": "NN, Random",
     **dict.fromkeys(["Random, CE", *(f"Random, widen {k}" for k in (4, 2, 1))]),
 }
@@ -57,7 +59,11 @@ AGAINST = {
 
 def records_of(name: str) -> list:
     folders, arms = FIGURES[name]
-    found = [r for folder in folders for r in load(HERE / folder)]
+    by_arm: dict[str, list] = {}
+    for folder in folders:
+        own = [dict(r) for r in load(HERE / folder)]
+        by_arm |= {arm: [r for r in own if r["arm"] == arm] for arm in {r["arm"] for r in own}}
+    found = [r for records in by_arm.values() for r in records]
     if arms is None:
         arms = [a["name"] for a in json.loads((HERE / folders[0] / "study.json").read_text())["study"]["arms"]]
     first = {arm: k for k, arm in enumerate(arms)}
