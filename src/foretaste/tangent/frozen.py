@@ -136,6 +136,7 @@ class FrozenNetwork:
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
     unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
+    trial: bool = False  # for a trial kernel, whose rules are not checked: another kernel, which is, follows
     largest: float = 0.0  # of the entries of gradients, for the scale of float16; 0 if unknown
     surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # see survey.py
 

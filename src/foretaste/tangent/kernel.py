@@ -376,7 +376,7 @@ def compute_gram(
     # The first and the last batch of each set are checked, once for each network that is frozen.
     edges = set(accumulate((count_points(x) for x in sets.values()), initial=0))
     key = "rows", frozen.unruled, plan.chunk_size, tuple((k, count_points(x)) for k, x in sets.items())
-    unchecked = [] if key in frozen.surveys else survey.layers
+    unchecked = [] if frozen.trial or key in frozen.surveys else survey.layers
     late = may_check_late(frozen.device, plan.chunk_size)
     keep_memory()
     with isolated(frozen.device, precision):
@@ -396,7 +396,8 @@ def compute_gram(
                     progress(done, total)
             layer_pass.contract(theta, plan)
             del layer_pass  # frees its A and G before the next group's are recorded
-    frozen.surveys[key] = True
+    if not frozen.trial:
+        frozen.surveys[key] = True
     if f is not None and f_chunks:
         f |= zip(sets, to_float64(torch.cat(f_chunks)).split([count_points(x) for x in sets.values()]))
     found = theta.finish()

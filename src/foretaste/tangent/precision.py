@@ -100,7 +100,8 @@ def measure_precisions(
         sets["L"], y_LC = take_points(x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
     if frozen.output == "full":  # "sum" rounds in the same way, at 1/C² of the work
         frozen = replace(frozen, output="sum")
-    twin = freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params))
+    frozen = replace(frozen, trial=True)
+    twin = replace(freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params)), trial=True)
     with without_cudnn():
         want = score_sample(twin, C, {k: double_inputs(x) for k, x in sets.items()}, y_LC, ridge, "float32", budget)
     if want is None:
