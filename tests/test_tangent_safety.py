@@ -223,7 +223,8 @@ class Trimmed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         steps = int((x != 0).any(0).nonzero().max()) + 1
-        return self.inner(x[:, :steps, None]).tanh().sum(1)
+        x = x[:, :steps, None]
+        return (self.inner(x).tanh() * (x != 0)).sum(1)
 
 
 def test_points_of_two_batches_are_checked_in_one_pass() -> None:
@@ -248,6 +249,18 @@ def test_batches_of_other_shapes_are_checked_apart() -> None:
     (_, _, a), (_, _, b) = (drawn_from(net, part, 3) for part in (x[:3], x[3:]))
     b = replace(b, calls=dict(zip(a.calls, b.calls.values())))
     assert list(join_drawn([a, b])) == [a, b]
+
+
+@pytest.mark.parametrize("precision", ["float32", "half"])
+def test_texts_cut_to_the_longest_of_a_batch(precision: str) -> None:
+    """One long text, which is not among the dozen that are checked."""
+    torch.manual_seed(0)
+    net, x = Trimmed().eval(), torch.rand(40, 9)
+    x[:, 4:] = 0
+    x[int(torch.randperm(40, generator=torch.Generator().manual_seed(0))[-1]), 4:] = 1
+    theta = ft.ntk(net, x, precision=precision)
+    want = brute_force(copy.deepcopy(net).double(), x.double(), "sum")
+    assert_close(theta, want, rtol=2e-3, atol=2e-3 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("how", ["sorted", "frames", "masked", "behind", "twice"])

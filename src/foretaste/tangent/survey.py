@@ -454,11 +454,15 @@ def compare_inputs(batch: LayerCalls, alone: LayerCalls) -> dict[nn.Module, Tens
     """{module: (3,)}: the distance of the points' A in a batch to their A by themselves, their spread, and their size.
 
     For passes in TF32. Their G differ too much to compare: where an input of a ReLU is nearly 0, its sign is chance.
+    The distance of tensors of other shapes, as a network makes that cuts its batch to the longest text, is infinite.
     """
     found = {}
     for m, pairs in batch.items():
         sums_3 = torch.zeros(3, dtype=torch.float64, device=pairs[0][0].device)
         for (a, _), (b, _) in zip(pairs, alone[m]):
+            if a.shape != b.shape:
+                sums_3[0] = torch.inf
+                break
             a, b = a.double().flatten(1), b.double().flatten(1)
             sums_3 += torch.stack([t.square().sum() for t in (a - b, b - b.mean(0), b)])
         found[m] = sums_3.sqrt()
@@ -478,12 +482,9 @@ def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwor
     """The network without the rules that fail on two points. A kernel finds these on its way, a plan must know them."""
     while True:
         survey, points = survey_network(frozen, x, classes), take_points(x, slice(2))
-        n, heads = count_points(points), survey.heads * survey.folded
         with isolated(frozen.device):
-            recorded, _ = record_pass(frozen, list(survey.axes), points)
-            calls = align_calls(recorded, survey.axes, survey.folds, n, heads)
-            drawn = draw_points(points, survey.layers, calls, n)
-            agrees = find_same(compare_rows(frozen, survey.layers, drawn), frozen.dtype)
+            alone = record_alone(frozen, survey, survey.layers, points)
+            agrees = find_same(compare_rows(frozen, survey.layers, alone), frozen.dtype)
         if all(agrees.values()):
             return frozen
         frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})
