@@ -263,6 +263,39 @@ def test_texts_cut_to_the_longest_of_a_batch(precision: str) -> None:
     assert_close(theta, want, rtol=2e-3, atol=2e-3 * float(want.abs().max()))
 
 
+class Texts(nn.Module):
+    """Large layers, whose A and G are kept, on texts cut to the longest of the batch."""
+
+    def __init__(self, convolution: bool = False) -> None:
+        super().__init__()
+        self.words, self.up, self.head = nn.Embedding(2000, 48, padding_idx=0), nn.Linear(48, 256), nn.Linear(256, 3)
+        self.across = nn.Conv1d(256, 256, 3, padding=1) if convolution else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, : int((x != 0).any(0).nonzero().max()) + 1]
+        h = self.up(self.words(x)).tanh() * (x != 0)[..., None]
+        if self.across is not None:
+            h = self.across(h.mT).mT.tanh() * (x != 0)[..., None]
+        return self.head(h.sum(1))
+
+
+@pytest.mark.parametrize("lengths", [(9, 4, 7), (4, 9, 7), (4, 4, 9)])
+@pytest.mark.parametrize("convolution", [False, True])
+def test_large_layers_on_chunks_of_other_lengths(
+    lengths: tuple[int, ...], convolution: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These ended in an error of torch about sizes."""
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_LEAST", 8)
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_BYTES", {"cpu": 1})
+    torch.manual_seed(0)
+    net, x = Texts(convolution).eval(), torch.randint(1, 2000, (24, 9))
+    for k, length in enumerate(lengths):
+        x[8 * k : 8 * k + 8, length:] = 0
+    theta = ft.ntk(net, x)
+    want = brute_force(copy.deepcopy(net).double(), x, "sum")
+    assert_close(theta, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
 @pytest.mark.parametrize("how", ["sorted", "frames", "masked", "behind", "twice"])
 @pytest.mark.parametrize("precision", ["half", "tf32"])
 def test_odd_forwards_in_coarse_products(how: str, precision: str) -> None:

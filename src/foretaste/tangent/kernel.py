@@ -465,6 +465,18 @@ def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tupl
         start += count_points(x)
 
 
+def grown(kept: Tensor, at: slice, t: Tensor) -> Tensor:
+    """What is kept of the points before ``at``, with room for the shape of ``t`` after them, and zeros around.
+
+    A network that cuts its batch to the longest text has fewer positions in some chunks. Where G is zero, a position
+    adds nothing.
+    """
+    shape = [max(a, b) for a, b in zip(kept.shape[1:], t.shape[1:])]
+    wide = kept.new_zeros(len(kept), *shape)
+    wide[(slice(at.start), *map(slice, kept.shape[1:]))] = kept[: at.start]
+    return wide
+
+
 class LayerPass:
     """One pass over all points, for one group of layers. ``add`` takes the points, ``contract`` adds to Θ.
 
@@ -557,8 +569,13 @@ class LayerPass:
                 f"a {type(m).__name__} is called {times}; Θ needs the same calls for every point: let net's forward "
                 "not depend on the points' values"
             )
-        for (to_a, to_g), (a, g) in zip(self.kept[m], calls):
-            to_a[at], to_g[at] = a, g
+        for k, (kept, call) in enumerate(zip(self.kept[m], calls)):
+            if any(to.shape[1:] != t.shape[1:] for to, t in zip(kept, call)):
+                if type(m) not in (nn.Linear, nn.Embedding):
+                    raise LostRowsError(f"a {type(m).__name__} sees more of some points than of others", modules=[m])
+                kept = self.kept[m][k] = (grown(kept[0], at, call[0]), grown(kept[1], at, call[1]))
+            for to, t in zip(kept, call):
+                to[(at, *map(slice, t.shape[1:]))] = t
 
     def contract(self, theta: ThetaSum, plan: KernelPlan) -> None:
         """Add what the group's layers contribute to Θ."""
