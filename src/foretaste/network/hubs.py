@@ -69,7 +69,7 @@ class LastHidden(nn.Module):
 
 def _hf_backbone(rest: str, kind: str) -> Backbone:
     name = f"hf:{rest}"
-    need_packages(name, "pip install foretaste[text]", "transformers")
+    need_packages(name, "pip install 'foretaste[text]'", "transformers")
     import transformers
 
     where = str(Path(rest).expanduser()) if Path(rest).expanduser().is_dir() else rest
@@ -153,7 +153,7 @@ class SentenceEmbedding(nn.Module):
 def _st_backbone(rest: str, kind: str) -> Backbone:
     name = f"st:{rest}"
     _only_kind(name, "text", kind)
-    need_packages(name, "pip install foretaste[text]", "sentence_transformers")
+    need_packages(name, "pip install 'foretaste[text]'", "sentence_transformers")
     from sentence_transformers import SentenceTransformer
 
     where = str(Path(rest).expanduser()) if Path(rest).expanduser().is_dir() else rest
