@@ -290,6 +290,30 @@ def test_a_network_at_chance_is_warned_about(loss: str, caplog: pytest.LogCaptur
     assert 'loss="ce"' not in caplog.text
 
 
+@pytest.mark.parametrize("learned", [-0.2, 0.2])
+def test_a_ridge_that_carries_the_misfit_does_not_hide_that_nothing_was_learned(
+    learned: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outputs that know a little of the labels are no news to such a ridge; those that are worse than 1/C are."""
+    x, y = torch.eye(6), torch.arange(6) % 3
+    net = torch.nn.Linear(6, 3, bias=False).eval()
+    with torch.no_grad():
+        net.weight.copy_(1 / 3 + learned * (torch.nn.functional.one_hot(y, 3).T - 1 / 3))
+    with caplog.at_level(logging.WARNING, "foretaste"):
+        _ = linearize(net, x, y, 2 * x, ridge="misfit").u
+    assert bool(caplog.text) == (learned < 0)
+    assert ("check that labels, classes and points are in the same order" in caplog.text) == (learned < 0)
+
+
+def test_a_network_that_ends_in_a_softmax_is_told_to_return_logits(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(mlp(2, 3), torch.nn.Softmax(1)).eval()
+    x, y = torch.randn(20, 2), torch.arange(10) % 3
+    with caplog.at_level(logging.WARNING, "foretaste"):
+        _ = linearize(net, x[:10], y, x[10:], loss="ce", output="signs").u
+    assert "net seems to end in a softmax: let it return logits" in caplog.text
+
+
 @pytest.mark.parametrize("C", [1, 3])
 @pytest.mark.parametrize("loss", ["l2", "ce"])
 def test_a_network_trained_with_cross_entropy_is_told_which_loss_to_give(

@@ -343,7 +343,8 @@ def warn_unfitted(p: Problem) -> None:
     """Log a warning if the network does not fit its labels, which look-ahead assumes.
 
     What is measured: the mean squared residual on L (cross-entropy: of the softmax outputs), as a share of the mean
-    square of y − 1/C, which a network that knows nothing leaves. Thresholds: 0.1, and 0.5 under cross-entropy.
+    square of y − 1/C, which a network that knows nothing leaves. Thresholds: 0.1, and 0.5 under cross-entropy; 1 where
+    λ carries the misfit.
     """
     if p.L == 0:
         return
@@ -353,10 +354,10 @@ def warn_unfitted(p: Problem) -> None:
     if not p.criterion.quadratic:
         log.warning(
             "the softmax outputs do not fit the labels: their mean squared residual on L is %.2g, and equal "
-            "probabilities have %.2g. Look-ahead assumes a trained network, and its scores are noise otherwise; train "
-            "longer",
+            "probabilities have %.2g. Look-ahead assumes a trained network, and its scores are noise otherwise; %s",
             residual,
             unlearned,
+            "net seems to end in a softmax: let it return logits" if _are_probabilities(p.f_LC) else "train longer",
         )
         return
     for other in LOSSES.values():
@@ -370,14 +371,20 @@ def warn_unfitted(p: Problem) -> None:
                 residual, p.loss, theirs, other.name, other.title, other.name,
             )  # fmt: skip
             return
-    if p.misfit:
-        return  # λ carries it
+    if p.misfit and residual < unlearned:
+        return  # λ carries it, where the network has learned anything
     log.warning(
         "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
-        "training interpolates L, and its scores are noise otherwise; train longer",
+        "training interpolates L, and its scores are noise otherwise; train longer%s",
         residual,
         unlearned,
+        "" if residual < unlearned else ", and check that labels, classes and points are in the same order",
     )
+
+
+def _are_probabilities(f_LC: Tensor) -> bool:
+    """Whether rows sum to 1 and nothing is negative: a softmax that the network applies itself."""
+    return f_LC.shape[1] > 1 and bool((f_LC >= 0).all() and ((f_LC.sum(1) - 1).abs() < 1e-4).all())
 
 
 def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
