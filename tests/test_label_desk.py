@@ -7,7 +7,7 @@ import pytest
 
 from foretaste.label import StoreConflict
 from foretaste.label.desk import class_keys, wilson
-from foretaste.label.worker import LearnerWorker, describe_change
+from foretaste.label.worker import LearnerWorker, describe_advice, describe_change
 from label_cases import MemoryItems, close_desk, open_desk, pictures
 
 
@@ -229,6 +229,12 @@ def test_what_an_answer_changed():
 
     got = describe_change("a", np.array(["x", "x", "y"]), np.array(["y", "y", "y"]))
     assert got == {"item": "a", "moved": 2, "of": 3, "most": [{"from": "x", "to": "y", "count": 2}]}
+
+
+def test_advice_to_stop_is_told_in_words():
+    came = {"reason": "about 1.0 % are expected to be wrong; the goal is 2.0 %"}
+    assert describe_advice(came | {"stop": True})["stop"]["text"] == f"You may stop: {came['reason']}."
+    assert describe_advice(came | {"stop": False})["stop"]["text"] == f"A{came['reason'][1:]}."
 
 
 def test_texts_and_rows_are_items_too(tmp_path):

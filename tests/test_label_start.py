@@ -74,6 +74,9 @@ def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
     assert {entry["name"] for entry in shown["likely"]} == {"cat", "dog"}
     assert shown["reason"]["text"].startswith("If it is ")
     until(lambda: set(desk.worker.view.advice) == {"stop", "retrain"})
+    until(lambda: desk.store.setting("advice"))  # kept while the page is open, where `foretaste status` reads it
+    status = CliRunner().invoke(app, ["status", str(folder)])
+    assert "advice to stop needs 20" in status.stdout, status.output
     close_desk(desk)
 
 

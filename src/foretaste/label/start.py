@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretaste.label.desk import CHECK_EVERY, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, LabelStore
-from foretaste.label.worker import BuildProgress, BuiltLearner, LearnerWorker
+from foretaste.label.worker import BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
 if TYPE_CHECKING:
     from foretaste.data import Points
@@ -103,7 +103,7 @@ def open_desk(
             learner_builder(points, names, folder, backbone, seed, fit_options),
             names,
             checked=kept.setting("checked", []),
-            keep_curve=lambda curve: kept.set_setting("checked", [list(p) for p in curve]),
+            keep=lambda view: _keep_measures(kept, view),
             trains_itself=trains_itself,
         )
         root = source if source.is_dir() else source.parent
@@ -132,11 +132,16 @@ def close_desk(desk: LabelDesk) -> None:
     """Stop the learner's thread and close the store."""
     view = desk.worker.view
     desk.worker.close()
-    if view.checked:
-        desk.store.set_setting("checked", [list(p) for p in view.checked])
-    if view.advice:
-        desk.store.set_setting("advice", dict(view.advice))
+    _keep_measures(desk.store, view)
     desk.store.close()
+
+
+def _keep_measures(store: LabelStore, view: ModelView) -> None:
+    """What ``foretaste status`` shows of the model."""
+    if view.checked:
+        store.set_setting("checked", [list(p) for p in view.checked])
+    if view.advice:
+        store.set_setting("advice", dict(view.advice))
 
 
 def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "Points", source: Path) -> None:

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 LIKELY_SHOWN = 3  # classes of an item that the page shows
 IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
+KEPT_EVERY = 5  # labels after which what was measured is written again
 
 BuildProgress = Callable[[int, int], None]  # done, of how many
 
@@ -75,7 +76,7 @@ class LearnerWorker(threading.Thread):
         build: Makes the learner; called once, in this thread, with a function that takes progress.
         classes: The names of the classes.
         checked: The curve on the items that measure, of an earlier session.
-        keep_curve: Called with that curve when it has grown.
+        keep: Called with what was measured, at first and every fifth label: ``foretaste status`` reads it elsewhere.
         trains_itself: Whether the network is trained anew when the learner advises it, or only when a person asks.
     """
 
@@ -85,12 +86,13 @@ class LearnerWorker(threading.Thread):
         classes: Sequence[str],
         *,
         checked: Iterable[Sequence[int]] = (),
-        keep_curve: Callable[[Sequence[Sequence[int]]], None] | None = None,
+        keep: Callable[[ModelView], None] | None = None,
         trains_itself: bool = True,
     ) -> None:
         super().__init__(name="foretaste-learner", daemon=True)
         self.view = ModelView(checked=tuple((int(n), int(k), int(m)) for n, k, m in checked))
-        self._build, self._classes, self._keep_curve = build, list(classes), keep_curve
+        self._build, self._classes, self._keep = build, list(classes), keep
+        self._kept: int | None = None  # labels when the measures were last kept
         self._trains_itself = trains_itself
         self._turn = threading.Condition()
         self._dirty: dict[str, None] = {}
@@ -329,10 +331,11 @@ class LearnerWorker(threading.Thread):
             right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())
             point = (self._labels, right, len(truth))
             checked = [p for p in checked if p[0] != self._labels] + [point]
-            if point not in self.view.checked and self._keep_curve is not None and self._labels % 5 == 0:
-                self._keep_curve(checked)
         status = learner.status()
         self._publish(checked=tuple(checked[-POINTS_KEPT:]), advice=describe_advice(status))
+        if self._keep is not None and (self._kept is None or abs(self._labels - self._kept) >= KEPT_EVERY):
+            self._kept = self._labels
+            self._keep(self.view)
         if self._trains_itself and (status.get("drift") or {}).get("retrain") and not learner.training:
             learner.retrain()
 
@@ -373,7 +376,9 @@ def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:
     failure = (status.get("training") or {}).get("failure")
     advice: dict[str, Any] = {}
     if status.get("reason"):
-        advice["stop"] = {"now": bool(status.get("stop")), "text": _as_sentence(str(status["reason"]))}
+        now = bool(status.get("stop"))
+        words = f"you may stop: {status['reason']}" if now else str(status["reason"])
+        advice["stop"] = {"now": now, "text": _as_sentence(words)}
     if drift.get("reason"):
         text = _as_sentence(str(drift["reason"]))
         if failure:
