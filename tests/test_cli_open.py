@@ -236,3 +236,16 @@ def test_text_that_is_a_table_and_two_files(tmp_path):
     assert got.exit_code == 0, got.output
     assert "5 points are labelled already, such as r5: left out of the pool" in got.stdout
     assert {row["id"] for row in table(tmp_path / "r.csv")} == {f"r{k}" for k in range(10, 40)}
+
+
+def test_a_point_with_the_values_of_a_labelled_one_is_named_as_such(tmp_path):
+    rows = ["a,30,Rome,stays", "b,40,Oslo,leaves", "c,30,Rome,", "d,50,Oslo,", "e,35,Rome,"]
+    (tmp_path / "people.csv").write_text("\n".join(["id,age,city,label", *rows]))
+    words = ["-n", 1, "--steps", 5, "--strategy", "margin", "--page", "none", "--out", tmp_path / "r.csv"]
+    got = invoke("query", tmp_path / "people.csv", *words)
+    assert got.exit_code == 0, got.output
+    said = (
+        "1 point is labelled already, c: left out of the pool (1 of them by their values alone: a labelled point with"
+    )
+    assert said in " ".join(got.stdout.split())
+    assert {row["id"] for row in table(tmp_path / "r.csv")} == {"d", "e"}

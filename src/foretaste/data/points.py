@@ -224,9 +224,12 @@ def without_repeats(pool: Points, labelled: Points) -> Points:
     drop = same_key | same_values
     if not drop:
         return pool
-    note = f"{len(drop)} points are labelled already, such as {pool.ids[min(drop)]}: left out of the pool"
+    points = "1 point is labelled already," if len(drop) == 1 else f"{len(drop)} points are labelled already, such as"
+    note = f"{points} {pool.ids[min(drop)]}: left out of the pool"
     if differ := len(same_key - same_values):
         note += f" ({differ} of them by their id alone: their values differ)"
+    if renamed := sum(keys[j] is not None for j in same_values - same_key):
+        note += f" ({renamed} of them by their values alone: a labelled point with another id has the same)"
     return replace(pool.take([j for j in range(len(pool)) if j not in drop]), notes=(*pool.notes, note))
 
 
