@@ -89,6 +89,7 @@ def test_labels_in_the_data_count_once_and_people_count_more(tmp_path):
     assert desk.store.labels() == {"cat/a.png": "cat", "dog/b.png": "dog"}
     assert {e.who for e in desk.store.events()} == {"given"}
     assert [a.item for a in desk.next("tab-1", "Ada")] == ["unlabelled/c.png"]
+    assert desk.state("Ada")["people"] == []  # the page counts people, and the data are none
     desk.answer("tab-1", "Ada", "cat/a.png", "relabel", "dog")
     close_desk(desk)
     again = opened(root, classes=None)

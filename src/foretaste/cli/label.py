@@ -142,7 +142,9 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     for note in desk.notes:
         say(f"  {note}")
     if state["copies"]:
-        say(f"  {state['copies']} items are copies of others and get their label")
+        n = state["copies"]
+        many = f"{n} items are copies of others and get their label"
+        say(f"  {'1 item is a copy of another and gets its label' if n == 1 else many}")
     say(f"labels are kept in {desk.store.path}")
     # Behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
     say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")

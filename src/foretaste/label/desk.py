@@ -25,6 +25,7 @@ PATIENCE = 0.15  # seconds that an answer waits for the learner, so that the nex
 PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
 ACTIVE_SECONDS = 60.0
 CURVE_POINTS = 150
+GIVEN = "given"  # who gave the labels that were in the data already
 RECENT_SHOWN = 24
 
 
@@ -180,7 +181,7 @@ class LabelDesk:
         here = {item: event for item, event in current.items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
         counts = Counter(event.label for event in here.values() if event.label is not None)
-        people = Counter(event.who for event in here.values())
+        people = Counter(event.who for event in here.values() if event.who != GIVEN)
         done = kinds["label"] + kinds["unsure"] + kinds["ignore"]
         return {
             "title": self.title,

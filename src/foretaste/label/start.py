@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.label.desk import CHECK_EVERY, LabelDesk
+from foretaste.label.desk import CHECK_EVERY, GIVEN, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, LabelStore
 from foretaste.label.worker import BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 STORE_FOLDER = ".foretaste"
 BACKBONE_CHUNK = 64  # points between two reports of progress
-GIVEN = "given"  # who gave the labels that were in the data already
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
 
 
