@@ -52,6 +52,15 @@ def test_errors_are_one_line_and_code_two(tmp_path):
     assert file.read_text() == "mine"
 
 
+def test_a_run_of_nothing_says_where_the_names_are():
+    got = invoke("run")
+    assert got.exit_code == 2
+    assert got.stderr == (
+        "error: CONFIG not given; expected a .toml file, or one of the names of `foretaste run --list`\n"
+    )
+    assert "fig2a" in invoke("run", "--list").stdout
+
+
 def test_debug_lets_the_error_through(tmp_path):
     (tmp_path / "taken").write_text("")
     got = invoke("--debug", "demo", "--out", str(tmp_path / "taken"))

@@ -458,6 +458,7 @@ def test_rounds_on_one_table_end_without_an_error(tmp_path):
         (["--labelled", "D.csv"], "--pool not given; expected DATA, one file or folder"),
         (["missing.csv"], "missing.csv does not exist; expected a folder of pictures"),
         (["unlabelled.csv"], "unlabelled.csv has no labels, and a network needs some"),
+        (["unlabelled.csv"], "or start with `foretaste label`, which needs none"),
     ],
 )
 def test_data_or_labelled_and_pool(tmp_path, words, says):

@@ -234,3 +234,5 @@ def test_status_export_and_import(folder, tmp_path):
 
 def test_status_of_a_folder_that_was_never_labelled(tmp_path):
     assert "start with `foretaste label`" in told("status", tmp_path)
+    for words in (["status", tmp_path / "photso"], ["label", tmp_path / "photso", "--export", tmp_path / "a.csv"]):
+        assert "photso does not exist; expected a folder of pictures, or a CSV" in told(*words)

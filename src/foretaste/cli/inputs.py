@@ -223,7 +223,7 @@ def read_inputs(
     if not len(known):
         raise ValueError(
             f"{known.where} has no labels, and a network needs some to learn from; label a few points of each class "
-            "first: class folders, a column label, or y in an .npz"
+            "first: class folders, a column label, or y in an .npz; or start with `foretaste label`, which needs none"
         )
     truth = None
     if data:

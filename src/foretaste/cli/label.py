@@ -19,7 +19,10 @@ SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels i
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a CSV.")]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Folder of the labels. Default: .foretaste in the folder.")
+    Path | None,
+    typer.Option(
+        "--store", help="Folder of the labels. Default: .foretaste in the folder, or FILE.foretaste beside a CSV."
+    ),
 ]
 
 
@@ -165,6 +168,7 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
     """Write what the store has, also while a page is open on it."""
     from foretaste.label import LabelStore, export_labels, label_rows, store_folder
 
+    _check_source(source, store)
     with LabelStore(store or store_folder(source), read_only=True) as kept:
         twins = kept.setting("twins", {})
         field = "image" if kept.setting("kind", "pictures") == "pictures" else "text"
@@ -176,6 +180,12 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
             say(f"{written}: {sum(row.label is not None for row in rows)} labels")
 
 
+def _check_source(source: Path, store: Path | None) -> None:
+    """A mistyped name is told as such, not as one that nobody has labelled."""
+    if store is None and not source.exists():
+        raise FileNotFoundError(f"{source} does not exist; expected a folder of pictures, or a CSV")
+
+
 @app.command("status")
 def status_command(
     source: SourceArgument,
@@ -184,6 +194,7 @@ def status_command(
     """Show how far labelling is: counts, accuracy, what is left, when to stop. Also while a page is open."""
     from foretaste.label import LabelStore, store_folder
 
+    _check_source(source, store)
     folder = store or (source if (source / "labels.sqlite").is_file() else store_folder(source))
     with LabelStore(folder, read_only=True) as kept:
         say(*status_lines(kept))

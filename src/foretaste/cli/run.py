@@ -28,11 +28,11 @@ def _list_studies(wanted: bool) -> None:
 @app.command("run")
 def run_command(
     config: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="CONFIG", help="A .toml file, or the name of a study in the package (--list names them)."
         ),
-    ],
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, such as train.max_lr=0.1 or seeds=[0,1].")
     ] = None,
@@ -60,6 +60,8 @@ def run_command(
     from foretaste.study import estimate as estimate_cost
     from foretaste.study import smoke as shrink
 
+    if config is None:
+        raise ValueError("CONFIG not given; expected a .toml file, or one of the names of `foretaste run --list`")
     study = read(config, changes or [], plugins=plugin or [])
     study = shrink(study) if smoke else study
     folder = out or Path("runs") / (Path(config).stem + ("-smoke" if smoke else ""))
