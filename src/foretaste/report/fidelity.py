@@ -148,7 +148,7 @@ def _better_setting(records: Sequence[Any], own: Any | None) -> str:
     if top is None or own is None or top is own or own["correlation"] is None or n < 2:
         return ""
     if top["correlation"] - own["correlation"] < 0.02:
-        return f"No other of the {n} settings tried does clearly better."
+        return f"No other of the {n} settings tried has a clearly higher correlation."
     text = f"Of the {n} settings tried, {describe_setting(top)} has the highest correlation, {top['correlation']:.2f}"
     return f"{text}; it was chosen on these same candidates."
 
