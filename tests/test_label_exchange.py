@@ -89,6 +89,14 @@ def test_folders_come_back(tmp_path):
         export_labels(rows, out, root=root)
 
 
+def test_no_folder_is_named_like_a_file(store, tmp_path):
+    """labels.xlsx was a folder of pictures."""
+    out = tmp_path / "labels.xlsx"
+    with pytest.raises(ValueError, match=r"labels are not written as \.xlsx; name a \.csv, \.jsonl, \.json"):
+        export_labels(label_rows(store), out, root=tmp_path)
+    assert not out.exists()
+
+
 def test_folders_copy_nothing_from_outside_and_take_no_odd_names(tmp_path):
     root = tmp_path / "pictures"
     root.mkdir()

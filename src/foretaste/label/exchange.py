@@ -1,7 +1,7 @@
 """Labels in and out: CSV, JSON lines, folders of pictures, and tasks of Label Studio.
 
-The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); anything else is a folder. What one
-writes the other reads. A file is checked as a whole before the first label is taken in.
+The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); what has the ending of no
+file is a folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
 """
 
 import csv
@@ -20,6 +20,21 @@ from urllib.parse import unquote, urlsplit
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
 from foretaste.label.store import LabelStore
 
+# Names of files, never meant as folders.
+OTHER_FORMATS = (
+    ".html",
+    ".ndjson",
+    ".npz",
+    ".ods",
+    ".parquet",
+    ".sqlite",
+    ".tsv",
+    ".txt",
+    ".xls",
+    ".xlsx",
+    ".xml",
+    ".zip",
+)
 EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
 ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
 LARGEST_IMPORT = 500_000_000
@@ -73,7 +88,8 @@ def export_labels(
         The path written.
 
     Raises:
-        ValueError: a folder for items that are no pictures, or class names that cannot be names of folders.
+        ValueError: a file of another format, a folder for items that are no pictures, or class names that cannot be
+            names of folders.
         FileExistsError: the folder is not empty.
     """
     out = Path(out)
@@ -85,6 +101,10 @@ def export_labels(
             file.writelines(export_text(rows, ending.lstrip("."), field=field))
         part.replace(out)
         return out
+    if ending in OTHER_FORMATS:
+        raise ValueError(
+            f"labels are not written as {ending}; name a .csv, .jsonl, .json (Label Studio), or a new folder"
+        )
     if root is None:
         raise ValueError(f"{out} would be a folder of pictures, and these items are none; name a .csv, .jsonl or .json")
     return _export_folders(rows, out, root)
