@@ -236,3 +236,12 @@ def test_status_of_a_folder_that_was_never_labelled(tmp_path):
     assert "start with `foretaste label`" in told("status", tmp_path)
     for words in (["status", tmp_path / "photso"], ["label", tmp_path / "photso", "--export", tmp_path / "a.csv"]):
         assert "photso does not exist; expected a folder of pictures, or a CSV" in told(*words)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_who_listens_for_others_says_which_address_they_need(folder, host, monkeypatch):
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    words = ["--classes", "cat,dog", "--backbone", "none", "--no-browser", "--port", "0", "--host", host]
+    got = CliRunner().invoke(app, ["label", str(folder), *words])
+    assert got.exit_code == 0, got.output
+    assert ("with this machine's address in place of 127.0.0.1" in got.stdout) == (host == "0.0.0.0")

@@ -151,6 +151,8 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     say(f"labels are kept in {desk.store.path}")
     # Behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
     say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")
+    if host in ("0.0.0.0", "::"):
+        say(f"  from other machines: the same, with this machine's address in place of {shown}")
     desk.worker.start()
     if browser:
         webbrowser.open(f"{address}#token={token}" if token else address)
