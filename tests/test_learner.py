@@ -215,6 +215,8 @@ def test_bad_arguments_are_refused() -> None:
         ft.Learner(network(3), points(n=2), ids=[1.5, 2.5])
     with pytest.raises(ValueError, match="pool is empty"):
         ft.Learner(network(3), points()[:0])
+    with pytest.raises(TypeError, match=r"net is a Tensor; expected a torch\.nn\.Module\. Give the items as pool="):
+        ft.Learner(torch.zeros(5, 2), classes=2)
     with pytest.raises(TypeError, match="pool is a int"):
         ft.Learner(network(3), 3)
     with pytest.raises(ValueError, match="how many classes are there"):

@@ -97,6 +97,8 @@ class Learner:
         watch: int | None = 512,
         window: int = 5000,
     ) -> None:
+        if net is not None and not isinstance(net, nn.Module):
+            raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module. Give the items as pool=")
         if pool is None:
             raise TypeError("pool is None; give the items: an array, a tensor, a dataset, or what ft.open returns")
         check_settings(ridge, "auto", loss, float("inf"), 1.0 if theta_scale is None else theta_scale)
