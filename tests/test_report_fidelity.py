@@ -68,7 +68,7 @@ def test_the_page_carries_everything_and_escapes(tmp_path):
         "&lt;b&gt;",
         "&lt;i&gt;",
         "0.950",
-        "as ft.query",
+        "as ft.linearize",
         "highest correlation",
     ):
         assert text in page, text

@@ -314,7 +314,7 @@ def _settings_section(records: Sequence[Any]) -> PageSection | None:
     top, rows = best_setting(records), []
     for s in records_of_kind(records, "setting"):
         first, *cells = _setting_cells(s)
-        mark = (" · as ft.query" if s["own"] else "") + (" · highest correlation" if s is top else "")
+        mark = (" · as ft.linearize" if s["own"] else "") + (" · highest correlation" if s is top else "")
         rows.append(PageRow(first, cells, best=s is top, mark=mark))
     skipped = [f"Not tried: {describe_setting(s)}: {s['why']}." for s in records_of_kind(records, "skipped")]
     if not rows:
