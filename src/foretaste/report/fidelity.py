@@ -92,7 +92,7 @@ def records_of_kind(records: Sequence[Any], kind: str) -> list[Any]:
 
 
 def own_setting(records: Sequence[Any]) -> Any | None:
-    """The setting that ``ft.query`` uses by default, or else the first that was tried."""
+    """The setting that ``ft.linearize`` uses by default, or else the first that was tried."""
     tried = records_of_kind(records, "setting")
     return next((s for s in tried if s["own"]), tried[0] if tried else None)
 

@@ -26,7 +26,7 @@ from foretaste.tangent import DEFAULT_RIDGE, gram, rank_correlation
 COMPARED_OUTPUTS = ("sum", "first", "full")
 RIDGES = (1e-8, DEFAULT_RIDGE, 1e-4, 1e-2)  # of the mean diagonal of Θ_LL
 SCALES = tuple(4.0**k for k in range(-3, 5))  # of Θ, under cross-entropy
-DEFAULTS = ("sum", DEFAULT_RIDGE, "float32")  # output, ridge and precision of ft.query
+DEFAULTS = ("sum", DEFAULT_RIDGE, "float32")  # output, ridge and precision of ft.linearize on a CPU
 DRAWN_POINTS = 1200  # of the scatter plot
 LARGEST_FULL_KERNEL = 4e9  # bytes
 
