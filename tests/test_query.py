@@ -232,6 +232,14 @@ def test_info_says_what_was_used():
     assert ask(method="direct", strategy="mlmoc").info["method"] == "direct"
 
 
+def test_repr_of_a_query_is_short():
+    """A notebook shows it: the points to label, and not a number for each of the pool."""
+    q = ask(strategy="random", batch_size=2)
+    assert repr(q) == f"Query(2 points by 'random', select='own': indices={q.indices.tolist()})"
+    q = query(NET, X_L, Y_L, X_U, strategy="margin", batch_size=21, ids=[f"n{j}" for j in range(len(X_U))])
+    assert repr(q) == f"Query(21 points by 'margin', select='top': ids={q.ids[:20]!r}"[:-1] + ", ...])"
+
+
 def test_a_dict_of_tensors():
     class Net(nn.Module):
         def __init__(self):

@@ -21,6 +21,8 @@ from foretaste.tangent import (
     take_points,
 )
 
+REPR_POINTS = 20  # of a batch that ``repr`` shows
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -157,3 +159,10 @@ class Query:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def __repr__(self) -> str:
+        name, points = ("indices", self.indices.tolist()) if self.ids is None else ("ids", list(self.ids))
+        more = ", ..." if len(points) > REPR_POINTS else ""
+        first = ", ".join(map(repr, points[:REPR_POINTS]))
+        how = f"{self.info.get('strategy')!r}, select={self.info.get('select')!r}"
+        return f"Query({len(self)} points by {how}: {name}=[{first}{more}])"
