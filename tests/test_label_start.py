@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import foretaste as ft
 from foretaste.cli import app
 from foretaste.label import LabelStore, StoreError, close_desk, make_app, open_desk
 from foretaste.label.guard import Guard
@@ -230,6 +231,22 @@ def test_status_export_and_import(folder, tmp_path):
         assert import_labels(fresh.store, read_labels(out, fresh.data.ids)) == (3 if k < 2 else 2)
         assert fresh.store.labels() == {"1.png": "cat", "2.png": "dog"}
         close_desk(fresh)
+
+
+def test_an_export_into_the_folder_is_its_labels(folder):
+    """The column was called item, and ``ft.open`` left the file out."""
+    desk = opened(folder, check_every=0)
+    for item, kind, label in (("1.png", "label", "cat"), ("2.png", "label", "dog"), ("3.png", "unsure", None)):
+        desk.answer("tab-1", "Ada", item, kind, label)
+    close_desk(desk)
+    got = CliRunner().invoke(app, ["label", str(folder), "--export", str(folder / "labels.csv")])
+    assert got.exit_code == 0, got.output
+    points = ft.open(folder, encoder="pixels", size=8)
+    assert {points.ids[i]: points.labels[i] for i in points.labelled} == {"1.png": "cat", "2.png": "dog"}
+    assert len(points) == 8
+    again = opened(folder, classes=None)  # and labelling goes on as before
+    assert again.store.labels() == {"1.png": "cat", "2.png": "dog"}
+    close_desk(again)
 
 
 def test_status_of_a_folder_that_was_never_labelled(tmp_path):

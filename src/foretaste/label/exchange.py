@@ -111,12 +111,14 @@ def export_labels(
 
 
 def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") -> Iterator[str]:
-    """The text of an export, piece by piece: "csv", "jsonl" or "json" (Label Studio)."""
+    """The text of an export, piece by piece: "csv", "jsonl" or "json" (Label Studio). ``field``: as in a task."""
     check_known("format", kind, ("csv", "jsonl", "json"))
     if kind == "csv":
         sink = _Lines()
         writer = csv.writer(sink, lineterminator="\n")
-        for cells in (EXPORT_COLUMNS, *([getattr(row, c) or "" for c in EXPORT_COLUMNS] for row in rows)):
+        # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
+        names = ("file" if field == "image" else "item", *EXPORT_COLUMNS[1:])
+        for cells in (names, *([getattr(row, c) or "" for c in EXPORT_COLUMNS] for row in rows)):
             writer.writerow([_protected(cell) for cell in cells])
             yield sink.line
     elif kind == "jsonl":
