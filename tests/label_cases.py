@@ -93,6 +93,12 @@ class PlainLearner:
         drift = {"retrain": False, "reason": "the network still fits"}
         return {"stop": False, "reason": "3 of 20 open items are expected to be wrong", "drift": drift}
 
+    def track_record(self):
+        return [{"id": i, "predicted": label, "error": 0.1} for i, label in self.labels.items()]
+
+    def recall(self, record):
+        self.recalled = list(record)
+
     def retrain(self, wait=False):
         self.trainings += 1
 

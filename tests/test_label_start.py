@@ -81,6 +81,25 @@ def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
     close_desk(desk)
 
 
+def test_advice_to_stop_goes_on_after_a_restart(folder):
+    """Who labels a few items a day would never get it."""
+    desk = opened(folder, start=True, check_every=0, fit_options={"steps": 40})
+    for k in range(4):
+        desk.answer("tab-1", "Ada", f"{k}.png", "label", ["cat", "dog"][k % 2])
+    until(lambda: desk.worker.describe()["phase"] == "ready" and desk.worker.view.likely)
+    for k in (4, 5):
+        desk.answer("tab-1", "Ada", f"{k}.png", "label", ["cat", "dog"][k % 2])
+    until(lambda: desk.worker.view.record and desk.worker.describe()["labels"] == 6)
+    close_desk(desk)
+    again = opened(folder, start=True, check_every=0, fit_options={"steps": 40})
+    before = again.store.setting("record")
+    assert {p["id"] for p in before} <= {"4.png", "5.png"}
+    until(lambda: again.worker.describe()["phase"] == "ready" and again.worker.view.likely)
+    again.answer("tab-1", "Ada", "6.png", "label", "cat")
+    until(lambda: [p["id"] for p in again.worker.view.record] == [*(p["id"] for p in before), "6.png"])
+    close_desk(again)
+
+
 def test_labels_in_the_data_count_once_and_people_count_more(tmp_path):
     root = tmp_path / "photos"
     for k, name in enumerate(["cat/a.png", "dog/b.png", "unlabelled/c.png"]):

@@ -313,6 +313,31 @@ def test_explaining_an_item_that_is_out_or_labelled_supposes_that_it_is_not() ->
     learner.query(1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_track_record_outlives_the_learner(kind: str) -> None:
+    """One that is taught all labels again at once has predicted none of them; with the record it advises as before."""
+    first = make(kind)
+    for i in range(6, 30):
+        first.teach([i], [truth(kind, i)])
+    record = json.loads(json.dumps(first.track_record()))
+    assert [p["id"] for p in record] == list(range(6, 30))
+    again = make(kind, labels=first.labels)
+    assert again.track_record() == []
+    before = first.status(), again.status()
+    again.recall([*record, {"id": 39, "predicted": record[0]["predicted"], "error": 0.1}])  # 39 has no label
+    assert again.track_record() == first.track_record()
+    after = again.status()
+    assert after["curve"] == before[0]["curve"]
+    if kind != "regression":
+        assert "advice to stop needs 20" in before[1]["reason"]
+        assert after["reason"].startswith("about")
+        assert after["error"]["ratio"] == pytest.approx(before[0]["error"]["ratio"])
+    again.teach([35], [truth(kind, 35)])
+    again.recall(record)
+    assert [p["id"] for p in again.track_record()] == [*range(6, 30), 35]
+    assert again.drift()["wrong"] in (None, 0, 1)  # of this learner's own predictions
+
+
 def test_status_counts_and_predicts_before_teaching() -> None:
     learner = ft.Learner(network(3), points(), classes=["a", "b", "c"], ridge=0.01)
     assert learner.status()["curve"] == []

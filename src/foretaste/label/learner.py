@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from foretaste.errors import check_callable, real_number, whole_number
-from foretaste.label.book import Label, resolve_kind
+from foretaste.label.book import Label, Prediction, resolve_kind
 from foretaste.label.explain import explain_item
 from foretaste.label.model import ModelSettings
 from foretaste.label.pool import Pool, make_pool, plain_id, shown_id, unknown_item
@@ -383,6 +383,35 @@ class Learner:
         """
         with self._lock:
             return self._now.status(real_number("goal", goal, 0))
+
+    def track_record(self) -> list[dict[str, Any]]:
+        """What was predicted of each label just before it came, for ``recall``.
+
+        Returns:
+            In their order, dicts that JSON can hold if ids can: "id", "predicted", and "error", the chance of being
+            wrong that the model gave (in regression, the standard deviation).
+        """
+        with self._lock:
+            show, ids, found = self._now.kind.show, self._now.pool.ids, self._now.book.predictions.values()
+            return [{"id": ids[p.position], "predicted": show(p.predicted), "error": p.error} for p in found]
+
+    def recall(self, record: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the track record of an earlier learner, so that ``status`` goes on from there.
+
+        For labels that are taught again after a restart: a learner that is given all of them at once has predicted
+        none of them. Items without a label now are left out, and so are those that this learner has predicted itself.
+
+        Args:
+            record: what ``track_record`` returned.
+        """
+        with self._lock:
+            book, earlier = self._now.book, dict[int, Prediction]()
+            for said in record:
+                at = self._position.get(plain_id(said["id"]))
+                if at in book.labels:
+                    predicted, error = self._now.kind.read(said["predicted"]), real_number("error", said["error"], 0)
+                    earlier[at] = Prediction(at, predicted, book.labels[at], error, 1.0, -1)
+            book.predictions = {**earlier, **book.predictions}
 
     def _outputs(self, items: Any) -> Tensor:
         """(n, C) outputs of the linearised network after the labels."""

@@ -102,6 +102,7 @@ def open_desk(
             learner_builder(points, names, folder, backbone, seed, fit_options),
             names,
             checked=kept.setting("checked", []),
+            record=kept.setting("record", []),
             keep=lambda view: _keep_measures(kept, view),
             trains_itself=trains_itself,
         )
@@ -141,6 +142,8 @@ def _keep_measures(store: LabelStore, view: ModelView) -> None:
         store.set_setting("checked", [list(p) for p in view.checked])
     if view.advice:
         store.set_setting("advice", dict(view.advice))
+    if view.record:
+        store.set_setting("record", [dict(p) for p in view.record])
 
 
 def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "Points", source: Path) -> None:

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 LIKELY_SHOWN = 3  # classes of an item that the page shows
 IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
+RECORD_KEPT = 200  # of the predictions before a label came; advice looks at the last 50
 KEPT_EVERY = 5  # labels after which what was measured is written again
 
 BuildProgress = Callable[[int, int], None]  # done, of how many
@@ -43,6 +44,8 @@ class LiveLearner(Protocol):
     def predict_proba(self, items: Any = None) -> Any: ...
     def explain(self, item: Any) -> dict[str, Any]: ...
     def status(self) -> dict[str, Any]: ...
+    def track_record(self) -> list[dict[str, Any]]: ...
+    def recall(self, record: Iterable[Mapping[str, Any]]) -> None: ...
     def retrain(self, wait: bool = False) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
 
@@ -67,6 +70,7 @@ class ModelView:
     changed: Mapping[str, Any] | None = None  # what the last answer changed
     checked: tuple[tuple[int, int, int], ...] = ()  # (labels, right, of how many) on the items that measure
     advice: Mapping[str, Any] = field(default_factory=dict)  # when to stop, when to retrain
+    record: tuple[Mapping[str, Any], ...] = ()  # what was predicted of each label before it came
 
 
 class LearnerWorker(threading.Thread):
@@ -76,6 +80,7 @@ class LearnerWorker(threading.Thread):
         build: Makes the learner; called once, in this thread, with a function that takes progress.
         classes: The names of the classes.
         checked: The curve on the items that measure, of an earlier session.
+        record: What was predicted of each label before it came, in earlier sessions.
         keep: Called with what was measured, at first and every fifth label: ``foretaste status`` reads it elsewhere.
         trains_itself: Whether the network is trained anew when the learner advises it, or only when a person asks.
     """
@@ -86,11 +91,14 @@ class LearnerWorker(threading.Thread):
         classes: Sequence[str],
         *,
         checked: Iterable[Sequence[int]] = (),
+        record: Iterable[Mapping[str, Any]] = (),
         keep: Callable[[ModelView], None] | None = None,
         trains_itself: bool = True,
     ) -> None:
         super().__init__(name="foretaste-learner", daemon=True)
-        self.view = ModelView(checked=tuple((int(n), int(k), int(m)) for n, k, m in checked))
+        self.view = ModelView(
+            checked=tuple((int(n), int(k), int(m)) for n, k, m in checked), record=tuple(dict(p) for p in record)
+        )
         self._build, self._classes, self._keep = build, list(classes), keep
         self._kept: int | None = None  # labels when the measures were last kept
         self._trains_itself = trains_itself
@@ -218,6 +226,7 @@ class LearnerWorker(threading.Thread):
             number, self._dirty = self._told, {}
         self._learner = learner
         self._follow(learner, self._ids)
+        learner.recall([p for p in self.view.record if p["predicted"] in self._classes])
         self._phase = "ready"
         self._rank(learner, number)
 
@@ -332,7 +341,11 @@ class LearnerWorker(threading.Thread):
             point = (self._labels, right, len(truth))
             checked = [p for p in checked if p[0] != self._labels] + [point]
         status = learner.status()
-        self._publish(checked=tuple(checked[-POINTS_KEPT:]), advice=describe_advice(status))
+        self._publish(
+            checked=tuple(checked[-POINTS_KEPT:]),
+            advice=describe_advice(status),
+            record=tuple(learner.track_record()[-RECORD_KEPT:]),
+        )
         if self._keep is not None and (self._kept is None or abs(self._labels - self._kept) >= KEPT_EVERY):
             self._kept = self._labels
             self._keep(self.view)
