@@ -228,6 +228,7 @@ def test_info_says_what_was_used():
     assert info["ridge"] == RIDGE
     assert info["scale"] == lin().scale
     assert info["residual_L"] == lin().residual_L
+    assert info["output"] == "sum"
     assert info["method"] == "dense"
     assert ask(method="direct", strategy="mlmoc").info["method"] == "direct"
 

@@ -174,6 +174,7 @@ def query(
     info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
     if state is not None:
         info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
+        info["output"] = how.kernel_output(output)
     # If no kernel was needed, λ and s² are not worth one.
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
     info |= request.info

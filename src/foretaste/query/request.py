@@ -146,8 +146,8 @@ class Query:
         labels: what the oracle said, in the order of ``indices``; empty without an oracle.
         seconds: time of each stage: "outputs", "kernel", "score", "select", "total".
         info: what was used: "strategy", "select", "options", "loss", "seed", "ridge" and "scale" (None if no kernel was
-            needed); with a state also "method", "watched", "residual_L" and "precision"; "classes" if classes have
-            names, "binary" if one output tells two classes apart, and what the strategy adds.
+            needed); with a state also "method", "output", "watched", "residual_L" and "precision"; "classes" if classes
+            have names, "binary" if one output tells two classes apart, and what the strategy adds.
     """
 
     indices: np.ndarray
