@@ -180,6 +180,17 @@ def test_an_interrupted_update_is_not_believed(wait: int) -> None:
         assert_close(whole(s), conditioned(case, tuple(j for j, _ in s.kept)))
 
 
+def test_a_lock_that_an_interrupt_left_shut_stops_no_label(wait: int) -> None:
+    """Ctrl-C between taking the lock and ``try``. Labels that are kept after it waited for ever."""
+    case, found = CASES[0], list[State]()
+    work = threading.Thread(target=lambda: found.append(case.state(ridge=RIDGE).condition(0).condition(1)), daemon=True)
+    with factors._running_lock:
+        work.start()
+        work.join(30)
+        assert not work.is_alive()
+    assert_close(whole(found[0]), conditioned(case, (0, 1)))
+
+
 def test_without_memory_for_it_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, wait: int, caplog: pytest.LogCaptureFixture
 ) -> None:

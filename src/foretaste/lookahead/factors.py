@@ -10,7 +10,7 @@ candidates and not on their labels, so the order identifies them.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class FactorRows:
 
     f_U: Tensor  # (room, U·B)
     f_W: Tensor  # the same tensor if W = U
-    filled: int = 0
+    filled: int = 0  # rows that were written when it was made
+    claims: dict[int, object] = field(default_factory=dict)  # first row -> who writes there
 
     @staticmethod
     def like(f_U: Tensor, f_W: Tensor, room: int) -> "FactorRows":
@@ -41,12 +42,12 @@ class FactorRows:
             return FactorRows(rows_U, rows_U if f_W is f_U else f_W.new_empty(room, f_W.shape[1]))
 
     def claim(self, start: int, n: int) -> bool:
-        """Reserve ``n`` rows from ``start`` on for the caller; False if they are not free."""
-        with _running_lock:
-            free = self.filled == start and start + n <= len(self.f_U)
-            if free:
-                self.filled += n
-            return free
+        """Reserve ``n`` rows from ``start`` on for the caller; False if they are not free.
+
+        One setdefault in place of a lock: a Ctrl-C could leave a lock shut, and every label after it would wait.
+        """
+        mine = object()
+        return self.filled <= start <= len(self.f_U) - n and self.claims.setdefault(start, mine) is mine
 
 
 @dataclass(frozen=True, eq=False)
