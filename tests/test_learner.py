@@ -14,6 +14,9 @@ import torch
 from torch import nn
 
 import foretaste as ft
+from foretaste.label import choose
+from foretaste.label import session as session_module
+from foretaste.lookahead.dense import DenseState
 from foretaste.network import MLP, Diverged, seeded
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
@@ -105,7 +108,7 @@ def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.Monk
             learner.teach(i, truth("l2", i))
         learner.relabel(20, 0)
         learner.unlabel([11, 3])
-    assert len(folded._now.model._base) > 6
+    assert len(folded._now.model._shown.base) > 6
     assert_same(plain, folded)
 
 
@@ -763,3 +766,85 @@ def test_a_program_that_ends_stops_a_training_in_the_background():
     """Cut off within torch, the process would abort; waited for, it would train for hours."""
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end True\n", "")
+
+
+# --- Ctrl-C ---
+
+
+class Interrupter:
+    """Wraps a function: its n-th call raises KeyboardInterrupt, as Ctrl-C would there."""
+
+    def __init__(self, function, n: int) -> None:
+        self.function, self.left = function, n
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_interrupt_leaves_no_label_that_the_model_has_not_seen(
+    kind: str, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = make(kind), make(kind)
+    a.teach([10, 11, 12], [truth(kind, i) for i in (10, 11, 12)])
+    with monkeypatch.context() as patch:
+        interrupted = Interrupter(DenseState.condition, n)
+        patch.setattr(DenseState, "condition", lambda *args: interrupted(*args))
+        with pytest.raises(KeyboardInterrupt):
+            a.predict()
+    b.teach([10, 11, 12], [truth(kind, i) for i in (10, 11, 12)])
+    assert_same(a, b)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_an_interrupted_query_puts_nothing_out(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = make("l2"), make("l2")
+    with monkeypatch.context() as patch:
+        patch.setattr(choose, "score_items", Interrupter(choose.score_items, n))
+        with pytest.raises(KeyboardInterrupt):
+            a.query(4)
+    assert a.pending == []
+    assert_same(a, b)
+
+
+def test_an_interrupt_while_an_item_joins_the_window_leaves_it_whole() -> None:
+    """At every line of ``admit`` in turn."""
+    b = make("l2", window=10)
+    p = next(p for p in range(N) if p not in b._now.model.row)
+    b.teach(p, truth("l2", p))
+    for line in range(1, 50):
+        a, left = make("l2", window=10), line
+
+        def trace(frame, event: str, arg: object):
+            nonlocal left
+            left -= event == "line"
+            if not left:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(lambda frame, *_: trace if frame.f_code.co_name == "admit" else None)
+        try:
+            a._now.model.admit([p])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        a.teach(p, truth("l2", p))
+        torch.testing.assert_close(outputs(a), outputs(b), rtol=1e-8, atol=1e-8)
+        if left > 0:
+            break
+    assert line > 10
+
+
+def test_an_interrupted_teach_counts_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = make("l2")
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "note_prediction", Interrupter(session_module.note_prediction, 2))
+        with pytest.raises(KeyboardInterrupt):
+            a.teach([10, 11], [truth("l2", i) for i in (10, 11)])
+    assert 10 not in a.labels
+    assert a.status()["curve"] == []

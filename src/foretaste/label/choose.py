@@ -1,6 +1,6 @@
 """Which items to ask for: by a strategy on the state, and by coverage of the inputs before there is a network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,10 +34,10 @@ def ask_items(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, count
     if ask.how.picks:
         found = _ask_request(model, book, ask, n, count)
     elif ask.greedy:
-        found = []
-        while len(found) < n and (best := _best(model, book, ask, 1)):
+        found, drawn = [], replace(book, pending=dict(book.pending))  # a Ctrl-C here puts nothing out
+        while len(found) < n and (best := _best(model, drawn, ask, 1)):
             found += best
-            book.pending[best[0]] = None
+            drawn.pending[best[0]] = None
     else:
         found = _best(model, book, ask, n)
     book.pending |= dict.fromkeys(found)

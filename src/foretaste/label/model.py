@@ -10,7 +10,7 @@ which labels came, nor on labels that were taken back: a relabelled learner equa
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -64,6 +64,18 @@ class TrainedSolve:
     scale: float
 
 
+@dataclass(frozen=True, eq=False)
+class ShownLabels:
+    """A state, and the labels that it has seen: those of its L, and those that it keeps, by row.
+
+    One object, replaced as a whole: a Ctrl-C then never leaves a state beside labels that it has not seen.
+    """
+
+    state: State
+    base: dict[int, Label]
+    kept: dict[int, Label | None]
+
+
 @dataclass(eq=False)
 class LiveModel:
     """A trained network on M items of the pool, and the state after the labels it was last shown.
@@ -87,9 +99,7 @@ class LiveModel:
     f_MC: Tensor
     ridge: float
     theta_scale: float = 1.0
-    _base: dict[int, Label] = field(default_factory=dict)
-    _kept: dict[int, Label | None] = field(default_factory=dict)  # by row
-    _state: State | None = None
+    _shown: "ShownLabels | None" = None
     _scaled: tuple[dict[int, Label], float] | None = None
     _solution: "tuple[Mapping[int, Label], TrainedSolve] | None" = None
 
@@ -124,44 +134,44 @@ class LiveModel:
         """The state after exactly these labels. Costs what has changed since the last call."""
         quadratic = LOSSES[self.settings.loss].quadratic
         fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
-        if quadratic:  # L and K come to the same: labels move to L when there are many
-            old = any(book.labels.get(p) != y for p, y in self._base.items())
-            old = old or len(book.labels) - len(self._base) > MOST_KEPT
+        shown = self._shown
+        if shown is not None and quadratic:  # L and K come to the same: labels move to L when there are many
+            old = any(book.labels.get(p) != y for p, y in shown.base.items())
+            old = old or len(book.labels) - len(shown.base) > MOST_KEPT
         else:
-            old = self._base != fixed
-        if self._state is None or old:
-            self._rebuild(dict(book.labels) if quadratic and len(book.labels) - len(fixed) > MOST_KEPT else fixed)
-        assert self._state is not None
-        wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in self._base}
+            old = shown is None or shown.base != fixed
+        if shown is None or old:
+            base = dict(book.labels) if quadratic and len(book.labels) - len(fixed) > MOST_KEPT else fixed
+            shown = ShownLabels(self._condition_base(base), base, {})
+        wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in shown.base}
         wanted |= {self.row[p]: None for p in book.pending if p in self.row}
-        state, learned = self._state, _labels_of(self._kept)
-        for j in [j for j in self._kept if j not in wanted]:
+        state, kept = shown.state, dict(shown.kept)
+        for j in [j for j in kept if j not in wanted]:
             state = state.release(j)
-            del self._kept[j]
+            del kept[j]
         for j, y in wanted.items():
-            if j not in self._kept or self._kept[j] != y:
+            if j not in kept or kept[j] != y:
                 state = state.condition(j, y)
-                self._kept[j] = y
-        if _labels_of(self._kept) == learned:
-            carry_means(self._state, state)
+                kept[j] = y
+        if _labels_of(kept) == _labels_of(shown.kept):
+            carry_means(shown.state, state)
         elif self.watched is not None:  # the watched items are in the pool: one solve gives both means
             vars(state)["mean"] = state.pool_mean[self.watched]
-        self._state = state
+        self._shown = ShownLabels(state, shown.base, kept)
         return state
 
-    def _rebuild(self, base: dict[int, Label]) -> None:
+    def _condition_base(self, base: dict[int, Label]) -> State:
         """The state with these labels as its L, and none kept."""
         at = [self.row[p] for p in base]
         theta, f = self.theta_MM, self.f_MC
         y_L = None if not at else self._targets(base.values())
         W = self.watched
-        self._state = from_kernels(
+        return from_kernels(
             theta[at][:, at], None if W is None else theta[W][:, at], theta[:, at], theta if W is None else theta[W],
             None if W is None else theta.diagonal(), f[at], None if W is None else f[W], f, y_L,
             theta_UU=None if W is None else theta, diag_W=None if W is None else theta.diagonal()[W],
             ridge=self.ridge, loss=self.settings.loss,
         )  # fmt: skip
-        self._base, self._kept = base, {}
 
     def _targets(self, labels: Iterable[Label]) -> Tensor:
         """(n, C) float64 targets."""
@@ -264,7 +274,8 @@ class LiveModel:
             return torch.cholesky_solve(y_NC - self.f_MC[rows], cholesky(theta, self.ridge))
         # Cross-entropy: mean = f + S_·K α, S = Θ − Θ_·L A⁻¹ Θ_L·, and at the solution α = y − softmax(mean_K).
         state = self.follow(book)
-        old = torch.tensor([p in self._base for p in at], device=rows.device)
+        assert self._shown is not None
+        old = torch.tensor([p in self._shown.base for p in at], device=rows.device)
         w_NC = torch.zeros_like(y_NC)
         w_NC[~old] = y_NC[~old] - state.criterion.responses(state.pool_mean[rows[~old]])
         if old.any() and not old.all():
@@ -288,12 +299,14 @@ class LiveModel:
             classes=self.f_MC.shape[1], f=f,
         )[0]  # fmt: skip
         cross, own = (self.theta_scale * theta["new", name] for name in ("M", "new"))
-        self.theta_MM = torch.cat([torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)])
-        self.f_MC = torch.cat([self.f_MC, f["new"]])
-        self.at_M = [*self.at_M, *new]
+        theta_MM = torch.cat([torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)])
         for name in ("row", "watched", "ranks_M"):
             self.__dict__.pop(name, None)
-        self._state, self._solution, self._scaled, self._base, self._kept = None, None, None, {}, {}
+        # All at once: a Ctrl-C between them would leave a Θ of more items than there are outputs.
+        self.__dict__.update(
+            theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f["new"]]), at_M=[*self.at_M, *new],
+            _shown=None, _solution=None, _scaled=None,
+        )  # fmt: skip
 
 
 def _labels_of(kept: Mapping[int, Label | None]) -> dict[int, Label]:

@@ -80,8 +80,8 @@ class Session:
             return
         if self.model is not None:
             self.model.admit(list(given))
-            for p, y in given.items():
-                self.book.predictions[p] = note_prediction(self.model, self.book, p, y, self.trainings)
+            notes = {p: note_prediction(self.model, self.book, p, y, self.trainings) for p, y in given.items()}
+            self.book.predictions.update(notes)  # all at once: a Ctrl-C leaves no prediction without its label
         for p, y in given.items():
             self.book.put(p, y)
         self.train_first()
