@@ -768,6 +768,92 @@ def test_a_program_that_ends_stops_a_training_in_the_background():
     assert (done.returncode, done.stdout, done.stderr) == (0, "end True\n", "")
 
 
+def test_a_network_that_is_trained_on_elsewhere_does_not_reach_the_learner(tmp_path: Path) -> None:
+    """Θ of the pool is of the weights as they were; outputs of new points came from the new weights."""
+    net, x = network(3), points()
+    learner = ft.Learner(net, x, labels={i: truth("l2", i) for i in range(6)}, window=20)
+    before = outputs(learner), learner.predict_proba(x)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1)
+    net.train()
+    torch.testing.assert_close(outputs(learner), before[0])
+    torch.testing.assert_close(learner.predict_proba(x), before[1])
+    learner.save(tmp_path)
+    torch.testing.assert_close(ft.Learner.load(tmp_path).predict_proba(x), before[1])
+
+
+def test_a_network_that_cannot_be_copied_is_used_as_it_is() -> None:
+    net = network(3)
+    net.guard = threading.Lock()
+    learner = ft.Learner(net, points(), labels={i: truth("l2", i) for i in range(6)})
+    assert learner.net is net
+    assert len(learner.query(2)) == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"fit_options": {"progress": print, "steps": 10}},
+        {"budget": np.int64(10**9)},
+        {"ridge": np.float32(0.25), "theta_scale": np.float32(0.5)},
+        {"output": np.int64(1)},
+        {"options": {"scale": np.float32(1)}},
+        {"params": (k for k in ("layers.0.weight", "layers.2.weight"))},
+        {"pool": {"x": points()}},
+        {"pool": points().bfloat16()},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_a_learner_takes_it_can_save(tmp_path: Path, more: dict) -> None:
+    pool = more.pop("pool", points())
+    learner = ft.Learner(network(3), pool, labels={i: truth("l2", i) for i in range(6)}, **more)
+    learner.teach(10, 1)
+    learner.save(tmp_path)
+    loaded = ft.Learner.load(tmp_path)
+    torch.testing.assert_close(loaded.predict_proba(range(N)), learner.predict_proba(range(N)))
+    assert loaded.query(3) == learner.query(3)
+
+
+def test_what_no_file_can_hold_is_named(tmp_path: Path) -> None:
+    learner = ft.Learner(pool=points(), classes=3, fit_options={"steps": {1}})
+    with pytest.raises(ValueError, match=r"is a set, \{1\}, which a file cannot hold"):
+        learner.save(tmp_path)
+
+    class Extra(MLP):
+        def get_extra_state(self) -> dict:
+            return {"a": 1}
+
+        def set_extra_state(self, state: dict) -> None:
+            pass
+
+    net = Extra(4, (8,), 3).double().eval()
+    with pytest.raises(ValueError, match=r"the state of net has '_extra_state', which is no tensor"):
+        ft.Learner(net, points()).save(tmp_path)
+
+
+def test_ids_and_labels_without_dimensions() -> None:
+    learner = make("l2")
+    learner.teach(torch.tensor(10), torch.tensor(1))
+    learner.teach(np.array(11), np.array(2))
+    assert (learner.labels[10], learner.labels[11]) == (1, 2)
+    with pytest.raises(KeyError, match=r"unknown id 12\.0, of type float"):
+        learner.teach(12.0, 1)
+    with pytest.raises(ValueError, match="for 1 ids; expected one label for each"):
+        learner.teach([12], torch.tensor(1))
+
+
+def test_odd_classes_labels_and_pools() -> None:
+    assert ft.Learner(pool=points(), classes=np.int64(3)).classes == [0, 1, 2]
+    with pytest.raises(ValueError, match="classes is True; expected a whole number"):
+        ft.Learner(pool=points(), classes=True)
+    with pytest.raises(ValueError, match="expected a finite number"):
+        ft.Learner(pool=points(), regression=True).teach(0, 10**400)
+    for pool in (points() > 0, torch.arange(N)):
+        with pytest.raises(ValueError, match=r"expected one row of numbers for each item, as pool\.float\(\) gives"):
+            ft.Learner(pool=pool, classes=3)
+
+
 # --- Ctrl-C ---
 
 

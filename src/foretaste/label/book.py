@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from foretaste.errors import did_you_mean
+from foretaste.errors import did_you_mean, whole_number
 
 Label = int | float  # a class id, or the number of a regression
 
@@ -27,9 +27,13 @@ class LabelKind:
         if isinstance(label, Tensor | np.ndarray | np.generic) and np.ndim(label) == 0:
             label = label.item()
         if self.regression:
-            if isinstance(label, bool) or not isinstance(label, Real) or not math.isfinite(label):
+            try:
+                y = math.nan if isinstance(label, bool) or not isinstance(label, Real) else float(label)
+            except OverflowError:  # a whole number of 400 digits
+                y = math.inf
+            if not math.isfinite(y):
                 raise ValueError(f"the label is {label!r:.60}; expected a finite number")
-            return float(label)
+            return y
         if isinstance(label, str):
             if self.names is None:
                 raise ValueError(
@@ -137,8 +141,8 @@ def resolve_kind(
     """The kind of labels, from what the user said, the network's outputs, and the labels there are."""
     given = [y for y in labels if y is not None]
     names: tuple[str, ...] | None = None
-    if isinstance(classes, int):
-        count: int | None = classes
+    if isinstance(classes, int | np.integer):
+        count: int | None = whole_number("classes", classes, 1)
     elif classes is not None:
         if isinstance(classes, str) or not all(isinstance(c, str) for c in classes):
             raise TypeError(f"classes is {classes!r:.80}; expected a list of names, as text, or their number")

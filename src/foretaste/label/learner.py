@@ -16,7 +16,7 @@ from foretaste.label.model import ModelSettings
 from foretaste.label.pool import Pool, make_pool, plain_id, shown_id, unknown_item
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
-from foretaste.label.training import TrainFunction, TrainingPlan
+from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
 from foretaste.lookahead import check_settings
 from foretaste.tangent import Output, Params, freeze, probe_outputs
 
@@ -30,8 +30,9 @@ class Learner:
     called from several threads.
 
     Args:
-        net: a trained torch network in eval mode that returns (N, C). It is copied before it is trained again. None
-            (default): a small network of the learner's own, trained as soon as two classes have labels.
+        net: a trained torch network in eval mode that returns (N, C). It is copied: the learner's trainings leave yours
+            as it is, and what you do with yours later does not reach the learner. None (default): a small network of
+            the learner's own, trained as soon as two classes have labels.
         pool: the items: an array or tensor (N, ...), a dict of tensors for a network called as ``net(**x)``, a
             map-style dataset of x or (x, y), a Hugging Face dataset, or what ``ft.open`` returns. A dataset is read
             when its items are needed. Labels inside a dataset's items are not read.
@@ -105,6 +106,8 @@ class Learner:
         check_callable("train", train, "(net, x, y)")
         if output == "full":
             raise ValueError('output="full" is not for live labelling: it takes C² times the memory; use "sum"')
+        if params is not None and not callable(params) and not isinstance(params, str | Tensor):
+            params = list(params) if isinstance(params, Iterable) else params  # a generator is read once
         settings = ModelSettings(
             loss, output, params, ridge, budget, None if watch is None else whole_number("watch", watch, 1),
             whole_number("window", window, 2), whole_number("seed", seed), theta_scale,
@@ -124,8 +127,8 @@ class Learner:
             self._now.net = self._now.own_network()
             self._now.train_first()
         else:
-            self._now.net = net
-            self._now.model = self._now.linearise(net, taught)
+            self._now.net = copied_network(net)
+            self._now.model = self._now.linearise(self._now.net, taught)
 
     def _hold(self, session: Session) -> None:
         self._now, self._lock = session, session.lock
@@ -467,8 +470,8 @@ class Learner:
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the learner into a folder: labels, settings, network, and the pool if it is in memory.
 
-        A save is whole or has not happened; an earlier one is replaced. ``train`` and a function as ``params`` are not
-        saved.
+        A save is whole or has not happened; an earlier one is replaced. Functions are not saved: ``train``, one as
+        ``params``, and those in ``fit_options``.
 
         Args:
             folder: made if it does not exist.
@@ -584,20 +587,26 @@ def _whole_or_text(items: Any) -> bool:
     return not items.is_floating_point() if isinstance(items, Tensor) else items.dtype.kind in "iuUO"
 
 
+def _is_one(value: Any) -> bool:
+    """Whether this is one id or label, and not several of them: text, a number, a tensor without dimensions."""
+    if isinstance(value, Tensor | np.ndarray):
+        return np.ndim(value) == 0
+    return isinstance(value, str | bytes) or not isinstance(value, Iterable)
+
+
 def _several(ids: Any) -> list[Any]:
     """One id, or several, as a list."""
-    if isinstance(ids, str | int | np.integer) or (isinstance(ids, Tensor | np.ndarray) and np.ndim(ids) == 0):
-        return [ids]
+    if _is_one(ids):
+        return [ids.item() if isinstance(ids, np.ndarray) else ids]
     return ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
 
 
 def _pair(ids: Any, labels: Any) -> tuple[list[Any], list[Any]]:
     """ids and labels of the same length."""
-    one = isinstance(ids, str | int | np.integer)
     names = _several(ids)
-    if one and (isinstance(labels, str) or np.ndim(labels) == 0):
-        return names, [labels]
-    if isinstance(labels, str) or np.ndim(labels) == 0:
+    if _is_one(labels):
+        if _is_one(ids):
+            return names, [labels]
         raise ValueError(f"labels is {labels!r:.40} for {len(names)} ids; expected one label for each")
     values = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
     if len(values) != len(names):

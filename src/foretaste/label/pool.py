@@ -54,7 +54,7 @@ class Pool:
         x = self.read(range(0, len(self), step))
         for key, t in sorted({"": x}.items() if isinstance(x, Tensor) else x.items()):
             found.update(f"{key} {t.dtype} {tuple(t.shape)}".encode())
-            found.update(t.contiguous().cpu().numpy().tobytes())
+            found.update(t.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
         return found.hexdigest()
 
 

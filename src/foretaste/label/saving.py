@@ -12,8 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,6 +34,11 @@ def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool
     folder.mkdir(parents=True, exist_ok=True)
     found = found | {"version": SAVED_VERSION, "network_file": None, "pool_file": None}
     if net is not None:
+        if other := [key for key, t in net.state_dict().items() if not isinstance(t, Tensor)]:
+            raise ValueError(
+                f"the state of net has {other[0]!r}, which is no tensor (get_extra_state); a save holds tensors only, "
+                "so that loading it runs no code: keep such settings outside of the network's state"
+            )
         tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
         found["network_file"] = f"network-{tensors_digest(tensors)}.safetensors"
         if not (folder / found["network_file"]).exists():
@@ -46,7 +52,7 @@ def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool
             write_tensors(folder / found["pool_file"], tensors, about)
     part = folder / f".{SAVED_LEARNER}.{os.getpid()}.part"
     try:
-        part.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+        part.write_text(json.dumps(found, allow_nan=False, default=plain_value), encoding="utf-8")
         flush_file(part)
         os.replace(part, folder / SAVED_LEARNER)
     finally:
@@ -55,6 +61,16 @@ def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool
     for path in folder.iterdir():
         if STALE.fullmatch(path.name) and path.name not in (found["network_file"], found["pool_file"]):
             path.unlink(missing_ok=True)
+
+
+def plain_value(value: Any) -> Any:
+    """What JSON cannot hold by itself: numbers and arrays of numpy and torch."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        return value.tolist()
+    raise ValueError(
+        f"a setting of the learner is a {type(value).__name__}, {value!r:.80}, which a file cannot hold; expected "
+        "text, numbers, and lists or dicts of them in options= and fit_options="
+    )
 
 
 def flush_file(path: Path) -> None:
@@ -112,7 +128,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_pool(path: Path) -> Inputs:
     tensors = read_tensors(path)
-    return tensors[ONE_TENSOR] if set(tensors) == {ONE_TENSOR} else tensors
+    with safe_open(path, "pt") as file:
+        one = (file.metadata() or {}).get("one", "yes") == "yes"  # a dict may have one tensor of that name too
+    return tensors[ONE_TENSOR] if one and set(tensors) == {ONE_TENSOR} else tensors
 
 
 def read_network(path: Path, own: nn.Module | None, given: nn.Module | None) -> nn.Module:

@@ -23,6 +23,7 @@ from foretaste.label.training import (
     TrainFunction,
     TrainingPlan,
     TrainingStopped,
+    copied_network,
     make_own_network,
     stop_at_exit,
     train_network,
@@ -228,7 +229,7 @@ class Session:
             "counts": [self.queries, self.trainings],
             "strategy": [self.ask.how.name, self.ask.given],
             "own": self.plan.own,
-            "fit_options": dict(self.plan.options),
+            "fit_options": {k: v for k, v in self.plan.options.items() if not callable(v)},
             "background": self.background,
             "settings": [
                 s.loss, s.output, None if callable(s.params) or s.params is None else list(s.params), s.ridge, s.budget,
@@ -273,7 +274,7 @@ class Session:
         made.queries, made.trainings = (whole_number("counts", n) for n in found["counts"])
         made.net = made.own_network() if plan.own else None
         if found["network_file"] is not None:
-            made.net = read_network(saved_file(folder, found["network_file"]), made.net, net)
+            made.net = copied_network(read_network(saved_file(folder, found["network_file"]), made.net, net))
         if (saved := found["model"]) is not None and made.net is not None:
             trained = {int(p): kind.read(y) for p, y in saved["trained"]}
             at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]

@@ -1,6 +1,7 @@
 """Training the network anew on what is labelled: a copy, in the background if wanted, so that labelling goes on."""
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import find_loss
 from foretaste.network import fit, make_head, reset, seeded
 from foretaste.tangent import Inputs, ntk
+
+log = logging.getLogger("foretaste")
 
 STABLE_SHARE = 0.3  # of the largest learning rate at which the linearised training is stable
 RATE_POINTS = 256  # labelled points that the rate is measured on
@@ -47,6 +50,18 @@ class TrainingPlan:
     seed: int = 0
 
 
+def copied_network(net: nn.Module) -> nn.Module:
+    """A copy with tensors of its own: the user may go on training theirs, and Θ is of the weights as they were.
+
+    A network that cannot be copied (it holds a lock, or a weight that autograd has made) is used as it is.
+    """
+    try:
+        return copy.deepcopy(net)
+    except Exception as error:  # deepcopy calls whatever the user's modules define
+        log.info("the network cannot be copied (%s); do not change it while the learner is in use", error)
+        return net
+
+
 def make_own_network(x: Inputs, kind: LabelKind, seed: int) -> nn.Module:
     """A small head for these inputs, flattened, with new weights; it scales its inputs by what they are in ``x``.
 
@@ -55,6 +70,11 @@ def make_own_network(x: Inputs, kind: LabelKind, seed: int) -> nn.Module:
     """
     if not isinstance(x, Tensor):
         raise ValueError("the pool is a dict of tensors, for which there is no default network; give net=")
+    if x.dtype == torch.bool or x.dim() < 2:
+        raise ValueError(
+            f"the pool is a tensor {tuple(x.shape)} of {x.dtype}; expected one row of numbers for each item, as "
+            "pool.float() gives, or pool[:, None] where an item is one number"
+        )
     x_ND = x.flatten(1).float()
     if x.dim() > 2:
         mean_D, one = x_ND.mean(0), x_ND.std(0, correction=0).square().mean().sqrt().clamp_min(1e-6)
