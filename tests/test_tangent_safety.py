@@ -69,6 +69,28 @@ class Bags(nn.Module):
         return self.b(h.sum(1))
 
 
+class RareExpert(nn.Module):
+    """Sorts its points, so that those of an expert lie together, and puts them back. Few points have that expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, chosen = torch.tanh(self.a(x)), x[:, 0] > 2.2
+        order = chosen.int().argsort(stable=True)
+        return self.c(torch.where(chosen[:, None], self.b(h[order])[order.argsort()], h))
+
+
+@pytest.mark.parametrize("n", [100, 600])
+def test_a_layer_that_few_points_use_is_checked_on_those(n: int) -> None:
+    """On a dozen random points it has no gradient at all, and any order of its rows seems right."""
+    torch.manual_seed(0)
+    net, x = RareExpert().double().eval(), points(n)
+    assert 0 < int((x[:, 0] > 2.2).sum()) < n // 20
+    assert_close(ft.ntk(net, x), brute_force(net, x), rtol=1e-9, atol=1e-11)
+
+
 def test_bags_of_varying_length() -> None:
     torch.manual_seed(0)
     net = Bags().double().eval()

@@ -381,11 +381,28 @@ class CheckedPoints:
 
 
 def draw_points(x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, count: int) -> CheckedPoints:
-    """At most ``count`` points of a batch, in a random order."""
-    at = torch.randperm(count_points(x), generator=torch.Generator().manual_seed(0))[:count]
-    at = at.to(next(iter(input_parts(x).values())).device, non_blocking=True)  # else the host waits for the device
+    """At most ``count`` points of a batch: half of them at random, half those that matter most to some layer.
+
+    A layer that few points use (an expert) has no gradient at the others: on those any order of its rows is right.
+    """
+    n, device = count_points(x), next(iter(input_parts(x).values())).device
+    at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
+    at = at.to(device, non_blocking=True)  # else the host waits for the device
+    if n > count:
+        most = shares_of_layers(layers, calls).topk(count // 2).indices
+        at = torch.cat([at[: count - len(most)], most.to(device)])
     part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
     return CheckedPoints(take_points(x, at), part)
+
+
+def shares_of_layers(layers: Sequence[LayerParameter], calls: LayerCalls) -> Tensor:
+    """(n,): the largest share that each point has in Σ_n |G_n| of any layer."""
+    shares = []
+    for m in dict.fromkeys(m for layer in layers for m in layer.modules):
+        sizes = [torch.linalg.vector_norm(g[:, 0], 1, tuple(range(1, g.dim() - 1))) for _, g in calls[m]]
+        size_n = torch.stack(sizes).sum(0)
+        shares.append(size_n / size_n.sum().clamp_min(torch.finfo(size_n.dtype).tiny))
+    return torch.stack(shares).amax(0)
 
 
 def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
