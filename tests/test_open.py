@@ -142,6 +142,19 @@ def test_gaps_among_labels_of_arrays(y):
         assert points.x.tolist() == x.tolist()
 
 
+def test_labels_that_look_like_gaps_are_classes_with_a_note(tmp_path):
+    """R writes NA where there is no label, numpy nan. A class may have such a name, so nothing is guessed."""
+    path = tmp_path / "t.csv"
+    path.write_text("size,label\n1.5,cat\n2.5,dog\n3.5,NA\n4.5,NA\n5.5,\n")
+    points = ft.open(path)
+    assert points.classes == ("cat", "dog", "NA")
+    assert points.pool.tolist() == [4]
+    assert points.notes == (
+        "2 labels are 'NA', which is taken as a class; leave them empty if it means that there is no label",
+    )
+    assert ft.open(path, classes=["cat", "dog", "NA"]).notes == ()
+
+
 def test_minus_one_may_be_a_class_and_is_then_refused():
     x = np.zeros((4, 2))
     with pytest.raises(ValueError, match="−1 and 1 alone; −1 is no label here"):
@@ -229,6 +242,17 @@ def test_broken_photos_are_named_all_at_once_and_left_out(tmp_path):
         file.write_bytes(b"")
     with pytest.raises(ValueError, match=r"9 of 9 pictures cannot be read.*nothing is left. Copy them again"):
         ft.open(tmp_path)
+
+
+def test_a_picture_of_32_bits_is_left_out_as_others_that_cannot_be_read(tmp_path):
+    """It was found only when pixels were asked for, and the error advised what was the default already."""
+    for k in range(3):
+        Image.new("RGB", (8, 6), (k, 0, 0)).save(tmp_path / f"{k}.png")
+    Image.fromarray(np.arange(48, dtype=np.int32).reshape(6, 8)).save(tmp_path / "low.tif")
+    Image.fromarray(np.full((6, 8), 70_000, dtype=np.int32)).save(tmp_path / "wide.tif")
+    points = ft.open(tmp_path, encoder="pixels")
+    assert points.x.shape == (4, 3, 6, 8)
+    assert any("wide.tif (more than 16 bits a pixel)" in note for note in points.notes)
 
 
 def test_a_decompression_bomb_is_not_opened(tmp_path, monkeypatch):

@@ -129,6 +129,8 @@ def check_complete(image: Image.Image) -> None:
         image.verify()
     elif image.format not in ("JPEG", "MPO") or not _ends_with_mark(getattr(image, "fp", None)):
         image.load()
+        if image.mode == "I":  # a TIFF of 32 bits
+            sixteen_bits(image)
 
 
 def _ends_with_mark(file: Any) -> bool:
@@ -149,12 +151,18 @@ def _middle_box(size: tuple[int, int], w: int, h: int) -> tuple[float, float, fl
     return left, top, min(left + w * scale, size[0]), min(top + h * scale, size[1])  # rounding may step outside
 
 
+def sixteen_bits(image: Image.Image) -> np.ndarray:
+    """Its numbers, int64, from 0 to 65535; raises if they are more."""
+    deep = np.asarray(image).astype(np.int64)
+    if deep.min() < 0 or deep.max() > 65535:
+        raise ValueError("more than 16 bits a pixel")
+    return deep
+
+
 def _eight_bits(image: Image.Image, mode: str) -> tuple[Image.Image, str | None]:
     """Eight bits a channel and no transparency, and a remark on what was lost."""
     if image.mode in DEEP_MODES:
-        deep = np.asarray(image).astype(np.int64)
-        if deep.min() < 0 or deep.max() > 65535:
-            raise ValueError("more than 16 bits a pixel")
+        deep = sixteen_bits(image)
         return Image.fromarray(((deep + 128) // 257).astype(np.uint8)).convert(mode), "have 16 bits a pixel: cut to 8"
     if image.mode == "F":
         raise ValueError("floating-point pixels, of unknown range")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretaste.data.columns import (
+    MISSING_CELLS,
     Cells,
     Table,
     TableRows,
@@ -153,7 +154,15 @@ def checked_points(points: Points) -> Points:
         raise ValueError(f"{p.where}: {missing} points have no id; fill it in, or leave the column out")
     check_words(p.where, "id", "ids", p.ids)
     check_words(p.where, "label", "labels", p.known_labels)
-    return p if p.regression else replace(p, labels=class_labels(p.labels, p.where))
+    if p.regression:
+        return p
+    missing_words = Counter(label for label in p.known_labels if label.lower() in MISSING_CELLS)
+    notes = tuple(
+        f"{n} labels are {word!r}, which is taken as a class; leave them empty if it means that there is no label"
+        for word, n in missing_words.items()
+        if word not in (p.own_classes or ())
+    )
+    return replace(p, labels=class_labels(p.labels, p.where), notes=(*p.notes, *notes))
 
 
 def points_of_rows(points: Points) -> Points:
