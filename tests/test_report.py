@@ -522,3 +522,15 @@ def test_examples_of_docstrings(module, tmp_path, monkeypatch):
     got = doctest.testmod(importlib.import_module(f"foretaste.report.{module}"))
     assert got.attempted > 0
     assert got.failed == 0
+
+
+def test_versions_are_those_of_the_records(tmp_path):
+    """A run that was resumed after an update named only the versions of its last part."""
+    old = {"python": "3.12.1", "torch": "2.11.0", "device": "cpu x86_64"}
+    rows = records(seeds=2)
+    mixed = [r | {"versions": old} if r["seed"] == 0 else r for r in rows]
+    about = {"versions": "python 3.12.1, torch 2.13.0", "machine": "cpu x86_64, 1 process"}
+    for made, told in ((rows, "torch 2.13.0"), (mixed, "torch 2.11.0 and 2.13.0")):
+        text = report.page(made, tmp_path / "index.html", title="x", about=about).read_text()
+        assert f"python 3.12.1, {told}" in text
+        assert "cpu x86_64, 1 process" in text

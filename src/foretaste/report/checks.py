@@ -9,7 +9,7 @@ import numpy as np
 
 from foretaste.errors import format_seconds
 from foretaste.report.drawing import COLOURS, QUIET, Chart, plain_axes, save_figure
-from foretaste.report.pages import PageRow, PageSection, PageTable, inline_charts, list_versions, render_page
+from foretaste.report.pages import PageRow, PageSection, PageTable, inline_charts, render_page, with_versions
 from foretaste.report.summary import Interval, interval, list_seeds
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def check_page(
     """Write the page of experiment "theorem" or "block" into the folder ``out`` and return its path."""
     headline, sentences, sections = theorem_page(records, out) if experiment == "theorem" else block_page(records)
     lost = [s for s in planned if s not in {r["seed"] for r in records}]
-    how = dict(about)
     return render_page(
         "sections.html",
         out / "index.html",
@@ -40,7 +39,7 @@ def check_page(
         quiet=[],
         cautions=[f"Not all of it is there: {list_seeds(lost)} not begun."] if lost else [],
         sections=sections,
-        about=how if "versions" in how else how | list_versions(records),
+        about=with_versions(about, records),
         **shown,
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretaste.report.charts import save_figures, save_numbers
-from foretaste.report.pages import findings, list_versions, render_page, study_sections
+from foretaste.report.pages import findings, render_page, study_sections, with_versions
 from foretaste.report.runs import Run, read_run
 from foretaste.report.summary import RANDOM, ArmPlan, Summary, summarize
 from foretaste.report.words import headline
@@ -76,8 +76,7 @@ def _explanation(found: Sequence[RunGroup]) -> str:
 
 
 def _how_made(run: Run) -> dict[str, str]:
-    about = {"folder": run.name} | run.about
-    return about if "versions" in about else about | list_versions(run.records)
+    return with_versions({"folder": run.name} | run.about, run.records)
 
 
 def groups(paths: Sequence[Path]) -> list[RunGroup]:

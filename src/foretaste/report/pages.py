@@ -73,9 +73,7 @@ def page(
         'page.html'
     """
     s = records if isinstance(records, Summary) else summarize(records)
-    how = dict(about or {})
-    if "versions" not in how:
-        how |= list_versions(s.records.values())
+    how = with_versions(about or {}, s.records.values())
     return render_page(
         "study.html",
         out,
@@ -333,6 +331,14 @@ def _pictured_query(record: Record, pictures: Pictures, classes: Sequence[str] |
 
 def _class_name(c: int, classes: Sequence[str] | None) -> str:
     return classes[c] if classes is not None and 0 <= c < len(classes) else str(c)
+
+
+def with_versions(about: Mapping[str, str], records: Iterable[Record]) -> dict[str, str]:
+    """How a run was made, with the versions of its records. Those of ``about`` are of the last time it was resumed."""
+    found = list_versions(records)
+    if "versions" in about and " and " not in found.get("device", ""):
+        found.pop("device", None)  # the machine is told already
+    return dict(about) | found
 
 
 def list_versions(records: Iterable[Record]) -> dict[str, str]:
