@@ -140,6 +140,20 @@ def test_two_tabs_never_hold_one_item_and_an_abandoned_one_returns(store):
     assert store.held("1") == []
 
 
+def test_a_clock_that_is_set_back_keeps_no_item_for_days(store):
+    """Leases are in the file, so not even a restart gave the items back."""
+    store.lease(["a", "b"], tab="1", who="Ada")
+    store._clock.now -= 86_400
+    with reopened(store) as again:
+        again._clock, again.lease_seconds = store._clock, store.lease_seconds
+        assert again.held("1") == ["a", "b"]
+        again._clock.now += 50
+        again.lease(["a"], tab="1", who="Ada")  # a sign of life
+        again._clock.now += 50
+        assert again.held() == ["a"]
+        assert again.lease(["b"], tab="2", who="Bob") == ["b"]
+
+
 def test_an_answer_ends_a_lease_and_leases_survive_a_restart(store):
     store.lease(["a", "b"], tab="1", who="Ada")
     store.lease(["c"], tab="2", who="Bob")

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -322,8 +322,7 @@ class LabelStore:
     def held(self, tab: str | None = None) -> list[str]:
         """Items that are leased now, by anybody or by one tab, oldest lease first."""
         with self._mutex:
-            now = self._clock()
-            return [k for k, v in self._leases.items() if v.until > now and tab in (None, v.tab)]
+            return [k for k, v in list(self._leases.items()) if tab in (None, v.tab) and self._lease_of(k) is not None]
 
     def close(self) -> None:
         """Close the file and let another process write. Safe to call twice."""
@@ -456,8 +455,10 @@ class LabelStore:
             raise StoreConflict(f"{printable(before.who)} has answered {printable(item)} already: {said}")
 
     def _lease_of(self, item: str) -> Lease | None:
-        held = self._leases.get(item)
-        return held if held is not None and held.until > self._clock() else None
+        held, now = self._leases.get(item), self._clock()
+        if held is not None and held.until > now + self.lease_seconds:  # the clock was set back: it would last for days
+            held = self._leases[item] = replace(held, until=now + self.lease_seconds)
+        return held if held is not None and held.until > now else None
 
     def _is_free(self, item: str, tab: str) -> bool:
         held = self._lease_of(item)
