@@ -615,7 +615,8 @@ def test_saved_and_loaded_gives_the_same_next_query(kind: str, tmp_path: Path) -
     assert again.pending == learner.pending
     assert again.ignored == [33]
     assert_same(again, learner)
-    assert not [p for p in (tmp_path / "saved").iterdir() if p.suffix not in (".json", ".safetensors")]
+    left = {p.name for p in (tmp_path / "saved").iterdir() if p.suffix not in (".json", ".safetensors")}
+    assert left == {".saving.lock"}
 
 
 def test_saving_the_learners_own_network_before_and_after_training(tmp_path: Path) -> None:
@@ -813,6 +814,29 @@ def test_what_a_learner_takes_it_can_save(tmp_path: Path, more: dict) -> None:
     loaded = ft.Learner.load(tmp_path)
     torch.testing.assert_close(loaded.predict_proba(range(N)), learner.predict_proba(range(N)))
     assert loaded.query(3) == learner.query(3)
+
+
+def test_threads_that_save_into_one_folder_leave_one_whole_save(tmp_path: Path) -> None:
+    learners = [make("l2", seed=k) for k in range(3)]
+    for k, learner in enumerate(learners):
+        with torch.no_grad():
+            next(learner.net.parameters()).add_(0.1 * k)  # files of other names
+    failures = list[Exception]()
+
+    def work(learner: ft.Learner) -> None:
+        for _ in range(15):
+            try:
+                learner.save(tmp_path)
+            except Exception as error:
+                failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(learner,)) for learner in learners]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    assert len(ft.Learner.load(tmp_path).labels) == 6
 
 
 def test_what_no_file_can_hold_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from foretaste.network import load_network, save_network, write_tensors
 from foretaste.tangent import Inputs
 
 SAVED_LEARNER = "learner.json"
+SAVING_LOCK = ".saving.lock"
 SAVED_VERSION = 1
 LONGEST_SAVED = 2_000_000_000  # bytes of learner.json
 ONE_TENSOR = "x"  # the name of a pool that is one tensor
@@ -30,8 +32,16 @@ STALE = re.compile(r"(network|pool)-[0-9a-f]{16}\.safetensors|\..*\.part")
 
 
 def write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool: Inputs | None) -> None:
-    """Write one save. ``found`` gets the names of the files, and is written last."""
+    """Write one save. ``found`` gets the names of the files, and is written last.
+
+    One at a time in a folder, of all threads and processes: another save would remove the files of this one as stale.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / SAVING_LOCK):
+        _write_saved(folder, found, net, pool)
+
+
+def _write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, pool: Inputs | None) -> None:
     found = found | {"version": SAVED_VERSION, "network_file": None, "pool_file": None}
     if net is not None:
         if other := [key for key, t in net.state_dict().items() if not isinstance(t, Tensor)]:
