@@ -391,6 +391,34 @@ def test_a_damaged_record_is_named(warm, tmp_path, change, says):
             call(tmp_path / "run")
 
 
+@pytest.mark.parametrize("queried", [[0, 0], [10**9, 1], "labelled"])
+def test_an_unfinished_run_resumes_from_its_own_points_only(warm, tmp_path, queried):
+    """Records that were edited, or of a version that draws other first labels, were continued in silence."""
+    folder = unfinished(warm, tmp_path)
+    path = Task(folder, "random", 0).path
+    record = json.loads(path.read_text())
+    change = {"labelled_ids": record["labelled_ids"][::-1]} if queried == "labelled" else {"queried": queried}
+    path.write_text(json.dumps(record | change) + "\n")
+    with pytest.raises(ValueError, match="arm 'random' and seed 0 have other labelled points in cycle 0 than this run"):
+        run(WARM, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda a, b: [a, b | {"labelled_ids": b["labelled_ids"][:-1]}], "line 2, .* its labelled_ids are not those"),
+        (lambda a, b: [a, b, b | {"cycle": 2}], "line 3, .* its cycle is 2; expected at most 1"),
+    ],
+    ids=["other points", "one more"],
+)
+def test_records_that_do_not_follow_one_another_are_named(warm, tmp_path, change, says):
+    shutil.copytree(warm, tmp_path / "run")
+    path = Task(tmp_path / "run", "random", 0).path
+    path.write_text("".join(json.dumps(r) + "\n" for r in change(*map(json.loads, path.read_text().splitlines()))))
+    with pytest.raises(ValueError, match=rf"0\.jsonl, {says}"):
+        run(WARM, tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -100,6 +100,7 @@ class Task:
         if not text.endswith(b"\n"):  # the process was killed, or the disk was full, while the line was written
             with self.path.open("r+b") as file:
                 file.truncate(text.rfind(b"\n") + 1)
+        before: list[int] = []  # the labelled points that the next record must have
         for k, record in enumerate(found):
             if record.get("cycle") != k:
                 raise damaged_record(self.path, k + 1, f"its cycle is {record.get('cycle')!r}; expected {k}")
@@ -107,8 +108,14 @@ class Task:
                 raise damaged_record(self.path, k + 1, fault)
             if (record.get("arm", self.arm), record["seed"]) != (self.arm, self.seed):
                 raise damaged_record(self.path, k + 1, f"it is of arm {record['arm']!r} and seed {record['seed']}")
+            if experiment == "loop" and k and record["labelled_ids"] != before:
+                fault = "its labelled_ids are not those that the line before has and queried"
+                raise damaged_record(self.path, k + 1, fault)
+            before = record["labelled_ids"] + record["queried"] if experiment == "loop" else []
         if found and (differ := differences(found[-1]["config"], trial.plain())):
             raise other_settings(self.folder, differ, f" of arm {self.arm!r}")
+        if experiment == "loop" and len(found) > (each := trial.labels.cycles + 1):
+            raise damaged_record(self.path, each + 1, f"its cycle is {each}; expected at most {each - 1}")
         return found
 
     def append(self, record: Record | dict[str, Any]) -> None:

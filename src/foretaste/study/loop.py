@@ -40,9 +40,7 @@ def cycles(
     of ``model.train``.
     """
     check_trial(trial, data)
-    split, ratio = draw(data.pool, data.test, trial.labels.init, seed), FIRST_RATIO
-    for record in done:
-        split, ratio = split.label(record["queried"]), record["ratio"]
+    split, ratio = replay(trial, data, seed, done), done[-1]["ratio"] if done else FIRST_RATIO
     model = model_of(trial, data, weights)
     for cycle in range(len(done), trial.labels.cycles + 1):
         reset_peak_memory(data.x.device)
@@ -54,6 +52,22 @@ def cycles(
         record["cost"]["peak_memory"] = peak_memory(data.x.device)
         yield record, model.net
         split = split.label(record["queried"])
+
+
+def replay(trial: Trial, data: Images, seed: int, done: Sequence[Record]) -> Split:
+    """L, U and test after the records of an interrupted run. Raises unless these are the points that it had."""
+    split = draw(data.pool, data.test, trial.labels.init, seed)
+    for record in done:
+        queried = np.asarray(record["queried"], dtype=np.int64)
+        possible = np.isin(queried, split.U).all() and len(np.unique(queried)) == len(queried)
+        if record["labelled_ids"] != split.L.tolist() or not possible:
+            raise ValueError(
+                f"the records of arm {trial.arm!r} and seed {seed} have other labelled points in cycle "
+                f"{record['cycle']} than this run: they were edited, or made by a version of foretaste or numpy that "
+                "draws others. Remove them or choose another folder, and the run makes them anew"
+            )
+        split = split.label(queried)
+    return split
 
 
 def learn(

@@ -39,7 +39,7 @@ from foretaste.study.folder import (
     stored_description,
     write_study,
 )
-from foretaste.study.loop import check_trials, cycles
+from foretaste.study.loop import check_trials, cycles, replay
 from foretaste.study.model import derive_seed
 from foretaste.study.records import Record
 from foretaste.study.toml import import_plugin
@@ -156,12 +156,14 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
     trial, against = study.trial(task.arm), study.arm(task.arm).against
     with task.locked(), log_errors_only():
         done = task.records(trial, study.experiment)
+        own = altered(data, study.data, task.seed) if len(done) < study.each else data
+        if len(done) < study.each and study.experiment == "loop":
+            replay(trial, own, task.seed, done)  # raises before anybody sees records that do not fit
         yield from done
         if len(done) == study.each or time.time() >= deadline:
             return
         warm = trial.train.start == "warm" and done and trial.model == "network"
         weights = task.weights(len(done) - 1) if warm else None
-        own = altered(data, study.data, task.seed)
         if study.experiment != "loop":
             for checked in CHECKS[study.experiment](study, trial, own, task.seed, skip=len(done)):
                 task.append(checked)
