@@ -155,6 +155,26 @@ def test_labels_that_look_like_gaps_are_classes_with_a_note(tmp_path):
     assert ft.open(path, classes=["cat", "dog", "NA"]).notes == ()
 
 
+def test_a_label_that_is_no_number_is_refused_in_regression_at_once(tmp_path):
+    """Also if nothing is without a label: the command then said that nothing is left to choose."""
+    path = tmp_path / "t.csv"
+    path.write_text("size,label\n1.5,0.5\n2.5,nan\n3.5,nan\n")
+    with pytest.raises(ValueError, match="2 labels are not finite numbers; leave them empty where there is no label"):
+        ft.open(path, regression=True)
+
+
+def test_long_texts_and_cells_of_several_lines(tmp_path):
+    """Python's csv refuses cells of more than 131,072 characters."""
+    path = tmp_path / "t.csv"
+    long = "word " * 40_000
+    path.write_text(f'text,label\n"{long}",a\n"two\nlines here, of text",b\nsome more words here,\n')
+    points = ft.open(path, text="text")
+    assert (len(points), len(points.items[0]), points.items[1]) == (3, len(long) - 1, "two\nlines here, of text")
+    path.write_text(path.read_text() + "one cell\n")
+    with pytest.raises(ValueError, match="line 6: 1 cells where 2 columns are named"):
+        ft.open(path)
+
+
 def test_minus_one_may_be_a_class_and_is_then_refused():
     x = np.zeros((4, 2))
     with pytest.raises(ValueError, match="−1 and 1 alone; −1 is no label here"):

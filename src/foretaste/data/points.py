@@ -155,6 +155,7 @@ def checked_points(points: Points) -> Points:
     check_words(p.where, "id", "ids", p.ids)
     check_words(p.where, "label", "labels", p.known_labels)
     if p.regression:
+        label_numbers(p.known_labels, p.where)  # now: a pool of nothing but "nan" would count as labelled
         return p
     missing_words = Counter(label for label in p.known_labels if label.lower() in MISSING_CELLS)
     notes = tuple(
@@ -266,5 +267,8 @@ def label_numbers(labels: Sequence[str], where: object) -> Tensor:
     except ValueError as error:
         raise ValueError(f"{where}: regression wants numbers as labels ({error})") from None
     if not torch.isfinite(y).all():
-        raise ValueError(f"{where}: {int((~torch.isfinite(y)).sum())} labels are not finite numbers")
+        raise ValueError(
+            f"{where}: {int((~torch.isfinite(y)).sum())} labels are not finite numbers; leave them empty where there "
+            "is no label"
+        )
     return y

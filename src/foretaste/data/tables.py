@@ -26,6 +26,7 @@ SIDES = {"pool": "pool", "train": "pool", "training": "pool", "test": "test", "t
 SIDES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 CSV_ENDINGS = (".csv", ".tsv")
 LARGEST_CSV = 10**9  # bytes
+LONGEST_CELL = 10_000_000  # characters: a book
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LONGEST_FILE_NAME = 255  # bytes, on all usual systems
 
@@ -284,8 +285,10 @@ def table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             separator = max(",;\t", key=lines.readline().count)
             lines.seek(0)
+            csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))  # of the process; Python's own is 131,072
             reader = csv.reader(lines, delimiter=separator)
-            rows = [(k, row) for k, row in enumerate(reader, 1) if any(map(str.strip, row))]
+            # The number of the row's last line: a cell in quotes may have several.
+            rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as a CSV in UTF-8: {error}") from None
     if not rows:
