@@ -412,6 +412,40 @@ def test_a_data_frame_whose_index_repeats_has_positions_as_ids():
     assert repr(ft.open(frame)) == "Points(the data frame: 3 features, 2 labelled, 1 in the pool)"
 
 
+def test_a_data_frame_with_gaps_of_every_kind():
+    """Columns of pandas' own types have NA in their gaps, which raised "boolean value of NA is ambiguous"."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "whole": pandas.array([1, None, 3, 4], dtype="Int64"),
+            "yes": pandas.array([True, None, False, True], dtype="boolean"),
+            "real": np.array([1, np.nan, 2, 3], dtype=np.float32),
+            "label": pandas.array(["a", "b", None, None], dtype="string"),
+        }
+    )
+    points = ft.open(frame)
+    assert (points.labels, points.pool.tolist()) == (["a", "b", None, None], [2, 3])
+    assert torch.isfinite(points.x).all()
+    assert any("3 cells are missing" in note for note in points.notes)
+
+
+def test_columns_of_a_data_frame_that_have_one_name():
+    pandas = pytest.importorskip("pandas")
+    for names in (["a", "a", "label"], [1, "1", "label"]):
+        frame = pandas.DataFrame([[1.0, 2.0, "x"], [3.0, 4.0, "y"]], columns=names)
+        with pytest.raises(ValueError, match=r"the data frame: 1 column \((a|1)\) stands twice; rename one"):
+            ft.open(frame)
+
+
+def test_minus_one_in_a_table_has_a_note():
+    """Of arrays it means no label; in a table it is a class, beside 1 alone surely so."""
+    rows = [{"a": float(k), "label": label} for k, label in enumerate([0, 1, -1, -1])]
+    points = ft.open(rows)
+    assert len(points.pool) == 0
+    assert points.notes[-1].startswith("2 labels are '-1', which is taken as a class; leave them empty if")
+    assert ft.open([row for row in rows if row["label"]]).notes == ()
+
+
 def test_lists_of_paths_are_pictures_and_names_as_strings_are_refused(tmp_path):
     save_photo(tmp_path / "a.png", (30, 30))
     assert ft.open([tmp_path / "a.png"], encoder="pixels").x.shape == (1, 3, 30, 30)

@@ -198,6 +198,7 @@ def label_words(raw: Any, regression: bool, where: object) -> list[str | None]:
 
 def cell_text(value: Any) -> str | None:
     """A value of a data frame or a dict as the cell of a CSV."""
-    if value is None or value != value or str(value) in ("NaT", "<NA>"):
+    text = str(value).strip()  # pandas' NA cannot be compared, nor an array: by what they are called
+    if value is None or text in ("NaT", "<NA>") or (not isinstance(value, str) and text.lower() == "nan"):
         return None
-    return str(value).strip() or None
+    return text or None

@@ -157,13 +157,15 @@ def checked_points(points: Points) -> Points:
     if p.regression:
         label_numbers(p.known_labels, p.where)  # now: a pool of nothing but "nan" would count as labelled
         return p
-    missing_words = Counter(label for label in p.known_labels if label.lower() in MISSING_CELLS)
+    labels = class_labels(p.labels, p.where)
+    counts = Counter(label for label in labels if label is not None)
+    missing_words = {w: n for w, n in counts.items() if w.lower() in MISSING_CELLS or (w == "-1" and len(counts) > 2)}
     notes = tuple(
         f"{n} labels are {word!r}, which is taken as a class; leave them empty if it means that there is no label"
         for word, n in missing_words.items()
         if word not in (p.own_classes or ())
     )
-    return replace(p, labels=class_labels(p.labels, p.where), notes=(*p.notes, *notes))
+    return replace(p, labels=labels, notes=(*p.notes, *notes))
 
 
 def points_of_rows(points: Points) -> Points:

@@ -33,7 +33,7 @@ from foretaste.data.files import (
     tensor_points,
 )
 from foretaste.data.huggingface import dataset_parts, is_saved_dataset
-from foretaste.data.labels import array_labels
+from foretaste.data.labels import array_labels, count_names
 from foretaste.data.npz import Layout, lay_out_points
 from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
 from foretaste.data.points import Encode, Points, checked_points, points_of_rows
@@ -177,7 +177,11 @@ def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None
 def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     """A pandas DataFrame: the same rules as a CSV; an index that is no range is the ids, if there is no column."""
     label = how.label if how.label is None or isinstance(how.label, str) else array_labels(np.asarray(how.label))
-    columns = {str(name): [cell_text(v) for v in frame[name].tolist()] for name in frame.columns}
+    names = [str(name) for name in frame.columns]
+    if twice := {name for name in names if names.count(name) > 1}:
+        stand = count_names(twice, "column {} stands", "columns {} stand")
+        raise ValueError(f"the data frame: {stand} twice; rename one")
+    columns = {name: [cell_text(v) for v in frame.iloc[:, k].tolist()] for k, name in enumerate(names)}
     index = [str(v) for v in frame.index.tolist()]
     table = Table("the data frame", columns, [int(i) for i in range(len(frame))], "row")
     given = replace(how, label=label if isinstance(label, str) else None)
