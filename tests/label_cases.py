@@ -89,7 +89,7 @@ class PlainLearner:
         changed = [{"id": "p009.png", "from": "cat", "to": "dog", "by": 0.5}]
         return {"id": item, "label": "dog", "changes": 4, "changed": changed, "stands_for": 7}
 
-    def status(self):
+    def status(self, *, goal):
         drift = {"retrain": False, "reason": "the network still fits"}
         return {"stop": False, "reason": "3 of 20 open items are expected to be wrong", "drift": drift}
 

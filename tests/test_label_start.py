@@ -81,6 +81,21 @@ def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
     close_desk(desk)
 
 
+def test_the_goal_is_the_users(folder):
+    desk = opened(folder, start=True, check_every=0, goal=0.5, fit_options={"steps": 40})
+    goals, status = [], ft.Learner.status
+    for k in range(4):
+        desk.answer("tab-1", "Ada", f"{k}.png", "label", ["cat", "dog"][k % 2])
+    until(lambda: desk.worker.describe()["phase"] == "ready" and desk.worker.view.likely)
+    learner = desk.worker._learner
+    learner.status = lambda *, goal: goals.append(goal) or status(learner, goal=goal)
+    desk.answer("tab-1", "Ada", "4.png", "label", "cat")
+    until(lambda: goals)
+    close_desk(desk)
+    assert set(goals) == {0.5}
+    assert "goal" in told("label", folder, "--goal", "200")
+
+
 def test_advice_to_stop_goes_on_after_a_restart(folder):
     """Who labels a few items a day would never get it."""
     desk = opened(folder, start=True, check_every=0, fit_options={"steps": 40})

@@ -56,6 +56,15 @@ def label_command(
         int,
         typer.Option(min=0, help="One item in so many is random and measures accuracy.", rich_help_panel=MODEL_PANEL),
     ] = 6,
+    goal: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100,
+            help="Percent of the items without a label that may be wrong when you stop.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = 2.0,
     retrain: Annotated[
         bool, typer.Option("--retrain/--no-retrain", help="Train anew when it is time.", rich_help_panel=MODEL_PANEL)
     ] = True,
@@ -97,7 +106,8 @@ def label_command(
     with opened:
         desk = open_desk(
             source, classes=split_classes(classes), store=store, text=text, id=id_, label=label, backbone=backbone,
-            check_every=check_every, trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
+            check_every=check_every, goal=goal / 100, trains_itself=retrain, lease_seconds=lease, seed=seed,
+            start=False,
         )  # fmt: skip
         try:
             for path in import_ or ():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretaste.label.desk import CHECK_EVERY, GIVEN, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, LabelStore
-from foretaste.label.worker import BuildProgress, BuiltLearner, LearnerWorker, ModelView
+from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
 if TYPE_CHECKING:
     from foretaste.data import Points
@@ -56,6 +56,7 @@ def open_desk(
     label: str | None = None,
     backbone: str = "auto",
     check_every: int = CHECK_EVERY,
+    goal: float = STOP_GOAL,
     trains_itself: bool = True,
     lease_seconds: float = LEASE_SECONDS,
     seed: int = 0,
@@ -73,6 +74,7 @@ def open_desk(
         label: The column of labels that are there already.
         backbone: "auto", "none", or the name of a pretrained network.
         check_every: One item in so many is drawn at random and measures accuracy; 0 for none.
+        goal: The share of open items that may be wrong when one stops.
         trains_itself: Whether the network is trained anew when the learner advises it.
         lease_seconds: How long an item is kept for a tab without a sign of life.
         seed: Of random orders and of the learner.
@@ -104,6 +106,7 @@ def open_desk(
             checked=kept.setting("checked", []),
             record=kept.setting("record", []),
             keep=lambda view: _keep_measures(kept, view),
+            goal=goal,
             trains_itself=trains_itself,
         )
         root = source if source.is_dir() else source.parent

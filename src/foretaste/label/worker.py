@@ -13,11 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from foretaste.errors import real_number
+
 log = logging.getLogger(__name__)
 
 LIKELY_SHOWN = 3  # classes of an item that the page shows
 IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
+STOP_GOAL = 0.02  # share of open items that may be wrong when one stops
 RECORD_KEPT = 200  # of the predictions before a label came; advice looks at the last 50
 KEPT_EVERY = 5  # labels after which what was measured is written again
 
@@ -43,7 +46,7 @@ class LiveLearner(Protocol):
     def predict(self, items: Any = None) -> np.ndarray: ...
     def predict_proba(self, items: Any = None) -> Any: ...
     def explain(self, item: Any) -> dict[str, Any]: ...
-    def status(self) -> dict[str, Any]: ...
+    def status(self, *, goal: float) -> dict[str, Any]: ...
     def track_record(self) -> list[dict[str, Any]]: ...
     def recall(self, record: Iterable[Mapping[str, Any]]) -> None: ...
     def retrain(self, wait: bool = False) -> None: ...
@@ -82,6 +85,7 @@ class LearnerWorker(threading.Thread):
         checked: The curve on the items that measure, of an earlier session.
         record: What was predicted of each label before it came, in earlier sessions.
         keep: Called with what was measured, at first and every fifth label: ``foretaste status`` reads it elsewhere.
+        goal: The share of open items that may be wrong when one stops.
         trains_itself: Whether the network is trained anew when the learner advises it, or only when a person asks.
     """
 
@@ -93,6 +97,7 @@ class LearnerWorker(threading.Thread):
         checked: Iterable[Sequence[int]] = (),
         record: Iterable[Mapping[str, Any]] = (),
         keep: Callable[[ModelView], None] | None = None,
+        goal: float = STOP_GOAL,
         trains_itself: bool = True,
     ) -> None:
         super().__init__(name="foretaste-learner", daemon=True)
@@ -101,7 +106,7 @@ class LearnerWorker(threading.Thread):
         )
         self._build, self._classes, self._keep = build, list(classes), keep
         self._kept: int | None = None  # labels when the measures were last kept
-        self._trains_itself = trains_itself
+        self._trains_itself, self._goal = trains_itself, real_number("goal", goal, 0)
         self._turn = threading.Condition()
         self._dirty: dict[str, None] = {}
         self._missed: dict[str, None] = {}
@@ -340,7 +345,7 @@ class LearnerWorker(threading.Thread):
             right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())
             point = (self._labels, right, len(truth))
             checked = [p for p in checked if p[0] != self._labels] + [point]
-        status = learner.status()
+        status = learner.status(goal=self._goal)
         self._publish(
             checked=tuple(checked[-POINTS_KEPT:]),
             advice=describe_advice(status),
