@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main, read_arguments, run_kernels
+from benchmarks.checks import time_checks
 from benchmarks.kernels import kernel_workloads
 from benchmarks.loading import names_on_disk, time_loading
 from benchmarks.measure import take_turns
 from benchmarks.rivals import per_point_gradients
 from benchmarks.startup import time_startup
+from foretaste import tangent
+from foretaste.network import MLP
 from foretaste.tangent import ntk, rank_correlation
 
 
@@ -107,3 +110,14 @@ def test_startup_times_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
     took = time_startup(2)
     assert list(took) == ["nothing", "again"]
     assert all(len(seconds) == 2 and seconds == sorted(seconds) and seconds[0][0] > 0 for seconds in took.values())
+
+
+def test_checks_are_switched_off_and_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    compare = tangent.kernel.compare_rows
+    monkeypatch.setattr(tangent.kernel, "compare_rows", lambda *args: compared.append(1) or compare(*args))
+    row = ("MLP", lambda: MLP(4, (5,), 10), (4,), 6, 30, "float32")
+    (timed,) = time_checks((row,), "cpu", rounds=1)
+    assert len(compared) == 4  # L and U, in two of four queries
+    assert timed.checked > 0
+    assert timed.unchecked > 0
