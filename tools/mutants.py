@@ -73,6 +73,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "where one point makes fewer calls than two, the batch is checked, and a rule that fails there is given up",
     (
         "tangent/survey.py",
+        "at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]",
+        "0 becomes 1",
+    ): "which points are drawn for the check",
+    (
+        "tangent/survey.py",
+        "most = shares_of_layers(layers, calls).topk(count // 2).indices",
+        "2 becomes 3",
+    ): "a third of the points drawn matter most to some layer, in place of half",
+    (
+        "tangent/survey.py",
         "f_1C = frozen.call_attached(take_points(x, slice(1)))[0]",
         "1 becomes 2",
     ): "one more point goes through the network, and the first is used",
