@@ -85,7 +85,6 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
-LATE_CHUNK = 10 * CHECK_POINTS  # points of a chunk that takes more memory than the check of three sets
 KernelProgress = Callable[[int, int], None]
 
 
@@ -377,7 +376,7 @@ def compute_gram(
     edges = set(accumulate((count_points(x) for x in sets.values()), initial=0))
     key = "rows", frozen.unruled, plan.chunk_size, tuple((k, count_points(x)) for k, x in sets.items())
     unchecked = [] if frozen.trial or key in frozen.surveys else survey.layers
-    late = may_check_late(frozen.device, plan.chunk_size)
+    late = may_check_late(survey, plan, len(sets))
     keep_memory()
     with isolated(frozen.device, precision):
         if precision == "half" and not frozen.largest:
@@ -448,12 +447,13 @@ def plan_gram(
     return survey, made
 
 
-def may_check_late(device: torch.device, chunk_size: int) -> bool:
-    """Whether rules are checked after the pass. A GPU is still busy with the pass then, and the host's time is free.
+def may_check_late(survey: Survey, plan: KernelPlan, sets: int) -> bool:
+    """Whether the budget has room to check the rules once, after the pass, on the points of all sets together.
 
-    All points of the check are then in memory at once, three times: less than a large chunk was.
+    That is faster than a check in each batch, and a GPU is still busy with the pass then. The points are in memory
+    three times: as drawn, by themselves, and for autograd.
     """
-    return device.type == "cuda" and chunk_size >= LATE_CHUNK
+    return plan.nbytes + 3 * CHECK_POINTS * sets * survey.alone_bytes <= plan.budget
 
 
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:

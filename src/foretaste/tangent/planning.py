@@ -239,7 +239,8 @@ def make_smaller_plan(job: KernelJob, failed: KernelPlan) -> KernelPlan:
     """Half the chunk of a plan that ran out of memory; half its memory too, if that can be planned."""
     made = try_plan(job, failed.nbytes // 2) or failed
     chunk = min(made.chunk_size, max(1, failed.chunk_size // 2))
-    return replace(made, chunk_size=chunk, slab_size=min(made.slab_size, chunk))
+    tight = min(made.nbytes, made.budget)  # what memory there is beyond is not known: nothing may count on it
+    return replace(made, chunk_size=chunk, slab_size=min(made.slab_size, chunk), budget=tight)
 
 
 def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
