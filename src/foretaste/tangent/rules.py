@@ -56,9 +56,7 @@ def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """The correlation of A with G, at each offset of the kernel."""
     if name == "bias":
         return g[:, at].flatten(2).sum(2)
-    pads = m._reversed_padding_repeated_twice
-    if m.padding_mode != "zeros":
-        a, pads = F.pad(a, pads, mode=m.padding_mode), ()
+    a, pads = pad_inputs(m, a)
     groups = m.groups
     if groups > 1:  # ``at`` has whole groups only
         per = m.out_channels // groups
@@ -67,6 +65,12 @@ def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
         a, groups = a[:, first * wide : last * wide], last - first
     a, g = (a[:, at], g) if by_inputs(m) else (a, g[:, at])
     return correlate(a, g, m.kernel_size, m.stride, m.dilation, groups, pads)
+
+
+def pad_inputs(m: Any, a: Tensor) -> tuple[Tensor, Sequence[int]]:
+    """A with its padding, if that is not of zeros, and the zeros that are left to add, as F.pad takes them."""
+    pads = m._reversed_padding_repeated_twice
+    return (a, pads) if m.padding_mode == "zeros" else (F.pad(a, pads, mode=m.padding_mode), (0,) * len(pads))
 
 
 def by_inputs(m: Any) -> bool:
@@ -93,9 +97,7 @@ def conv_sum(m: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
     """Σ_n of ``conv``'s rows: the points are one more dimension of space, in which the kernel has length 1."""
     if name == "bias":
         return g.flatten(2).sum((0, 2))
-    pads = m._reversed_padding_repeated_twice
-    if m.padding_mode != "zeros":
-        a, pads = F.pad(a, pads, mode=m.padding_mode), (0,) * len(pads)
+    a, pads = pad_inputs(m, a)
     a, g = a.transpose(0, 1)[None], g.transpose(0, 1)[None]
     return correlate(a, g, (1, *m.kernel_size), (1, *m.stride), (1, *m.dilation), m.groups, (*pads, 0, 0))[0]
 

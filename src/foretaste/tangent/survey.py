@@ -37,7 +37,7 @@ log = logging.getLogger("foretaste")
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
 LOST = 0.3  # of a gradient, that is missing where torch.func does not see a parameter; a ReLU's chance is less
 CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
-# How far A of a TF32 pass may be from A of the same points by themselves, of their spread and of their size.
+# How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
 MOVED_SPREAD, MOVED_SIZE = 0.25, 0.01
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
@@ -472,7 +472,7 @@ def find_same(gaps: dict[str, Tensor], dtype: torch.dtype, relative: float | Non
 def compare_inputs(batch: LayerCalls, alone: LayerCalls) -> dict[nn.Module, Tensor]:
     """{module: (3,)}: the distance of the points' A in a batch to their A by themselves, their spread, and their size.
 
-    For passes in TF32. Their G differ too much to compare: where an input of a ReLU is nearly 0, its sign is chance.
+    Their G may differ too much to compare: where an input of a ReLU is nearly 0, its sign is chance.
     The distance of tensors of other shapes, as a network makes that cuts its batch to the longest text, is infinite.
     """
     found = {}
