@@ -231,9 +231,9 @@ class RecordedCall:
 
 
 def record_pass(
-    frozen: FrozenNetwork, modules: Iterable[nn.Module], x: Inputs
+    frozen: FrozenNetwork, modules: Iterable[nn.Module], x: Inputs, heads: int | None = None
 ) -> tuple[dict[nn.Module, list[RecordedCall]], Tensor]:
-    """Run x once. Returns the calls of each module in order, and f(x).
+    """Run x once. Returns the calls of each module in order, and f(x). heads: the first so many alone, else all.
 
     Parameters are detached, so no gradient of a weight is computed. The graph starts at a zero ``token`` that is added
     to the first recorded outputs, so the backward pass goes no lower than it must. A tensor hook that is set before an
@@ -260,11 +260,11 @@ def record_pass(
     hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
     try:
         f_NC = frozen.call(x)
-        heads = frozen.heads(f_NC)
-        if heads.requires_grad:
-            for head in range(heads.shape[1]):
-                last = head == heads.shape[1] - 1
-                torch.autograd.grad(heads[:, head].sum(), token, retain_graph=not last, allow_unused=True)
+        f_NB = frozen.heads(f_NC)[:, :heads]
+        if f_NB.requires_grad:
+            for head in range(f_NB.shape[1]):
+                last = head == f_NB.shape[1] - 1
+                torch.autograd.grad(f_NB[:, head].sum(), token, retain_graph=not last, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -425,8 +425,7 @@ def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
 
 def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> CheckedPoints:
     """A and G of the first head of some points, run by themselves."""
-    one = replace(frozen, output=0) if survey.heads * survey.folded > 1 else frozen
-    recorded, _ = record_pass(one, list(dict.fromkeys(m for layer in layers for m in layer.modules)), x)
+    recorded, _ = record_pass(frozen, list(dict.fromkeys(m for layer in layers for m in layer.modules)), x, heads=1)
     return CheckedPoints(x, align_calls(recorded, survey.axes, survey.folds, count_points(x), 1))
 
 
