@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import foretaste as ft
+from foretaste.network import WideResNet, resnet18
 from foretaste.tangent import accumulate, freeze, fused, gram, outputs, rules
 from foretaste.tangent.accumulate import GradientRows, ThetaSum, own_products, strip_rows
 from foretaste.tangent.frozen import probe_outputs
@@ -18,11 +19,13 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels of at most 128 columns, points made even, strips of 16 points."""
+    """Panels of at most 128 columns, points made even, strips of 16 points, copies of a convolution's input."""
     shape_of: Callable[..., tuple[int, int, int]] = accumulate.panel_shape
     monkeypatch.setattr(accumulate, "PANEL", 128)
     monkeypatch.setattr(accumulate, "panel_shape", lambda points, width, cuda: shape_of(points, width, True))
     monkeypatch.setattr("foretaste.tangent.accumulate.strip_rows", lambda n, cuda, symmetric: 16)
+    copies_of: Callable[..., int] = rules.count_copies
+    monkeypatch.setattr(rules, "count_copies", lambda kernel, stride, cuda: copies_of(kernel, stride, True))
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -148,7 +151,7 @@ def test_a_row_with_itself_is_the_same_both_ways(of: torch.dtype) -> None:
     assert torch.allclose(own_products(wide, torch.float64, True), wide @ wide.mT)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])])
+@pytest.mark.parametrize("device", ["cpu", "as on a gpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])])
 @pytest.mark.parametrize(
     ("m", "shape"),
     [
@@ -167,8 +170,11 @@ def test_a_row_with_itself_is_the_same_both_ways(of: torch.dtype) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Using padding=.same.")
 def test_rows_have_the_columns_of_the_parameter_and_sums_are_sums_of_rows(
-    m: torch.nn.Module, shape: tuple[int, ...], device: str
+    m: torch.nn.Module, shape: tuple[int, ...], device: str, request: pytest.FixtureRequest
 ) -> None:
+    if device == "as on a gpu":
+        request.getfixturevalue("as_on_a_gpu")
+        device = "cpu"
     g = torch.Generator().manual_seed(0)
     m = m.to(device, torch.float64)
     a = torch.randn(5, *shape, generator=g, dtype=torch.float64).to(device)
@@ -181,3 +187,18 @@ def test_rows_have_the_columns_of_the_parameter_and_sums_are_sums_of_rows(
             torch.testing.assert_close(rules.SUM_RULES[type(m)](m, name, a, G), summed_p, rtol=1e-12, atol=1e-12)
         (grad,) = torch.autograd.grad(out, p, G, retain_graph=True)
         torch.testing.assert_close(rules.parameter_order(m, name, summed_p), grad.flatten(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "half"])
+@pytest.mark.parametrize("output", ["sum", "trace"])
+@pytest.mark.parametrize("name", ["wrn", "resnet18"])
+def test_a_gpu_loses_no_rule(name: str, output: str, precision: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A query is right without rules, and several times as slow: the checks of the rules must not fail by chance."""
+    torch.manual_seed(0)
+    net = (WideResNet(layers=1, widen=2, channels=3) if name == "wrn" else resnet18()).eval().cuda()
+    x = torch.randn(300, 3, 32, 32, device="cuda")
+    with caplog.at_level("INFO", "foretaste"):
+        ft.ntk(net, x[:260], x[260:], output=output, precision=precision)
+    assert "no rule" not in caplog.text

@@ -196,7 +196,7 @@ def correlate(
         low = tuple(reversed(pads[::2])) or (0,) * len(kernel)
         high = tuple(reversed(pads[1::2])) or low
         extent = tuple(e + a + b for e, a, b in zip(big.shape[2:], low, high))
-        copies = kernel[-1] if big.is_cuda else 1
+        copies = count_copies(kernel, stride, big.is_cuda)
         if copies > 1:
             extent = (*extent[:-1], -(-extent[-1] // 4) * 4)
         run = small.shape[2] * prod(extent[1:])
@@ -221,6 +221,11 @@ def correlate(
     for slot, view in zip(rows.unbind(1), views):
         torch.bmm(small, view.reshape(n * groups, wide, -1).mT, out=slot)
     return rows.reshape(n, -1)
+
+
+def count_copies(kernel: tuple[int, ...], stride: tuple[int, ...], cuda: bool) -> int:
+    """How often ``correlate`` lays out its input: once for each offset of the last dimension, or once."""
+    return kernel[-1] if cuda and all(s == 1 for s in stride) else 1
 
 
 def lay_in_grid(
@@ -305,7 +310,8 @@ def parameter_order(m: Any, name: str, row_p: Tensor) -> Tensor:
     if name == "bias" or not hasattr(m, "kernel_size"):
         return row_p
     first, second = m.weight.shape[:2]
-    return row_p.view(m.groups, -1, first // m.groups, second).permute(0, 2, 3, 1).flatten()
+    copies = count_copies(m.kernel_size, m.stride, row_p.is_cuda)
+    return row_p.view(m.groups, -1, first // m.groups, second, copies).permute(0, 2, 3, 1, 4).flatten()
 
 
 def has_rule(m: nn.Module) -> bool:
