@@ -10,6 +10,7 @@ from torch import nn
 import foretaste as ft
 from foretaste.lookahead import State, linearize
 from foretaste.tangent import BudgetError, plan
+from foretaste.tangent.planning import free_memory
 
 
 @pytest.mark.parametrize("labelled", [0, 30])
@@ -39,6 +40,33 @@ def test_a_budget_that_the_machine_does_not_have_is_not_offered(monkeypatch: pyt
     assert "would do" not in str(e.value)
     with pytest.raises(ValueError, match=r"only 100 MB are free: take fewer points; or .*watch=") as e:
         ft.query(net, None, None, torch.randn(4000, 5), budget="50MB", strategy="variance")
+
+
+@pytest.mark.parametrize(("share", "free"), [(1.0, 60 + 5), (0.5, 30 + 5), (0.1, 0 + 5)])
+def test_a_share_of_a_card_is_all_that_is_free(share: float, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a card of 100 GB 60 are free, and torch has 20, 5 of them unused."""
+    told = {"memory_reserved": 20, "memory_allocated": 15, "mem_get_info": (60, 100)}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda index: share)
+    for device in ("cuda", "cuda:1"):
+        assert free_memory(torch.device(device)) == free
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_kernel_stays_within_its_share_of_a_card(caplog: pytest.LogCaptureFixture) -> None:
+    total = torch.cuda.mem_get_info()[1]
+    before = torch.cuda.get_per_process_memory_fraction()
+    net = nn.Sequential(nn.Conv2d(3, 256, 3), nn.ReLU(), nn.Conv2d(256, 256, 3), nn.Flatten(), nn.Linear(36864, 10))
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(4e9 / total)
+    try:
+        with caplog.at_level("INFO", "foretaste"):
+            ft.ntk(net.eval().cuda(), torch.randn(4000, 3, 16, 16, device="cuda"), precision="tf32")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before)
+    assert "out of memory" not in caplog.text
 
 
 def test_a_small_budget_keeps_the_fast_way_or_says_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:

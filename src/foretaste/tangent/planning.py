@@ -67,10 +67,14 @@ def resolve_budget(budget: int | float | str | None, device: torch.device | None
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Bytes that are free on the device; on a GPU, with what torch keeps in its cache."""
+    """Bytes that are free on the device; on a GPU, with what torch keeps in its cache, and within this process's share.
+
+    The share is that of ``torch.cuda.set_per_process_memory_fraction``, all of the card unless it was set.
+    """
     if device is not None and device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        reserved, (free, total) = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)
+        share = torch.cuda.get_per_process_memory_fraction(device.index)  # a device without an index is refused there
+        return max(min(free, int(share * total) - reserved), 0) + reserved - torch.cuda.memory_allocated(device)
     try:
         with open("/proc/meminfo") as f:
             return int(re.search(r"MemAvailable:\s+(\d+)", f.read())[1]) * 1024  # type: ignore[index]
