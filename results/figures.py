@@ -24,7 +24,8 @@ RIVALS = ["cover", "Margin", "BADGE", "Entropy", "NTK", "Random"]
 TODAY = ["cover", "herding", *RIVALS[1:]]
 WIDTHS = [f"{arm}, widen {k}" for k in (4, 2, 1) for arm in ("NTK", "gain", "Random")]
 
-# name: folders of records, and the arms that are shown. An arm that a later folder has again is taken from there.
+# name: folders of records, and the arms that are shown. A run (an arm, a seed) that a later folder has again is taken
+# from there.
 FIGURES = {
     "mnist-wrn1": (
         ["mnist", "mnist-today"],
@@ -38,13 +39,14 @@ FIGURES = {
         ["NN, gain", "NN, NTK", "NN, infinite NTK", "NN, one step", "NN, Random", "GP, infinite NTK", "GP, Random"],
     ),
     "fig1a": (["mnist14", "mnist14-naive"], ["NN, NTK", "NN, NTK, no block", "Naive", "NN, Random"]),
-    "fig2a": (["fig2a", "fig2a-today"], TODAY),
+    "fig2a": (["fig2a", "fig2a-today", "fig2a-more"], TODAY),
     "fig2b": (["fig2b", "fig2b-today"], RIVALS),  # herding lacks a record
     "fig2c": (["fig2c"], RIVALS),  # LL4AL, at 2 %, would flatten the others; it is in the figure ll4al
     "svhn-wrn2": (["svhn-wrn2", "svhn-wrn2-today"], TODAY),
     "svhn-wrn2-long": (["svhn-wrn2-long"], [arm for arm in TODAY if arm != "Entropy"]),
-    "svhn-resnet18": (["svhn-resnet18"], RIVALS),
-    "cifar10-resnet18": (["cifar10-resnet18"], RIVALS),
+    "svhn-resnet18": (["svhn-resnet18", "svhn-resnet18-today"], TODAY),
+    "svhn-resnet18-long": (["svhn-resnet18-long"], ["cover", "Margin", "NTK", "Random"]),
+    "cifar10-resnet18": (["cifar10-resnet18", "cifar10-resnet18-today"], TODAY),
     "ll4al": (["ll4al", "fig2c"], [*RATES, "Random"]),
     "mnist-cold": (["mnist-cold"], ["gain", "NTK", "Random"]),
     "digits-claims": (["digits-claims"], None),
@@ -59,11 +61,11 @@ AGAINST = {
 
 def records_of(name: str) -> list:
     folders, arms = FIGURES[name]
-    by_arm: dict[str, list] = {}
+    runs: dict[tuple[str, int], list] = {}
     for folder in folders:
         own = [dict(r) for r in load(HERE / folder)]
-        by_arm |= {arm: [r for r in own if r["arm"] == arm] for arm in {r["arm"] for r in own}}
-    found = [r for records in by_arm.values() for r in records]
+        runs |= {run: [r for r in own if (r["arm"], r["seed"]) == run] for run in {(r["arm"], r["seed"]) for r in own}}
+    found = [r for records in runs.values() for r in records]
     if arms is None:
         arms = [a["name"] for a in json.loads((HERE / folders[0] / "study.json").read_text())["study"]["arms"]]
     first = {arm: k for k, arm in enumerate(arms)}
