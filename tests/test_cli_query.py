@@ -410,6 +410,7 @@ def test_durations_are_plain(files):
     from foretaste.cli.query import summarise_query
 
     problem = SimpleNamespace(x_L=[0] * 3, x_U=[0] * 9, classes=("a", "b"), name="mlp", options={}, fitted=None)
+    problem.predicts = True
     info = {"strategy": "gain", "select": "greedy", "residual_L": 1e-6}
     seconds = {"kernel": 110.0, "score": 0.2, "select": 0.001, "total": 8000.0}
     q = type("Q", (), {"info": info, "seconds": seconds, "__len__": lambda self: 2})()
@@ -457,15 +458,70 @@ def test_rounds_on_one_table_end_without_an_error(tmp_path):
         (["D.csv", "--pool", "D.csv"], "DATA and --labelled or --pool were given"),
         (["--labelled", "D.csv"], "--pool not given; expected DATA, one file or folder"),
         (["missing.csv"], "missing.csv does not exist; expected a folder of pictures"),
-        (["unlabelled.csv"], "unlabelled.csv has no labels, and a network needs some"),
-        (["unlabelled.csv"], "or start with `foretaste label`, which needs none"),
+        (["--pool", "D.csv"], "a pool without any labels is DATA, too"),
+        (["--labelled", "unlabelled.csv", "--pool", "D.csv"], "unlabelled.csv has no labels, and a network needs some"),
+        (["--labelled", "unlabelled.csv", "--pool", "D.csv"], "or start with `foretaste label`, which needs none"),
+        (["unlabelled.csv", "--strategy", "margin"], "strategy 'margin' asks what a trained network predicts"),
+        (["unlabelled.csv", "--strategy", "gain", "--select", "top"], "leave --strategy out (the default covers"),
+        (["unlabelled.csv", "--save"], "--save keeps weights that are trained here, and "),
     ],
 )
 def test_data_or_labelled_and_pool(tmp_path, words, says):
     write_flowers(tmp_path / "D.csv", {0: "a", 1: "b"})
     write_flowers(tmp_path / "unlabelled.csv", {})
-    words = [tmp_path / word if not word.startswith("-") else word for word in words]
+    words = [tmp_path / word if word.endswith(".csv") else word for word in words]
     assert says in told("query", *words)
+
+
+def test_a_first_batch_of_a_table_without_labels(tmp_path):
+    """It was refused. Two points of two blobs are one of each; labelled, they are where the second batch begins."""
+    y = write_flowers(tmp_path / "t.csv", {})
+    words = ["query", tmp_path / "t.csv", "-n", 2, "--steps", 200, "--out", tmp_path / "r.csv"]
+    got = invoke(*words)
+    assert got.exit_code == 0, got.output
+    said = " ".join(got.stdout.split())
+    assert "t.csv has no labels (if it has, --label names their column)." in said
+    assert "This is a first batch: points that cover the pool by the kernel of a network (mlp, untrained)." in said
+    assert "predicted" not in said
+    rows = table(tmp_path / "r.csv")
+    first = [int(row["id"][1:]) for row in rows if row["picked"] == "1"]
+    assert len(rows) == 40
+    assert {y[i] for i in first} == {0, 1}
+    assert {row[name] for row in rows for name in ("predicted", "probability", "margin")} == {""}
+    page = (tmp_path / "r.html").read_text()
+    assert "Label these 2 first" in page
+    assert "pick-value" not in page.partition("</style>")[2]
+    write_flowers(tmp_path / "t.csv", {i: "ab"[y[i]] for i in first})
+    got = invoke(*words)
+    assert got.exit_code == 0, got.output
+    rows = table(tmp_path / "r.csv")
+    assert len(rows) == 38
+    assert sum(row["predicted"] == "ab"[y[int(row["id"][1:])]] for row in rows) >= 35
+
+
+@pytest.mark.parametrize(
+    "words", [["--regression"], ["--strategy", "typiclust"], ["--classes", "a,b,c"], ["--watch", 9]]
+)
+def test_a_first_batch_in_other_ways(tmp_path, words):
+    write_flowers(tmp_path / "t.csv", {})
+    got = invoke("query", tmp_path / "t.csv", "-n", 3, *words, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    rows = table(tmp_path / "r.csv")
+    assert [row["picked"] for row in rows[:4]] == ["1", "1", "1", "0"]
+    assert {row["predicted"] for row in rows} == {""}
+
+
+def test_weights_predict_a_pool_without_labels(tmp_path):
+    write_flowers(tmp_path / "some.csv", {i: "ab"[i % 2] for i in range(10)})
+    y = write_flowers(tmp_path / "t.csv", {})
+    out = ["--out", tmp_path / "r.csv"]
+    assert invoke("query", tmp_path / "some.csv", "--steps", 200, "--save", *out).exit_code == 0
+    for strategy in ("cover", "margin"):
+        words = ["--weights", tmp_path / "r.safetensors", "--strategy", strategy, "-n", 3]
+        got = invoke("query", tmp_path / "t.csv", *words, *out)
+        assert got.exit_code == 0, got.output
+        rows = table(tmp_path / "r.csv")
+        assert sum(row["predicted"] == "ab"[y[int(row["id"][1:])]] for row in rows) >= 37
 
 
 def test_labels_that_are_fractions_want_regression(tmp_path):

@@ -173,9 +173,10 @@ def check_inputs_exist(data: Path | None, labelled: Path | None, pool: Path | No
         )
     if data is None and (labelled is None or pool is None):
         missing = " and ".join(name for name, path in (("--labelled", labelled), ("--pool", pool)) if path is None)
+        alone = "; a pool without any labels is DATA, too" if pool else ""
         raise ValueError(
             f"{missing} not given; expected DATA, one file or folder in which some points have labels, or else "
-            "--labelled and --pool"
+            f"--labelled and --pool{alone}"
         )
     paths = [path for path in (data, labelled, pool) if path is not None]
     for path in paths:
@@ -200,10 +201,11 @@ def read_inputs(
     channels: int | None = None,
     skip_broken: bool = True,
     device: str = "auto",
+    needs_labels: bool = True,
 ) -> "tuple[Points, list[str | None] | None]":
     """Points of which some are labelled, encoded when ``x`` is asked for; and the labels of --pool, in its order.
 
-    Points of the pool that are labelled already are left out.
+    Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
     """
     from foretaste.connect import encode_with
     from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
@@ -220,7 +222,7 @@ def read_inputs(
             for path in paths
         ]  # fmt: skip
     known = parts[0].take(parts[0].labelled)
-    if not len(known):
+    if not len(known) and (needs_labels or not data):
         raise ValueError(
             f"{known.where} has no labels, and a network needs some to learn from; label a few points of each class "
             "first: class folders, a column label, or y in an .npz; or start with `foretaste label`, which needs none"

@@ -19,7 +19,7 @@ EXPLAINED = 100  # picks, as many as the page shows
 def write_picks(
     problem: "LabellingProblem",
     q: "Query",
-    f_UC: "Tensor",
+    f_UC: "Tensor | None",
     out: Path,
     ask: dict[str, Any],
     *,
@@ -31,11 +31,11 @@ def write_picks(
     from foretaste.report import Pick, picks_page
 
     p, chosen = problem, q.indices.tolist()
-    p_UC = probabilities(f_UC, p.loss) if p.classes else None
+    p_UC = probabilities(f_UC, p.loss) if f_UC is not None and p.classes else None
     reasons, explained = explain_picks(p, p_UC, chosen[:EXPLAINED], ask)
     picks = []
     for rank, j in enumerate(chosen, 1):
-        said: dict[str, Any] = {"predicted": f"{float(f_UC[j, 0]):.6g}"}
+        said: dict[str, Any] = {"predicted": "" if f_UC is None else f"{float(f_UC[j, 0]):.6g}"}
         if p_UC is not None:
             best, second = p_UC[j].topk(2).indices.tolist()
             said = {
@@ -46,13 +46,14 @@ def write_picks(
         picks.append(Pick(rank=rank, id=p.ids[j], why=reasons.get(j, []), **said, **shown))
     about = {
         "data": printable(p.points.where),
-        "labelled": f"{len(p.x_L)} points" + (f", {len(p.classes)} classes" if p.classes else ""),
+        "labelled": f"{len(p.x_L) or 'no'} points" + (f", {len(p.classes)} classes" if p.classes else ""),
         "pool": f"{len(p.x_U)} points",
         "network": p.name,
         "strategy": f"{q.info['strategy']} ({q.info['select']})",
         "time": format_seconds(q.seconds["total"]),
     }
-    head = "Label this one next" if len(picks) == 1 else f"Label these {len(picks)} next"
+    when = "next" if len(p.x_L) else "first"
+    head = f"Label this one {when}" if len(picks) == 1 else f"Label these {len(picks)} {when}"
     return picks_page(
         picks, out, title=f"foretaste query · {printable(Path(p.points.where).name)}", headline=head,
         sentences=[line for line in (summary, explained) if line], notes=p.notes, warnings=warnings, about=about,
@@ -83,7 +84,7 @@ def explain_picks(
     log.setLevel(logging.ERROR)  # the query has warned already
     try:
         state = ft.linearize(
-            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U[chosen]), watch=p.feed(p.x_U[watched]), loss=p.loss,
+            p.net, *p.labelled, p.feed(p.x_U[chosen]), watch=p.feed(p.x_U[watched]), loss=p.loss,
             output=output, ridge=ridge, budget=ask["budget"],
         )  # fmt: skip
         now_W = state.mean.argmax(1)

@@ -24,6 +24,7 @@ PICTURE_NETWORK: tuple[str, dict[str, Any]] = ("wrn1", {"widen": 1})
 NETWORK_FOR: dict[str, tuple[str, dict[str, Any]]] = {
     "features": ("mlp", {}), "table": ("mlp", {}), "text": ("mlp", {"hidden": [512]}),
 }  # fmt: skip
+FIRST_OUTPUTS = 2  # of a network for points without labels, whose classes nobody has told yet
 ChannelScale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
@@ -45,12 +46,23 @@ class LabellingProblem:
     normalise: ChannelScale | None
     fitted: "Fit | None" = None
     notes: tuple[str, ...] = ()
+    predicts: bool = True  # False where nothing is labelled and no weights were given: the network stays untrained
 
     def feed(self, x: "Tensor") -> "Tensor":
         """Points as the network takes them."""
         from foretaste.network import prepare
 
         return prepare(x, next(self.net.parameters()).dtype, self.normalise)
+
+    @property
+    def outputs(self) -> int:
+        """C of the network."""
+        return len(self.classes) or (1 if self.points.regression else FIRST_OUTPUTS)
+
+    @property
+    def labelled(self) -> "tuple[Tensor | None, Tensor | None]":
+        """x_L as the network takes it, and y_L; None for both where nothing is labelled."""
+        return (self.feed(self.x_L), self.y_L) if len(self.x_L) else (None, None)
 
 
 def make_problem(
@@ -68,7 +80,8 @@ def make_problem(
 ) -> LabellingProblem:
     """Check that everything fits together; raise with what does not. Without weights the network is untrained.
 
-    ``truth`` are the labels of the pool, where they are known.
+    ``truth`` are the labels of the pool, where they are known. Where nothing is labelled, a network is made all the
+    same: its kernel covers the pool.
     """
     import torch
 
@@ -83,7 +96,8 @@ def make_problem(
     expected = named or (() if regression else class_names(labels, points.where))
     x, L, U = points.x, torch.from_numpy(points.labelled), torch.from_numpy(points.pool)
     shape = tuple(x.shape[1:])
-    outputs = 1 if regression else len(expected)
+    predicts = bool(labels) or weights is not None
+    outputs = 1 if regression else len(expected) if predicts else max(len(expected), FIRST_OUTPUTS)
     if weights is None:
         name, net, options = _new_network(network, options, outputs, points, seed)
     else:
@@ -97,13 +111,15 @@ def make_problem(
     if normalise is None and weights is None and raw and x.dim() == 2:
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
     scale = _channel_scale(normalise, about.normalise, x)
-    C = _count_outputs(net, prepare(x[L[:2]].to(where), next(net.parameters()).dtype, scale), shape, name)
+    C = _count_outputs(net, prepare(x[:2].to(where), next(net.parameters()).dtype, scale), shape, name)
     notes, y_U = list(points.notes), None
     if regression:
         if C != 1:
             raise ValueError(f"--regression and the network has {C} outputs; expected one")
         names: tuple[str, ...] = ()
         y_L = points.y[L]
+    elif not predicts:
+        names, y_L = named or (), torch.zeros(0, dtype=torch.int64)
     else:
         names = named or class_names(labels, points.where, C)
         _check_class_count(C, names, points.where)
@@ -115,7 +131,7 @@ def make_problem(
     return LabellingProblem(
         net, name, options, points, [points.ids[i] for i in points.pool], x[L].to(where), y_L.to(where),
         x[U].to(where), None if y_U is None else y_U.to(where), names, loss or about.loss or "l2", scale, None,
-        tuple(notes),
+        tuple(notes), predicts,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import csv
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,10 @@ def query_command(
     device: given.DeviceOption = "auto",
     seed: given.SeedOption = 0,
 ) -> None:
-    """Rank a pool for labelling: labelled points and a pool in, a CSV of ids, scores and predictions out."""
+    """Rank a pool for labelling: labelled points and a pool in, a CSV of ids, scores and predictions out.
+
+    Where nothing is labelled yet, the points that cover the pool come first.
+    """
     inputs = given.check_inputs_exist(data, labelled, pool)
     if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (*inputs, weights) if p and p.exists())):
         raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
@@ -98,6 +102,7 @@ def query_command(
     points, truth = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
         regression=regression, size=size, channels=channels, skip_broken=skip_broken, device=device,
+        needs_labels=False,
     )  # fmt: skip
     if not len(points.pool):
         write_ranked([], out)
@@ -113,6 +118,8 @@ def query_command(
             "--save keeps a network by its name, and a head has none; it is trained in a second. Give --network mlp to "
             "keep one"
         )
+    if save and not p.predicts:
+        raise ValueError(f"--save keeps weights that are trained here, and {points.where} has no labels; leave it out")
     within, notes = limit_to_pool(n, watch, len(p.x_U))
     ask: dict[str, Any] = {
         "strategy": strategy, "select": select, "options": strategy_options, "budget": budget, "ridge": ridge,
@@ -120,13 +127,25 @@ def query_command(
     }  # fmt: skip
     check_query_settings(p, **ask)
     say(*(f"note: {note}" for note in (*p.notes, *notes)))
-    if weights is None:
+    if not len(p.x_L):
+        hint = "" if points.kind == "pictures" else " (if it has, --label names their column)"
+        say(f"{points.where} has no labels{hint}. {first_batch_words(p, strategy)}")
+    elif weights is None:
         say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
         with progress_bar("training") as progress:
             p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
     choose_points(p, ask, seed, out, page_path(page, out))
+
+
+def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
+    """What is chosen where nothing is labelled."""
+    how = describe_network(problem) + ("" if problem.predicts else ", untrained")
+    what = (
+        f"points that cover the pool by the kernel of a network ({how})" if strategy in ("cover", "gain") else strategy
+    )
+    return f"This is a first batch: {what}. Label it, then ask again."
 
 
 def page_path(page: str | None, out: Path) -> Path | None:
@@ -157,10 +176,9 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     p, before = problem, console_warnings.count
     with progress_bar("choosing") as progress:
         q = ft.query(
-            p.net, p.feed(p.x_L), p.y_L, p.feed(p.x_U), ids=p.ids, seed=seed, loss=p.loss, progress=progress,
-            **ask,
+            p.net, *p.labelled, p.feed(p.x_U), ids=p.ids, seed=seed, loss=p.loss, progress=progress, **ask,
         )  # fmt: skip
-    f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U))
+    f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U)) if p.predicts else None
     rows = ranked_rows(p, q, f_UC)
     write_ranked(rows, out)
     summary, warnings = summarise_query(p, q, out), list[str]()
@@ -174,7 +192,9 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
             say(f"WARNING: {warnings[0]}")
     show_ranked(rows[: min(len(q), SHOWN_ROWS)])
     if page is not None:
-        write_picks(p, q, f_UC, page, ask, summary=summary.rpartition(" Ranking: ")[0], warnings=warnings)
+        told = summary.rpartition(" Ranking: ")[0]
+        told = told if len(p.x_L) else f"Nothing is labelled yet. {first_batch_words(p, ask['strategy'])} {told}"
+        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings)
         say(f"The page: {page.resolve()}")
 
 
@@ -188,13 +208,19 @@ def check_query_settings(
 
     if select == "sequential":
         raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
-    outputs, output = len(problem.classes) or 1, how["output"]
+    outputs, output = problem.outputs, how["output"]
     if isinstance(output, int) and output >= outputs:
         raise ValueError(f"--output {output} and the network has {outputs} outputs; expected 0 to {outputs - 1}")
     request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
     found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
     if {"classes", "regression"} & {*found.needs}:
         found.check(outputs)
+    covers = found.coverage is not None or (found.first is not None and select == "auto")
+    if not problem.predicts and "classes" in found.needs and not covers:
+        raise ValueError(
+            f"{problem.points.where} has no labels, and strategy {strategy!r} asks what a trained network predicts; "
+            "leave --strategy out (the default covers the pool), or label a few points of each class first"
+        )
     if found.check_points is not None:
         found.check_points(problem.feed(problem.x_U[:1]), **found.settings(options))
     if found.picks:
@@ -206,33 +232,36 @@ def rehearse_query(problem: "LabellingProblem", **how: Any) -> None:
     import foretaste as ft
 
     p, few, trains = problem, slice(3), problem.net.training
+    p = replace(p, x_L=p.x_L[few], y_L=p.y_L[few])
     log = logging.getLogger("foretaste")
     level, how["watch"] = log.level, None
     try:
         log.setLevel(logging.ERROR)  # an untrained network does not fit its labels
-        ft.query(p.net.eval(), p.feed(p.x_L[few]), p.y_L[few], p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
+        ft.query(p.net.eval(), *p.labelled, p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
     finally:
         log.setLevel(level)
         p.net.train(trains)
 
 
-def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor") -> list[dict[str, Any]]:
+def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") -> list[dict[str, Any]]:
     """One row for each point of the pool: the chosen in the order of choice, then the others by score."""
     from foretaste.losses import probabilities
 
     p, chosen = problem, q.indices.tolist()
-    rest = sorted(set(range(len(f_UC))) - set(chosen))
+    rest = sorted(set(range(len(p.x_U))) - set(chosen))
     if q.scores is not None:
         score_U = q.scores.tolist()
         rest.sort(key=lambda j: -score_U[j])
-    if p.classes:
+    if f_UC is not None and p.classes:
         top_U2 = probabilities(f_UC, p.loss).topk(2).values.tolist()
         best_U = f_UC.argmax(1).tolist()
     rows = []
     for rank, j in enumerate([*chosen, *rest], 1):
         row = {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.ids[j]}
         row["score"] = "" if q.scores is None else f"{score_U[j]:.9g}"
-        if p.classes:
+        if f_UC is None:
+            row |= {"predicted": "", "probability": "", "margin": ""}
+        elif p.classes:
             row["predicted"] = p.classes[best_U[j]]
             row |= {"probability": f"{top_U2[j][0]:.6g}", "margin": f"{top_U2[j][0] - top_U2[j][1]:.6g}"}
         else:
@@ -258,13 +287,14 @@ def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
 def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
     """A paragraph: what was chosen, how well the labels are learned, and where the time went."""
     p = problem
-    made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else "with the weights given"
+    made = "with the weights given" if p.predicts else "untrained"
+    made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else made
     text = [
         f"{len(q)} of {len(p.x_U)} points chosen by {q.info['strategy']} ({q.info['select']}); "
         f"network: {p.name}, {made}."
     ]
     residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
-    if residual is not None:
+    if residual is not None and len(p.x_L):
         text.append(f"Mean squared residual of the {len(p.x_L)} labelled points: {residual:.1e}.")
     stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
     spent = f" ({', '.join(stages)})" if stages else ""
@@ -276,15 +306,15 @@ def _has_learned(problem: "LabellingProblem", q: "Query") -> bool:
     if problem.fitted:
         return problem.fitted.interpolates
     residual, C = q.info.get("residual_L"), len(problem.classes)
-    return residual is None or not C or residual <= 0.01 * (1 - 1 / C) / C
+    return residual is None or not C or not len(problem.x_L) or residual <= 0.01 * (1 - 1 / C) / C
 
 
 def show_ranked(rows: list[dict[str, Any]]) -> None:
-    """Print the first rows as a table."""
+    """Print the first rows as a table, without columns that are empty."""
     from rich.table import Table
     from rich.text import Text
 
-    shown = [name for name in RANKED_COLUMNS if name != "picked"]
+    shown = [name for name in RANKED_COLUMNS if name != "picked" and any(row[name] != "" for row in rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in shown:
         table.add_column(name, justify="left" if name in ("id", "predicted") else "right")

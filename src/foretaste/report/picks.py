@@ -25,7 +25,7 @@ class Pick:
 
     rank: int
     id: str
-    predicted: str
+    predicted: str  # "" where nothing is: an untrained network
     probability: float | None = None  # None in regression
     second: str | None = None
     second_probability: float | None = None
