@@ -252,7 +252,17 @@ def test_a_process_that_runs_out_of_memory_gives_the_same_kernel() -> None:
     assert float(run.stdout.split()[-1]) <= 1e-6
 
 
-@pytest.mark.parametrize("said", [None, RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+    ],
+    ids=["torch", "python", "cpu", "cublas", "cudnn"],
+)
 @pytest.mark.parametrize("output", ["sum", "full"])
 def test_out_of_memory_halves_the_chunk_and_gives_the_same_kernel(said: Exception | None, output: str) -> None:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))

@@ -385,11 +385,18 @@ def float32_products(precision: str) -> Iterator[None]:
             p.fp32_precision = was
 
 
+# What libraries say where they have too little memory: torch on a CPU, oneDNN, CUDA, cuBLAS, cuDNN (the last two).
+NO_MEMORY_WORDS = (
+    "allocate memory", "could not create a primitive", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED",
+    "was unable to find an engine to execute this computation", "Unable to find a valid cuDNN algorithm",
+)  # fmt: skip
+
+
 def is_out_of_memory(e: Exception) -> bool:
-    """Whether an allocation failed. On a CPU torch has no class for it, and oneDNN only says what it could not make."""
+    """Whether an allocation failed. Only torch's own allocator for a GPU has a class for it."""
     said = str(e).split("\n")[0]
     return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(e, RuntimeError) and ("allocate memory" in said or said == "could not create a primitive")
+        isinstance(e, RuntimeError) and any(words in said for words in NO_MEMORY_WORDS)
     )
 
 
