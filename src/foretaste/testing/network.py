@@ -1,0 +1,89 @@
+"""The contract of a network: its kernel is that of plain autograd, on all points."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.tangent import Inputs, Output, count_points, freeze, isolated, ntk, take_points
+
+VECTORS = 4
+# How far rᵀΘr may be from the true one: of itself, and of the mean diagonal times ‖r‖².
+KERNEL_ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-6, 1e-10)}
+
+
+def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: int = 32) -> None:
+    """Compare the kernel of a network with plain autograd on all of the points.
+
+    ``ft.ntk`` and ``ft.query`` check their rules for layers on a dozen points of each set. A forward that exchanges two
+    rows of a batch of 600 passes that. This check sees it, at the cost of four backward passes over the points:
+    rᵀΘr = ‖Jᵀr‖² for random vectors r, and Jᵀr is one gradient of the network, called as its user calls it. The mean
+    of r is zero, so that what the gradients of all points have in common does not hide the rest. All of it is in
+    float64, on a copy of the network, if the network can be copied and computes in float64.
+
+    Args:
+        net: in eval mode.
+        x: points as the network takes them: some hundred, as many as a batch of yours.
+        output: of ``ft.ntk``: one kernel for all outputs, not "trace" or "full".
+        batch: points that go through the network at once for the gradient.
+
+    Raises:
+        AssertionError: the kernel is wrong.
+        ValueError: foretaste refuses the network; the message says why.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.testing import check_network
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).eval()
+        >>> check_network(net, torch.randn(200, 2))
+    """
+    if output in ("trace", "full"):
+        raise ValueError(f"output is {output!r}; expected one kernel for all outputs, such as 'sum' or 'first'")
+    try:
+        twin, wide = copy.deepcopy(net).double(), _double(x)
+        with torch.no_grad():
+            _call(twin, take_points(wide, slice(2)))
+    except Exception:  # whatever a forward raises that has a dtype of its own
+        twin, wide = net, x
+    for got, want, rounding in _compare(twin, wide, output, batch):
+        if not abs(got - want) <= rounding:
+            raise AssertionError(
+                f"Θ of {type(net).__name__} is wrong: rᵀΘr is {got:.6g} for a random r, and by plain autograd it is "
+                f"{want:.6g}; let every row that its layers see be one point's, in the order of the batch, and every "
+                "weight be used by its own module"
+            )
+
+
+def _compare(net: nn.Module, x: Inputs, output: Output, batch: int) -> list[tuple[float, float, float]]:
+    """For each random r: rᵀΘr, ‖Jᵀr‖², and how far rounding may take them apart."""
+    theta_NN, n, frozen = ntk(net, x, output=output).double(), count_points(x), freeze(net, output=output)
+    params = [p for p in net.parameters() if p.requires_grad]
+    relative, absolute = KERNEL_ROUNDING[frozen.dtype]
+    draws, found = torch.Generator().manual_seed(0), []
+    for _ in range(VECTORS):
+        r_N = torch.randn(n, generator=draws, dtype=torch.float64).to(theta_NN.device)
+        r_N -= r_N.mean() if n > 1 else 0
+        sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in params]
+        for start in range(0, n, batch):
+            at = slice(start, start + batch)
+            with isolated(frozen.device), torch.enable_grad():
+                f_n = frozen.heads(_call(net, take_points(x, at)))[:, 0]
+                grads = torch.autograd.grad(f_n @ r_N[at].to(f_n), params, materialize_grads=True)
+            for total, g in zip(sums, grads):
+                total += (g.to_dense() if g.is_sparse else g).flatten().double()
+        want = float(sum(total.square().sum() for total in sums))
+        rounding = relative * want + absolute * float(theta_NN.diagonal().mean() * r_N.square().sum())
+        found.append((float(r_N @ theta_NN @ r_N), want, rounding))
+    return found
+
+
+def _call(net: nn.Module, x: Inputs) -> Tensor:
+    return net(**x) if isinstance(x, Mapping) else net(x)
+
+
+def _double(x: Inputs) -> Inputs:
+    def wide(t: Tensor) -> Tensor:
+        return t.double() if t.is_floating_point() else t
+
+    return {k: wide(t) for k, t in x.items()} if isinstance(x, Mapping) else wide(x)

@@ -1,0 +1,73 @@
+"""``foretaste.testing.check_network``: what a dozen points do not show, all points do."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import foretaste as ft
+from foretaste.testing import check_network
+from networks import NETWORKS, Network
+
+
+class Odd(nn.Module):
+    """Exchanges two rows of a batch inside, or uses a weight outside its module for two points."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.below, self.inner, self.head, self.how = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.below(x).tanh()
+        if self.how == "exchanged":
+            order = torch.arange(len(x))
+            if len(x) > 100:
+                order[[60, 61]] = order[[61, 60]]
+            return self.head(self.inner(h[order])[order].tanh())
+        outside = F.linear(h, self.inner.weight, self.inner.bias) * (x[:, :1] == 0.5) / 5
+        return self.head((self.inner(h) + outside).tanh())
+
+
+@pytest.mark.parametrize("how", ["exchanged", "outside"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_a_dozen_points_do_not_show(how: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    net = Odd(how).to(dtype).eval()
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(3)).to(dtype)
+    check_network(nn.Sequential(net.below, nn.Tanh(), net.inner, nn.Tanh(), net.head).eval(), x)
+    if how == "outside":
+        x[[80, 81], 0] = 0.5
+    with caplog.at_level("INFO", "foretaste"):
+        ft.ntk(net, x)
+    assert "no rule" not in caplog.text
+    with pytest.raises(
+        AssertionError, match=r"Θ of Odd is wrong: rᵀΘr is .*; let every row that its layers see be one"
+    ):
+        check_network(net, x)
+
+
+@pytest.mark.parametrize("case", [case for case in NETWORKS if "resnet18" not in case.name], ids=str)
+def test_ordinary_networks_pass(case: Network) -> None:
+    check_network(case.built(torch.float32), case.points(20, torch.float32))
+
+
+class Single(nn.Module):
+    """Computes in float32 whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.below.weight.dtype == torch.float32
+        return self.head(self.below(x).tanh())
+
+
+def test_a_network_that_knows_float32_only() -> None:
+    torch.manual_seed(0)
+    check_network(Single().eval(), torch.randn(90, 4), output="first")
+
+
+def test_blocks_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="expected one kernel for all outputs, such as 'sum' or 'first'"):
+        check_network(Single().eval(), torch.randn(9, 4), output="full")
