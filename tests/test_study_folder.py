@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -225,6 +226,51 @@ def test_a_folder_whose_study_says_otherwise_is_refused(tmp_path):
     check_folder(tmp_path, replace(SMALL, seeds=(5,), arms=SMALL.arms[:1], title="Another"))
     with pytest.raises(ValueError, match=r"labels.init is 20 there and 30 here; labels.cycles is 3 there and 1 here"):
         check_folder(tmp_path, replace(SMALL, labels=replace(SMALL.labels, init=30, cycles=1)))
+
+
+def test_a_run_goes_on_to_more_cycles(whole, tmp_path):
+    """Its records are those of a run that had so many from the start; earlier ones tell the cycles of their time."""
+
+    def without_cycles(folder):
+        found = {path: lines for path, lines in timeless(folder).items() if path.endswith("0.jsonl")}
+        return {path: [re.sub(r'"cycles": \d', "", text) for text in lines] for path, lines in found.items()}
+
+    of = replace(SMALL, seeds=(0,))
+    for cycles in (0, 2):
+        run(replace(of, labels=replace(of.labels, cycles=cycles)), tmp_path)
+    shutil.rmtree(tmp_path / "weights" / "gain")  # cold starts need none
+    seen = []
+    records = run(of, tmp_path, seen=lambda record: seen.append((record["arm"], record["cycle"])))
+    assert len(records) == len(set(seen)) == len(seen) == of.size
+    assert without_cycles(tmp_path) == without_cycles(whole)
+    assert [json.loads(lines[-2])["config"]["labels"]["cycles"] for lines in timeless(tmp_path).values()] == [3, 3]
+    assert json.loads((tmp_path / "study.json").read_text())["study"]["labels"]["cycles"] == 3
+    assert run(of, tmp_path) == records
+    with pytest.raises(ValueError, match=r"labels.cycles is 3 there and 2 here"):
+        run(replace(of, labels=replace(of.labels, cycles=2)), tmp_path)
+
+
+def test_more_cycles_from_warm_starts_need_the_last_network(tmp_path):
+    of = replace(SMALL, seeds=(0,), arms=SMALL.arms[1:], labels=replace(SMALL.labels, cycles=1))
+    run(of, tmp_path)
+    before = timeless(tmp_path)
+    shutil.rmtree(tmp_path / "weights")
+    with pytest.raises(
+        FileNotFoundError, match=r"safetensors is gone, and a warm start needs it; remove .* run it anew"
+    ):
+        run(replace(of, labels=replace(of.labels, cycles=2)), tmp_path)
+    assert timeless(tmp_path) == before
+
+
+def test_what_a_strategy_trains_beside_the_network_is_not_there_for_more_cycles(tmp_path):
+    arms = (Arm("LL4AL", "ll4al"), Arm("LL4AL, warm", "ll4al", train={"start": "warm"}))
+    of = replace(SMALL, seeds=(0,), arms=arms, labels=Labels(init=10, per_cycle=5, cycles=0))
+    more = replace(of, labels=replace(of.labels, cycles=1))
+    run(of, tmp_path / "short")
+    with pytest.raises(ValueError, match="arm 'LL4AL, warm' cannot go on to more cycles: ll4al trains a part beside"):
+        run(replace(more, arms=arms[1:]), tmp_path / "short")
+    cold = replace(more, arms=arms[:1])
+    assert [r["queried"] for r in run(cold, tmp_path / "short")] == [r["queried"] for r in run(cold, tmp_path / "long")]
 
 
 def test_a_folder_that_names_the_kernel_of_its_arms_goes_on_under_auto(whole, tmp_path):

@@ -112,7 +112,7 @@ class Task:
                 fault = "its labelled_ids are not those that the line before has and queried"
                 raise damaged_record(self.path, k + 1, fault)
             before = record["labelled_ids"] + record["queried"] if experiment == "loop" else []
-        if found and (differ := differences(found[-1]["config"], trial.plain())):
+        if found and (differ := setting_changes(found[-1]["config"], trial.plain())):
             raise other_settings(self.folder, differ, f" of arm {self.arm!r}")
         if experiment == "loop" and len(found) > (each := trial.labels.cycles + 1):
             raise damaged_record(self.path, each + 1, f"its cycle is {each}; expected at most {each - 1}")
@@ -132,6 +132,11 @@ class Task:
                 os.truncate(self.path, before)
                 raise explain_full_disk(error, self.path) from None
 
+    def replace_last(self, record: Record) -> None:
+        """Write one record in the place of the last, or leave the file as it was."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        write_whole(self.path, b"".join([*lines[:-1], record_line(record).encode()]))
+
     def save_weights(self, cycle: int, net: nn.Module, **description: Any) -> None:
         """Checkpoint the network after a cycle, in a file that ``foretaste query --weights`` reads.
 
@@ -149,10 +154,13 @@ class Task:
             if int(old.stem.split("-")[-1]) < before:
                 old.unlink()
 
+    def has_weights(self, cycle: int) -> bool:
+        return self._weights_path(cycle).exists()
+
     def weights(self, cycle: int) -> dict[str, Tensor]:
         """The checkpoint of a cycle."""
         path = self._weights_path(cycle)
-        if not path.exists():
+        if not self.has_weights(cycle):
             raise FileNotFoundError(f"{path} is gone, and a warm start needs it; remove {self.path} to run it anew")
         try:
             check_regular(path)
@@ -176,7 +184,7 @@ def slug(name: str) -> str:
 
 
 def check_folder(folder: Path, study: Study) -> None:
-    """Raise unless the folder is new or holds a run of this study. Its arms and seeds may be others.
+    """Raise unless the folder is new or holds a run of this study. Its arms and seeds may be others, its cycles fewer.
 
     The output of the kernel is compared arm by arm: "auto", or what it stands for, is the same run.
     """
@@ -186,7 +194,7 @@ def check_folder(folder: Path, study: Study) -> None:
         for one in (there, here):
             if isinstance(ask := one.get("query"), dict):  # a damaged study.json may hold anything
                 one["query"] = {key: value for key, value in ask.items() if key != "output"}
-        if differ := differences(there, here):
+        if differ := setting_changes(there, here):
             raise other_settings(folder, differ)
     for name in study.names:
         for seed in study.seeds:
@@ -331,6 +339,15 @@ def differences(there: Any, here: Any, at: str = "") -> list[str]:
         keys = dict.fromkeys([*there, *here])
         return [d for k in keys for d in differences(there.get(k), here.get(k), f"{at}.{k}" if at else k)]
     return [] if there == here else [f"{at} is {there!r} there and {here!r} here"]
+
+
+def setting_changes(there: Any, here: Any) -> list[str]:
+    """``differences`` that forbid a run to go on in a folder: all but more cycles than there."""
+    labels = [one.get("labels") if isinstance(one, dict) else None for one in (there, here)]
+    before, now = (one.get("cycles") if isinstance(one, dict) else None for one in labels)
+    if isinstance(before, int) and isinstance(now, int) and before < now:
+        there = there | {"labels": labels[0] | {"cycles": now}}  # type: ignore[operator]
+    return differences(there, here)
 
 
 def other_settings(folder: Path, differ: list[str], of: str = "") -> ValueError:

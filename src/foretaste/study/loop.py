@@ -36,15 +36,20 @@ def cycles(
 
     The first labels, and the order in which the pool is offered, depend on the seed alone. Initial weights and batches
     depend on seed and cycle alone. So arms can be compared in pairs. ``done`` holds the records of an interrupted run,
-    and ``weights`` its last network; the run resumes after them. ``first`` trains the network of cycle 0 in the place
-    of ``model.train``.
+    and ``weights`` its last network; the run resumes after them. If they are all of a study with fewer cycles, the last
+    one comes again, with the query that it lacks. ``first`` trains the network of cycle 0 in the place of
+    ``model.train``.
     """
     check_trial(trial, data)
-    split, ratio = replay(trial, data, seed, done), done[-1]["ratio"] if done else FIRST_RATIO
-    model = model_of(trial, data, weights)
-    for cycle in range(len(done), trial.labels.cycles + 1):
+    split, model = replay(trial, data, seed, done), model_of(trial, data, weights)
+    asked = done[:-1] if is_cut_short(trial, done) else done
+    ratio = asked[-1]["ratio"] if asked else FIRST_RATIO
+    for cycle in range(len(asked), trial.labels.cycles + 1):
         reset_peak_memory(data.x.device)
-        record = learn(trial, data, split, model, seed, cycle, first if cycle == 0 else None) | {"against": against}
+        if cycle < len(done):
+            record = continued(trial, model, split, seed, done[cycle], weights is not None)
+        else:
+            record = learn(trial, data, split, model, seed, cycle, first if cycle == 0 else None) | {"against": against}
         if cycle < trial.labels.cycles:
             offered = split.offer(trial.labels.subset, derive_seed(seed, cycle, "offer"))
             ask(trial, data, offered, model, record, ratio)
@@ -52,6 +57,23 @@ def cycles(
         record["cost"]["peak_memory"] = peak_memory(data.x.device)
         yield record, model.net
         split = split.label(record["queried"])
+
+
+def is_cut_short(trial: Trial, done: Sequence[Record]) -> bool:
+    """Whether these are all records of a study with fewer cycles, whose last one queries nothing."""
+    return bool(done) and done[-1]["cycle"] < trial.labels.cycles and not done[-1]["queried"]
+
+
+def continued(trial: Trial, model: Model, split: Split, seed: int, last: Record, loaded: bool) -> Record:
+    """The last record of a shorter study, without its query, and ``model`` as it was: loaded, or trained once more."""
+    if model.own_training is not None and trial.train.start == "warm":
+        raise ValueError(
+            f"arm {trial.arm!r} cannot go on to more cycles: {trial.strategy} trains a part beside the network, which "
+            "is not kept. Choose another folder for it"
+        )
+    if not loaded or model.own_training is not None:
+        model.train(split.L, seed, last["cycle"])
+    return {**last, "cost": {**last["cost"]}, "config": trial.plain()}
 
 
 def replay(trial: Trial, data: Images, seed: int, done: Sequence[Record]) -> Split:

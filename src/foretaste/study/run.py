@@ -39,7 +39,7 @@ from foretaste.study.folder import (
     stored_description,
     write_study,
 )
-from foretaste.study.loop import check_trials, cycles, replay
+from foretaste.study.loop import check_trials, cycles, is_cut_short, replay
 from foretaste.study.model import derive_seed
 from foretaste.study.records import Record
 from foretaste.study.toml import import_plugin
@@ -81,7 +81,8 @@ def run(
     Args:
         study: what to run; ``study``, ``read`` and ``study_of`` make one.
         folder: where study.json, records, weights and pictures are kept; ``foretaste.report.folder`` makes the page
-            from it. An interrupted run resumes and gives identical records. None keeps nothing.
+            from it. An interrupted run resumes and gives identical records, and so does one with fewer cycles than
+            ``study``, or fewer arms or seeds. None keeps nothing.
         processes: how many to use. More than one starts new Python processes (spawn), so a script needs
             ``if __name__ == "__main__":``.
         devices: such as ("cuda:0", "cuda:1"); the processes take turns on them.
@@ -159,11 +160,15 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
         own = altered(data, study.data, task.seed) if len(done) < study.each else data
         if len(done) < study.each and study.experiment == "loop":
             replay(trial, own, task.seed, done)  # raises before anybody sees records that do not fit
-        yield from done
+        more = study.experiment == "loop" and is_cut_short(trial, done)  # its last record comes again, with a query
+        yield from done[:-1] if more else done
         if len(done) == study.each or time.time() >= deadline:
+            yield from done[-1:] if more else ()
             return
+        last = len(done) - 1
         warm = trial.train.start == "warm" and done and trial.model == "network"
-        weights = task.weights(len(done) - 1) if warm else None
+        kept = more and trial.model == "network" and task.has_weights(last)
+        weights = task.weights(last) if warm or kept else None
         if study.experiment != "loop":
             for checked in CHECKS[study.experiment](study, trial, own, task.seed, skip=len(done)):
                 task.append(checked)
@@ -181,9 +186,12 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
         }
         first = partial(train_first, task.folder)
         for record, net in cycles(trial, own, task.seed, against=against, done=done, weights=weights, first=first):
-            task.save_weights(record["cycle"], net, **description)
-            task.append(record)
-            task.remove_weights(before=record["cycle"])
+            if record["cycle"] < len(done):
+                task.replace_last(record)
+            else:
+                task.save_weights(record["cycle"], net, **description)
+                task.append(record)
+                task.remove_weights(before=record["cycle"])
             yield record
             if time.time() >= deadline:
                 return
