@@ -88,6 +88,8 @@ class Strategy:
         return {name: getattr(options, name) for name in known}  # as they are: asdict would copy networks and tensors
 
 
+DEFAULT_STRATEGY = "cover"  # of a query, for classes
+
 _strategies: dict[str, Strategy] = {}
 
 

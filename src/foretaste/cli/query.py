@@ -97,7 +97,7 @@ def query_command(
     strategy_options = given.parse_settings(options or [], "--options")
     import foretaste as ft
 
-    strategy = strategy or ("variance" if regression else "cover")
+    strategy = strategy or ("variance" if regression else ft.acquire.DEFAULT_STRATEGY)
     ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
     points, truth = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.acquire import find_strategy
+from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import whole_number
 from foretaste.label.book import Label, LabelBook, LabelKind
 from foretaste.label.choose import AskSettings, InputCover, ask_items
@@ -284,6 +284,6 @@ class Session:
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:
     """The strategy and its options, checked."""
-    how = find_strategy(strategy or ("variance" if kind.regression else "cover"))
+    how = find_strategy(strategy or ("variance" if kind.regression else DEFAULT_STRATEGY))
     how.check(kind.C)
     return AskSettings(how, how.select == "greedy", how.settings(options), dict(options or {}), seed)

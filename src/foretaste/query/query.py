@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foretaste.acquire import SELECTS, Strategy, find_strategy, finish_scores
+from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy, finish_scores
 from foretaste.errors import did_you_mean, whole_number
 from foretaste.lookahead import (
     PRECISION_CHOICES,
@@ -49,7 +49,7 @@ def query(
     y_L: Any,
     x_U: Inputs,
     *,
-    strategy: str | Callable[[State], Tensor] = "cover",
+    strategy: str | Callable[[State], Tensor] = DEFAULT_STRATEGY,
     select: str = "auto",
     batch_size: int = 20,
     oracle: Callable[[Any], Any] | None = None,
