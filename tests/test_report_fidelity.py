@@ -1,9 +1,11 @@
 """Look-ahead against real retraining: the verdict in words, the page and its figures."""
 
+import re
+
 import pytest
 
 from foretaste.report import fidelity_page, fidelity_table, verdict
-from foretaste.report.fidelity import best_setting
+from foretaste.report.fidelity import best_setting, chance_rank
 from report_cases import fidelity_records as made_up
 from report_cases import read_page
 
@@ -37,6 +39,37 @@ def test_verdicts(records, level, says):
     assert any("Care needs a correlation of at least 0.6" in line for line in got.lines)
 
 
+@pytest.mark.parametrize(
+    ("records", "level", "says"),
+    [
+        (made_up(0.896), "care", "correlate at 0.896, rankings at 0.90: trust look-ahead with care"),
+        (made_up(0.89996), "care", "correlate at 0.89996,"),
+        (made_up(0.9), "trust", "(correlation 0.90, ranking 0.90)"),
+        (made_up(0.8949), "care", "correlate at 0.89,"),
+        (made_up(0.596, rank=0.2), "no", "correlate at 0.596, rankings at 0.20: do not trust"),
+        (made_up(0.95, rank=0.797), "care", "rankings at 0.797: trust the predicted changes, not the ranking"),
+        (made_up(0.95, rank=0.8759, candidates=list("abcdef")), "care", "rankings at 0.876 (may be chance)"),
+    ],
+)
+def test_no_number_is_printed_on_the_other_side_of_its_threshold(records, level, says):
+    """0.896 was printed as 0.90, and not trusted, where trust needs 0.9."""
+    got = verdict(records)
+    assert (got.level, says in got.headline) == (level, True), got.headline
+    r = records[2]["correlation"]
+    shown = float(re.search(r"of the outputs correlate at ([\d.]+\d)", got.lines[0]).group(1))
+    cell = float(next(fidelity_table(records).columns[3].cells).plain)
+    for limit in (0.9, 0.6):
+        assert (shown >= limit, cell >= limit) == (r >= limit, r >= limit)
+    rank, chance = map(float, re.search(r"ranking is ([\d.]+);.* ±([\d.]+)", " ".join(got.lines)).groups())
+    n = len(records[0]["candidates"])
+    assert (rank >= 0.8, rank >= chance) == (records[2]["rank"] >= 0.8, records[2]["rank"] >= chance_rank(n))
+
+
+def test_drift_is_not_said_to_be_more_than_the_same_number():
+    assert "more (1.04) than a label does (1.01)" in verdict(made_up(drift=1.04, change=1.01)).warnings[0]
+    assert "correlate at 0.798, so" in verdict(made_up(agreement=0.798)).warnings[0]
+
+
 def test_few_candidates_and_one_repeat_in_words():
     few = " ".join(verdict(made_up(candidates=["a", "b", "c"], repeats=1)).lines)
     assert "3 candidates were labelled" in few
@@ -44,7 +77,7 @@ def test_few_candidates_and_one_repeat_in_words():
     assert "with 3 of them any value may be chance" in few
     more = " ".join(verdict(made_up()).lines)
     assert "40 + 1 points, 2 times each" in more
-    assert "with 8 of them chance alone gives beyond ±0.74" in more
+    assert "with 8 of them chance alone gives ±0.74 or more" in more
 
 
 def test_warnings_of_the_verdict():

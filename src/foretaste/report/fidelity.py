@@ -69,13 +69,13 @@ def _level_and_headline(about: Any, own: Any | None) -> tuple[str, str]:
         return "no", "Nothing could be compared: do not trust look-ahead here"
     r, rank, n = own["correlation"], own["rank"], len(about["candidates"])
     ranked = rank is not None and rank >= max(SAME_RANKING, chance_rank(n))
-    ranking = f"rankings at {rank:.2f}" if rank is not None else "too few candidates to rank"
+    ranking = f"rankings at {_rank_in_words(rank, n)[0]}" if rank is not None else "too few candidates to rank"
     if rank is not None and rank >= SAME_RANKING and not ranked:
         ranking += " (may be chance)"
-    measured = f"Predicted and real changes correlate at {r:.2f}, {ranking}"
+    measured = f"Predicted and real changes correlate at {correlation_digits(r)}, {ranking}"
     why = "" if about["interpolates"] else ": the network has not learned its labels, train it longer"
     if r >= TRUSTED and ranked:
-        numbers = f"(correlation {r:.2f}, ranking {rank:.2f})"
+        numbers = f"(correlation {correlation_digits(r)}, ranking {rank:.2f})"
         return "trust", f"Predictions agree with retraining {numbers}: trust look-ahead here"
     if r >= TRUSTED:
         return "care", f"{measured}: trust the predicted changes, not the ranking{why}"
@@ -85,6 +85,24 @@ def _level_and_headline(about: Any, own: Any | None) -> tuple[str, str]:
     if ranked:
         return "care", f"{measured}: trust no more than the ranking{why}"
     return "no", f"{measured}: do not trust look-ahead here{why}"
+
+
+def count_digits(value: float, *limits: float, least: int = 2) -> int:
+    """How many decimals it takes for a value below a limit to be below it in print too: 0.896 and 0.9 need three."""
+    return next(
+        (d for d in range(least, 17) if not any(value < t and round(value, d) >= round(t, d) for t in limits)), 17
+    )
+
+
+def correlation_digits(r: float) -> str:
+    return f"{r:.{count_digits(r, TRUSTED, WITH_CARE)}f}"
+
+
+def _rank_in_words(rank: float, n: int) -> tuple[str, str]:
+    """Spearman's correlation of n candidates, and the size that may be chance."""
+    chance = chance_rank(n)
+    d = count_digits(rank, SAME_RANKING, chance)
+    return f"{rank:.{d}f}", f"{chance:.{d}f}"
 
 
 def records_of_kind(records: Sequence[Any], kind: str) -> list[Any]:
@@ -116,7 +134,7 @@ def _what_was_compared(about: Any, own: Any | None) -> str:
     )
     if own is not None and own["correlation"] is not None:
         text += f" With {describe_setting(own)}, predicted and real changes of the outputs correlate at "
-        text += f"{own['correlation']:.2f}"
+        text += correlation_digits(own["correlation"])
         if own["probabilities"] is not None:
             text += f" (of the probabilities: {own['probabilities']:.2f})"
         if own["slope"] is not None:
@@ -129,13 +147,14 @@ def _ranking(about: Any, own: Any | None) -> str:
     n = len(about["candidates"])
     if own is None or own["rank"] is None:
         return "There are too few candidates to compare their rankings."
+    rank, chance = _rank_in_words(own["rank"], n)
     text = (
         "Candidates are ranked by how much they move the network. Spearman's correlation of the predicted and the "
-        f"real ranking is {own['rank']:.2f}; with {n} of them "
+        f"real ranking is {rank}; with {n} of them "
     )
     if chance_rank(n) == 1:
         return f"{text}any value may be chance."
-    return f"{text}chance alone gives beyond ±{chance_rank(n):.2f} one time in twenty."
+    return f"{text}chance alone gives ±{chance} or more one time in twenty."
 
 
 def chance_rank(n: int) -> float:
@@ -149,8 +168,8 @@ def _better_setting(records: Sequence[Any], own: Any | None) -> str:
         return ""
     if top["correlation"] - own["correlation"] < 0.02:
         return f"No other of the {n} settings tried has a clearly higher correlation."
-    text = f"Of the {n} settings tried, {describe_setting(top)} has the highest correlation, {top['correlation']:.2f}"
-    return f"{text}; it was chosen on these same candidates."
+    text = f"Of the {n} settings tried, {describe_setting(top)} has the highest correlation, "
+    return f"{text}{correlation_digits(top['correlation'])}; it was chosen on these same candidates."
 
 
 def _kernel_scale(records: Sequence[Any]) -> str:
@@ -184,14 +203,17 @@ def _cautions(records: Sequence[Any], about: Any) -> list[str]:
     if missed := sum(not r["interpolates"] for r in done):
         out.append(f"{missed} of {len(done)} retrainings did not learn their labels; more --retrain-steps may help.")
     if about["agreement"] is not None and about["agreement"] < NOISY_RETRAINING:
+        d = count_digits(about["agreement"], NOISY_RETRAINING)
         out.append(
             f"Retraining is itself noisy: two retrainings of one candidate by other seeds correlate at "
-            f"{about['agreement']:.2f}, so no prediction can reach more than {about['ceiling']:.2f}."
+            f"{about['agreement']:.{d}f}, so no prediction can reach more than {about['ceiling']:.2f}."
         )
-    if about["drift"] > about["change"]:
+    drift, change = about["drift"], about["change"]
+    if drift > change:
+        d = next((d for d in range(2, 17) if f"{drift:.{d}g}" != f"{change:.{d}g}"), 17)
         out.append(
-            f"Training on with no new label moves the outputs more ({about['drift']:.2g}) than a label does "
-            f"({about['change']:.2g}): the network had not come to rest."
+            f"Training on with no new label moves the outputs more ({drift:.{d}g}) than a label does "
+            f"({change:.{d}g}): the network had not come to rest."
         )
     return out
 
@@ -303,10 +325,13 @@ def _draw_scales(ax: "Axes", found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _setting_cells(s: Mapping[str, Any]) -> list[str]:
-    def number(value: float | None) -> str:
-        return "–" if value is None else f"{value:.3f}".replace("-", "−")
+    def number(value: float | None, *limits: float) -> str:
+        if value is None:
+            return "–"
+        return f"{value:.{count_digits(value, *limits, least=3)}f}".replace("-", "−")
 
-    shown = [number(s[key]) for key in ("correlation", "rank", "error", "slope")]
+    shown = [number(s["correlation"], TRUSTED, WITH_CARE), number(s["rank"], SAME_RANKING)]
+    shown += [number(s["error"]), number(s["slope"])]
     return [s["output"], f"{s['ridge_share']:.0e}", s["precision"], *shown, format_seconds(s["seconds"])]
 
 
