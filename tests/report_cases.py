@@ -85,7 +85,8 @@ def write_run(folder, rows, *, seeds=(0, 1, 2), cycles=2, arms=None, told=(), st
 
 def fidelity_records(correlation=0.95, rank=0.9, interpolates=True, agreement=0.99, **about):
     """What foretaste.study.fidelity returns, with numbers of one's choice."""
-    said = {"output": "sum", "ridge_share": 1e-6, "precision": "float32"}
+    said = {"output": "signs", "ridge_share": 0.0048, "misfit": True, "plain": False, "precision": "float32"}
+    plain = {"output": "sum", "ridge_share": 1e-6, "misfit": False, "plain": True, "precision": "float32"}
     numbers = {"probabilities": None, "error": 0.3, "slope": 1.1, "rank": rank, "with_drift": 0.9, "seconds": 0.1}
     return [
         {
@@ -93,12 +94,13 @@ def fidelity_records(correlation=0.95, rank=0.9, interpolates=True, agreement=0.
             "candidates": ["<b>", *"bcdefgh"], "repeats": 2, "residual": 1e-6 if interpolates else 0.05,
             "interpolates": interpolates, "agreement": agreement, "ceiling": agreement**0.5, "drift": 0.1,
             "change": 1.0, "train": {"loss": "l2"}, "seconds": 3.0, "seed": 0,
+            "query": {"output": "signs", "ridge": "misfit"},
         } | about,
         {"kind": "retraining", "repeat": 0, "candidate": "<b>", "label": 1, "whose": "likeliest", "residual": 1e-6,
          "interpolates": True, "seconds": 0.1, "moved": 1.0},
         {"kind": "setting", **said, "ridge": 1e-5, "own": True, "correlation": correlation} | numbers,
-        {"kind": "setting", **said, "output": "first", "ridge": 1e-5, "own": False, "correlation": 0.3} | numbers,
-        {"kind": "skipped", **said, "output": "full", "why": "needs 12 GB & more"},
+        {"kind": "setting", **plain, "ridge": 1e-5, "own": False, "correlation": 0.3} | numbers,
+        {"kind": "skipped", **plain, "output": "full", "own": False, "why": "needs 12 GB & more"},
         {"kind": "points", "of": 3, **said, "predicted": [0.1, -0.2, 0.3], "real": [0.1, -0.1, 0.2],
          "scores": [[1.0, 2.0], [1.5, 2.5]]},
     ]  # fmt: skip

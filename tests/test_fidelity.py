@@ -1,6 +1,7 @@
 """Look-ahead against real retraining: the numbers and the command."""
 
 import copy
+import inspect
 import json
 import sys
 
@@ -10,13 +11,26 @@ import torch
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
+import foretaste as ft
+from foretaste.acquire import find_strategy
 from foretaste.cli import app
+from foretaste.cli.fidelity import fidelity_command
 from foretaste.data import digits
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit, prepare
 from foretaste.report import verdict
 from foretaste.study import fidelity, load, save
-from foretaste.study.fidelity import ceiling, correlation, fitted_factor, rank_agreement, relative_error
+from foretaste.study.fidelity import (
+    COMPARED_OUTPUTS,
+    RIDGES,
+    ceiling,
+    correlation,
+    fitted_factor,
+    query_setting,
+    rank_agreement,
+    relative_error,
+)
+from foretaste.tangent import OUTPUTS
 
 TRAIN = {"steps": 60, "batch_size": 8, "max_lr": 0.2}
 
@@ -44,8 +58,8 @@ def test_the_numbers_are_those_of_retraining_by_hand(small, loss):
     net, x, y, normalise = small
     L, U = slice(0, 12), slice(12, 50)
     got = fidelity(
-        net, x[L], y[L], x[U], y_U=y[U], loss=loss, candidates=4, repeats=2, watch=9, ridges=(1e-6, 1e-3), seed=3,
-        normalise=normalise, train=TRAIN, scales=(0.5, 2.0),
+        net, x[L], y[L], x[U], y_U=y[U], loss=loss, candidates=4, repeats=2, watch=9, outputs=OUTPUTS,
+        ridges=(1e-6, 1e-3, "misfit"), seed=3, normalise=normalise, train=TRAIN, scales=(0.5, 2.0),
     )  # fmt: skip
     about = got[0]
     at_c = torch.tensor(about["candidates"])
@@ -86,12 +100,12 @@ def test_the_numbers_are_those_of_retraining_by_hand(small, loss):
         return e / e.sum(1, keepdims=True)
 
     before = net(x_W).detach().double().numpy()
-    for output in ("sum", "first", "full"):
-        for share in (1e-6, 1e-3):
+    misfit = loss == "l2"  # cross-entropy: the same as 1e-6, and not tried twice
+    for output in OUTPUTS:
+        for share in (1e-6, 1e-3, "misfit") if misfit else (1e-6, 1e-3):
             base = linearize(net, feed(x[L]), y[L], x_c, watch=x_W, output=output, loss=loss)
-            state = linearize(
-                net, feed(x[L]), y[L], x_c, watch=x_W, output=output, loss=loss, ridge=base.ridge * share / 1e-6
-            )
+            ridge = share if share == "misfit" else base.ridge * share / 1e-6
+            state = linearize(net, feed(x[L]), y[L], x_c, watch=x_W, output=output, loss=loss, ridge=ridge)
             mean = state.mean.numpy()
             plus = [state.lookahead(j, label).numpy() for j, label, _ in jobs]
             real = [np.mean([after[s, job] - after[s, None] for s in range(2)], 0) for job in jobs]
@@ -99,10 +113,14 @@ def test_the_numbers_are_those_of_retraining_by_hand(small, loss):
             seen = [np.mean([q(after[s, job]) - q(after[s, None]) for s in range(2)], 0) for job in jobs]
             p, r = np.stack([f - mean for f in plus]).ravel(), np.stack(real).ravel()
             (record,) = (
-                s for s in got if s["kind"] == "setting" and (s["output"], s["ridge_share"]) == (output, share)
+                s
+                for s in got
+                if s["kind"] == "setting"
+                and (s["output"], "misfit" if s["misfit"] else s["ridge_share"]) == (output, share)
             )
-            assert record["own"] == (output == "sum" and share == 1e-6)
+            assert record["own"] == (output == "signs" and share == ("misfit" if misfit else 1e-6))
             assert record["ridge"] == pytest.approx(state.ridge)
+            assert record["ridge_share"] == pytest.approx(state.ridge / base.ridge * 1e-6)
             near = {"rel": 1e-6, "abs": 1e-8}
             assert record["correlation"] == pytest.approx(np.corrcoef(p, r)[0, 1], **near)
             assert record["with_drift"] == pytest.approx(np.corrcoef(p, np.stack(raw).ravel())[0, 1], **near)
@@ -120,9 +138,7 @@ def test_the_numbers_are_those_of_retraining_by_hand(small, loss):
     agree = np.corrcoef(one, two)[0, 1]
     assert about["agreement"] == pytest.approx(agree, rel=1e-6)
     assert about["ceiling"] == pytest.approx(np.sqrt(2 * agree / (1 + agree)), rel=1e-6)
-    assert [r["output"] for r in got if r["kind"] == "calibration"] == (
-        ["sum", "first", "full"] if loss == "ce" else []
-    )
+    assert [r["output"] for r in got if r["kind"] == "calibration"] == (list(OUTPUTS) if loss == "ce" else [])
 
 
 def test_the_scale_is_the_best_of_the_grid(small):
@@ -169,6 +185,9 @@ def test_wrong_settings_are_told_at_once(small):
     with pytest.raises(ValueError, match="5 things are wrong") as error:
         fidelity(net, x[:12], y[:12], x[12:16], loss="l3", outputs=("smu",), candidates=0, repeats=0, ridges=(-1.0,))
     assert "did you mean 'sum'" in str(error.value)
+    assert "ridge=-1.0; expected a share of the mean diagonal, 0 to 1, or 'misfit'" in str(error.value)
+    with pytest.raises(ValueError, match="ridge='msifit'; expected a share"):
+        fidelity(net, x[:12], y[:12], x[12:16], candidates=2, ridges=("msifit",))
     with pytest.raises(ValueError, match="candidates=9 of a pool of 4"):
         fidelity(net, x[:12], y[:12], x[12:16], candidates=9)
     with pytest.raises(ValueError, match="needs class ids"):
@@ -190,10 +209,63 @@ def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):
         normalise=normalise,
         train=TRAIN,
     )
-    assert [r["output"] for r in got if r["kind"] == "setting"] == ["sum", "first"]
+    assert [r["output"] for r in got if r["kind"] == "setting"] == ["signs", "sum", "first"]
     (skipped,) = (r for r in got if r["kind"] == "skipped")
     assert skipped["output"] == "full"
     assert "are used" in skipped["why"]
+    with pytest.raises(ValueError, match=r"the full kernel needs .*are used"):
+        fidelity(net, x[:12], y[:12], x[12:40], candidates=2, watch=10, outputs=("full",), normalise=normalise)
+
+
+def test_the_default_kernel_of_a_query_is_tried_first():
+    """The verdict rests on it; the command and the library try the same."""
+    how = find_strategy(inspect.signature(ft.query).parameters["strategy"].default)
+    assert (how.output, how.ridge) == query_setting("l2") == (COMPARED_OUTPUTS[0], RIDGES[0])
+    assert query_setting("ce") == ("signs", 1e-6)
+    asked = inspect.signature(fidelity_command).parameters
+    assert tuple(asked["output"].default.split(",")) == COMPARED_OUTPUTS
+    assert [word if word == "misfit" else float(word) for word in asked["ridge"].default.split(",")] == list(RIDGES)
+
+
+def test_the_ridge_of_the_misfit_is_that_of_linearize(small):
+    """On a network that has not learned its labels: λ, and with it the drawn predictions of the default kernel."""
+    _, x, y, normalise = small
+    with torch.random.fork_rng([]):
+        torch.manual_seed(2)
+        net = MLP(64, (24,), 4)
+    fit(net, x[:12], y[:12], steps=12, normalise=normalise)
+    got = fidelity(
+        net, x[:12], y[:12], x[12:40], candidates=2, repeats=1, watch=5, outputs=("sum", "signs"),
+        ridges=(1e-6, "misfit", "misfit"), normalise=normalise, train={"steps": 2},
+    )  # fmt: skip
+    order = torch.randperm(28, generator=torch.Generator().manual_seed(0))
+    x_L, x_c, x_W = (prepare(z, torch.float32, normalise) for z in (x[:12], x[12:40][order[:2]], x[12:40][order[2:7]]))
+    state = linearize(net, x_L, y[:12], x_c, watch=x_W, output="signs", ridge="misfit")
+    settings = [r for r in got if r["kind"] == "setting"]
+    assert [(s["output"], s["misfit"], s["own"]) for s in settings] == [
+        ("sum", False, False), ("sum", True, False), ("signs", False, False), ("signs", True, True),
+    ]  # fmt: skip
+    assert settings[-1]["ridge"] == pytest.approx(state.ridge, rel=1e-9)
+    assert settings[-1]["ridge_share"] > 0.1
+    (points,) = (r for r in got if r["kind"] == "points")
+    assert (points["output"], points["misfit"]) == ("signs", True)
+    jobs = [(j, c) for j in range(2) for c in net(x_c[j : j + 1])[0].argsort(descending=True)[:2].tolist()]
+    changes = torch.stack([state.lookahead(j, c) - state.mean for j, c in jobs])
+    assert sorted(points["predicted"]) == pytest.approx(sorted(changes.flatten().tolist()), rel=1e-9, abs=1e-12)
+
+
+def test_a_network_that_ends_in_a_softmax_is_compared_as_a_query_takes_it(small):
+    """The kernel of its sum is zero, which is said; that of signs is not."""
+    net, x, y, normalise = small
+    soft = torch.nn.Sequential(net, torch.nn.Softmax(1)).eval()
+    how = {"candidates": 2, "repeats": 1, "watch": 5, "ridges": (1e-6,), "normalise": normalise, "train": {"steps": 2}}
+    got = fidelity(soft, x[:12], y[:12], x[12:40], outputs=("signs", "sum"), **how)
+    assert [(r["kind"], r["output"]) for r in got if "why" in r or "slope" in r] == [
+        ("setting", "signs"),
+        ("skipped", "sum"),
+    ]
+    with pytest.raises(ValueError, match="have a constant sum"):
+        fidelity(soft, x[:12], y[:12], x[12:40], outputs=("sum",), **how)
 
 
 def test_agreement_by_other_means():
@@ -242,7 +314,8 @@ def test_the_command_on_digits(tmp_path):
     assert "7 retrainings of about" in text
     records = load(tmp_path / "f" / "records.jsonl")
     assert verdict(records).headline in text
-    assert [r["kind"] for r in records].count("setting") == 4
+    assert [r["misfit"] for r in records if r["kind"] == "setting"] == [True, False, False]
+    assert "The default of foretaste query is output signs with ridge misfit" in text
     assert records[0]["network"] == "mlp"
     assert "scikit-learn" in (tmp_path / "f" / "index.html").read_text(encoding="utf-8")
     assert {"changes.svg", "changes.pdf", "scores.svg", "scores.pdf"} <= {f.name for f in (tmp_path / "f").iterdir()}
@@ -266,16 +339,18 @@ def test_the_command_on_files_and_wrong_usage(tmp_path, small):
         "--out",
         str(tmp_path / "f"),
     ]
-    few = ["--candidates", "2", "--repeats", "1", "--retrain-steps", "30", "--ridge", "1e-6"]
+    few = ["--candidates", "2", "--repeats", "1", "--retrain-steps", "30", "--ridge", "1e-6, misfit"]
     got = CliRunner().invoke(app, [*words, *few, "--weights", str(tmp_path / "n.safetensors")])
     assert got.exit_code == 0, got.output
-    assert [r["output"] for r in load(tmp_path / "f" / "records.jsonl") if r["kind"] == "setting"] == [
-        "sum",
-        "first",
-        "full",
+    settings = [r for r in load(tmp_path / "f" / "records.jsonl") if r["kind"] == "setting"]
+    assert [(r["output"], r["misfit"]) for r in settings] == [
+        (output, misfit) for output in ("signs", "sum", "first", "full") for misfit in (False, True)
     ]
+    assert [r["own"] for r in settings] == [False, True, *[False] * 6]
+    assert "With the default kernel of foretaste query (output=" in " ".join(got.stdout.split())
     for more, says in (
-        (["--ridge", "a"], "--ridge a; expected numbers"),
+        (["--ridge", "a"], "--ridge a; expected numbers or misfit"),
+        (["--ridge=-1"], "--ridge -1.0; expected a share"),
         (["--output", "smu"], "did you mean 'sum'"),
         (["--candidates", "99"], "--candidates 99 of a pool of 18"),
         (["--demo"], "--demo brings its own data"),

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from matplotlib.figure import Figure
 
 from foretaste.report import fidelity_page, fidelity_table, verdict
-from foretaste.report.fidelity import best_setting, chance_rank
+from foretaste.report.fidelity import best_setting, chance_rank, fidelity_charts
+from foretaste.tangent import OUTPUTS
 from report_cases import fidelity_records as made_up
 from report_cases import read_page
 
@@ -70,6 +72,36 @@ def test_drift_is_not_said_to_be_more_than_the_same_number():
     assert "correlate at 0.798, so" in verdict(made_up(agreement=0.798)).warnings[0]
 
 
+def test_the_verdict_says_whose_kernel_it_is_about():
+    ours = verdict(made_up()).lines[0]
+    assert (
+        'With the default kernel of foretaste query (output="signs", ridge="misfit", here 0.0048 of the mean diagonal, '
+        "float32), predicted and real changes" in ours
+    )
+    records = made_up()
+    del records[2]
+    other = verdict(records).lines[0]
+    assert 'With output="sum", ridge 1e-06 of the mean diagonal, float32, predicted' in other
+    assert "The default of foretaste query is output signs with ridge misfit." in other
+    old = made_up()  # of a version whose own kernel was that of ft.linearize
+    del old[0]["query"]
+    assert "query" not in " ".join(verdict(old).lines)
+
+
+def test_a_ridge_that_holds_changes_back_is_named():
+    records = made_up()
+    assert "too small" not in " ".join(verdict(records).lines)
+    records[2]["slope"] = 1.75
+    assert "too small" not in " ".join(verdict(records).lines)  # nothing shows that the ridge does it
+    records.append({**records[3], "output": "signs", "slope": 0.47, "correlation": 0.61})
+    assert (
+        "The ridge of the misfit makes predicted changes too small here: read their sign and order, not their size. "
+        "With ridge 1e-06 real changes are 0.47 times those predicted, and correlate at 0.61."
+    ) in verdict(records).lines
+    records[-1]["slope"] = 1.7
+    assert "too small" not in " ".join(verdict(records).lines)
+
+
 def test_few_candidates_and_one_repeat_in_words():
     few = " ".join(verdict(made_up(candidates=["a", "b", "c"], repeats=1)).lines)
     assert "3 candidates were labelled" in few
@@ -88,7 +120,10 @@ def test_warnings_of_the_verdict():
     bad = made_up()
     bad[1]["interpolates"] = False
     assert "1 of 1 retrainings did not learn" in verdict(bad).warnings[0]
-    assert best_setting(made_up(0.2))["output"] == "first"
+    assert best_setting(made_up(0.2))["output"] == "sum"
+    skipped = made_up()
+    skipped[4]["own"] = True
+    assert "The default kernel of foretaste query could not be tried: needs 12 GB" in verdict(skipped).warnings[0]
     assert any("Of the 2 settings tried" in line for line in verdict(made_up(0.2)).lines)
 
 
@@ -101,8 +136,9 @@ def test_the_page_carries_everything_and_escapes(tmp_path):
         "&lt;b&gt;",
         "&lt;i&gt;",
         "0.950",
-        "as ft.linearize",
-        "highest correlation",
+        "signs<small> · as foretaste query · highest correlation",
+        "misfit (0.0048)",
+        "sum<small> · as ft.linearize",
     ):
         assert text in page, text
     assert "<b>" not in page
@@ -116,6 +152,16 @@ def test_the_page_carries_everything_and_escapes(tmp_path):
     again = fidelity_page(records, tmp_path / "again.html", classes=("a&b", "<i>")).read_text(encoding="utf-8")
     assert page == again
     assert fidelity_table(records).row_count == 2
+
+
+def test_every_output_has_its_line_in_the_chart_of_scales():
+    grid = [{"theta_scale": x, "error": 0.4 + abs(x - 1)} for x in (0.25, 1.0, 4.0)]
+    scales = [{"kind": "calibration", "output": output, "best": 1.0, "grid": grid} for output in OUTPUTS]
+    ax = Figure().add_subplot()
+    fidelity_charts(scales)["scale"].draw(ax)
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == list(OUTPUTS)
+    said = " ".join(verdict([*made_up(), *scales]).lines)
+    assert all(f"1 for {output} (error 0.40)" in said for output in OUTPUTS)
 
 
 def test_figures_are_files_too(tmp_path):

@@ -37,11 +37,11 @@ def fidelity_command(
     ] = None,
     watch: Annotated[int, typer.Option(min=1, help="Points of the pool on which changes are measured.")] = 200,
     output: Annotated[
-        str, typer.Option(help="Kernel outputs to try (sum, first, full), separated by commas.")
-    ] = "sum,first,full",
+        str, typer.Option(help="Kernel outputs to try (signs, sum, first, trace, full), separated by commas.")
+    ] = "signs,sum,first,full",
     ridge: Annotated[
-        str, typer.Option(help="Ridges to try, relative to the kernel's mean diagonal, separated by commas.")
-    ] = "1e-8,1e-6,1e-4,1e-2",
+        str, typer.Option(help="Ridges to try: misfit, or numbers relative to the kernel's mean diagonal.")
+    ] = "misfit,1e-6,1e-2",
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
@@ -69,9 +69,9 @@ def fidelity_command(
     if not demo:
         given.check_inputs_exist(data, labelled, pool)
     try:
-        ridges = [float(word) for word in ridge.split(",")]
+        ridges = [word if word == "misfit" else float(word) for word in map(str.strip, ridge.split(","))]
     except ValueError:
-        raise ValueError(f"--ridge {ridge}; expected numbers separated by commas, such as 1e-6,1e-4") from None
+        raise ValueError(f"--ridge {ridge}; expected numbers or misfit, separated by commas") from None
     steps = DEMO_STEPS if demo and steps is None else steps
     network_options = given.parse_settings(set_ or [], "--set")
     from foretaste.study import check_fidelity

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretaste.errors import format_seconds
-from foretaste.report.drawing import COLOURS, QUIET, Chart, plain_axes, save_figure
+from foretaste.report.drawing import COLOURS, MARKERS, QUIET, Chart, plain_axes, save_figure
 from foretaste.report.pages import PageRow, PageSection, PageTable, inline_charts, render_page
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TRUSTED, WITH_CARE = 0.9, 0.6  # of the correlation between predicted and real changes
 SAME_RANKING = 0.8  # of Spearman's correlation between the rankings of candidates, if it is also beyond chance
 NOISY_RETRAINING = 0.8  # two retrainings that correlate less leave little to predict
+HELD_BACK = 1.2  # real changes over those predicted, above which the ridge of the misfit is named as a cause
 FIDELITY_TITLE = "foretaste fidelity: look-ahead against real retraining"
 SETTING_COLUMNS = ("output", "ridge", "precision", "correlation", "rank", "error", "slope", "kernel")
 
@@ -57,8 +58,8 @@ def verdict(records: Sequence[Any]) -> Verdict:
     about, own = records_of_kind(records, "about")[0], own_setting(records)
     level, headline = _level_and_headline(about, own)
     lines = [
-        _what_was_compared(about, own), _ranking(about, own), _better_setting(records, own), _kernel_scale(records),
-        _thresholds(),
+        _what_was_compared(about, own), _held_back(records, own), _ranking(about, own), _better_setting(records, own),
+        _kernel_scale(records), _thresholds(),
     ]  # fmt: skip
     return Verdict(level, headline, tuple(filter(None, lines)), tuple(_cautions(records, about)))
 
@@ -110,7 +111,7 @@ def records_of_kind(records: Sequence[Any], kind: str) -> list[Any]:
 
 
 def own_setting(records: Sequence[Any]) -> Any | None:
-    """The setting that ``ft.linearize`` uses by default, or else the first that was tried."""
+    """The setting that ``foretaste query`` uses by default, or else the first that was tried."""
     tried = records_of_kind(records, "setting")
     return next((s for s in tried if s["own"]), tried[0] if tried else None)
 
@@ -122,7 +123,15 @@ def best_setting(records: Sequence[Any]) -> Any | None:
 
 
 def describe_setting(s: Any) -> str:
-    return f'output="{s["output"]}", ridge {s["ridge_share"]:.0e} of the mean diagonal, {s["precision"]}'
+    ridge = 'ridge="misfit"'
+    if s["ridge_share"] is not None:  # that of the misfit is not known where it was not tried
+        ridge = f"{ridge}, here" if s.get("misfit") else "ridge"
+        ridge += f" {share_digits(s)} of the mean diagonal"
+    return f'output="{s["output"]}", {ridge}, {s["precision"]}'
+
+
+def share_digits(s: Any) -> str:
+    return f"{s['ridge_share']:.2g}" if s.get("misfit") else f"{s['ridge_share']:.0e}"
 
 
 def _what_was_compared(about: Any, own: Any | None) -> str:
@@ -133,14 +142,32 @@ def _what_was_compared(about: Any, own: Any | None) -> str:
         f"on {about['W']} other points of the pool."
     )
     if own is not None and own["correlation"] is not None:
-        text += f" With {describe_setting(own)}, predicted and real changes of the outputs correlate at "
-        text += correlation_digits(own["correlation"])
+        said, default = describe_setting(own), about.get("query")  # None in records of older versions
+        text += f" With the default kernel of foretaste query ({said})" if default and own["own"] else f" With {said}"
+        text += f", predicted and real changes of the outputs correlate at {correlation_digits(own['correlation'])}"
         if own["probabilities"] is not None:
             text += f" (of the probabilities: {own['probabilities']:.2f})"
         if own["slope"] is not None:
             text += f"; real changes are {own['slope']:.2f} times those predicted"
         text += "."
+        if default and not own["own"]:
+            text += f" The default of foretaste query is output {default['output']} with ridge {default['ridge']}."
     return text
+
+
+def _held_back(records: Sequence[Any], own: Any | None) -> str:
+    """The ridge of the misfit is made for errors, and may make predicted changes too small."""
+    if own is None or not own.get("misfit") or own["slope"] is None or own["slope"] < HELD_BACK:
+        return ""
+    for s in records_of_kind(records, "setting"):
+        same = s["plain"] and (s["output"], s["precision"]) == (own["output"], own["precision"])
+        if same and s["slope"] is not None and s["slope"] < own["slope"] / HELD_BACK:
+            return (
+                "The ridge of the misfit makes predicted changes too small here: read their sign and order, not their "
+                f"size. With ridge {s['ridge_share']:.0e} real changes are {s['slope']:.2f} times those predicted, and "
+                f"correlate at {correlation_digits(s['correlation'])}."
+            )
+    return ""
 
 
 def _ranking(about: Any, own: Any | None) -> str:
@@ -180,7 +207,7 @@ def _kernel_scale(records: Sequence[Any]) -> str:
     for c in found:
         errors = {g["theta_scale"]: g["error"] for g in c["grid"]}
         end = " (the end of the grid)" if c["best"] in (min(errors), max(errors)) else ""
-        at_one = f", {errors[1.0]:.2f} without" if errors.get(1.0) is not None else ""
+        at_one = f", {errors[1.0]:.2f} without" if c["best"] != 1 and errors.get(1.0) is not None else ""
         parts.append(f"{c['best']:g}{end} for {c['output']} (error {errors[c['best']]:.2f}{at_one})")
     return f"Cross-entropy: the scale of Θ that fits best, theta_scale= of ft.linearize, is {'; '.join(parts)}."
 
@@ -193,7 +220,11 @@ def _thresholds() -> str:
 
 
 def _cautions(records: Sequence[Any], about: Any) -> list[str]:
-    out = []
+    out = [
+        f"The default kernel of foretaste query could not be tried: {s['why']}."
+        for s in records_of_kind(records, "skipped")
+        if s.get("own")
+    ]
     if not about["interpolates"]:
         out.append(
             f"The network has not learned its labels: their mean squared residual is {about['residual']:.1e}. "
@@ -310,8 +341,8 @@ def _predicted_against_real(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str
 
 
 def _draw_scales(ax: "Axes", found: Sequence[Mapping[str, Any]]) -> None:
-    colours = (COLOURS[name][0] for name in ("blue", "vermillion", "green"))
-    for c, colour, marker in zip(found, colours, "os^"):
+    colours = (COLOURS[name][0] for name in ("blue", "vermillion", "green", "purple", "ochre"))
+    for c, colour, marker in zip(found, colours, MARKERS):
         grid = [(g["theta_scale"], g["error"]) for g in c["grid"] if g["error"] is not None]
         ax.plot(*zip(*grid), color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=c["output"], zorder=3)
     plain_axes(ax, "Relative error by the scale of Θ")
@@ -330,16 +361,19 @@ def _setting_cells(s: Mapping[str, Any]) -> list[str]:
             return "–"
         return f"{value:.{count_digits(value, *limits, least=3)}f}".replace("-", "−")
 
+    ridge = f"misfit ({share_digits(s)})" if s.get("misfit") else share_digits(s)
     shown = [number(s["correlation"], TRUSTED, WITH_CARE), number(s["rank"], SAME_RANKING)]
     shown += [number(s["error"]), number(s["slope"])]
-    return [s["output"], f"{s['ridge_share']:.0e}", s["precision"], *shown, format_seconds(s["seconds"])]
+    return [s["output"], ridge, s["precision"], *shown, format_seconds(s["seconds"])]
 
 
 def _settings_section(records: Sequence[Any]) -> PageSection | None:
     top, rows = best_setting(records), []
     for s in records_of_kind(records, "setting"):
         first, *cells = _setting_cells(s)
-        mark = (" · as ft.linearize" if s["own"] else "") + (" · highest correlation" if s is top else "")
+        mark = " · as foretaste query" if s["own"] and "misfit" in s else ""
+        mark += " · as ft.linearize" if s.get("plain") and s["output"] == "sum" else ""
+        mark += " · highest correlation" if s is top else ""
         rows.append(PageRow(first, cells, best=s is top, mark=mark))
     skipped = [f"Not tried: {describe_setting(s)}: {s['why']}." for s in records_of_kind(records, "skipped")]
     if not rows:
@@ -350,6 +384,8 @@ def _settings_section(records: Sequence[Any]) -> PageSection | None:
         "has 1. Slope: real changes over predicted ones. Ridge: of the mean diagonal. Kernel: time to compute it. "
         "Bold: the highest correlation, chosen on these same candidates."
     )
+    if any(s.get("misfit") for s in records_of_kind(records, "setting")):
+        note += " Misfit: a ridge that leaves unfitted what the network left."
     return PageSection("By setting", [note, *skipped], table=PageTable(SETTING_COLUMNS, rows))
 
 

@@ -14,19 +14,21 @@ from itertools import combinations
 from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
+from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import format_bytes
 from foretaste.lookahead import State, from_kernels
 from foretaste.losses import LOSSES
 from foretaste.network import INTERPOLATES, fit, prepare
-from foretaste.study.settings import Count, SettingsError, Share, Text, one_of, settings_table
-from foretaste.tangent import DEFAULT_RIDGE, gram, rank_correlation
+from foretaste.study.settings import Count, Number, SettingsError, Text, one_of, settings_table
+from foretaste.tangent import DEFAULT_RIDGE, OUTPUTS, gram, rank_correlation
 
-COMPARED_OUTPUTS = ("sum", "first", "full")
-RIDGES = (1e-8, DEFAULT_RIDGE, 1e-4, 1e-2)  # of the mean diagonal of Θ_LL
+# Those of the default query (``query_setting``) come first.
+COMPARED_OUTPUTS = ("signs", "sum", "first", "full")
+RIDGES = ("misfit", DEFAULT_RIDGE, 1e-2)  # numbers are shares of the mean diagonal of Θ_LL
 SCALES = tuple(4.0**k for k in range(-3, 5))  # of Θ, under cross-entropy
-DEFAULTS = ("sum", DEFAULT_RIDGE, "float32")  # output, ridge and precision of ft.linearize on a CPU
 DRAWN_POINTS = 1200  # of the scatter plot
 LARGEST_FULL_KERNEL = 4e9  # bytes
 
@@ -46,7 +48,7 @@ def fidelity(
     repeats: int = 2,
     watch: int = 200,
     outputs: Sequence[str] = COMPARED_OUTPUTS,
-    ridges: Sequence[float] = RIDGES,
+    ridges: Sequence[float | str] = RIDGES,
     precisions: Sequence[str] | None = None,
     scales: Sequence[float] = SCALES,
     budget: int | str | None = None,
@@ -59,7 +61,8 @@ def fidelity(
 
     Each of ``candidates`` points gets two labels: its likeliest one, and its true one (the runner-up where that is
     unknown or the same). The network is retrained on each, ``repeats`` times, and compared with the prediction on
-    ``watch`` other points. All settings (outputs × ridges × precisions) share the same retrainings.
+    ``watch`` other points. All settings (outputs × ridges × precisions) share the same retrainings. The record of the
+    one that a query uses by default has "own".
 
     Args:
         net: a trained classifier.
@@ -71,8 +74,9 @@ def fidelity(
         candidates: how many points to label.
         repeats: how often each retraining is done, with another seed. Two or more show its noise.
         watch: how many points outputs are compared on.
-        outputs: kernels to compare, of "sum", "first" and "full".
-        ridges: values of λ to compare, as shares of the mean diagonal of Θ_LL.
+        outputs: kernels to compare, of "signs", "sum", "first", "trace" and "full". See ``ft.ntk``.
+        ridges: values of λ to compare: shares of the mean diagonal of Θ_LL, or "misfit", as in ``ft.linearize`` (1e-6
+            under cross-entropy).
         precisions: of the kernel; None is "float32", and on CUDA also "tf32" and "half".
         scales: under cross-entropy, factors of Θ to choose from.
         budget: memory of the kernel, in bytes or as "8GB".
@@ -118,13 +122,15 @@ def fidelity(
     names = [int(j) if ids is None else ids[int(j)] for j in at_c]
     if precisions is None:
         precisions = ("float32", "tf32", "half") if like.is_cuda and like.dtype == torch.float32 else ("float32",)
-    # Before the retrainings, which take long: faults of the network show here.
-    kernels = [
-        TangentKernel(net, feed, y_L, loss, output, precision, budget) for output in outputs for precision in precisions
-    ]
+    ridges = tuple(dict.fromkeys(plain_ridge(ridge, loss) for ridge in ridges))
+    kernels = make_kernels(net, feed, y_L, loss, tuple(dict.fromkeys(outputs)), precisions, budget)
     how = {"loss": loss, **(train or {}), "normalise": normalise}
     real, retrainings = retrain(net, x_L, y_L, x_U[at_c], feed["W"], jobs, names, how, repeats, seed, progress)
-    settings = [record for kernel in kernels for record in compare_ridges(kernel, real, ridges)]
+    own_output, own_ridge = query_setting(loss)
+    settings = []
+    for kernel in kernels:
+        asked = (kernel.output, kernel.precision) == (own_output, precisions[0])
+        settings += compare_ridges(kernel, real, ridges, own_ridge if asked else None)
     residual = _residual(net, feed["L"], y_L, loss)
     limits = ceiling(real.change_SJWC)
     C = f_cC.shape[1]
@@ -137,13 +143,31 @@ def fidelity(
         "drift": float(real.drift_SWC.norm() / len(real.drift_SWC) ** 0.5),
         "change": float(real.change_SJWC.norm() / (repeats * len(jobs)) ** 0.5),
         "train": {k: v for k, v in how.items() if v is not None and k != "normalise"},
+        "query": {"output": own_output, "ridge": own_ridge},
     }  # fmt: skip
     records = [about, *retrainings, *settings]
     if loss == "ce" and scales:
-        records += [_calibration(k, real, scales) for k in kernels if k.precision == precisions[0] and not k.too_large]
+        records += [_calibration(k, real, scales) for k in kernels if k.precision == precisions[0] and not k.fault]
     records += _drawn_points(kernels, settings, real, seed)
     about["seconds"] = time.perf_counter() - began
     return records
+
+
+def query_setting(loss: str) -> tuple[str, float | str]:
+    """Output and ridge of the kernel that a query uses by default."""
+    how = find_strategy(DEFAULT_STRATEGY)
+    return how.output, DEFAULT_RIDGE if how.ridge is None else plain_ridge(how.ridge, loss)
+
+
+def plain_ridge(ridge: float | str, loss: str) -> float | str:
+    """Under cross-entropy the noise of each label carries the misfit, and "misfit" is 1e-6 (``ft.linearize``)."""
+    return DEFAULT_RIDGE if ridge == "misfit" and not LOSSES[loss].quadratic else ridge
+
+
+def check_ridge(ridge: float | str) -> float | str:
+    if ridge != "misfit" and (isinstance(ridge, str) or not 0 <= ridge <= 1):
+        raise ValueError(f"ridge={ridge!r}; expected a share of the mean diagonal, 0 to 1, or 'misfit'")
+    return ridge
 
 
 @settings_table
@@ -154,12 +178,18 @@ class FidelitySettings:
     candidates: Count
     repeats: Count
     watch: Count
-    outputs: tuple[Annotated[Text, one_of("output", COMPARED_OUTPUTS)], ...]
-    ridges: tuple[Share, ...]
+    outputs: tuple[Annotated[Text, one_of("output", OUTPUTS)], ...]
+    ridges: tuple[Annotated[Number | Text, AfterValidator(check_ridge)], ...]
 
 
 def check_fidelity(
-    U: int, loss: str, candidates: int, repeats: int, watch: int, outputs: Sequence[str], ridges: Sequence[float]
+    U: int,
+    loss: str,
+    candidates: int,
+    repeats: int,
+    watch: int,
+    outputs: Sequence[str],
+    ridges: Sequence[float | str],
 ) -> None:
     """Raise with all that is wrong with the settings, for a pool of U points."""
     faults = []
@@ -193,13 +223,13 @@ def _drawn_points(
         return []
     shown = next((s for s in done if s["own"]), done[0])
     kernel = next(k for k in kernels if (k.output, k.precision) == (shown["output"], shown["precision"]))
-    state = kernel.state(shown["ridge_share"])
+    state = kernel.state("misfit" if shown["misfit"] else shown["ridge_share"])
     f_JWC = kernel.predictions(state, real.jobs)
     predicted, change = (f_JWC - state.mean).flatten(), real.change_SJWC.mean(0).flatten()
     pick = torch.randperm(len(change), generator=torch.Generator().manual_seed(seed))[:DRAWN_POINTS].to(change.device)
     drawn = {"predicted": predicted[pick].tolist(), "real": change[pick].tolist()}
     scores = [one_c.tolist() for one_c in total_moves(f_JWC, state.mean, real, kernel.loss)]
-    setting = {k: shown[k] for k in ("output", "ridge_share", "precision")}
+    setting = {k: shown[k] for k in ("output", "ridge_share", "misfit", "precision")}
     return [{"kind": "points", "of": len(change), **setting, **drawn, "scores": scores}]
 
 
@@ -303,25 +333,28 @@ class TangentKernel:
         B = C if output == "full" else 1
         L, W, n = (len(feed[name]) * B for name in "LWU")
         need = 8 * (3 * L * L + 2 * L * (W + n) + 2 * W * n)  # Θ_LL with its factor, and the rest twice
-        self.too_large = ""  # or the reason why the kernel is not computed
-        if B > 1 and need > LARGEST_FULL_KERNEL:
-            self.too_large = f"needs {format_bytes(need)}, and at most {format_bytes(LARGEST_FULL_KERNEL)} are used"
-        else:
-            self.f: dict[str, Tensor] = {}
+        self.fault = ""  # or the reason why there is no kernel
+        self.f: dict[str, Tensor] = {}
+        try:
+            if B > 1 and need > LARGEST_FULL_KERNEL:
+                most = format_bytes(LARGEST_FULL_KERNEL)
+                raise ValueError(f"the full kernel needs {format_bytes(need)}, and at most {most} are used")
             self.theta, self.diag = gram(
                 net, feed, [("W", "U"), ("L", "L"), ("U", "L"), ("W", "L")], ["U"], output=output, budget=budget,
                 precision=precision, f=self.f,
             )  # fmt: skip
             self.mean_diagonal = float(self.theta["L", "L"].diagonal().mean())
+        except ValueError as error:  # such as a softmax, whose outputs have a constant sum
+            self.fault = str(error)
         self.seconds = time.perf_counter() - began
 
-    def state(self, share: float = DEFAULTS[1], theta_scale: float = 1.0) -> State:
-        """λ is a share of the mean diagonal of Θ_LL, which ``theta_scale`` multiplies too."""
+    def state(self, ridge: float | str = DEFAULT_RIDGE, theta_scale: float = 1.0) -> State:
+        """A number is λ as a share of the mean diagonal of Θ_LL, which ``theta_scale`` multiplies too."""
         t, f = self.theta, self.f
+        ridge = ridge if isinstance(ridge, str) else ridge * theta_scale * self.mean_diagonal
         return from_kernels(
             t["L", "L"], t["W", "L"], t["U", "L"], t["W", "U"], self.diag["U"], f["L"], f["W"], f["U"],
-            self.y_L.to(f["L"].device), ridge=share * theta_scale * self.mean_diagonal, loss=self.loss,
-            theta_scale=theta_scale,
+            self.y_L.to(f["L"].device), ridge=ridge, loss=self.loss, theta_scale=theta_scale,
         )  # fmt: skip
 
     def predictions(self, state: State, jobs: Sequence[RetrainingJob]) -> Tensor:
@@ -329,22 +362,41 @@ class TangentKernel:
         return torch.stack([state.lookahead(job.candidate, job.label) for job in jobs])
 
 
-def compare_ridges(kernel: TangentKernel, real: Retrainings, shares: Sequence[float]) -> list[FidelityRecord]:
-    """A record for each ridge: how well the predictions agree with the retrainings, or why it was skipped."""
+def make_kernels(
+    net: nn.Module, feed: Mapping[str, Tensor], y_L: Tensor, loss: str, outputs: Sequence[str],
+    precisions: Sequence[str], budget: int | str | None,
+) -> list[TangentKernel]:  # fmt: skip
+    """A kernel of each output and precision. Raises if there is none, before the retrainings, which take long."""
+    kernels = [TangentKernel(net, feed, y_L, loss, o, precision, budget) for o in outputs for precision in precisions]
+    if kernels and all(kernel.fault for kernel in kernels):
+        raise ValueError(kernels[0].fault)
+    return kernels
+
+
+def compare_ridges(
+    kernel: TangentKernel, real: Retrainings, ridges: Sequence[float | str], own_ridge: float | str | None
+) -> list[FidelityRecord]:
+    """A record for each ridge: how well the predictions agree with the retrainings, or why it was skipped.
+
+    own_ridge: that of the default query, if this is its kernel.
+    """
     records: list[FidelityRecord] = []
-    for share in shares:
-        setting = {"output": kernel.output, "ridge_share": share, "precision": kernel.precision}
+    for ridge in ridges:
+        misfit, own = ridge == "misfit", ridge == own_ridge
+        setting = {"output": kernel.output, "ridge_share": None if misfit else ridge, "misfit": misfit}
+        setting |= {"precision": kernel.precision, "own": own, "plain": ridge == DEFAULT_RIDGE}
         try:
-            if kernel.too_large:
-                raise ValueError(kernel.too_large)
-            state = kernel.state(share)
+            if kernel.fault:
+                raise ValueError(kernel.fault)
+            state = kernel.state(ridge)
             f_JWC = kernel.predictions(state, real.jobs)
         except ValueError as error:  # such as a factorisation that fails, with the ridge that would hold
             records.append({"kind": "skipped", **setting, "why": str(error)})
             continue
-        own = (kernel.output, share, kernel.precision) == DEFAULTS
+        if misfit:
+            setting["ridge_share"] = state.ridge / kernel.mean_diagonal
         records.append(
-            {"kind": "setting", **setting, "ridge": state.ridge, "own": own, "seconds": kernel.seconds}
+            {"kind": "setting", **setting, "ridge": state.ridge, "seconds": kernel.seconds}
             | agreement(f_JWC, state.mean, real, kernel.loss)
         )
     return records
