@@ -234,11 +234,12 @@ def _cautions(records: Sequence[Any], about: Any) -> list[str]:
     if missed := sum(not r["interpolates"] for r in done):
         out.append(f"{missed} of {len(done)} retrainings did not learn their labels; more --retrain-steps may help.")
     if about["agreement"] is not None and about["agreement"] < NOISY_RETRAINING:
-        d = count_digits(about["agreement"], NOISY_RETRAINING)
-        out.append(
-            f"Retraining is itself noisy: two retrainings of one candidate by other seeds correlate at "
-            f"{about['agreement']:.{d}f}, so no prediction can reach more than {about['ceiling']:.2f}."
-        )
+        d, top = count_digits(about["agreement"], NOISY_RETRAINING), best_setting(records)
+        text = "Retraining is itself noisy: two retrainings of one candidate by other seeds correlate at "
+        text += f"{about['agreement']:.{d}f}"
+        if top is None or top["correlation"] <= about["ceiling"]:  # an estimate, and of few seeds a rough one
+            text += f", so no prediction is expected to reach more than {about['ceiling']:.2f}"
+        out.append(f"{text}.")
     drift, change = about["drift"], about["change"]
     if drift > change:
         d = next((d for d in range(2, 17) if f"{drift:.{d}g}" != f"{change:.{d}g}"), 17)
@@ -414,7 +415,7 @@ def _how_measured(about: Mapping[str, Any]) -> dict[str, str]:
         "retraining": f"from the trained weights, {train}; {about['repeats']} seeds",
         "labelled residual": f"{about['residual']:.2e}",
         "two retrainings correlate at": "not measured: one seed" if agreement is None else f"{agreement:.4f}",
-        "no prediction beyond": "" if ceiling is None else f"{ceiling:.4f} (square root of the reliability)",
+        "no prediction expected beyond": "" if ceiling is None else f"{ceiling:.4f} (square root of the reliability)",
         "moved with no new label": f"{about['drift']:.3g}, by a label {about['change']:.3g}",
         "seed": str(about["seed"]),
         "time": format_seconds(about["seconds"]),

@@ -466,10 +466,12 @@ def fitted_factor(predicted: Tensor, real: Tensor) -> float | None:
 
 
 def ceiling(real_SJWC: Tensor) -> tuple[float, float] | None:
-    """(r, most): how well two retrainings with other seeds agree, and the correlation no prediction can exceed.
+    """(r, most): how well two retrainings with other seeds agree, and the most that a prediction is expected to reach.
 
     A prediction does not know the seed. With reliability r of one retraining, the mean of S retrainings has reliability
-    S r / (1 + (S − 1) r) (Spearman–Brown), and nothing correlates with it above the square root of that.
+    S r / (1 + (S − 1) r) (Spearman–Brown), and nothing correlates with it above the square root of that. An estimate,
+    and with two seeds a rough one: all candidates share the noise of a seed. After 10 steps on digits it was 0.65, and
+    a prediction reached 0.90.
     """
     pairs = [correlation(a, b) for a, b in combinations(real_SJWC, 2)]
     known = [r for r in pairs if r is not None]
