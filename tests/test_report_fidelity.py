@@ -95,7 +95,7 @@ def test_a_ridge_that_holds_changes_back_is_named():
     assert "too small" not in " ".join(verdict(records).lines)  # nothing shows that the ridge does it
     records.append({**records[3], "output": "signs", "slope": 0.47, "correlation": 0.61})
     assert (
-        "The ridge of the misfit makes predicted changes too small here: read their sign and order, not their size. "
+        "The ridge of the misfit makes predicted changes too small here: read their direction, not their size. "
         "With ridge 1e-06 real changes are 0.47 times those predicted, and correlate at 0.61."
     ) in verdict(records).lines
     records[-1]["slope"] = 1.7

@@ -163,7 +163,7 @@ def _held_back(records: Sequence[Any], own: Any | None) -> str:
         same = s["plain"] and (s["output"], s["precision"]) == (own["output"], own["precision"])
         if same and s["slope"] is not None and s["slope"] < own["slope"] / HELD_BACK:
             return (
-                "The ridge of the misfit makes predicted changes too small here: read their sign and order, not their "
+                "The ridge of the misfit makes predicted changes too small here: read their direction, not their "
                 f"size. With ridge {s['ridge_share']:.0e} real changes are {s['slope']:.2f} times those predicted, and "
                 f"correlate at {correlation_digits(s['correlation'])}."
             )
