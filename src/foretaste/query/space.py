@@ -17,15 +17,16 @@ from foretaste.errors import did_you_mean, format_bytes
 from foretaste.query.badge import find_last_layer, last_layer_inputs
 from foretaste.query.request import Request
 from foretaste.tangent import (
-    PRECISIONS,
     Inputs,
     check_inputs,
     count_points,
+    engine_precision,
     freeze,
     gram,
     join_points,
     outputs,
     resolve_budget,
+    served_precision,
 )
 
 SPACES = ("auto", "inputs", "last", "tangent")
@@ -335,7 +336,7 @@ def _last_layer_space(request: Request, layer: str | None) -> VectorSpace:
 def _tangent_space(request: Request) -> KernelSpace:
     output = "trace" if request.output == "full" else request.output
     frozen = freeze(request.net, output=output, params=request.params)
-    precision = request.precision if request.precision in PRECISIONS else "float32"
+    precision = engine_precision(served_precision(request.precision, frozen)[0])
     pair = ("LU", "LU")
     theta_NN = gram(
         frozen, {"LU": join_points(*_points(request))}, [pair], budget=request.budget, precision=precision

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 import foretaste.query  # noqa: F401  registers the strategies that choose a batch by themselves
 from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
-from foretaste.lookahead import METHODS, PRECISION_CHOICES
+from foretaste.lookahead import METHODS
 from foretaste.losses import LOSSES
 from foretaste.network import NETWORKS
 from foretaste.study.settings import (
@@ -28,7 +28,7 @@ from foretaste.study.settings import (
     one_of,
     settings_table,
 )
-from foretaste.tangent import OUTPUTS
+from foretaste.tangent import OUTPUTS, PRECISIONS
 
 EXPERIMENTS = ("loop", "theorem", "block")
 MODELS = ("network", "gp")
@@ -184,7 +184,7 @@ class Ask:
     watch: Count | None = None
     method: Annotated[Text, one_of("method", METHODS)] = "auto"
     budget: Whole | Text | None = None
-    precision: Annotated[Text, one_of("precision", PRECISION_CHOICES)] = "auto"
+    precision: Annotated[Text, one_of("precision", ("auto", *PRECISIONS))] = "auto"
 
     def override(self, keys: Options) -> "Ask":
         """These arguments with the keys of an arm."""

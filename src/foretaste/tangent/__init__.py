@@ -28,7 +28,10 @@ from foretaste.tangent.planning import BudgetError as BudgetError
 from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
+from foretaste.tangent.precision import check_precision as check_precision
+from foretaste.tangent.precision import engine_precision as engine_precision
 from foretaste.tangent.precision import kernel_holds as kernel_holds
 from foretaste.tangent.precision import precisions_to_try as precisions_to_try
 from foretaste.tangent.precision import rank_correlation as rank_correlation
+from foretaste.tangent.precision import served_precision as served_precision
 from foretaste.tangent.survey import PeakMemory as PeakMemory

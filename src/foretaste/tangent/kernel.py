@@ -215,6 +215,7 @@ def gram(
     progress: KernelProgress | None = None,
     f: dict[str, Tensor] | None = None,
     classes: int | None = None,
+    used: list[str] | None = None,
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """Several blocks of Θ between named sets of points, from the same passes.
 
@@ -236,6 +237,8 @@ def gram(
         f: a dict to fill with the network's outputs on each set, float64 (N, C), which the passes compute anyway.
             None (default): not wanted.
         classes: C, if it is known; the network is then not probed. Default None.
+        used: a list to append the precision to that was used: "tf32" where gradients are too large for "half". None
+            (default): not wanted.
 
     Returns:
         Two dicts of float64 tensors: for each block (a, b), Θ of shape (N_a·B, N_b·B); for each diagonal, (N, B, B).
@@ -264,7 +267,7 @@ def gram(
         raise ValueError(
             "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
         )
-    return compute_until_done(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes)
+    return compute_until_done(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes, used)
 
 
 def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
@@ -296,6 +299,7 @@ def compute_until_done(
     progress: KernelProgress | None,
     f: dict[str, Tensor] | None,
     classes: int | None,
+    used: list[str] | None,
 ) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
     """``compute_gram`` of a network and sets that are checked; in another way if the first one fails.
 
@@ -309,7 +313,10 @@ def compute_until_done(
         try:
             entry_bytes = 2 if precision == "half" else None
             survey, made = plan_gram(frozen, sets, blocks, diagonals, budget, entry_bytes, classes, failed)
-            return compute_gram(frozen, sets, blocks, diagonals, survey, made, precision, progress, f)
+            found = compute_gram(frozen, sets, blocks, diagonals, survey, made, precision, progress, f)
+            if used is not None:
+                used.append(precision)
+            return found
         except LostRowsError as e:  # such parameters go through torch.func
             lost = [layer.name for layer in survey.layers if layer.name in e.names or {*layer.modules} & {*e.modules}]
             log.info("no rule for %s: %s; starting again without it", ", ".join(lost), e)

@@ -43,7 +43,33 @@ class PrecisionChoice:
     asked: str
     used: str | None = None  # None until Θ is computed
     spearman: dict[str, float] = field(default_factory=dict)  # as measured; NaN if A had no Cholesky factor
-    why: str = ""
+    why: str = ""  # of a choice that "auto" made, or of a precision other than ``asked``
+
+
+def served_precision(asked: str, frozen: FrozenNetwork) -> tuple[str, str]:
+    """The precision that this network and its device allow, and why it is another than ``asked`` ("" if it is not).
+
+    On a CPU, "half" would round gradients to float16 and gain no time.
+    """
+    if frozen.dtype == torch.float64:
+        return "float64", "" if asked == "float64" else "net is float64"
+    if frozen.device.type != "cuda" and asked != "float32":
+        return "float32", f"net is on {frozen.device.type}; other precisions are for a CUDA device"
+    return asked, ""
+
+
+def engine_precision(precision: str) -> str:
+    """The name that ``gram`` has for a precision: "float32" is the network's own dtype."""
+    return "float32" if precision in ("auto", "float64") else precision
+
+
+def check_precision(precision: str, dtype: torch.dtype) -> None:
+    """Raise if float64 is asked for and the network has another dtype."""
+    if precision == "float64" and dtype != torch.float64:
+        raise ValueError(
+            f"precision='float64' is for float64 networks, and net is {str(dtype).removeprefix('torch.')}; "
+            "use precision='float32', or net.double() and float64 points"
+        )
 
 
 def precisions_to_try(
@@ -59,11 +85,9 @@ def precisions_to_try(
     seed: int = 0,
 ) -> Sequence[str]:
     """The precisions to try for Θ until ``kernel_holds``, fastest first. Fills ``choice``'s spearman and why."""
-    if choice.asked != "auto":
-        return (choice.asked,)
-    if frozen.device.type != "cuda" or frozen.dtype != torch.float32:
-        choice.why = "not a float32 network on a CUDA device"
-        return ("float32",)
+    served, choice.why = served_precision(choice.asked, frozen)
+    if served != "auto":
+        return (served,)
     if points < WORTH_MEASURING:
         choice.why = f"{points} points: measuring would take longer"
         return ("float32",)
