@@ -48,6 +48,36 @@ def test_all_faults_at_once():
     assert str(e.value).count("; ") >= 4
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"output": "sun"}, "unknown output 'sun'; did you mean 'sum'"),
+        ({"output": 1.5}, "output is 1.5; expected a whole number"),
+        ({"watch": 0}, "watch=0 of a pool of 25"),
+        ({"watch": True}, "watch is a bool"),
+        ({"watch": "all"}, "watch is a str; expected a tensor"),
+        ({"watch": X_U[:0]}, "watch has no points"),
+        ({"watch": X_U[:, :1]}, "watch has points of shape"),
+        ({"seed": "none"}, "seed is 'none'; expected a whole number"),
+        ({"seed": 2**64}, "seed is .*; expected a whole number of at most"),
+    ],
+)
+def test_output_watch_and_seed_are_named_with_the_others(settings, message, monkeypatch):
+    """They were raised alone, before the others or after them."""
+    monkeypatch.setattr(problem, "gram", _no_kernel)
+    with pytest.raises(ValueError, match=message) as e:
+        ask(strategy="gian", batch_size=0, **settings)
+    assert "unknown strategy 'gian'" in str(e.value)
+    assert "batch_size is 0" in str(e.value)
+    with pytest.raises(ValueError, match=message):
+        ask(**settings)
+
+
+def test_a_bad_pool_is_named_before_what_is_watched():
+    with pytest.raises(ValueError, match=r"^x_U has 25 NaN"):
+        query(NET, X_L, Y_L, X_U.index_fill(1, torch.tensor(0), torch.nan), watch=X_U[:2])
+
+
 def test_empty_pool():
     with pytest.raises(ValueError, match="x_U is empty"):
         query(NET, X_L, Y_L, X_U[:0])

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -158,11 +158,8 @@ def linearize(
             f[name] = outputs(frozen, x, name=argument, precision=passes)
         return f[name]
 
+    check_watch(watch, x_U, frozen.device)
     x_W, at_W = watched_points(watch, x_U, seed, (lambda: f_of("U", x_U, "x_U")) if watch_by == "contested" else None)
-    if x_W is not None:
-        check_inputs(x_W, "watch", frozen.device, like=x_U)
-        if count_points(x_W) == 0:
-            raise ValueError("watch has no points; give at least one, or None to watch the pool")
     # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
     misfit, ridge = is_misfit(ridge), None if isinstance(ridge, str) else ridge
     sampled = (y_LC, ridge) if LOSSES[loss].quadratic else (None, (ridge or 0.0) + 4)
@@ -252,22 +249,32 @@ def seeded_generator(seed: object) -> torch.Generator:
     return torch.Generator().manual_seed(whole_number("seed", seed, -(2**63)))
 
 
+def check_watch(watch: object, x_U: Inputs, device: torch.device) -> None:
+    """Raise unless ``watch`` is None, a number of candidates, or points like those of x_U."""
+    if isinstance(watch, bool):
+        raise TypeError("watch is a bool; expected None, inputs, or a number of pool points")
+    if isinstance(watch, int):
+        if watch < 1:
+            n = count_points(x_U)
+            raise ValueError(f"watch={watch} of a pool of {n}; expected 1 to {n}, or None to watch all of it")
+    elif watch is not None:
+        points = cast(Inputs, watch)
+        check_inputs(points, "watch", device, like=x_U)
+        if count_points(points) == 0:
+            raise ValueError("watch has no points; give at least one, or None to watch the pool")
+
+
 def watched_points(
     watch: Inputs | int | None, x_U: Inputs, seed: int, outputs_U: Callable[[], Tensor] | None = None
 ) -> tuple[Inputs | None, dict[int, int]]:
     """The watched inputs (None: the pool itself), and the positions of candidates among them where they are known.
 
     A number takes random candidates; with ``outputs_U``, which gives f_UC, the most contested ones.
+    ``check_watch`` comes first.
     """
-    if watch is None:
-        return None, {}
-    if isinstance(watch, bool) or not isinstance(watch, int):
-        if isinstance(watch, bool):
-            raise TypeError("watch is a bool; expected None, inputs, or a number of pool points")
+    if not isinstance(watch, int):
         return watch, {}
     n = count_points(x_U)
-    if watch < 1:
-        raise ValueError(f"watch={watch} of a pool of {n}; expected 1 to {n}, or None to watch all of it")
     if watch > n:
         log.warning("watch is %d and the pool has %d points; all of them are watched", watch, n)
         return None, {}

@@ -20,10 +20,10 @@ from foretaste.lookahead import (
     State,
     binary_params,
     check_settings,
+    check_watch,
     holds_classes,
     names_to_ids,
     resolve_class_names,
-    seeded_generator,
     text_labels,
 )
 from foretaste.query.copies import labelled_copies
@@ -44,11 +44,14 @@ from foretaste.tangent import (
     check_inputs,
     check_precision,
     freeze,
+    read_output,
     resolve_budget,
     without_modes,
 )
 
 log = logging.getLogger("foretaste")
+
+LEAST_SEED = -(2**63)
 
 
 @without_modes
@@ -148,13 +151,14 @@ def query(
     """
     begin = time.perf_counter()
     # Check.
-    generator, counter = seeded_generator(seed), ProgressCounter(progress)
+    generator, counter = torch.Generator(), ProgressCounter(progress)
     request = Request(
         net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
         budget=budget, params=params, precision=precision, seed=seed, classes=classes, progress=counter,
     )  # fmt: skip
     auto = select == "auto"
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
+    generator.manual_seed(whole_number("seed", seed, LEAST_SEED))
     if auto and how.first is not None and _is_empty(x_L):
         request.info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
         settings = how.settings(None)
@@ -299,11 +303,12 @@ def check_request(
         faults.append(f'an oracle is only asked with select="sequential", and select is {select!r}')
     x_U, batch_size = request.x_U, request.batch_size
     tensors = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
-    good = tensors and isinstance(tensors[0], Tensor) and tensors[0].dim() > 0
+    good = bool(tensors) and isinstance(tensors[0], Tensor) and tensors[0].dim() > 0
     U = request.U if good else None  # else: check_inputs raises
     if U == 0:
         faults.append("x_U is empty; expected at least one candidate")
     _collect_fault(faults, whole_number, "batch_size", batch_size, 1)
+    _collect_fault(faults, whole_number, "seed", request.seed, LEAST_SEED)
     if ids is not None and U is not None:
         _check_ids(ids, U, faults)
     _collect_fault(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
@@ -318,6 +323,10 @@ def check_request(
     elif isinstance(request.net, nn.Module):
         dtype = next((p.dtype for p in request.net.parameters()), torch.float32)
         _collect_fault(faults, check_precision, request.precision, dtype)
+    if not (isinstance(request.output, str) and request.output == "auto"):  # that is the strategy's own
+        _collect_fault(faults, read_output, request.output)
+    if U is not None:
+        _collect_watch(request, faults)
     if progress is not None and not callable(progress):
         faults.append(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
     if faults:
@@ -366,6 +375,17 @@ def _collect_fault(faults: list[str], check: Callable[..., Any], *args: Any) -> 
         check(*args)
     except (ValueError, TypeError) as e:
         faults.append(str(e))
+
+
+def _collect_watch(request: Request, faults: list[str]) -> None:
+    device = torch.device("cpu")
+    if isinstance(request.watch, Tensor | Mapping):  # compared with x_U, if net and x_U are good themselves
+        try:
+            device = freeze(request.net, params=lambda name: True).device
+            check_inputs(request.x_U, "x_U", device)
+        except (ValueError, TypeError):  # raised later
+            return
+    _collect_fault(faults, check_watch, request.watch, request.x_U, device)
 
 
 def _check_ids(ids: Any, U: int, faults: list[str]) -> None:

@@ -16,6 +16,7 @@ from foretaste.tangent.frozen import isolated as isolated
 from foretaste.tangent.frozen import join_points as join_points
 from foretaste.tangent.frozen import outputs as outputs
 from foretaste.tangent.frozen import probe_outputs as probe_outputs
+from foretaste.tangent.frozen import read_output as read_output
 from foretaste.tangent.frozen import take_points as take_points
 from foretaste.tangent.frozen import to_float64 as to_float64
 from foretaste.tangent.frozen import without_modes as without_modes

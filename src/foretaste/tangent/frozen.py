@@ -229,6 +229,18 @@ def unwrap(net: nn.Module) -> nn.Module:
             return net
 
 
+def read_output(output: object) -> Output:
+    """The name of an output, or the number of a logit as an int. Raises a ValueError if it is neither."""
+    if isinstance(output, str):
+        if output not in OUTPUTS:
+            raise ValueError(f"unknown output {output!r}{did_you_mean(output, OUTPUTS)}; or the number of a logit")
+        return output
+    try:
+        return whole_number("output", output, -(2**63))
+    except ValueError as e:
+        raise ValueError(f"{e}, the number of a logit, or one of {', '.join(OUTPUTS)}") from None
+
+
 def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> FrozenNetwork:
     """Check ``net`` and choose its parameters. Raises a ValueError that says what to do."""
     if not isinstance(net, nn.Module):
@@ -250,13 +262,7 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
     for name, p in net.named_parameters():
         if not all_finite(p.detach()):
             raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
-    if isinstance(output, str) and output not in OUTPUTS:
-        raise ValueError(f"unknown output {output!r}{did_you_mean(output, OUTPUTS)}; or the number of a logit")
-    if not isinstance(output, str):
-        try:
-            output = whole_number("output", output, -(2**63))
-        except ValueError as e:
-            raise ValueError(f"{e}, the number of a logit, or one of {', '.join(OUTPUTS)}") from None
+    output = read_output(output)
     recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
     return FrozenNetwork(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
