@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -563,6 +564,147 @@ def test_background_training_keeps_the_labels_given_meanwhile() -> None:
     fresh.teach(asked[:3], [labels[i] for i in asked[:3]])
     torch.testing.assert_close(outputs(learner)[: N * 3], outputs(fresh)[: N * 3], rtol=1e-8, atol=1e-8)
     assert asked[3] not in learner.query(N)
+
+
+class HeldTraining:
+    """A ``train=`` that waits for ``go_on``. ``seen`` has the number of labels of each call."""
+
+    def __init__(self, error: type[BaseException] | None = None) -> None:
+        self.begun, self.go_on, self.seen, self.error = threading.Event(), threading.Event(), list[int](), error
+
+    def __call__(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.seen.append(len(x))
+        self.begun.set()
+        assert self.go_on.wait(20)
+        if self.error is not None and len(self.seen) == 1:
+            raise self.error("as planned")
+        with torch.no_grad():
+            next(net.parameters()).add_(0.01)
+
+
+def retrain_in_thread(learner: ft.Learner) -> tuple[threading.Thread, list[BaseException]]:
+    errors = list[BaseException]()
+
+    def work() -> None:
+        try:
+            learner.retrain(wait=True)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, errors
+
+
+def waiting_beside(train: HeldTraining, learner: ft.Learner, count: int = 2) -> list[BaseException]:
+    """What retrain(wait=True) raises in threads that call it while a training is under way."""
+    done, waiting = learner._now.under_way.done, set[int]()
+    wait = done.wait
+
+    def noted(timeout: float) -> bool:
+        waiting.add(threading.get_ident())
+        return wait(timeout)
+
+    done.wait = noted
+    others = [retrain_in_thread(learner) for _ in range(count)]
+    end = time.monotonic() + 20
+    while len(waiting) < count and time.monotonic() < end:
+        time.sleep(0.002)
+    train.go_on.set()
+    for thread, _ in others:
+        thread.join(20)
+        assert not thread.is_alive()
+    return [error for _, errors in others for error in errors]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_who_waits_shares_the_training_under_way(background: bool) -> None:
+    """Two threads that called retrain(wait=True) trained twice, the second for nothing."""
+    train = HeldTraining()
+    learner = make("l2", train=train)
+    if background:
+        learner.retrain()
+    else:
+        first, errors = retrain_in_thread(learner)
+    assert train.begun.wait(20)
+    learner.retrain()  # not a second time
+    assert waiting_beside(train, learner) == []
+    assert learner.wait(20)
+    if not background:
+        first.join(20)
+        assert errors == []
+    assert train.seen == [6]
+    assert learner.status()["training"] == {"running": False, "count": 1, "failure": None}
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_labels_that_the_training_under_way_lacks_are_trained_on_once_more(background: bool) -> None:
+    train = HeldTraining()
+    learner = make("l2", train=train)
+    first = None
+    if background:
+        learner.retrain()
+    else:
+        first, _ = retrain_in_thread(learner)
+    assert train.begun.wait(20)
+    learner.teach([10, 11], [truth("l2", 10), truth("l2", 11)])
+    assert waiting_beside(train, learner, 3) == []
+    assert train.seen == [6, 8]  # once more for all three
+    assert learner.drift()["trained_on"] == 8
+    if first is not None:
+        first.join(20)
+
+
+def test_who_waits_gets_the_error_of_the_training() -> None:
+    train = HeldTraining(ArithmeticError)
+    learner = make("l2", train=train)
+    first, errors = retrain_in_thread(learner)
+    assert train.begun.wait(20)
+    others = waiting_beside(train, learner)
+    first.join(20)
+    assert [str(e) for e in errors + others] == ["as planned"] * 3
+    assert train.seen == [6]
+    learner.retrain(wait=True)
+    assert train.seen == [6, 6]
+
+
+def test_who_waits_trains_after_a_training_that_is_interrupted() -> None:
+    train = HeldTraining(KeyboardInterrupt)
+    learner = make("l2", train=train)
+    first, errors = retrain_in_thread(learner)
+    assert train.begun.wait(20)
+    assert waiting_beside(train, learner) == []
+    first.join(20)
+    assert [type(e) for e in errors] == [KeyboardInterrupt]
+    assert train.seen == [6, 6]
+
+
+def test_an_interrupt_of_who_waits_leaves_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = HeldTraining()
+    learner = make("l2", train=train)
+    first, errors = retrain_in_thread(learner)
+    assert train.begun.wait(20)
+    monkeypatch.setattr(learner._now.under_way.done, "wait", Interrupter(None, 1))
+    with pytest.raises(KeyboardInterrupt):
+        learner.retrain(wait=True)
+    monkeypatch.undo()
+    learner.teach(10, truth("l2", 10))  # no lock is held
+    assert waiting_beside(train, learner, 1) == []
+    first.join(20)
+    assert errors == []
+    assert train.seen == [6, 7]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_training_that_waits_for_itself_is_refused(own: bool) -> None:
+    learner: ft.Learner
+
+    def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        learner.retrain(wait=True)
+
+    learner = ft.Learner(pool=points().float(), classes=3, train=train) if own else make("l2", train=train)
+    with pytest.raises(RuntimeError, match="must not start another"):
+        learner.teach([0, 1, 2], [0, 1, 2]) if own else learner.retrain(wait=True)
 
 
 def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptureFixture) -> None:

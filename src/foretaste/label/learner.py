@@ -433,15 +433,17 @@ class Learner:
         """Train the network on all labels so far, in the background, and linearise it anew.
 
         Labelling goes on meanwhile. When the new network takes over, labels given since are absorbed by it. If the
-        training fails, the old network stays. If one is under way already, it is not started a second time. A program
-        that ends stops it; a function of yours (``train=``) is waited for.
+        training fails, the old network stays. If one is under way already, in the background or in another thread, it
+        is not started a second time. A program that ends stops it; a function of yours (``train=``) is waited for.
 
         Args:
-            wait: whether to return only when the new network is in use. Default False.
+            wait: whether to return only when a network that was trained on all labels so far is in use. Default False.
+                A training that is under way is waited for, and another one follows only if labels have changed since.
 
         Raises:
             ValueError: there are too few labels to train on.
             Diverged: with ``wait``, if the loss became NaN or infinite; the old network stays.
+            RuntimeError: with ``wait``, if it is called by your own ``train=``.
         """
         self._now.start_training(wait)
 

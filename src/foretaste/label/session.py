@@ -32,12 +32,28 @@ from foretaste.tangent import Inputs, Params
 
 log = logging.getLogger("foretaste")
 
+TRAINING_LOOK_SECONDS = 0.5  # between looks at a training that is waited for
+
+
+@dataclass(eq=False)
+class Training:
+    """One training, in ``thread``. At its end it has ``ended``, or an ``error``; neither if it was interrupted."""
+
+    labels: dict[int, Label]
+    draw: int
+    thread: threading.Thread
+    done: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+    error: Exception | None = None
+
 
 @dataclass(eq=False)
 class Session:
-    """The state of a learner. Methods are called with ``lock`` held, but for ``train`` and ``work``.
+    """The state of a learner. Methods are called with ``lock`` held, but for those of trainings.
 
-    ``net`` is the network as last trained. ``model`` is None until there is a trained network.
+    ``net`` is the network as last trained. ``model`` is None until there is a trained network. ``under_way`` is the
+    training that others may wait for, in the background or in a caller's thread; ``worker`` is the thread of the first
+    kind. ``last_trained`` is the number of the latest training that succeeded.
     """
 
     pool: Pool
@@ -53,6 +69,8 @@ class Session:
     trainings: int = 0
     failure: str | None = None
     worker: threading.Thread | None = None
+    under_way: Training | None = None
+    last_trained: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @cached_property
@@ -151,36 +169,94 @@ class Session:
     # Trainings.
 
     def start_training(self, wait: bool) -> None:
-        """Train on the labels there are now, in a thread or at once. One that is under way is waited for, or left."""
-        with self.lock:
-            worker, job = self.worker, None
-            if worker is None:
-                if not self.can_train():
-                    raise ValueError(
-                        f"{len(self.book.labels)} labels are too few to train on; expected two classes, or two "
-                        "different numbers in regression"
-                    )
-                self.trainings += 1
-                job = (dict(self.book.labels), self.trainings)
-                if not wait:
-                    self.worker = threading.Thread(target=self.work, args=job, name="foretaste-training")
-                    self.worker.start()
-                    return
-        if job is not None:
-            self.train(*job)
-        elif wait and worker is not None:
-            worker.join()
+        """Train on the labels there are now, in a thread or at once. One that is under way is left, or waited for.
 
-    def work(self, labels: dict[int, Label], draw: int) -> None:
+        If the one that is waited for has other labels, a training comes after it: this one, or that of another who
+        waits. Called without the lock.
+        """
+        if not wait:
+            return self.train_behind()
+        first: int | None = None  # the training that was under way at first: those after it have all labels of now
+        while (found := self.train_now(first)) is not None:
+            if found.thread is threading.current_thread():
+                raise RuntimeError("a training is under way in this thread; train= must not start another")
+            with self.lock:
+                fits = first is not None or found.labels == self.book.labels
+            while self.under_way is found and not found.done.wait(TRAINING_LOOK_SECONDS):
+                pass
+            if fits and found.error is not None:
+                raise found.error
+            if fits and found.ended:
+                return None
+            first = first or found.draw
+        return None
+
+    def next_training(self) -> Training:
+        if not self.can_train():
+            raise ValueError(
+                f"{len(self.book.labels)} labels are too few to train on; expected two classes, or two "
+                "different numbers in regression"
+            )
+        self.trainings += 1
+        return Training(dict(self.book.labels), self.trainings, threading.current_thread())
+
+    def train_behind(self) -> None:
+        """Train in a thread, unless a training is under way."""
+        with self.lock:
+            if self.under_way is not None:
+                return
+            training = self.next_training()
+            worker = threading.Thread(target=self.work, args=(training,), name="foretaste-training")
+            self.under_way, self.worker, training.thread = training, worker, worker
+            try:
+                worker.start()
+            except BaseException:
+                if not worker.is_alive():
+                    self.under_way = self.worker = None
+                raise
+
+    def train_now(self, after: int | None) -> Training | None:
+        """Train here, unless a training after number ``after`` has ended. If one is under way: that one."""
+        training: Training | None = None
+        try:
+            with self.lock:
+                if self.under_way is not None:
+                    return self.under_way
+                if after is not None and self.last_trained > after:
+                    return None
+                training = self.next_training()
+                self.under_way = training
+            self.finish_training(training)
+        finally:
+            if training is not None:
+                self.end_training(training)
+        return None
+
+    def work(self, training: Training) -> None:
         """A training in a thread. It never raises: ``failure`` says what went wrong."""
         try:
-            self.train(labels, draw)
+            self.finish_training(training)
         except TrainingStopped:
             log.info("the training was stopped and the network from before stays")
         except Exception as error:
             log.warning("the training failed and the network from before stays: %s", error)
         finally:
             self.worker = None
+            self.end_training(training)
+
+    def finish_training(self, training: Training) -> None:
+        try:
+            self.train(training.labels, training.draw)
+            training.ended, self.last_trained = True, max(self.last_trained, training.draw)
+        except Exception as error:
+            training.error = error
+            raise
+
+    def end_training(self, training: Training) -> None:
+        # Those who wait look at ``under_way`` too: a Ctrl-C here may come before ``done`` is set.
+        if self.under_way is training:
+            self.under_way = None
+        training.done.set()
 
     def train(self, labels: dict[int, Label], draw: int) -> None:
         """Train a copy and linearise it, without the lock; then swap it in. Labels given meanwhile are in the book."""
@@ -208,8 +284,17 @@ class Session:
 
     def train_first(self) -> None:
         """The learner's own network is trained as soon as it can be."""
-        if self.model is None and self.worker is None and self.plan.own and self.can_train():
-            self.start_training(wait=not self.background)
+        if self.model is not None or self.worker is not None or not self.plan.own or not self.can_train():
+            return
+        if self.background:
+            self.train_behind()
+        else:  # with the lock held, so it must not wait for another training, which needs the lock to end
+            training = self.next_training()
+            self.under_way = self.under_way or training
+            try:
+                self.finish_training(training)
+            finally:
+                self.end_training(training)
 
     def own_network(self) -> nn.Module:
         at = choose_items(self.pool, (), self.settings, 0)
