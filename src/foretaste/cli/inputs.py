@@ -267,21 +267,34 @@ def find_device(name: str) -> "torch.device":
 
 
 class BarOfFeatures:
-    """A progress bar that appears when the features of a backbone are first computed."""
+    """A bar for ``encode_with``, and words if a backbone computes features: not if they were kept, nor for pixels.
+
+    A backbone calls first with 0, before it looks for what was kept, which takes a while for large pictures. Another
+    call before the end means that features are computed.
+    """
 
     def __init__(self, encoder: str) -> None:
         self.encoder, self.bars = encoder, ExitStack()
         self.show: Any = None
+        self.looked = self.said = False
 
     def __call__(self, done: int, total: int) -> None:
-        if self.show is None and done < total:
-            say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
-            self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
-        if self.show is not None:
-            self.show(done, total)
         if done >= total:
             self.bars.close()
-            self.show = None
+            self.show, self.looked, self.said = None, False, False
+        elif self.encoder == "pixels":
+            self.show = self.show or self.bars.enter_context(progress_bar("reading pixels"))
+            self.show(done, total)
+        elif not self.looked:
+            self.looked = True
+            self.bars.enter_context(progress_bar(f"looking for features by {self.encoder}"))
+        else:
+            if not self.said:
+                self.said = True
+                self.bars.close()
+                say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
+                self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
+            self.show(done, total)
 
 
 def _text_column(text: str | None) -> str | bool | None:

@@ -179,7 +179,7 @@ def encode_by_backbone(
 
     how: dict[str, Any] = {"cache": cache, "device": device, "progress": progress, "chunk_size": SHOWN_AT_A_TIME}
     if progress is not None:
-        progress(0, len(items))
+        progress(0, len(items))  # reading the digests of many large pictures takes a while
     if not isinstance(items, PictureItems):
         return features(backbone, _as_bytes(items), **how)
     order = sorted(range(len(items)), key=items.digest_of)

@@ -285,6 +285,7 @@ class _FeatureRun:
     def in_memory(self, tell: Callable[[int], object]) -> Tensor:
         rows_ND: Tensor | None = None
         at = 0
+        tell(at)
         for rows_nD in self.chunks(0):
             if rows_ND is None:
                 rows_ND = torch.empty(len(self.source), rows_nD.shape[1])
