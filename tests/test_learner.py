@@ -1009,6 +1009,12 @@ def test_ids_and_labels_without_dimensions() -> None:
         learner.teach([12], torch.tensor(1))
 
 
+def test_a_ridge_of_the_misfit_is_refused_at_the_start() -> None:
+    """It was taken, and the first training or question ended in an error of torch."""
+    with pytest.raises(ValueError, match="ridge is 'misfit', and a learner takes a number"):
+        make("l2", ridge="misfit")
+
+
 def test_odd_classes_labels_and_pools() -> None:
     assert ft.Learner(pool=points(), classes=np.int64(3)).classes == [0, 1, 2]
     with pytest.raises(ValueError, match="classes is True; expected a whole number"):

@@ -50,7 +50,7 @@ class Learner:
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
         output, params, ridge, budget: as in ``ft.linearize``. An output of "auto" (default) is the strategy's own. A
-            ridge of None (default) is 1e-6 of the mean diagonal of Θ.
+            ridge of None (default) is 1e-6 of the mean diagonal of Θ; "misfit" is refused.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
@@ -102,6 +102,11 @@ class Learner:
             raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module. Give the items as pool=")
         if pool is None:
             raise TypeError("pool is None; give the items: an array, a tensor, a dataset, or what ft.open returns")
+        if isinstance(ridge, str):
+            raise ValueError(
+                f"ridge is {ridge!r}, and a learner takes a number, or None for 1e-6 of the mean diagonal of Θ; "
+                '"misfit" is for ft.query and ft.linearize'
+            )
         check_settings(ridge, "auto", loss, float("inf"), 1.0 if theta_scale is None else theta_scale)
         check_callable("train", train, "(net, x, y)")
         if output == "full":
