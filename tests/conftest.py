@@ -1,15 +1,47 @@
 """What holds for every test."""
 
+import gc
+import os
 import random
+from collections.abc import Iterator
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread in each worker, and in the programs it starts: there is a worker for each core, and threads that wait
+    # for one another there take half as much time again. Read when torch and numpy are loaded.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 torch.manual_seed(0)  # for networks that a test file makes when it is imported
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected: nearly all that is made stays, and is not looked at again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same random numbers for a test on every machine, in any order and beside any others."""
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would also format the stack for each kind of device
     random.seed(0)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch on two threads, for what must restore their number: one cannot be told from what it sets."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)

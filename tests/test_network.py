@@ -482,10 +482,11 @@ def test_divergence_says_what_to_do_and_leaves_the_network():
     assert all(m.training for m in net.modules())
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_an_interrupt_leaves_the_network():
     x, y, *_ = digits(20)
     net = MLP(64)
-    before, threads = weights(net), torch.get_num_threads()
+    before = weights(net)
 
     def stop(done, total):
         raise KeyboardInterrupt
@@ -493,7 +494,7 @@ def test_an_interrupt_leaves_the_network():
     with pytest.raises(KeyboardInterrupt):
         fit(net, x, y, progress=stop)
     assert torch.equal(weights(net), before)
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
     assert all(p.grad is None for p in net.parameters())
 
 
