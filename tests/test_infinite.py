@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 import foretaste as ft
@@ -132,7 +132,7 @@ class TorchErf(nn.Module):
 
 
 def finite(layer: Layer, x: Tensor) -> nn.Module:
-    """A torch network of the declared widths, weights N(0, W_std²/fan_in): its limit should be the layer's."""
+    """A torch network of the declared widths, and in ``scales`` the deviations of its weights: √(W_std²/fan_in)."""
     match layer:
         case Serial():
             modules = []
@@ -152,31 +152,36 @@ def finite(layer: Layer, x: Tensor) -> nn.Module:
             return plain[type(layer)]()
     module = module.double()
     module.scales = {"weight": layer.W_std / math.sqrt(module.weight[0].numel()), "bias": layer.b_std}
-    for name, p in module.named_parameters():
-        nn.init.normal_(p, 0, module.scales[name])
     return module
 
 
-def random_networks(layer: Layer, x: Tensor, seeds: range) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The first network, and Θ of the first logit of each, (seeds, N, N), all at once through torch.func.
+def random_networks(layer: Layer, x: Tensor, many: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The first of many networks, and Θ of the first logit of each, (many, N, N), all at once through torch.func.
 
-    In the NTK parametrisation a parameter is its deviation times a unit normal: the gradient is as many times smaller.
+    Weights are N(0, W_std²/fan_in): the limit should be the layer's. In the NTK parametrisation a parameter is its
+    deviation times a unit normal: the gradient is as many times smaller.
     """
-    nets = []
-    with torch.random.fork_rng():
-        for seed in seeds:
-            torch.manual_seed(seed)
-            nets.append(finite(layer, x[:1]).eval())
-    names = [name for name, _ in nets[0].named_parameters()]
-    stacked = {k: torch.stack([n.get_parameter(k).detach() for n in nets]) for k in names}
-    rows = vmap(jacrev(lambda theta: functional_call(nets[0], theta, (x,))[:, 0]))(stacked)
-    theta = {p: torch.zeros(()) for p in PARAMETRISATIONS}
-    for name in names:
+    net, g = finite(layer, x[:1]).eval(), torch.Generator().manual_seed(0)
+    scales = {}
+    for name, _ in net.named_parameters():
         module, _, own = name.rpartition(".")
-        gram_SNN = rows[name].flatten(2) @ rows[name].flatten(2).mT
-        theta["standard"] = theta["standard"] + gram_SNN
-        theta["ntk"] = theta["ntk"] + nets[0].get_submodule(module).scales[own] ** 2 * gram_SNN
-    return nets[0], theta
+        scales[name] = net.get_submodule(module).scales[own]
+    stacked = {
+        name: scales[name] * torch.randn(many, *p.shape, dtype=torch.float64, generator=g)
+        for name, p in net.named_parameters()
+    }
+    net.load_state_dict({name: p_S[0] for name, p_S in stacked.items()})
+
+    def kernels(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        one = grad(lambda theta, point: functional_call(net, theta, (point[None],))[0, 0])
+        rows = vmap(one, (None, 0))(parameters, x)
+        grams = {name: row.flatten(1) @ row.flatten(1).T for name, row in rows.items()}
+        return {
+            "standard": sum(grams.values(), torch.zeros(())),
+            "ntk": sum((scales[name] ** 2 * gram for name, gram in grams.items()), torch.zeros(())),
+        }
+
+    return net, vmap(kernels, chunk_size=8)(stacked)
 
 
 def wide(name: str, n: int) -> tuple[Layer, tuple[int, ...]]:
@@ -207,15 +212,14 @@ def test_finite_networks_approach_it_as_one_over_root_width(name):
     for n in widths:
         layer, shape = wide(name, n)
         x = normal(3, *shape)
-        parts = [random_networks(layer, x, range(i, i + 16)) for i in range(0, many, 16)]
+        net, empirical = random_networks(layer, x, many)
         for p, known in distances.items():
-            theta, empirical_SNN = infinite_ntk(layer, x, parametrisation=p), torch.cat([part[p] for _, part in parts])
+            theta, empirical_SNN = infinite_ntk(layer, x, parametrisation=p), empirical[p]
             known.append(float(((empirical_SNN - theta).flatten(1).norm(dim=1) / theta.norm()).square().mean().sqrt()))
             # Four standard errors of the mean, and what is left of order 1/width: a wrong constant would show.
             bias = (empirical_SNN.mean(0) - theta).norm() / theta.norm()
             assert bias < 4 * known[-1] / math.sqrt(many) + 0.5 / n
-    net, first = parts[0]
-    assert_close(first["standard"][0], ft.ntk(net, x, output="first"), rtol=1e-10, atol=1e-10)
+    assert_close(empirical["standard"][0], ft.ntk(net, x, output="first"), rtol=1e-10, atol=1e-10)
     log_n = torch.tensor(widths).double().log()
     log_n -= log_n.mean()
     for p, known in distances.items():
