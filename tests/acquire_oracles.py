@@ -93,11 +93,11 @@ def after(state: State, j: int, c: int) -> Tensor:
             state = state.condition(k, state.pool_mean[k])
         return state.lookahead(j, c)
     assert state.B == 1
-    y, m, s = torch.eye(state.C, dtype=torch.float64)[c], state.pool_mean[j], state.variance_blocks[j, 0, 0]
-    a = torch.zeros_like(m)
+    m, s, a = state.pool_mean[j].tolist(), float(state.variance_blocks[j, 0, 0]), [0.0] * state.C
     for _ in range(4000):
-        a = a + (y - torch.softmax(m + s * a, 0) - a) / (1 + s)
-    return state.mean + S(state)[:, j, None] * a
+        e = [math.exp(m[k] + s * a[k]) for k in range(state.C)]
+        a = [a[k] + ((k == c) - e[k] / sum(e) - a[k]) / (1 + s) for k in range(state.C)]
+    return state.mean + S(state)[:, j, None] * torch.tensor(a, dtype=torch.float64)
 
 
 def S(state: State) -> Tensor:
@@ -121,10 +121,11 @@ def reference_of(state: State, reference: str | None) -> Tensor:
 
 def project(f: Tensor) -> Tensor:
     """The nearest point of the simplex, by bisection on the shift t with Σ max(f − t, 0) = 1."""
-    low, high = float(f.min()) - 1, float(f.max())
+    values = f.tolist()
+    low, high = min(values) - 1, max(values)
     for _ in range(200):
         t = (low + high) / 2
-        low, high = (t, high) if float((f - t).clamp_min(0).sum()) > 1 else (low, t)
+        low, high = (t, high) if sum(max(v - t, 0.0) for v in values) > 1 else (low, t)
     return (f - (low + high) / 2).clamp_min(0)
 
 
@@ -301,8 +302,8 @@ def covered(state: State, batch: list[int], scale: float | None = None, kappa: T
     scale, kappa = state.scale if scale is None else scale, correlation(state) if kappa is None else kappa
     served = [j for j, _ in state.kept] + batch + list(range(state.U, state.U + state.L))
     return sum(
-        error_chance(state, i, scale) * max((float(kappa[i, j]) ** 2 for j in served), default=0.0)
-        for i in range(state.W)
+        error_chance(state, i, scale) * max((kappa_i[j] ** 2 for j in served), default=0.0)
+        for i, kappa_i in enumerate(kappa.tolist())
     )
 
 
