@@ -897,6 +897,8 @@ def test_threads_never_get_the_same_item(tmp_path: Path) -> None:
 
 ENDS = """
 import torch, foretaste as ft
+from foretaste.network import sgd
+sgd.PROGRESS_REPORTS = 6000  # every 50 steps: between two reports nothing stops a training
 x = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
 learner = ft.Learner(pool=x, classes=2, fit_options={"steps": 300_000}, background=True)
 for i in range(6):
