@@ -100,19 +100,24 @@ def test_the_counts_can_be_wrong(tmp_path: Path) -> None:
 
 LIGHT = """
 import sys
+
+def check(when, *names):
+    found = sorted(set(names) & sys.modules.keys())
+    assert not found, f"{when} loads {found}"
+
 import foretaste
-assert "torch" not in sys.modules
-foretaste.query, foretaste.strategies()
-heavy = {"typer", "rich", "matplotlib", "pydantic", "jinja2.environment"} & sys.modules.keys()
-heavy -= {"jinja2.environment"}  # torch may load it
-assert not heavy, heavy
+check("foretaste", "torch", "pydantic")
+import foretaste.query.badge
+assert callable(foretaste.query), f"hidden by its folder: {foretaste.query}"
+foretaste.query.__doc__, foretaste.strategies()
+check("foretaste.query", "typer", "rich", "matplotlib", "pydantic")
+import foretaste.report
+check("foretaste.report", "matplotlib", "typer")
+import foretaste.study
+assert "pydantic" in sys.modules
 """
 
 
-def test_importing_the_library_does_not_load_the_command_line() -> None:
+def test_importing_the_library_loads_no_more_than_it_needs() -> None:
+    """Neither the command line, nor figures, nor what reads configurations: in one process, as torch takes seconds."""
     subprocess.run([sys.executable, "-c", LIGHT], check=True)
-
-
-def test_the_function_query_is_not_hidden_by_its_folder() -> None:
-    code = "import foretaste.query.badge, foretaste as ft; assert callable(ft.query), ft.query; ft.query.__doc__"
-    subprocess.run([sys.executable, "-c", code], check=True)
