@@ -4,6 +4,7 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No files of figures: drawing them is most of a report's time, and one test looks at them already."""
+
+    def none(s: object, out: Path, suffix: str = "") -> None:
+        out.mkdir(parents=True, exist_ok=True)
+
+    for module in ("runs", "comparison"):
+        monkeypatch.setattr(f"foretaste.report.{module}.save_figures", none)

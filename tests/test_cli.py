@@ -114,7 +114,7 @@ def test_ctrl_c_is_one_line_and_code_130(monkeypatch):
 
 
 @pytest.mark.slow
-def test_run_prints_what_its_intervals_decide(tmp_path):
+def test_run_prints_what_its_intervals_decide(tmp_path, no_figures):
     from foretaste import report
 
     changes = ["strategies=['random','margin']", "seeds=[0]", "labels.cycles=1", "train.steps=5"]

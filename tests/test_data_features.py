@@ -61,7 +61,7 @@ def test_names_that_look_like_numbers_stay_names(tmp_path):
     assert feature_table(tmp_path / "t.csv").classes == ("1.5", "007", "v2")
 
 
-def test_a_study_of_a_table(tmp_path, monkeypatch):
+def test_a_study_of_a_table(tmp_path, monkeypatch, no_figures):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text(TEXT)
     (tmp_path / "s.toml").write_text(

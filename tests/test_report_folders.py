@@ -19,17 +19,6 @@ FILES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """Drawing them is most of a report's time, and one test looks at them already."""
-
-    def none(s, out, suffix=""):
-        out.mkdir(parents=True, exist_ok=True)
-
-    for module in ("runs", "comparison"):
-        monkeypatch.setattr(f"foretaste.report.{module}.save_figures", none)
-
-
 def table(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -185,7 +185,7 @@ def test_cells_that_begin_as_formulas(text, cell):
     assert errors.csv_cell(text) == cell
 
 
-def test_no_csv_of_ours_has_formulas(tmp_path):
+def test_no_csv_of_ours_has_formulas(tmp_path, no_figures):
     row = {"rank": 1, "picked": 1, "id": "=1+1", "score": "-0.5", "predicted": "@x", "probability": "", "margin": ""}
     write_ranked([row], tmp_path / "ranked.csv")
     assert (tmp_path / "ranked.csv").read_text().splitlines()[1] == "1,1,'=1+1,-0.5,'@x,,"

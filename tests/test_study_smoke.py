@@ -22,6 +22,7 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+WITH_FIGURES = "fig2a"  # the page of every other has its charts too, but no files are written of them
 WITHOUT_PAGE = {"breast-cancer", "cifar100-features", "docstrings"}  # drawing pages takes most of the time
 
 
@@ -37,10 +38,13 @@ def test_smoke_without_a_page(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*shipped()} - {"demo"} - WITHOUT_PAGE))
-def test_smoke(name, tmp_path):
+def test_smoke(name, tmp_path, request):
+    if name != WITH_FIGURES:
+        request.getfixturevalue("no_figures")
     if "features" in name:
         pytest.importorskip("efficientnet_lite_pytorch", reason="needs foretaste[pretrained]")
-    result = runner.invoke(app, ["run", name, "--smoke", "--processes", "1", "--device", "cpu"])
+    few = ["--set", "data.test_points=16"]  # kernels of infinite width take their time for each
+    result = runner.invoke(app, ["run", name, "--smoke", "--processes", "1", "--device", "cpu", *few])
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs" / f"{name}-smoke"
     of, records = read(name), load(folder)
@@ -51,6 +55,8 @@ def test_smoke(name, tmp_path):
     for arm in of.arms:
         assert arm.name in page
     assert "Shrunk by --smoke: a look at the machinery, not a result" in page
+    if name == WITH_FIGURES:
+        assert {p.stem for p in (folder / "report").glob("*.svg")} == {"curves", "difference", "auc", "times"}
     if of.data.name != "digits":
         assert f"{of.data.name} was not found" in json.loads((folder / "study.json").read_text())["standin"]
     if of.experiment == "loop":
@@ -101,6 +107,7 @@ steps = 20
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_strategy_of_ones_own_runs_by_name(tmp_path, processes):
     (tmp_path / "mine.py").write_text(MINE.replace("furthest", f"furthest{processes}"))
@@ -114,6 +121,7 @@ def test_a_strategy_of_ones_own_runs_by_name(tmp_path, processes):
     assert asked[f"furthest{processes}"] != asked["random"]
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("kind", ["pictures", "features"])
 def test_smoke_of_a_few_points_of_ones_own(tmp_path, kind):
     rng = np.random.default_rng(0)
