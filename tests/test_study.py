@@ -1,6 +1,7 @@
 """The loop of Alg. 1: paired, seeded, and blind to the test points."""
 
 import ast
+import copy
 import doctest
 import itertools
 import json
@@ -470,6 +471,32 @@ def test_going_on_from_records_and_weights_changes_nothing(cut, start, model):
     done = json.loads(json.dumps([r for r, _ in whole[:cut]]))
     rest = [r for r, _ in cycles(trial, data, 0, done=done, weights=whole[cut - 1][1])]
     assert timeless(rest) == timeless([r for r, _ in whole[cut:]])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "start", "loaded"),
+    [("gain", "warm", True), *((s, "cold", loaded) for s in ("gain", "gp", "ll4al") for loaded in (True, False))],
+)
+def test_more_cycles_are_those_of_a_longer_study(strategy, start, loaded):
+    """The last record of the shorter one comes again, with the query that it lacks."""
+    arm = Arm("arm", strategy, model="gp" if strategy == "gp" else "network")
+    of = replace(SMALL, train=replace(SMALL.train, start=start), arms=(arm,))
+    shorter = replace(of, labels=replace(of.labels, cycles=1))
+    trial, data = of.trial("arm"), points()
+    whole = list(cycles(trial, data, 0))
+    done, nets = zip(*[(r, copy.deepcopy(net)) for r, net in cycles(shorter.trial("arm"), data, 0)])
+    assert [bool(r["queried"]) for r in done] == [True, False]
+    more = cycles(trial, data, 0, done=done, weights=nets[-1].state_dict() if loaded else None)
+    assert timeless([r for r, _ in more]) == timeless([r for r, _ in whole[1:]])
+    assert not done[-1]["queried"]
+
+
+def test_what_a_strategy_trains_beside_the_network_is_not_there_for_more_cycles():
+    of = replace(SMALL, train=replace(SMALL.train, start="warm"), arms=(Arm("arm", "ll4al"),))
+    shorter = replace(of, labels=replace(of.labels, cycles=0))
+    ((record, net),) = cycles(shorter.trial("arm"), points(), 0)
+    with pytest.raises(ValueError, match="arm 'arm' cannot go on to more cycles: ll4al trains a part beside"):
+        next(cycles(of.trial("arm"), points(), 0, done=[record], weights=net.state_dict()))
 
 
 QUICK = study(

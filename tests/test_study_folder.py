@@ -262,17 +262,6 @@ def test_more_cycles_from_warm_starts_need_the_last_network(tmp_path):
     assert timeless(tmp_path) == before
 
 
-def test_what_a_strategy_trains_beside_the_network_is_not_there_for_more_cycles(tmp_path):
-    arms = (Arm("LL4AL", "ll4al"), Arm("LL4AL, warm", "ll4al", train={"start": "warm"}))
-    of = replace(SMALL, seeds=(0,), arms=arms, labels=Labels(init=10, per_cycle=5, cycles=0))
-    more = replace(of, labels=replace(of.labels, cycles=1))
-    run(of, tmp_path / "short")
-    with pytest.raises(ValueError, match="arm 'LL4AL, warm' cannot go on to more cycles: ll4al trains a part beside"):
-        run(replace(more, arms=arms[1:]), tmp_path / "short")
-    cold = replace(more, arms=arms[:1])
-    assert [r["queried"] for r in run(cold, tmp_path / "short")] == [r["queried"] for r in run(cold, tmp_path / "long")]
-
-
 def test_a_folder_that_names_the_kernel_of_its_arms_goes_on_under_auto(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

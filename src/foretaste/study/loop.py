@@ -71,7 +71,7 @@ def continued(trial: Trial, model: Model, split: Split, seed: int, last: Record,
             f"arm {trial.arm!r} cannot go on to more cycles: {trial.strategy} trains a part beside the network, which "
             "is not kept. Choose another folder for it"
         )
-    if not loaded or model.own_training is not None:
+    if not loaded or model.own_training is not None or trial.model == "gp":
         model.train(split.L, seed, last["cycle"])
     return {**last, "cost": {**last["cost"]}, "config": trial.plain()}
 
