@@ -71,3 +71,26 @@ def test_a_network_that_knows_float32_only() -> None:
 def test_blocks_are_not_compared() -> None:
     with pytest.raises(ValueError, match="expected one kernel for all outputs, such as 'sum' or 'first'"):
         check_network(Single().eval(), torch.randn(9, 4), output="full")
+
+
+class Logits(nn.Module):
+    """Returns a dict, as networks of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(self.below(x).tanh())}
+
+
+def test_networks_that_return_a_dict() -> None:
+    """They ended in an AttributeError."""
+    check_network(Logits().eval(), torch.randn(20, 4))
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5])
+def test_a_batch_of_no_points_is_no_fault_of_the_network(batch: int) -> None:
+    """-1 told that Θ is wrong."""
+    with pytest.raises(ValueError, match=f"batch is {batch}; expected a whole number of at least 1"):
+        check_network(nn.Linear(4, 3).eval(), torch.randn(20, 4), batch=batch)

@@ -19,6 +19,7 @@ from foretaste.tangent.frozen import probe_outputs as probe_outputs
 from foretaste.tangent.frozen import read_output as read_output
 from foretaste.tangent.frozen import take_points as take_points
 from foretaste.tangent.frozen import to_float64 as to_float64
+from foretaste.tangent.frozen import unwrap_logits as unwrap_logits
 from foretaste.tangent.frozen import without_modes as without_modes
 from foretaste.tangent.infinite.counterpart import counterpart as counterpart
 from foretaste.tangent.infinite.kernel import infinite_ntk as infinite_ntk

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from foretaste.tangent import Inputs, Output, count_points, freeze, isolated, ntk, take_points
+from foretaste.errors import whole_number
+from foretaste.tangent import Inputs, Output, count_points, freeze, isolated, ntk, take_points, unwrap_logits
 
 VECTORS = 4
 # How far rᵀΘr may be from the true one: of itself, and of the mean diagonal times ‖r‖².
@@ -38,6 +39,7 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).eval()
         >>> check_network(net, torch.randn(200, 2))
     """
+    batch = whole_number("batch", batch, 1)
     if output in ("trace", "full"):
         raise ValueError(f"output is {output!r}; expected one kernel for all outputs, such as 'sum' or 'first'")
     try:
@@ -79,7 +81,8 @@ def _compare(net: nn.Module, x: Inputs, output: Output, batch: int) -> list[tupl
 
 
 def _call(net: nn.Module, x: Inputs) -> Tensor:
-    return net(**x) if isinstance(x, Mapping) else net(x)
+    result: Tensor = unwrap_logits(net(**x) if isinstance(x, Mapping) else net(x))
+    return result
 
 
 def _double(x: Inputs) -> Inputs:
