@@ -244,7 +244,9 @@ def test_a_run_goes_on_to_more_cycles(whole, tmp_path):
     assert len(records) == len(set(seen)) == len(seen) == of.size
     assert without_cycles(tmp_path) == without_cycles(whole)
     assert [json.loads(lines[-2])["config"]["labels"]["cycles"] for lines in timeless(tmp_path).values()] == [3, 3]
-    assert json.loads((tmp_path / "study.json").read_text())["study"]["labels"]["cycles"] == 3
+    stored = json.loads((tmp_path / "study.json").read_text())
+    assert stored["study"]["labels"]["cycles"] == 3
+    assert stored["about"]["labels"].endswith(", 3 cycles")  # the page shows it
     assert run(of, tmp_path) == records
     with pytest.raises(ValueError, match=r"labels.cycles is 3 there and 2 here"):
         run(replace(of, labels=replace(of.labels, cycles=2)), tmp_path)

@@ -31,7 +31,7 @@ from foretaste.data import Images
 from foretaste.errors import check_regular
 from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
-from foretaste.study.config import Network, Study, Trial
+from foretaste.study.config import Labels, Network, Study, Trial
 from foretaste.study.digest import check_digest
 from foretaste.study.records import Record, record_line, software_versions
 from foretaste.study.stored import (
@@ -241,6 +241,8 @@ def write_study(folder: Path, study: Study, description: Mapping[str, Any]) -> N
         ]
         if "about" in rest:
             rest["about"] = rest["about"] | {"seeds": ", ".join(map(str, now["seeds"]))}
+            if before.get("labels") != now["labels"]:  # more cycles than there
+                rest["about"]["labels"] = _label_words(study.labels)
     write_whole(folder / "study.json", json.dumps({"study": now} | rest, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -290,7 +292,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         >>> about(of, prepared(of.data, "cpu"), command="foretaste run x", processes=1)["labels"]
         '20 at random, then 10 a cycle of the whole pool, 7 cycles'
     """
-    labels, train = study.labels, study.train
+    train = study.train
     loss = LOSSES[train.loss].title
     length = (
         f"{train.steps} steps"
@@ -302,7 +304,6 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
     lr = "fit's own" if train.max_lr is None else f"{train.max_lr:g}"
     new = "new weights" if study.network.built_in else "the weights that its function builds"
     start = f"from {new} each cycle" if train.start == "cold" else "each cycle from the weights of the last"
-    offered = "the whole pool" if labels.subset is None else f"{labels.subset} points drawn anew"
     augment = f", images augmented by {train.augment}" if train.augment else ""
     words = {
         "command": command,
@@ -312,7 +313,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         + (f", a head on features of {study.features.backbone}" if study.features else ""),
         "training": f"SGD on the {loss}, {length} of at most {train.batch} points, one-cycle up to a learning rate of "
         f"{lr}{augment}; {start}",
-        "labels": f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {labels.cycles} cycles",
+        "labels": _label_words(study.labels),
         "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
         "seeds": ", ".join(map(str, study.seeds)),
     }
@@ -326,6 +327,11 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
     words["versions"] = ", ".join(f"{name} {version}" for name, version in where.items() if name != "device")
     words["machine"] = f"{where['device']}, {processes} {'process' if processes == 1 else 'processes'} of one thread"
     return words
+
+
+def _label_words(labels: Labels) -> str:
+    offered = "the whole pool" if labels.subset is None else f"{labels.subset} points drawn anew"
+    return f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {labels.cycles} cycles"
 
 
 def _network_words(network: Network) -> str:
