@@ -464,6 +464,9 @@ def test_rounds_on_one_table_end_without_an_error(tmp_path):
         (["unlabelled.csv", "--strategy", "margin"], "strategy 'margin' asks what a trained network predicts"),
         (["unlabelled.csv", "--strategy", "gain", "--select", "top"], "leave --strategy out (the default covers"),
         (["unlabelled.csv", "--save"], "--save keeps weights that are trained here, and "),
+        (["unlabelled.csv", "--classes", "a"], "--classes names 1 class, a; expected at least two"),
+        (["D.csv", "--classes", "a,b,b"], "--classes is 'a,b,b'; expected different names"),
+        (["unlabelled.csv", "--classes", "a,b,"], "--classes is 'a,b,'; expected different names"),
     ],
 )
 def test_data_or_labelled_and_pool(tmp_path, words, says):
@@ -509,6 +512,68 @@ def test_a_first_batch_in_other_ways(tmp_path, words):
     rows = table(tmp_path / "r.csv")
     assert [row["picked"] for row in rows[:4]] == ["1", "1", "1", "0"]
     assert {row["predicted"] for row in rows} == {""}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["three", "--output", "3"], "--output 3 and the network has 3 outputs; expected 0 to 2"),
+        (["three", "--classes", "a,b"], "the network has 3 outputs and there are 2 classes (a, b)"),
+        (["one"], "strategy 'cover' needs classes and this network has one output"),
+        (["none"], "network ft_first:none has no parameters; its tangent kernel is zero"),
+    ],
+)
+def test_a_first_batch_by_a_network_of_ones_own(tmp_path, monkeypatch, words, says):
+    """Its number of outputs was taken to be 2, and one without parameters ended in StopIteration."""
+    (tmp_path / "ft_first.py").write_text(
+        "from torch import nn\n"
+        "def three(shape): return nn.Linear(shape[0], 3)\n"
+        "def one(shape): return nn.Linear(shape[0], 1)\n"
+        "def none(shape): return nn.Flatten()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    write_flowers(tmp_path / "t.csv", {})
+    got = invoke("query", tmp_path / "t.csv", "--network", "ft_first:three", "--output", 2, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    got = invoke("query", tmp_path / "t.csv", "--network", f"ft_first:{words[0]}", *words[1:])
+    assert got.exit_code == 2
+    assert says in " ".join(got.stderr.split())
+    assert "first batch" not in got.output
+
+
+def test_weights_of_one_output_without_labels_want_regression(tmp_path, monkeypatch):
+    """It was told of labels of 0 alone, and there are none."""
+    (tmp_path / "ft_single.py").write_text("from torch import nn\ndef one(): return nn.Linear(2, 1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(6, 2)).astype("f4"))
+    save_network(torch.nn.Linear(2, 1), tmp_path / "w.safetensors")
+    words = ["--network", "ft_single:one", "--weights", tmp_path / "w.safetensors"]
+    assert "the network has 1 output and x.npz no labels" in told("query", tmp_path / "x.npz", *words).replace(
+        f"{tmp_path}/", ""
+    )
+
+
+def test_label_names_an_array_of_an_npz(tmp_path):
+    """It was ignored: labelled data had no labels, and the words to that were to give --label."""
+    r = np.random.default_rng(0)
+    y = np.array([0, 1, 0, 1, -1, -1, -1, -1])
+    np.savez(tmp_path / "x.npz", x=r.normal(size=(8, 3)).astype("f4"), kind=y)
+    words = ["query", tmp_path / "x.npz", "-n", 2, "--steps", 20, "--out", tmp_path / "r.csv"]
+    got = invoke(*words, "--label", "kind")
+    assert got.exit_code == 0, got.output
+    assert "4 labelled points" in " ".join(got.output.split())
+    assert "has no array 'kin' for the label; did you mean 'kind'?" in told(*words, "--label", "kin")
+
+
+def test_labels_that_are_all_minus_one_are_none(tmp_path):
+    """As in scikit-learn. They were refused as −1 and 1 alone."""
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype("f4")
+    np.savez(tmp_path / "x.npz", x=x, y=np.full(6, -1))
+    got = invoke("query", tmp_path / "x.npz", "-n", 2, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    assert "This is a first batch" in " ".join(got.output.split())
+    np.savez(tmp_path / "x.npz", x=x, y=np.array([-1, -1, -1, np.nan, np.nan, np.nan]))
+    assert "are −1 alone; −1 is no label here" in told("query", tmp_path / "x.npz", "--out", tmp_path / "r.csv")
 
 
 def test_weights_predict_a_pool_without_labels(tmp_path):

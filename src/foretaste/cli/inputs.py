@@ -121,7 +121,9 @@ EncoderOption = Annotated[
 LabelColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--label", help="The column of labels. Default: label, class, category, ...", rich_help_panel=DATA_PANEL
+        "--label",
+        help="The column of labels, or their array. Default: label, class, category, ...",
+        rich_help_panel=DATA_PANEL,
     ),
 ]
 TextColumnOption = Annotated[
@@ -249,6 +251,18 @@ def read_inputs(
     points = replace(points, notes=(*points.notes, *([said] if said else [])))
     bar = BarOfFeatures(chosen)
     return encode_with(points, chosen, size=shape, channels=channels, device=where, progress=bar), truth
+
+
+def split_classes(text: str | None) -> list[str] | None:
+    """Names of an option, separated by commas."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"--classes is {text!r}; expected different names, separated by commas")
+    if len(names) < 2:
+        raise ValueError(f"--classes names 1 class, {names[0]}; expected at least two")
+    return names
 
 
 def find_device(name: str) -> "torch.device":

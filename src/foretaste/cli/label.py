@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli.app import app, say
+from foretaste.cli.inputs import split_classes
 from foretaste.errors import printable
 
 if TYPE_CHECKING:
@@ -117,18 +118,6 @@ def label_command(
             close_desk(desk)
     state = desk.state()
     say(f"{state['labelled']} of {state['total']} items are labelled. The same command goes on.")
-
-
-def split_classes(text: str | None) -> list[str] | None:
-    """Names of an option, separated by commas."""
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"--classes is {text!r}; expected different names, separated by commas")
-    if len(names) < 2:
-        raise ValueError(f"--classes names 1 class, {names[0]}; expected at least two")
-    return names
 
 
 def prepare_server(host: str, port: int) -> tuple[Any, str | None]:

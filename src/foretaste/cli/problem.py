@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretaste.cli.app import name_options
-from foretaste.cli.inputs import find_device
+from foretaste.cli.inputs import find_device, split_classes
 from foretaste.errors import check_known
 
 if TYPE_CHECKING:
@@ -47,17 +47,13 @@ class LabellingProblem:
     fitted: "Fit | None" = None
     notes: tuple[str, ...] = ()
     predicts: bool = True  # False where nothing is labelled and no weights were given: the network stays untrained
+    outputs: int = FIRST_OUTPUTS  # C of the network
 
     def feed(self, x: "Tensor") -> "Tensor":
         """Points as the network takes them."""
         from foretaste.network import prepare
 
         return prepare(x, next(self.net.parameters()).dtype, self.normalise)
-
-    @property
-    def outputs(self) -> int:
-        """C of the network."""
-        return len(self.classes) or (1 if self.points.regression else FIRST_OUTPUTS)
 
     @property
     def labelled(self) -> "tuple[Tensor | None, Tensor | None]":
@@ -91,7 +87,7 @@ def make_problem(
 
     about = saved_network(weights) if weights else SavedNetwork()
     where, regression = find_device(device), points.regression
-    named = tuple(c.strip() for c in classes.split(",")) if classes else about.classes or points.own_classes
+    named = tuple(split_classes(classes) or ()) or about.classes or points.own_classes
     labels = points.known_labels
     expected = named or (() if regression else class_names(labels, points.where))
     x, L, U = points.x, torch.from_numpy(points.labelled), torch.from_numpy(points.pool)
@@ -107,6 +103,8 @@ def make_problem(
         name = network or about.network or ""
         options = {**about.options, **options} if name == about.network else options
     net = net.to(where).eval()
+    if next(net.parameters(), None) is None:
+        raise ValueError(f"network {name} has no parameters; its tangent kernel is zero")
     raw = points.kind == "features" or (has_backbone(points) and name != "head")  # a head scales by itself
     if normalise is None and weights is None and raw and x.dim() == 2:
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
@@ -120,9 +118,11 @@ def make_problem(
         y_L = points.y[L]
     elif not predicts:
         names, y_L = named or (), torch.zeros(0, dtype=torch.int64)
+        if names:
+            _check_class_count(C, names, points.where, labelled=False)
     else:
         names = named or class_names(labels, points.where, C)
-        _check_class_count(C, names, points.where)
+        _check_class_count(C, names, points.where, bool(labels))
         if weights and not named and not all(label.isdecimal() for label in labels):
             notes.append(f"outputs are taken to be, in this order: {shorten(names)}; give --classes if they are not")
         y_L = torch.from_numpy(class_ids(labels, names, points.where))
@@ -131,7 +131,7 @@ def make_problem(
     return LabellingProblem(
         net, name, options, points, [points.ids[i] for i in points.pool], x[L].to(where), y_L.to(where),
         x[U].to(where), None if y_U is None else y_U.to(where), names, loss or about.loss or "l2", scale, None,
-        tuple(notes), predicts,
+        tuple(notes), predicts, C,
     )  # fmt: skip
 
 
@@ -237,15 +237,17 @@ def _count_outputs(net: "nn.Module", x: "Tensor", shape: tuple[int, ...], name: 
     return int(f.shape[1])
 
 
-def _check_class_count(C: int, names: Sequence[str], where: str) -> None:
+def _check_class_count(C: int, names: Sequence[str], where: str, labelled: bool = True) -> None:
     if C < 2:
+        there = f"{where} labels of {shorten(names)} alone" if labelled else f"{where} no labels"
         raise ValueError(
-            f"the network has {C} output and {where} labels of {shorten(names)} alone; expected two classes or more "
-            "(--classes names those without points yet), or numbers and --regression"
+            f"the network has {C} output and {there}; expected two classes or more (--classes names those without "
+            "points yet), or numbers and --regression"
         )
     if len(names) != C:
+        are = "is 1 class" if len(names) == 1 else f"are {len(names)} classes"
         raise ValueError(
-            f"the network has {C} outputs and there are {len(names)} classes ({shorten(names)}); give --classes, "
+            f"the network has {C} outputs and there {are} ({shorten(names)}); give --classes, "
             "all of them in the order of the outputs, or another network"
         )
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from foretaste.cli.app import app, say
-from foretaste.cli.label import SourceArgument, StoreOption, prepare_server, split_classes
+from foretaste.cli.inputs import split_classes
+from foretaste.cli.label import SourceArgument, StoreOption, prepare_server
 
 KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 

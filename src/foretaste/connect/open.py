@@ -56,8 +56,8 @@ def open(
             y, ids, classes); a Hugging Face dataset, saved to disk or in memory; a map-style torch dataset of x or
             (x, y); an array or tensor (N, ...), or a tuple (x, y); a list of strings (texts), of pictures, of ``Path``
             (pictures) or of dicts (rows); a pandas data frame.
-        label: the column of labels; None is the one called label, class, category, target or y. For arrays and lists
-            the labels themselves, one for each point.
+        label: the column of labels, or their array in an .npz; None is the one called label, class, category, target
+            or y. For arrays and lists the labels themselves, one for each point.
         text: the column of text. None takes one called text, sentence, review, ... that holds words, else the only
             column with four words or more in a cell. False reads a table, True must find a text.
         id: the column of ids; None is the one called id, or name, key or index where no value repeats.

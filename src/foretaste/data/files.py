@@ -19,7 +19,7 @@ from foretaste.data.pictures import ImageSize, PictureProgress, open_picture
 from foretaste.data.points import Encode, Points
 from foretaste.data.tables import read_file_table
 from foretaste.data.text import TEXT_ENCODERS
-from foretaste.errors import printable
+from foretaste.errors import did_you_mean, printable
 
 POINT_ARRAYS, POINT_LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
 NO_CLASS_FOLDERS = ("unlabelled", "unlabeled", "unsorted")
@@ -125,6 +125,11 @@ def npz_points(path: Path, how: ReadOptions) -> Points:
     x, y = (next((name for name in names if name in there), None) for names in (POINT_ARRAYS, POINT_LABEL_ARRAYS))
     if x is None:
         raise ValueError(f"{path} has {', '.join(there) or 'nothing'}; expected x, and y and ids where there are any")
+    if isinstance(how.label, str):
+        if how.label not in there:
+            meant = did_you_mean(how.label, there, "Its arrays")
+            raise ValueError(f"{path} has no array {how.label!r} for the label{meant}")
+        y = how.label
     names = [name for name in (x, y, "ids", "classes") if name in there]
     got = dict(zip(names, read_arrays(path, names, how.most)))
     ((laid, note),) = lay_out_points([got[x]], [f"{path}: {x}"], how.layout)
@@ -169,7 +174,8 @@ def named_classes(where: object, labels: list[str | None], classes: tuple[str, .
 def label_words(raw: Any, regression: bool, where: object) -> list[str | None]:
     """Labels of an array or a list as words. −1 among whole numbers is no label, as in scikit-learn.
 
-    −1 beside 1 alone is refused: it may be a class, and half of the points would silently be the pool.
+    −1 beside 1 alone is refused: it may be a class, and half of the points would silently be the pool. Every label −1
+    is no label at all.
     """
     y = np.asarray(raw)
     if y.ndim == 2 and y.shape[1] == 1:
@@ -188,9 +194,12 @@ def label_words(raw: Any, regression: bool, where: object) -> list[str | None]:
     numbers = {word for word in class_labels(words, where) if word is not None}
     if "-1" not in numbers or not all(word.lstrip("-").isdecimal() for word in numbers):
         return words
+    if numbers == {"-1"} and None not in words:
+        return [None] * len(words)  # nothing is labelled yet
     if numbers <= {"-1", "1"}:
+        those = "−1 and 1" if "1" in numbers else "−1"
         raise ValueError(
-            f"{where} are −1 and 1 alone; −1 is no label here, as in scikit-learn. Write the classes as 0 and 1 (or as "
+            f"{where} are {those} alone; −1 is no label here, as in scikit-learn. Write the classes as 0 and 1 (or as "
             "words), and None or NaN for no label"
         )
     return [None if word is None or float(word) == -1 else word for word in words]

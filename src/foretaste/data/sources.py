@@ -68,7 +68,7 @@ def read_points(
 
     Args:
         source: a path, a dataset, arrays or rows, as ``ft.open`` lists them.
-        label: the column of labels; for arrays and lists the labels themselves.
+        label: the column of labels, or their array in an .npz; for arrays and lists the labels themselves.
         text: the column of text; False reads a table, True must find a text. None decides by the columns.
         id: the column of ids.
         classes: all classes in order; None takes the source's own, or those of the labels.
