@@ -94,3 +94,18 @@ def test_a_batch_of_no_points_is_no_fault_of_the_network(batch: int) -> None:
     """-1 told that Θ is wrong."""
     with pytest.raises(ValueError, match=f"batch is {batch}; expected a whole number of at least 1"):
         check_network(nn.Linear(4, 3).eval(), torch.randn(20, 4), batch=batch)
+
+
+def test_what_foretaste_refuses_is_refused() -> None:
+    """The copy in float64 passed: of a network in float16, and of a float64 network with float32 points."""
+    x = torch.randn(20, 4)
+    with pytest.raises(ValueError, match=r"net has parameters in torch\.float16, too coarse"):
+        check_network(nn.Linear(4, 3).eval().half(), x.half())
+    with pytest.raises(ValueError, match="float32"):
+        check_network(nn.Linear(4, 3).eval().double(), x)
+
+
+def test_within_inference_mode() -> None:
+    """It ended in a RuntimeError of autograd; ``ft.ntk`` works there."""
+    with torch.inference_mode():
+        check_network(nn.Linear(4, 3).eval(), torch.randn(20, 4))
