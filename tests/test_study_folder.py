@@ -236,9 +236,11 @@ def test_a_run_goes_on_to_more_cycles(whole, tmp_path):
         return {path: [re.sub(r'"cycles": \d', "", text) for text in lines] for path, lines in found.items()}
 
     of = replace(SMALL, seeds=(0,))
-    for cycles in (0, 2):
+    for cycles in (0, 1, 2):
         run(replace(of, labels=replace(of.labels, cycles=cycles)), tmp_path)
-    shutil.rmtree(tmp_path / "weights" / "gain")  # cold starts need none
+        if cycles == 1:  # cold starts need no weights; damaged ones were said to be needed by a warm start
+            (tmp_path / "weights" / "gain" / "0-1.safetensors").write_bytes(b"damaged")
+    shutil.rmtree(tmp_path / "weights" / "gain")
     seen = []
     records = run(of, tmp_path, seen=lambda record: seen.append((record["arm"], record["cycle"])))
     assert len(records) == len(set(seen)) == len(seen) == of.size

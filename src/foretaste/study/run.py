@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -167,8 +167,10 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
             return
         last = len(done) - 1
         warm = trial.train.start == "warm" and done and trial.model == "network"
-        kept = more and trial.model == "network" and task.has_weights(last)
-        weights = task.weights(last) if warm or kept else None
+        weights = task.weights(last) if warm else None
+        if more and not warm and trial.model == "network" and task.has_weights(last):
+            with suppress(ValueError):  # damaged: trained once more, as if they were gone
+                weights = task.weights(last)
         if study.experiment != "loop":
             for checked in CHECKS[study.experiment](study, trial, own, task.seed, skip=len(done)):
                 task.append(checked)
