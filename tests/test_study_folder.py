@@ -264,6 +264,7 @@ def test_more_cycles_from_warm_starts_need_the_last_network(tmp_path):
     ):
         run(replace(of, labels=replace(of.labels, cycles=2)), tmp_path)
     assert timeless(tmp_path) == before
+    assert len(run(of, tmp_path)) == 2  # study.json had two cycles, and refused the study of one
 
 
 def test_a_folder_that_names_the_kernel_of_its_arms_goes_on_under_auto(whole, tmp_path):

@@ -64,13 +64,18 @@ def is_cut_short(trial: Trial, done: Sequence[Record]) -> bool:
     return bool(done) and done[-1]["cycle"] < trial.labels.cycles and not done[-1]["queried"]
 
 
-def continued(trial: Trial, model: Model, split: Split, seed: int, last: Record, loaded: bool) -> Record:
-    """The last record of a shorter study, without its query, and ``model`` as it was: loaded, or trained once more."""
-    if model.own_training is not None and trial.train.start == "warm":
+def check_goes_on(trial: Trial) -> None:
+    """Raise if a finished run of this arm cannot go on to more cycles."""
+    if find_strategy(trial.strategy).trains is not None and trial.train.start == "warm":
         raise ValueError(
             f"arm {trial.arm!r} cannot go on to more cycles: {trial.strategy} trains a part beside the network, which "
             "is not kept. Choose another folder for it"
         )
+
+
+def continued(trial: Trial, model: Model, split: Split, seed: int, last: Record, loaded: bool) -> Record:
+    """The last record of a shorter study, without its query, and ``model`` as it was: loaded, or trained once more."""
+    check_goes_on(trial)
     if not loaded or model.own_training is not None or trial.model == "gp":
         model.train(split.L, seed, last["cycle"])
     return {**last, "cost": {**last["cost"]}, "config": trial.plain()}

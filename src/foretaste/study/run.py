@@ -39,7 +39,7 @@ from foretaste.study.folder import (
     stored_description,
     write_study,
 )
-from foretaste.study.loop import check_trials, cycles, is_cut_short, replay
+from foretaste.study.loop import check_goes_on, check_trials, cycles, is_cut_short, replay
 from foretaste.study.model import derive_seed
 from foretaste.study.records import Record
 from foretaste.study.toml import import_plugin
@@ -119,6 +119,7 @@ def run(
             data = prepared(study.data, devices[0] if here else "cpu", standin, features=study.features)
         if data is not None:
             check_trials(study, data)
+        check_more_cycles(study, tasks)
         pictures, digest = None, None
         if folder is not None and data is not None:
             description = description or stored_description(root)
@@ -143,6 +144,16 @@ def run(
                 pictures.write()
     order = {name: k for k, name in enumerate(study.names)}
     return sorted(records, key=lambda r: (order[r["arm"]], study.seeds.index(r["seed"]), r["cycle"]))
+
+
+def check_more_cycles(study: Study, tasks: Sequence[Task]) -> None:
+    """Raise if a finished run cannot go on to more cycles: before study.json has them, and refuses the study it is."""
+    for task in tasks if study.experiment == "loop" else ():
+        trial = study.trial(task.arm)
+        if is_cut_short(trial, done := task.records(trial)):
+            check_goes_on(trial)
+            if trial.train.start == "warm" and trial.model == "network":
+                task.weights(len(done) - 1)
 
 
 # One arm with one seed
