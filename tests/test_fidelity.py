@@ -19,7 +19,7 @@ from foretaste.data import digits
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit, prepare
 from foretaste.report import verdict
-from foretaste.study import fidelity, load, save
+from foretaste.study import check_fidelity, fidelity, load, save
 from foretaste.study.fidelity import (
     COMPARED_OUTPUTS,
     RIDGES,
@@ -192,6 +192,16 @@ def test_wrong_settings_are_told_at_once(small):
         fidelity(net, x[:12], y[:12], x[12:16], candidates=9)
     with pytest.raises(ValueError, match="needs class ids"):
         fidelity(net, x[:12], y[:12].float(), x[12:16], candidates=2)
+
+
+def test_no_kernel_at_all_is_refused_and_a_text_is_no_list():
+    """Without any, networks were retrained and compared with nothing; of a text every letter was told."""
+    with pytest.raises(ValueError, match="3 things are wrong") as error:
+        check_fidelity(50, "l2", 60, 2, 10, "trace", ())
+    assert "outputs='trace'; expected a list of one or more, such as ['signs']" in str(error.value)
+    assert "ridges=(); expected a list of one or more, such as ['misfit']" in str(error.value)
+    assert "candidates=60 of a pool of 50" in str(error.value)
+    assert "unknown output" not in str(error.value)
 
 
 def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):

@@ -53,7 +53,9 @@ def query_command(
         float | None, typer.Option(min=0, help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.")
     ] = None,
     budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
-    precision: Annotated[str, typer.Option(help="auto, float32, or on CUDA tf32 or half.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.")
+    ] = "auto",
     watch: Annotated[
         int | None, typer.Option(min=1, help="Score by this many points of the pool, not by all: less memory.")
     ] = None,

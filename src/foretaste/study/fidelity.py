@@ -195,6 +195,10 @@ def check_fidelity(
     faults = []
     if candidates > U:
         faults.append(f"candidates={candidates} of a pool of {U}; expected at most {U}")
+    for name, given, such in (("outputs", outputs, "signs"), ("ridges", ridges, "misfit")):
+        if isinstance(given, str) or not len(given):  # without any, networks would be retrained for nothing
+            faults.append(f"{name}={given!r}; expected a list of one or more, such as [{such!r}]")
+    outputs, ridges = () if isinstance(outputs, str) else outputs, () if isinstance(ridges, str) else ridges
     try:
         FidelitySettings(loss, candidates, repeats, watch, tuple(outputs), tuple(ridges))
     except SettingsError as error:
