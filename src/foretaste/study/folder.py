@@ -242,7 +242,7 @@ def write_study(folder: Path, study: Study, description: Mapping[str, Any]) -> N
         if "about" in rest:
             rest["about"] = rest["about"] | {"seeds": ", ".join(map(str, now["seeds"]))}
             if before.get("labels") != now["labels"]:  # more cycles than there
-                rest["about"]["labels"] = _label_words(study.labels)
+                rest["about"]["labels"] = _labelling_words(study.labels)
     write_whole(folder / "study.json", json.dumps({"study": now} | rest, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -313,7 +313,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         + (f", a head on features of {study.features.backbone}" if study.features else ""),
         "training": f"SGD on the {loss}, {length} of at most {train.batch} points, one-cycle up to a learning rate of "
         f"{lr}{augment}; {start}",
-        "labels": _label_words(study.labels),
+        "labels": _labelling_words(study.labels),
         "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
         "seeds": ", ".join(map(str, study.seeds)),
     }
@@ -329,7 +329,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
     return words
 
 
-def _label_words(labels: Labels) -> str:
+def _labelling_words(labels: Labels) -> str:
     offered = "the whole pool" if labels.subset is None else f"{labels.subset} points drawn anew"
     return f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {labels.cycles} cycles"
 
