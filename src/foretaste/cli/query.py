@@ -220,8 +220,9 @@ def check_query_settings(
     covers = found.coverage is not None or (found.first is not None and select == "auto")
     if not problem.predicts and "classes" in found.needs and not covers:
         raise ValueError(
-            f"{problem.points.where} has no labels, and strategy {strategy!r} asks what a trained network predicts; "
-            "leave --strategy out (the default covers the pool), or label a few points of each class first"
+            f"{problem.points.where} has no labels, and strategy {strategy!r} asks what a trained network predicts, or "
+            "how many classes there are; leave --strategy out (the default covers the pool), or label a few points of "
+            "each class first"
         )
     if found.check_points is not None:
         found.check_points(problem.feed(problem.x_U[:1]), **found.settings(options))
