@@ -290,12 +290,12 @@ class BarOfFeatures:
     def __init__(self, encoder: str) -> None:
         self.encoder, self.bars = encoder, ExitStack()
         self.show: Any = None
-        self.looked = self.said = False
+        self.looked = False
 
     def __call__(self, done: int, total: int) -> None:
         if done >= total:
             self.bars.close()
-            self.show, self.looked, self.said = None, False, False
+            self.show, self.looked = None, False
         elif self.encoder == "pixels":
             self.show = self.show or self.bars.enter_context(progress_bar("reading pixels"))
             self.show(done, total)
@@ -303,8 +303,7 @@ class BarOfFeatures:
             self.looked = True
             self.bars.enter_context(progress_bar(f"looking for features by {self.encoder}"))
         else:
-            if not self.said:
-                self.said = True
+            if self.show is None:
                 self.bars.close()
                 say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
                 self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))

@@ -143,10 +143,11 @@ def query_command(
 
 def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
     """What is chosen where nothing is labelled."""
-    how = describe_network(problem) + ("" if problem.predicts else ", untrained")
-    what = (
-        f"points that cover the pool by the kernel of a network ({how})" if strategy in ("cover", "gain") else strategy
-    )
+    from foretaste.acquire import find_strategy
+
+    how, found = describe_network(problem) + ("" if problem.predicts else ", untrained"), find_strategy(strategy)
+    covers = found.coverage is not None or found.first is not None
+    what = f"points that cover the pool by the kernel of a network ({how})" if covers else strategy
     return f"This is a first batch: {what}. Label it, then ask again."
 
 

@@ -20,6 +20,7 @@ from foretaste.lookahead.linearize import check_settings as check_settings
 from foretaste.lookahead.linearize import check_watch as check_watch
 from foretaste.lookahead.linearize import from_kernels as from_kernels
 from foretaste.lookahead.linearize import linearize as linearize
+from foretaste.lookahead.linearize import seeded_generator as seeded_generator
 from foretaste.lookahead.linearize import watched_points as watched_points
 from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.problem import misfit_ridge as misfit_ridge

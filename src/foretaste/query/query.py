@@ -24,6 +24,7 @@ from foretaste.lookahead import (
     holds_classes,
     names_to_ids,
     resolve_class_names,
+    seeded_generator,
     text_labels,
 )
 from foretaste.query.copies import labelled_copies
@@ -50,8 +51,6 @@ from foretaste.tangent import (
 )
 
 log = logging.getLogger("foretaste")
-
-LEAST_SEED = -(2**63)
 
 
 @without_modes
@@ -158,7 +157,7 @@ def query(
     )  # fmt: skip
     auto = select == "auto"
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
-    generator.manual_seed(whole_number("seed", seed, LEAST_SEED))
+    generator.manual_seed(int(seed))
     if auto and how.first is not None and _is_empty(x_L):
         request.info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
         settings = how.settings(None)
@@ -308,7 +307,7 @@ def check_request(
     if U == 0:
         faults.append("x_U is empty; expected at least one candidate")
     _collect_fault(faults, whole_number, "batch_size", batch_size, 1)
-    _collect_fault(faults, whole_number, "seed", request.seed, LEAST_SEED)
+    _collect_fault(faults, seeded_generator, request.seed)
     if ids is not None and U is not None:
         _check_ids(ids, U, faults)
     _collect_fault(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)

@@ -19,7 +19,6 @@ from foretaste.tangent.frozen import probe_outputs as probe_outputs
 from foretaste.tangent.frozen import read_output as read_output
 from foretaste.tangent.frozen import take_points as take_points
 from foretaste.tangent.frozen import to_float64 as to_float64
-from foretaste.tangent.frozen import unwrap_logits as unwrap_logits
 from foretaste.tangent.frozen import without_modes as without_modes
 from foretaste.tangent.infinite.counterpart import counterpart as counterpart
 from foretaste.tangent.infinite.kernel import infinite_ntk as infinite_ntk
@@ -31,6 +30,7 @@ from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
 from foretaste.tangent.precision import check_precision as check_precision
+from foretaste.tangent.precision import double_inputs as double_inputs
 from foretaste.tangent.precision import engine_precision as engine_precision
 from foretaste.tangent.precision import kernel_holds as kernel_holds
 from foretaste.tangent.precision import precisions_to_try as precisions_to_try

@@ -1,21 +1,20 @@
 """The contract of a network: its kernel is that of plain autograd, on all points."""
 
 import copy
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from foretaste.errors import whole_number
 from foretaste.tangent import (
     Inputs,
     Output,
     count_points,
+    double_inputs,
     freeze,
     isolated,
     ntk,
     take_points,
-    unwrap_logits,
     without_modes,
 )
 
@@ -29,10 +28,10 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
     """Compare the kernel of a network with plain autograd on all of the points.
 
     ``ft.ntk`` and ``ft.query`` check their rules for layers on a dozen points of each set. A forward that exchanges two
-    rows of a batch of 600 passes that. This check sees it, at the cost of four backward passes over the points:
-    rᵀΘr = ‖Jᵀr‖² for random vectors r, and Jᵀr is one gradient of the network, called as its user calls it. The mean
-    of r is zero, so that what the gradients of all points have in common does not hide the rest. All of it is in
-    float64, on a copy of the network, if the network can be copied and computes in float64.
+    rows of a batch of 600 passes that. This check sees it, at the cost of one forward and four backward passes over
+    the points: rᵀΘr = ‖Jᵀr‖² for random vectors r, and Jᵀr is one gradient of the network. The mean of r is zero, so
+    that what the gradients of all points have in common does not hide the rest. All of it is in float64, on a copy of
+    the network, if the network can be copied and computes in float64.
 
     Args:
         net: in eval mode.
@@ -55,9 +54,8 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
         raise ValueError(f"output is {output!r}; expected one kernel for all outputs, such as 'sum' or 'first'")
     ntk(net, take_points(x, slice(2)), output=output)  # refuses what it refuses: the copy below is in float64
     try:
-        twin, wide = copy.deepcopy(net).double(), _double(x)
-        with torch.no_grad():
-            _call(twin, take_points(wide, slice(2)))
+        twin, wide = copy.deepcopy(net).double(), double_inputs(x)
+        freeze(twin, output=output).call_attached(take_points(wide, slice(2)))
     except Exception:  # whatever a forward raises that has a dtype of its own
         twin, wide = net, x
     for got, want, rounding in _compare(twin, wide, output, batch):
@@ -72,33 +70,20 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
 def _compare(net: nn.Module, x: Inputs, output: Output, batch: int) -> list[tuple[float, float, float]]:
     """For each random r: rᵀΘr, ‖Jᵀr‖², and how far rounding may take them apart."""
     theta_NN, n, frozen = ntk(net, x, output=output).double(), count_points(x), freeze(net, output=output)
-    params = [p for p in net.parameters() if p.requires_grad]
+    r_KN = torch.randn(VECTORS, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    r_KN = (r_KN - r_KN.mean(1, keepdim=True) if n > 1 else r_KN).to(theta_NN.device)
+    params = [p for p in frozen.net.parameters() if p.requires_grad]
+    sums = [torch.zeros(VECTORS, p.numel(), dtype=torch.float64, device=p.device) for p in params]
+    for at in (slice(start, start + batch) for start in range(0, n, batch)):
+        with isolated(frozen.device), torch.enable_grad():
+            f_n = frozen.heads(frozen.call_attached(take_points(x, at)))[:, 0]
+            for k, r_N in enumerate(r_KN):
+                more = k < VECTORS - 1
+                grads = torch.autograd.grad(f_n @ r_N[at].to(f_n), params, retain_graph=more, materialize_grads=True)
+                for total, g in zip(sums, grads):
+                    total[k] += (g.to_dense() if g.is_sparse else g).flatten().double()
+    want_K = sum((total.square().sum(1) for total in sums), r_KN.new_zeros(VECTORS))
+    got_K = ((r_KN @ theta_NN) * r_KN).sum(1)
     relative, absolute = KERNEL_ROUNDING[frozen.dtype]
-    draws, found = torch.Generator().manual_seed(0), []
-    for _ in range(VECTORS):
-        r_N = torch.randn(n, generator=draws, dtype=torch.float64).to(theta_NN.device)
-        r_N -= r_N.mean() if n > 1 else 0
-        sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in params]
-        for start in range(0, n, batch):
-            at = slice(start, start + batch)
-            with isolated(frozen.device), torch.enable_grad():
-                f_n = frozen.heads(_call(net, take_points(x, at)))[:, 0]
-                grads = torch.autograd.grad(f_n @ r_N[at].to(f_n), params, materialize_grads=True)
-            for total, g in zip(sums, grads):
-                total += (g.to_dense() if g.is_sparse else g).flatten().double()
-        want = float(sum(total.square().sum() for total in sums))
-        rounding = relative * want + absolute * float(theta_NN.diagonal().mean() * r_N.square().sum())
-        found.append((float(r_N @ theta_NN @ r_N), want, rounding))
-    return found
-
-
-def _call(net: nn.Module, x: Inputs) -> Tensor:
-    result: Tensor = unwrap_logits(net(**x) if isinstance(x, Mapping) else net(x))
-    return result
-
-
-def _double(x: Inputs) -> Inputs:
-    def wide(t: Tensor) -> Tensor:
-        return t.double() if t.is_floating_point() else t
-
-    return {k: wide(t) for k, t in x.items()} if isinstance(x, Mapping) else wide(x)
+    rounding_K = relative * want_K + absolute * theta_NN.diagonal().mean() * r_KN.square().sum(1)
+    return list(zip(*(t.tolist() for t in (got_K, want_K, rounding_K))))
