@@ -27,6 +27,7 @@ from foretaste.lookahead.state import State
 from foretaste.losses import LOSSES
 from foretaste.tangent import (
     PRECISIONS,
+    FrozenNetwork,
     Inputs,
     Output,
     Params,
@@ -53,7 +54,7 @@ WATCH_BY = ("random", "contested")
 
 @without_modes
 def linearize(
-    net: nn.Module,
+    net: nn.Module | FrozenNetwork,
     x_L: Inputs | None,
     y_L: Any,
     x_U: Inputs,

@@ -23,7 +23,6 @@ from foretaste.tangent import (
     FrozenNetwork,
     Inputs,
     count_points,
-    freeze,
     isolated,
     take_points,
     to_float64,
@@ -88,7 +87,7 @@ def badge(
         >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="badge", batch_size=3, options={"bias": True}))
         3
     """
-    frozen = freeze(request.net, params=lambda name: True)  # a network without trainable parameters has features too
+    frozen = request.frozen
     name = find_last_layer(frozen, request.x_U, layer)
     f_UC, h_UD = last_layer_inputs(frozen, request.x_U, name, last=layer is None)
     q_UC = loss_residuals(f_UC, request.loss, gradient)

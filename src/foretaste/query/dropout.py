@@ -22,7 +22,7 @@ from foretaste.query.badge import find_last_layer, last_layer_inputs
 from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
 from foretaste.query.select import highest_scores
-from foretaste.tangent import FrozenNetwork, check_inputs, freeze, outputs
+from foretaste.tangent import FrozenNetwork, check_inputs, outputs
 
 WHOLE_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop a channel, with all its positions
 JOINT_CHUNK = 2**22  # numbers of (configurations, candidates · C) at a time: 32 MB
@@ -217,7 +217,7 @@ class JointLabels:
 
 def draw_networks(request: Request, samples: int, rate: float | None, layer: str | None, strategy: str) -> Tensor:
     """(K, U, C): probabilities of classes by each draw, float64. Raises before any work if nothing can be dropped."""
-    frozen = freeze(request.net, params=lambda name: True)
+    frozen = request.frozen
     check_inputs(request.x_U, "x_U", frozen.device)
     if rate is None:
         layers = [m for m in frozen.net.modules() if isinstance(m, (nn.Dropout, *WHOLE_CHANNELS))]

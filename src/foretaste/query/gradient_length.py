@@ -32,7 +32,7 @@ def egl(request: Request) -> tuple[Tensor, Tensor]:
         >>> len(ft.query(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], strategy="egl", batch_size=3))
         3
     """
-    frozen = freeze(request.net, output="full", params=request.params)
+    frozen = freeze(request.frozen, output="full", params=request.params)
     check_inputs(request.x_U, "x_U", frozen.device)
     step, parts = max(1, GRADIENT_BLOCK // request.C**2), []
     for start in range(0, request.U, step):

@@ -19,7 +19,7 @@ from foretaste.lookahead import BinaryOutputs, cholesky, from_kernels, label_rul
 from foretaste.losses import LOSSES
 from foretaste.query.request import Request
 from foretaste.query.select import highest_scores
-from foretaste.tangent import DEFAULT_RIDGE, Inputs, check_inputs, count_points, freeze, outputs
+from foretaste.tangent import DEFAULT_RIDGE, Inputs, check_inputs, count_points, outputs
 from foretaste.tangent.infinite import PARAMETRISATIONS, Layer, Serial, counterpart, infinite_ntk
 
 log = logging.getLogger("foretaste")
@@ -120,7 +120,7 @@ def _known_outputs(request: Request, name: str, how: InfiniteOptions) -> "tuple[
     x_L, y_L, x_U, x_W = request.x_L, request.y_L, request.x_U, request.x_W
     if (x_L is None) != (y_L is None):
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
-    frozen = freeze(request.net, params=lambda name: True)  # only its outputs are used
+    frozen = request.frozen  # only its outputs are used
     f_UC = outputs(frozen, x_U, name="x_U")
     f_LC = y_LC = f_UC[:0]
     binary = isinstance(request.net, BinaryOutputs)

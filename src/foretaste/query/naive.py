@@ -211,7 +211,7 @@ def scores_by_retraining(
 
     The query's ``params`` are trained. ``progress`` is called with (retrainings done, all of them).
     """
-    state, frozen, x_W = request.state, freeze(request.net, params=request.params), request.x_W
+    state, frozen, x_W = request.state, freeze(request.frozen, params=request.params), request.x_W
     x_L = request.x_L if state.L else None
     eye_CC = torch.eye(state.C, dtype=frozen.dtype, device=frozen.device)
     y_LC = state.targets(request.y_L).to(eye_CC) if x_L is not None else eye_CC[:0]

@@ -44,7 +44,6 @@ from foretaste.tangent import (
     Params,
     check_inputs,
     check_precision,
-    freeze,
     read_output,
     resolve_budget,
     without_modes,
@@ -264,10 +263,10 @@ def prepare_request(request: Request, how: Strategy) -> Request:
     }
     y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
     if how.picks and not how.needs and not named:
-        return replace(request, **changes)
+        return request.changed(**changes)
     C = request.C
     if C == 1 and holds_classes(y_L, request.loss, request.classes):
-        two = BinaryOutputs(freeze(request.net, params=lambda name: True).net, request.loss)
+        two = BinaryOutputs(request.frozen.net, request.loss)
         changes |= {"net": two, "params": binary_params(request.params), "output": two.kernel_output}
         request.info["binary"] = f"one output, two classes: 1 where f > {'1/2' if two.quadratic else '0'}"
         C = 2
@@ -277,7 +276,7 @@ def prepare_request(request: Request, how: Strategy) -> Request:
         changes["classes"], request.info["classes"] = names, list(names)
         if text_labels(y_L) is not None:
             changes["y_L"] = names_to_ids(y_L, names).to(next(request.net.parameters()).device)
-    request = replace(request, **changes)
+    request = request.changed(**changes)
     vars(request)["C"] = C  # known, so that the points are not run again
     return request
 
@@ -380,7 +379,7 @@ def _collect_watch(request: Request, faults: list[str]) -> None:
     device = torch.device("cpu")
     if isinstance(request.watch, Tensor | Mapping):  # compared with x_U, if net and x_U are good themselves
         try:
-            device = freeze(request.net, params=lambda name: True).device
+            device = request.frozen.device
             check_inputs(request.x_U, "x_U", device)
         except (ValueError, TypeError):  # raised later
             return

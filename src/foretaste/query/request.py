@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from foretaste.lookahead import BinaryOutputs, State, linearize, watched_points
 from foretaste.tangent import (
+    FrozenNetwork,
     Inputs,
     Output,
     Params,
@@ -92,9 +93,13 @@ class Request:
         """The number of outputs, found by running three candidates. Raises if outputs are not finite and (N, C)."""
         if self.made is not None:
             return self.made.C
-        frozen = freeze(self.net, params=lambda name: True)  # a network without trainable parameters has outputs too
-        check_inputs(self.x_U, "x_U", frozen.device)
-        return probe_outputs(frozen, self.x_U, "x_U")
+        check_inputs(self.x_U, "x_U", self.frozen.device)
+        return probe_outputs(self.frozen, self.x_U, "x_U")
+
+    @cached_property
+    def frozen(self) -> FrozenNetwork:
+        """The network, checked and copied once. With all its parameters: one without trainable ones has outputs too."""
+        return freeze(self.net, params=lambda name: True)
 
     @property
     def given_ridge(self) -> float | None:
@@ -116,7 +121,7 @@ class Request:
     def state(self) -> State:
         """The linearised network. Its first use costs a pass over the pool, and a kernel when S is needed."""
         return linearize(
-            self.net, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
+            self.frozen, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
             method=self.method, loss=self.loss, params=self.params, budget=self.budget, precision=self.precision,
             seed=self.seed, eager=self.eager, classes=self.classes, watch_by=self.watch_by,
             outputs_known=self.__dict__.get("C"),
@@ -131,7 +136,14 @@ class Request:
         """The same question about some candidates only."""
         first = self.x_U if isinstance(self.x_U, Tensor) else next(iter(self.x_U.values()))
         x_u = take_points(self.x_U, positions_u.to(first.device))
-        return replace(self, x_U=x_u, batch_size=min(self.batch_size, len(positions_u)))
+        return self.changed(x_U=x_u, batch_size=min(self.batch_size, len(positions_u)))
+
+    def changed(self, **changes: Any) -> "Request":
+        """The same question with some of it changed. The network is not copied again, unless it is another."""
+        other = replace(self, **changes)
+        if "frozen" in vars(self) and other.net is self.net:
+            vars(other)["frozen"] = self.frozen
+        return other
 
 
 @dataclass(frozen=True, eq=False)

@@ -327,7 +327,7 @@ def _vector_space(name: str, parts: list[Tensor], L: int, dtype: torch.dtype = t
 
 
 def _last_layer_space(request: Request, layer: str | None) -> VectorSpace:
-    frozen = freeze(request.net, params=lambda name: True)
+    frozen = request.frozen
     name = find_last_layer(frozen, request.x_U, layer)
     parts = [last_layer_inputs(frozen, x, name, last=layer is None)[1] for x in _points(request)]
     return _vector_space("last", parts, request.L, frozen.dtype)
@@ -335,7 +335,7 @@ def _last_layer_space(request: Request, layer: str | None) -> VectorSpace:
 
 def _tangent_space(request: Request) -> KernelSpace:
     output = "trace" if request.output == "full" else request.output
-    frozen = freeze(request.net, output=output, params=request.params)
+    frozen = freeze(request.frozen, output=output, params=request.params)
     precision = engine_precision(served_precision(request.precision, frozen)[0])
     pair = ("LU", "LU")
     theta_NN = gram(
@@ -350,4 +350,4 @@ def _points(request: Request) -> list[Inputs]:
 
 def pool_outputs(request: Request) -> Tensor:
     """f on the candidates, (U, C) float64, without a kernel."""
-    return outputs(freeze(request.net, params=lambda name: True), request.x_U)
+    return outputs(request.frozen, request.x_U)

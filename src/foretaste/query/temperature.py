@@ -24,7 +24,8 @@ HELD_OUT = 0.3  # of L
 
 def calibrate_by_leave_one_out(request: Request) -> float:
     """T of the least expected calibration error of softmax(f/T), f the leave-one-out outputs on L."""
-    frozen = freeze(request.net, output="trace" if request.output == "full" else request.output, params=request.params)
+    output = "trace" if request.output == "full" else request.output
+    frozen = freeze(request.frozen, output=output, params=request.params)
     assert request.x_L is not None
     pair, f = ("L", "L"), dict[str, Tensor]()
     theta_LL = gram(frozen, {"L": request.x_L}, [pair], budget=request.budget, f=f)[0][pair]

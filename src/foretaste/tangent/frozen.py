@@ -8,6 +8,7 @@ import copy
 import logging
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ Params = Callable[[str], bool] | Sequence[str] | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}  # of the largest output, by which another batch may change one
 PROBE_POINTS = 3  # run through the network before anything else
 
 
@@ -59,10 +61,21 @@ def join_points(*parts: Inputs) -> Inputs:
 
 
 def all_finite(t: Tensor) -> bool:
-    """Whether there is no NaN or infinity. Reads the extremes only, so no copy of the tensor is made."""
-    if not t.is_floating_point() or t.numel() == 0:
-        return True
-    return bool(torch.isfinite(torch.stack(t.aminmax())).all())
+    """Whether there is no NaN or infinity."""
+    return find_not_finite({"": t}) is None
+
+
+def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that has a NaN or an infinity.
+
+    Looks at the extremes only, so no copy of a tensor is made, and reads once: a read waits for the device.
+    """
+    some = {name: t.detach() for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    if not some:
+        return None
+    finite = [torch.isfinite(torch.stack(t.aminmax())).all() for t in some.values()]
+    read = torch.stack([flag.to(finite[0].device) for flag in finite]).tolist()
+    return next((name for name, good in zip(some, read) if not good), None)
 
 
 def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None = None) -> None:
@@ -201,8 +214,12 @@ def share_tensors(net: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {id(t): outside_inference(t) for t in (*net.parameters(), *net.buffers())}
     for m in net.modules():
-        # Plain attributes too: torch's older weight_norm and prune keep a weight there that autograd has made.
-        memo |= {id(t): t for t in vars(m).values() if isinstance(t, Tensor)}
+        for value in vars(m).values():
+            if isinstance(value, Tensor):
+                # A plain attribute: torch's older weight_norm and prune keep a weight there that autograd has made.
+                memo[id(value)] = value
+            elif type(value) in (dict, OrderedDict, set) and not value:
+                memo[id(value)] = type(value)()  # no hooks, in a dozen dicts of every module: half of deepcopy's time
     try:
         return copy.deepcopy(net, memo)
     except Exception as e:
@@ -241,14 +258,20 @@ def read_output(output: object) -> Output:
         raise ValueError(f"{e}, the number of a logit, or one of {', '.join(OUTPUTS)}") from None
 
 
-def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> FrozenNetwork:
-    """Check ``net`` and choose its parameters. Raises a ValueError that says what to do."""
-    if not isinstance(net, nn.Module):
+def freeze(net: nn.Module | FrozenNetwork, *, output: Output = "sum", params: Params = None) -> FrozenNetwork:
+    """Check ``net`` and choose its parameters. Raises a ValueError that says what to do.
+
+    A network that is frozen already is not copied again.
+    """
+    if isinstance(net, FrozenNetwork):
+        own = net.net
+    elif isinstance(net, nn.Module):
+        own = unwrap(net)
+        check_eval_mode(own)
+        own = share_tensors(own)
+    else:
         raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module")
-    net = unwrap(net)
-    check_eval_mode(net)
-    net = share_tensors(net)
-    chosen = choose_parameters(net, params)
+    chosen = choose_parameters(own, params)
     tensors = list(chosen.values())
     if half := {str(p.dtype) for p in tensors if p.dtype not in (torch.float32, torch.float64)}:
         raise ValueError(
@@ -259,12 +282,11 @@ def freeze(net: nn.Module, *, output: Output = "sum", params: Params = None) -> 
         raise ValueError(
             "parameters are of several devices or dtypes; move the network to one with net.to(device, dtype)"
         )
-    for name, p in net.named_parameters():
-        if not all_finite(p.detach()):
-            raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
+    if not isinstance(net, FrozenNetwork) and (name := find_not_finite(dict(own.named_parameters()))):
+        raise ValueError(f"parameter {name!r} has NaN or infinite values; the network has diverged: retrain it")
     output = read_output(output)
-    recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in net.modules())
-    return FrozenNetwork(net, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
+    recurrent = tensors[0].is_cuda and any(isinstance(m, nn.RNNBase) for m in own.modules())
+    return FrozenNetwork(own, chosen, output, tensors[0].device, tensors[0].dtype, recurrent)
 
 
 def check_eval_mode(net: nn.Module) -> None:
@@ -429,15 +451,24 @@ def probe_outputs(frozen: FrozenNetwork, x: Inputs, name: str = "x") -> int:
         if not torch.isfinite(together).all():
             raise ValueError(f"net returns NaN or infinite outputs for the first points of {name}")
         alone = torch.cat([frozen.call(take_points(x, slice(i, i + 1))) for i in range(k)])
-    tolerance = 1e-3 if frozen.dtype == torch.float32 else 1e-8
-    scale = max(float(together.abs().max()), 1e-12)
-    if (gap := float((alone - together).abs().max())) > tolerance * scale:
-        raise ValueError(
-            f"points influence one another: an output changes by {gap:.1e} when its point is fed alone; "
-            "Θ needs each output to depend on its own input only"
-        )
+    check_apart(compare_outputs(together, alone), OWN_OUTPUT[frozen.dtype])
     check_output(frozen, together.shape[1])
     return together.shape[1]
+
+
+def compare_outputs(together: Tensor, alone: Tensor) -> Tensor:
+    """(2,): the largest change of an output between two batches, and the largest output."""
+    return torch.stack([(alone - together).abs().max(), together.abs().max()])
+
+
+def check_apart(compared: Tensor, tolerance: float) -> None:
+    """Raise if outputs depend on the other points of their batch. compared: by ``compare_outputs``."""
+    gap, scale = compared.tolist()
+    if gap > tolerance * max(scale, 1e-12):
+        raise ValueError(
+            f"points influence one another: an output changes by {gap:.1e} when its point is fed without the others; "
+            "Θ needs each output to depend on its own input only"
+        )
 
 
 def check_output(frozen: FrozenNetwork, C: int) -> None:
