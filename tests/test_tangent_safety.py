@@ -15,13 +15,14 @@ from torch.testing import assert_close
 import foretaste as ft
 from foretaste.network import MLP
 from foretaste.tangent import FrozenNetwork, PeakMemory, freeze
-from foretaste.tangent.frozen import share_tensors
+from foretaste.tangent.frozen import find_not_finite, share_tensors
+from foretaste.tangent.kernel import points_to_draw
 from foretaste.tangent.survey import (
     CheckedPoints,
+    DrawnBatch,
     Survey,
     align_calls,
     compare_rows,
-    draw_points,
     find_same,
     join_drawn,
     record_pass,
@@ -52,6 +53,26 @@ def test_a_forward_that_sorts_is_seen_whatever_the_order_of_the_points(n: int) -
     for order in permutations(range(n)):
         x = points(n)[list(order)]
         assert_close(ft.ntk(net, x, output="full"), brute_force(net, x, "full"), rtol=1e-9, atol=1e-11)
+
+
+def test_points_that_are_nearly_the_same_are_told_apart() -> None:
+    """As a norm of two features makes them. Their rows stood in another order, and Θ was off by 4e-6."""
+    torch.manual_seed(0)
+    net = Bend(2, 2, "sorted").double().eval()
+    for order in permutations(range(3)):
+        x = torch.tensor([[-0.9996, 0.9996], [-0.9997, 0.9997], [-0.9996, 0.9997]], dtype=torch.float64)[list(order)]
+        assert_close(ft.ntk(net, x), brute_force(net, x, "sum"), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("precision", ["float32", "half"])
+@pytest.mark.parametrize("n", [20, 200])
+def test_points_that_influence_others_than_the_first(n: int, precision: str) -> None:
+    """The first points are the same, so the probe sees nothing; this gave a kernel of no function."""
+    torch.manual_seed(0)
+    net, x = Bend(3, 4, "whole batch").eval(), points(n).float()
+    x[:5] = x[0]
+    with pytest.raises(ValueError, match=r"points influence one another: an output changes by"):
+        ft.ntk(net, x, precision=precision)
 
 
 class Bags(nn.Module):
@@ -174,6 +195,41 @@ def test_the_copy_shares_tensors_and_nothing_else() -> None:
     twin = share_tensors(net)
     assert all(a is b for a, b in zip((*net.parameters(), *net.buffers()), (*twin.parameters(), *twin.buffers())))
     assert not set(net.modules()) & set(twin.modules())
+    kept = [{id(v) for m in n.modules() for v in vars(m).values() if isinstance(v, dict | set)} for n in (net, twin)]
+    assert not kept[0] & kept[1]  # dicts of hooks too, though they are empty
+
+
+@pytest.mark.parametrize("strategy", ["mlmoc", "cover", "badge", "uherding", "egl"])
+def test_a_query_copies_the_network_once(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was copied for every kernel and every pass over the pool."""
+    made = []
+    monkeypatch.setattr("foretaste.tangent.frozen.share_tensors", lambda net: made.append(net) or share_tensors(net))
+    net = MLP(3, (8,), 3).eval()
+    q = ft.query(net, points(6).float(), [0, 1, 2, 0, 1, 2], points(20).float(), strategy=strategy, batch_size=2)
+    assert len(q) == 2
+    assert made == [net]
+
+
+def test_the_first_of_the_tensors_that_are_not_finite() -> None:
+    good, bad = torch.ones(3), torch.tensor([1.0, torch.nan])
+    assert find_not_finite({"a": good, "b": torch.arange(3), "c": torch.ones(0), "d": good.double()}) is None
+    assert find_not_finite({"a": good, "b": -bad.double(), "c": good / 0}) == "b"
+    assert find_not_finite({"a": good / 0, "b": bad}) == "a"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chunk_size", "draws"),
+    [
+        ([900], 900, {0: (12, 12)}),
+        ([900], 200, {0: (6, 6), 800: (6, 6)}),
+        ([900, 80], 100, {0: (6, 6), 800: (6, 6), 900: (3, 12)}),
+        ([20, 0, 40], 64, {0: (3, 12), 20: (3, 12)}),
+        ([3, 1], 64, {0: (3, 3), 3: (1, 1)}),
+        ([51, 50], 50, {0: (2, 6), 50: (1, 6), 51: (3, 12)}),
+    ],
+)
+def test_points_of_the_first_and_the_last_chunk_of_each_set_are_checked(sizes, chunk_size, draws) -> None:
+    assert points_to_draw(sizes, chunk_size) == draws
 
 
 # Python drops a KeyboardInterrupt that falls into a finalizer, and says so.
@@ -231,9 +287,9 @@ def drawn_from(net: nn.Module, x: Tensor, count: int) -> tuple[FrozenNetwork, Su
     """Points of a batch as a kernel's pass draws them."""
     frozen = freeze(net)
     survey = survey_network(frozen, x, 2)
-    recorded, _ = record_pass(frozen, list(survey.axes), x)
+    recorded, f_NC = record_pass(frozen, list(survey.axes), x)
     calls = align_calls(recorded, survey.axes, survey.folds, len(x), 1)
-    return frozen, survey, draw_points(x, survey.layers, calls, count)
+    return frozen, survey, DrawnBatch(x, survey.layers, calls, f_NC).draw(count, rows=True)
 
 
 class Trimmed(nn.Module):

@@ -19,10 +19,8 @@ in memory at once. The other files:
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,15 +29,17 @@ from torch import Tensor, nn
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
 from foretaste.tangent.frozen import (
+    OWN_OUTPUT,
     PRECISIONS,
     FrozenNetwork,
     Inputs,
     Output,
     Params,
-    all_finite,
+    check_apart,
     check_inputs,
+    compare_outputs,
     count_points,
-    float32_products,
+    find_not_finite,
     freeze,
     is_out_of_memory,
     isolated,
@@ -63,19 +63,28 @@ from foretaste.tangent.planning import (
 )
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
+    CHECK_LEAST,
     CHECK_POINTS,
+    CHECK_SHARE,
+    ROUNDING,
+    TF32_MOVED,
+    TF32_OUTPUT,
+    TF32_ROUNDING,
     CheckedPoints,
+    DrawnBatch,
     LayerParameter,
     LostRowsError,
+    MarkGaps,
     Survey,
     align_calls,
-    compare_inputs,
+    compare_marks,
     compare_rows,
-    draw_points,
     find_moved,
     find_same,
     join_drawn,
     largest_entry,
+    mark_alone,
+    modules_of,
     overflow_error,
     record_alone,
     record_pass,
@@ -85,6 +94,7 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
+NO_DRAW = 0, 0
 KernelProgress = Callable[[int, int], None]
 
 
@@ -379,11 +389,11 @@ def compute_gram(
     points = sum(count_points(x) for x in sets.values())
     total, done = len(plan.groups) * points, 0
     f_chunks: list[Tensor] = []
-    # The first and the last batch of each set are checked, once for each network that is frozen.
-    edges = set(accumulate((count_points(x) for x in sets.values()), initial=0))
+    # Points of the first and the last batch of each set are checked, once for each network that is frozen.
+    draws = points_to_draw([count_points(x) for x in sets.values()], plan.chunk_size)
     key = "rows", frozen.unruled, plan.chunk_size, tuple((k, count_points(x)) for k, x in sets.items())
     unchecked = [] if frozen.trial or key in frozen.surveys else survey.layers
-    late = may_check_late(survey, plan, len(sets))
+    late = may_check_late(survey, plan, len(sets), precision != "float32")
     keep_memory()
     with isolated(frozen.device, precision):
         if precision == "half" and not frozen.largest:
@@ -394,7 +404,7 @@ def compute_gram(
             unchecked = [layer for layer in unchecked if layer not in checked]
             layer_pass = LayerPass(frozen, survey, group, points, precision, checked, late)
             for at, x in iterate_chunks(sets, plan.chunk_size):
-                f_nC = layer_pass.add(at, x, first=at.start in edges, last=at.stop in edges)
+                f_nC = layer_pass.add(at, x, draws.get(at.start, NO_DRAW))
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
@@ -407,7 +417,7 @@ def compute_gram(
     if f is not None and f_chunks:
         f |= zip(sets, to_float64(torch.cat(f_chunks)).split([count_points(x) for x in sets.values()]))
     found = theta.finish()
-    if not all(all_finite(t) for part in found for t in part.values()):
+    if find_not_finite({str(key): t for part in found for key, t in part.items()}) is not None:
         if precision == "half":
             raise HalfRangeError(frozen.largest)
         raise overflow_error(frozen.dtype)
@@ -454,13 +464,35 @@ def plan_gram(
     return survey, made
 
 
-def may_check_late(survey: Survey, plan: KernelPlan, sets: int) -> bool:
-    """Whether the budget has room to check the rules once, after the pass, on the points of all sets together.
+def may_check_late(survey: Survey, plan: KernelPlan, sets: int, coarse: bool) -> bool:
+    """Whether there is room to check the rules once, after the pass, on the points of all sets together.
 
     That is faster than a check in each batch, and a GPU is still busy with the pass then. The points are in memory
-    three times: as drawn, by themselves, and for autograd.
+    three times: as drawn, by themselves, and for autograd. In a coarse pass little of the drawn is kept, and the memory
+    of a batch is free after the pass.
     """
-    return plan.nbytes + 3 * CHECK_POINTS * sets * survey.alone_bytes <= plan.budget
+    point_bytes = CHECK_POINTS * sets * survey.alone_bytes
+    ample = plan.nbytes + 3 * point_bytes <= plan.budget
+    return ample or (coarse and 2 * point_bytes <= plan.chunk_size * survey.pass_bytes)
+
+
+def points_to_draw(sizes: Sequence[int], chunk_size: int) -> dict[int, tuple[int, int]]:
+    """{place of a chunk's first point: (few, many)} of its points to check, for the first and the last of each set.
+
+    The rules are checked on few, and on many whether the rows are the points in their order, which takes a forward pass
+    only: in a small set, a dozen points take half as long as the kernel.
+    """
+    draws: dict[int, tuple[int, int]] = {}
+    start = 0
+    for n in sizes:
+        few, many = min(n, max(CHECK_LEAST, min(CHECK_POINTS, n // CHECK_SHARE))), min(n, CHECK_POINTS)
+        if n > chunk_size:
+            last = start + (n - 1) // chunk_size * chunk_size
+            draws |= {start: (few - few // 2, many - many // 2), last: (few // 2, many // 2)}
+        elif n:
+            draws[start] = few, many
+        start += n
+    return draws
 
 
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
@@ -503,9 +535,14 @@ class LayerPass:
         self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
         self.half, self.coarse = precision == "half", precision != "float32"
         self.checked, self.check_late = checked, check_late
-        self.drawn: list[CheckedPoints] = []
+        # Points that are not compared yet, and what was compared but not read yet: see ``compare_drawn``.
+        self.few: list[CheckedPoints] = []
+        self.many: list[CheckedPoints] = []
+        self.first_gaps: list[tuple[CheckedPoints, dict[str, Tensor]]] = []
+        self.first_marks: list[tuple[CheckedPoints, MarkGaps]] = []
         self.gaps: list[dict[str, Tensor]] = []
-        self.inputs: list[dict[nn.Module, Tensor]] = []
+        self.marks: list[MarkGaps] = []
+        self.outputs: list[Tensor] = []
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
         self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
@@ -522,10 +559,10 @@ class LayerPass:
         rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
         return stop
 
-    def add(self, at: slice, x: Inputs, first: bool, last: bool) -> Tensor | None:
+    def add(self, at: slice, x: Inputs, draw: tuple[int, int]) -> Tensor | None:
         """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it.
 
-        first, last: whether it is the first or last chunk of its set, on which the rules are checked.
+        draw: how many are checked, by ``points_to_draw``.
         """
         start, f_NC = 0, None
         if modules := self.group.modules:
@@ -533,11 +570,12 @@ class LayerPass:
             self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
             n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
             ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
-            if self.checked and (first or last):
-                count = CHECK_POINTS if first and last else CHECK_POINTS // 2
-                self.drawn.append(draw_points(x, self.checked, ready, count))
-            if not self.check_late:
-                self.compare_drawn()
+            if self.checked and draw != NO_DRAW:
+                self.draw(DrawnBatch(x, self.checked, ready, f_NC), *draw)
+                if not self.check_late:
+                    self.compare_drawn()
+                    if not self.coarse:
+                        self.read_checks()  # frees the points
             for layer, cut in self.group.formed:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))
@@ -551,23 +589,64 @@ class LayerPass:
                 start = self.write(self.rows, at, start, gradients[name][:, :, cut])
         return f_NC
 
+    def draw(self, batch: DrawnBatch, few: int, many: int) -> None:
+        """Keep some points of a chunk, to check the rules on them."""
+        if not self.coarse and few:
+            self.few.append(batch.draw(few, rows=True))
+        if self.coarse or few < many:
+            self.many.append(batch.draw(many, rows=False))
+
     def compare_drawn(self) -> None:
-        """Check the rules on the points that were drawn from the pass.
+        """Check the rules on the points that were drawn from the pass. ``read_checks`` has the answer.
 
         TF32 is too coarse for that, and in float32 a ReLU whose input is nearly 0 may have another sign in another
-        batch. Then the rules are checked on the points by themselves, and whether the pass has these points where they
-        seem to be.
+        batch. Then ``check_alone`` follows.
         """
-        for points in join_drawn(self.drawn):
-            if not self.coarse:
-                gaps = compare_rows(self.frozen, self.checked, points)
-                if all(find_same(gaps, self.frozen.dtype).values()):
-                    continue
-            with float32_products("float32") if self.frozen.device.type == "cuda" else nullcontext():
-                alone = record_alone(self.frozen, self.survey, self.checked, points.x)
-                self.inputs.append(compare_inputs(points.calls, alone.calls))
-                self.gaps.append(compare_rows(self.frozen, self.checked, alone))
-        self.drawn.clear()
+        for points in join_drawn(self.few):
+            self.first_gaps.append((points, compare_rows(self.frozen, self.checked, points)))
+        for points in join_drawn(self.many):
+            if self.coarse:
+                self.check_alone(points)
+            elif gaps := compare_marks(points.marks, mark_alone(self.frozen, self.survey, self.checked, points.x)):
+                self.first_marks.append((points, gaps))
+        self.few.clear()
+        self.many.clear()
+
+    def check_alone(self, points: CheckedPoints) -> None:
+        """Check the rules on points by themselves, and whether the pass has these points where they seem to be."""
+        alone = record_alone(self.frozen, self.survey, self.checked, points.x)
+        marks = compare_marks(points.marks, alone.marks)
+        if marks is None:
+            raise LostRowsError("a layer sees more of some points than of others", modules=modules_of(self.checked))
+        self.marks.append(marks)
+        self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
+        self.gaps.append(compare_rows(self.frozen, self.checked, alone))
+
+    def read_checks(self) -> None:
+        """Raise if an output is not finite, or if a rule does not hold. A read waits for the device."""
+        if not self.finite:
+            raise ValueError("net returns NaN or infinite outputs for some of the points")
+        dtype = self.frozen.dtype
+        for points, gaps in self.first_gaps:
+            if not all(find_same(gaps, dtype).values()):
+                self.check_alone(points)
+        for points, marks in self.first_marks:
+            if find_moved(marks, ROUNDING[dtype]):
+                self.check_alone(points)
+        for outputs in self.outputs:
+            check_apart(outputs, TF32_OUTPUT if self.coarse else OWN_OUTPUT[dtype])
+        rounding = TF32_ROUNDING if self.coarse and self.frozen.device.type == "cuda" else ROUNDING[dtype]
+        for gaps in self.gaps:
+            if lost := [name for name, holds in find_same(gaps, dtype, rounding).items() if not holds]:
+                raise LostRowsError(
+                    "used outside of a module's own forward, or by a layer that does not see the points in their order",
+                    names=lost,
+                )
+        for marks in self.marks:
+            if moved := find_moved(marks, TF32_MOVED if self.coarse else ROUNDING[dtype]):
+                raise LostRowsError("a layer does not see the points in their order", modules=moved)
+        for read in (self.first_gaps, self.first_marks, self.outputs, self.gaps, self.marks):
+            read.clear()
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
         """Copy A and G of a module's calls to where those of all points are kept."""
@@ -588,19 +667,19 @@ class LayerPass:
                 to[(at, *map(slice, t.shape[1:]))] = t
 
     def contract(self, theta: ThetaSum, plan: KernelPlan) -> None:
-        """Add what the group's layers contribute to Θ."""
+        """Add what the group's layers contribute to Θ, if the rules hold.
+
+        A GPU is told to do so before it is asked whether they hold, so that it does not wait for the host.
+        """
         self.compare_drawn()
-        if not self.finite:
-            raise ValueError("net returns NaN or infinite outputs for some of the points")
-        for gaps in self.gaps:  # read here only, as above
-            if lost := [name for name, holds in find_same(gaps, self.frozen.dtype).items() if not holds]:
-                raise LostRowsError(
-                    "used outside of a module's own forward, or by a layer that does not see the points in their order",
-                    names=lost,
-                )
-        for inputs in self.inputs:
-            if moved := find_moved(inputs):
-                raise LostRowsError("a layer does not see the points in their order", modules=moved)
+        if self.frozen.device.type == "cuda":
+            self.add_to(theta, plan)
+            self.read_checks()
+        else:
+            self.read_checks()
+            self.add_to(theta, plan)
+
+    def add_to(self, theta: ThetaSum, plan: KernelPlan) -> None:
         if self.rows is not None:
             theta.add_rows(self.rows)
             self.rows = None  # frees their memory for the slabs below

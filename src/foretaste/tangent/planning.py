@@ -169,10 +169,11 @@ class KernelJob:
     def point_bytes(self, width: int) -> int:
         """Of a pass for one point that forms ``width`` columns: activations, their gradients, copies, and new rows."""
         s = self.survey
+        marks = 4 * s.mark_bytes
         most = max((s.call_bytes[m] for layer in s.layers for m in layer.modules), default=0)
         if self.device == "cpu" and s.heads * s.folded == 1 and not self.functional_entries:  # nothing is copied
-            return 5 * s.pass_bytes // 4 + 3 * most + 2 * width * max(self.entry_bytes, 4)
-        return 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * s.folded * max(self.entry_bytes, 4)
+            return marks + 5 * s.pass_bytes // 4 + 3 * most + 2 * width * max(self.entry_bytes, 4)
+        return marks + 2 * s.pass_bytes + 4 * most + 3 * width * s.heads * s.folded * max(self.entry_bytes, 4)
 
 
 # ---- Making a plan ----

@@ -9,15 +9,15 @@ checks every rule against autograd on points of that pass; a rule that fails is 
 """
 
 import logging
+import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from foretaste.tangent.frozen import (
     FrozenNetwork,
@@ -35,10 +35,13 @@ from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cu
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
+TF32_ROUNDING, TF32_OUTPUT = (2e-2, 1e-3), 2e-2
 LOST = 0.3  # of a gradient, that is missing where torch.func does not see a parameter; a ReLU's chance is less
 CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
+SOME_ENTRIES = 256  # of A and G of a point, which tell points apart
+CHECK_SHARE, CHECK_LEAST = 60, 3  # one point in so many, but so many at least, is enough to show that a rule is right
 # How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
-MOVED_SPREAD, MOVED_SIZE = 0.25, 0.01
+TF32_MOVED = 0.25, 0.01
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -81,13 +84,12 @@ class LayerParameter:
         assert total is not None
         return total
 
-    def weighted_row(self, r_n: Tensor, calls: LayerCalls) -> Tensor:
-        """(p,): Σ_n r_n J_n of the first head, in the order of the parameter's entries."""
+    def summed_row(self, calls: LayerCalls) -> Tensor:
+        """(p,): Σ_n J_n of the first head, in the order of the parameter's entries."""
         total = None
         for m, local in self.uses:
             for a, g in calls[m]:
-                weighted = g[:, 0] * r_n.view(-1, *[1] * (g.dim() - 2))
-                both = a.flatten(0, 1), weighted.flatten(0, 1)
+                both = a.flatten(0, 1), g[:, 0].flatten(0, 1)
                 if type(m) in SUM_RULES:
                     row = SUM_RULES[type(m)](m, local, *both)
                 else:
@@ -125,11 +127,12 @@ class Survey:
     pass_bytes: int  # peak of one forward and backward
     survey_bytes: int  # peak of this survey, for all its points
     alone_bytes: int  # peak of one head's pass, for one point
+    mark_bytes: int  # of the marks
     parameter_bytes: int
 
     def check_bytes(self, points: int) -> int:
-        """Peak of ``compare_rows`` on batches of so many points: a pass of some of them, and both gradients."""
-        return 2 * min(points, CHECK_POINTS) * self.alone_bytes + 3 * self.parameter_bytes
+        """Peak of the checks on batches of so many points: a pass of some of them, their marks, and both gradients."""
+        return 2 * min(points, CHECK_POINTS) * (self.alone_bytes + 4 * self.mark_bytes) + 3 * self.parameter_bytes
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
@@ -174,6 +177,7 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     for m, pairs in calls.items():
         call_bytes[m] = sum(a.nbytes + backward_passes * g.nbytes for a, g in pairs) // k
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
+    marks_nS = mark_points(calls).values_nS if calls else torch.empty(k, 0)
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
     parameters = sum(p.nbytes for p in frozen.params.values())
@@ -182,7 +186,7 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
     return Survey(
         readable, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, memory.peak,
-        parameters,
+        marks_nS.nbytes // k, parameters,
     )  # fmt: skip
 
 
@@ -235,9 +239,10 @@ def record_pass(
 ) -> tuple[dict[nn.Module, list[RecordedCall]], Tensor]:
     """Run x once. Returns the calls of each module in order, and f(x). heads: the first so many alone, else all.
 
-    Parameters are detached, so no gradient of a weight is computed. The graph starts at a zero ``token`` that is added
-    to the first recorded outputs, so the backward pass goes no lower than it must. A tensor hook that is set before an
-    in-place operation sees the gradient of the value before it. So ``ReLU(inplace=True)`` after a layer does no harm.
+    Under torch.no_grad() it is the forward pass alone. Parameters are detached, so no gradient of a weight is computed.
+    The graph starts at a zero ``token`` that is added to the first recorded outputs, so the backward pass goes no lower
+    than it must. A tensor hook that is set before an in-place operation sees the gradient of the value before it. So
+    ``ReLU(inplace=True)`` after a layer does no harm.
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
     calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
@@ -275,9 +280,8 @@ def record_or_none(
     frozen: FrozenNetwork, layers: list[LayerParameter], x: Inputs
 ) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]]]:
     """The layers and their calls; none where the network runs, but not with its layers recorded (checkpointing)."""
-    modules = list(dict.fromkeys(m for layer in layers for m in layer.modules))
     try:
-        return layers, record_pass(frozen, modules, x)[0]
+        return layers, record_pass(frozen, modules_of(layers), x)[0]
     except (RuntimeError, KeyError, IndexError) as e:
         if is_out_of_memory(e):
             raise
@@ -324,7 +328,8 @@ def align_calls(
 ) -> LayerCalls:
     """A and G with the points first, then heads (G only), then what the network folded into the points' dimension.
 
-    Frees the gradients in ``calls``. Raises a LostRowsError where n points do not have the rows that were seen.
+    heads=0: A only. Frees the gradients in ``calls``. Raises a LostRowsError where n points do not have the rows that
+    were seen.
     """
     for m, made in calls.items():
         if m in axes and not has_even_rows(made, axes[m], folds[m], n):
@@ -337,7 +342,7 @@ def align_calls(
     def all_heads(call: RecordedCall, axis: int) -> Tensor:
         g = [points_first(call.g(b), axis) for b in range(heads)]
         call.grads.clear()
-        return g[0][:, None] if heads == 1 else torch.stack(g, 1)
+        return call.a[:0] if not heads else g[0][:, None] if heads == 1 else torch.stack(g, 1)
 
     return {
         m: [(points_first(call.a, axes[m]), all_heads(call, axes[m])) for call in made]
@@ -359,7 +364,7 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
         return
     rows = functional_rows(frozen, x, list(truth))
     gaps = row_gaps({name: rows[name][:, 0] for name in truth}, truth)
-    for name, agrees in find_same(gaps, frozen.dtype, LOST).items():
+    for name, agrees in find_same(gaps, frozen.dtype, (LOST, ROUNDING[frozen.dtype][1])).items():
         if not agrees:
             raise ValueError(
                 f"the gradient of {name!r} is lost when net is called with other parameters in their place "
@@ -369,41 +374,88 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
 
 
 @dataclass(frozen=True)
+class Marks:
+    """Some entries of A of every call, which tell points apart: (n, S), and how many of the S each call has."""
+
+    values_nS: Tensor
+    widths: list[tuple[nn.Module, int]]
+
+    def take(self, at: Tensor) -> "Marks":
+        return replace(self, values_nS=self.values_nS[at])
+
+
+@dataclass(frozen=True)
 class CheckedPoints:
-    """Some points of a batch, and the A and G that its pass recorded for them (the first head only)."""
+    """Some points of a batch, and what its pass recorded for them: A and G (the first head only, or none), and f."""
 
     x: Inputs
     calls: LayerCalls
+    marks: Marks
+    f_nC: Tensor
 
     @property
     def shapes(self) -> object:
-        parts = [*input_parts(self.x).values(), *(t for pairs in self.calls.values() for pair in pairs for t in pair)]
-        return [t.shape[1:] for t in parts]
+        pairs = [pair for calls in self.calls.values() for pair in calls]
+        parts = [*input_parts(self.x).values(), *(t for pair in pairs for t in pair), self.marks.values_nS]
+        return [t.shape[1:] for t in parts], [width for _, width in self.marks.widths]
 
 
-def draw_points(x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, count: int) -> CheckedPoints:
-    """At most ``count`` points of a batch: half of them at random, half those that matter most to some layer.
+class DrawnBatch:
+    """A batch of a pass, of which some points are checked."""
 
-    A layer that few points use (an expert) has no gradient at the others: on those any order of its rows is right.
-    """
-    n, device = count_points(x), next(iter(input_parts(x).values())).device
-    at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
-    at = at.to(device, non_blocking=True)  # else the host waits for the device
-    if n > count:
-        most = shares_of_layers(layers, calls).topk(count // 2).indices
-        at = torch.cat([at[: count - len(most)], most.to(device)])
-    part = {m: [(a[at], g[at, :1]) for a, g in calls[m]] for layer in layers for m in layer.modules}
-    return CheckedPoints(take_points(x, at), part)
+    def __init__(self, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, f_NC: Tensor) -> None:
+        self.x, self.f_NC, self.calls = x, f_NC, {m: calls[m] for m in modules_of(layers)}
+        self.marks = mark_points(self.calls)
+        self.shares_2n = shares_of_layers(self.marks, self.calls)
+
+    def draw(self, count: int, rows: bool) -> CheckedPoints:
+        """At most ``count`` points: a third of them at random, the others those that matter most to some layer.
+
+        rows: whether their A and G are kept.
+
+        A layer that few points use (an expert) has no gradient at the others: on those any order of its rows is right.
+        So it is where most inputs of a layer are the same (after a ReLU that is 0 nearly everywhere).
+        """
+        n, device = count_points(self.x), next(iter(input_parts(self.x).values())).device
+        at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
+        at = at.to(device, non_blocking=True)  # else the host waits for the device
+        if n > count:
+            third = (count + 1) // 3
+            most = self.shares_2n.topk(third).indices.flatten().to(device)
+            at = torch.cat([at[: max(0, count - len(most))], most])[:count]
+        calls = {m: [(a[at], g[at, :1]) for a, g in pairs] for m, pairs in self.calls.items()} if rows else {}
+        return CheckedPoints(take_points(self.x, at), calls, self.marks.take(at), self.f_NC[at])
 
 
-def shares_of_layers(layers: Sequence[LayerParameter], calls: LayerCalls) -> Tensor:
-    """(n,): the largest share that each point has in Σ_n |G_n| of any layer."""
-    shares = []
-    for m in dict.fromkeys(m for layer in layers for m in layer.modules):
-        sizes = [torch.linalg.vector_norm(g[:, 0], 1, tuple(range(1, g.dim() - 1))) for _, g in calls[m]]
-        size_n = torch.stack(sizes).sum(0)
-        shares.append(size_n / size_n.sum().clamp_min(torch.finfo(size_n.dtype).tiny))
-    return torch.stack(shares).amax(0)
+def modules_of(layers: Sequence[LayerParameter]) -> list[nn.Module]:
+    """Each module once, in the order of its first parameter."""
+    return list(dict.fromkeys(m for layer in layers for m in layer.modules))
+
+
+def mark_points(calls: LayerCalls) -> Marks:
+    parts = [(m, some_entries(a)) for m, pairs in calls.items() for a, _ in pairs]
+    dtype = next((t.dtype for _, t in parts if t.is_floating_point()), torch.float64)  # an Embedding's are integers
+    return Marks(torch.cat([t.to(dtype) for _, t in parts], 1), [(m, t.shape[1]) for m, t in parts])
+
+
+def shares_of_layers(marks: Marks, calls: LayerCalls) -> Tensor:
+    """(2, n): the largest share that each point has in Σ_n |G_n| of any call, and in Σ_n |A_n − mean A|."""
+    g_Kn = torch.stack([some_entries(g[:, 0]).abs().sum(1) for pairs in calls.values() for _, g in pairs])
+    apart_nS = (marks.values_nS - marks.values_nS.mean(0)).abs()
+    a_Kn = torch.stack([t.sum(1) for t in apart_nS.split([width for _, width in marks.widths], 1)])
+    size_2Kn = torch.stack([g_Kn, a_Kn.to(g_Kn)])
+    return (size_2Kn / size_2Kn.sum(2, keepdim=True).clamp_min(torch.finfo(size_2Kn.dtype).tiny)).amax(1)
+
+
+def some_entries(t: Tensor) -> Tensor:
+    """(n, s): some entries of each point, evenly spaced, s at most SOME_ENTRIES. No copy of the tensor is made."""
+    steps = [1] * (t.dim() - 1)
+    sizes = list(t.shape[1:])
+    while math.prod(sizes) > SOME_ENTRIES:
+        longest = sizes.index(max(sizes))
+        steps[longest] = 2 * steps[longest] + 1
+        sizes[longest] = -(-t.shape[1 + longest] // steps[longest])
+    return t[(slice(None), *(slice(None, None, step) for step in steps))].flatten(1)
 
 
 def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
@@ -420,13 +472,15 @@ def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
         ]
         for m in first.calls
     }
-    return [CheckedPoints(join_points(*(d.x for d in drawn)), calls)]
+    marks = replace(first.marks, values_nS=torch.cat([d.marks.values_nS for d in drawn]))
+    return [CheckedPoints(join_points(*(d.x for d in drawn)), calls, marks, torch.cat([d.f_nC for d in drawn]))]
 
 
 def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> CheckedPoints:
-    """A and G of the first head of some points, run by themselves."""
-    recorded, _ = record_pass(frozen, list(dict.fromkeys(m for layer in layers for m in layer.modules)), x, heads=1)
-    return CheckedPoints(x, align_calls(recorded, survey.axes, survey.folds, count_points(x), 1))
+    """A and G of the first head of some points, run by themselves, and f."""
+    recorded, f_nC = record_pass(frozen, modules_of(layers), x, heads=1)
+    calls = align_calls(recorded, survey.axes, survey.folds, count_points(x), 1)
+    return CheckedPoints(x, calls, mark_points(calls), f_nC)
 
 
 def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
@@ -442,7 +496,10 @@ def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points
     r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.dtype)
     r_n = r_n.to(frozen.device, non_blocking=True)
     truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
-    return row_gaps({a.name: a.weighted_row(r_n, points.calls) for a in layers if a.name in truth}, truth)
+    weighted = {
+        m: [(a, g[:, :1] * r_n.view(-1, *[1] * (g.dim() - 1))) for a, g in pairs] for m, pairs in points.calls.items()
+    }
+    return row_gaps({a.name: a.summed_row(weighted) for a in layers if a.name in truth}, truth)
 
 
 def row_gaps(rows: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -456,44 +513,62 @@ def row_gaps(rows: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Ten
     return dict(zip(rows, torch.stack([gaps_P, sizes_P], 1)))
 
 
-def find_same(gaps: dict[str, Tensor], dtype: torch.dtype, relative: float | None = None) -> dict[str, bool]:
-    """Whether the rows of each entry of ``row_gaps`` are the true ones, up to rounding, or to ``relative`` of them."""
+def find_same(
+    gaps: dict[str, Tensor], dtype: torch.dtype, rounding: tuple[float, float] | None = None
+) -> dict[str, bool]:
+    """Whether the rows of each entry of ``row_gaps`` are the true ones.
+
+    rounding: what they may differ by, of their own size and of the largest; None: what the dtype's rounding does.
+    """
     if not gaps:
         return {}
     gap_P, size_P = torch.stack(list(gaps.values())).double().cpu().unbind(1)  # one read: each waits for the device
     if not torch.isfinite(gap_P + size_P).all():
         raise overflow_error(dtype)
-    rounding, floor = ROUNDING[dtype]
-    share = rounding if relative is None else relative
+    share, floor = rounding or ROUNDING[dtype]
     return dict(zip(gaps, (gap_P <= share * size_P + floor * size_P.max()).tolist()))
 
 
-def compare_inputs(batch: LayerCalls, alone: LayerCalls) -> dict[nn.Module, Tensor]:
-    """{module: (3,)}: the distance of the points' A in a batch to their A by themselves, their spread, and their size.
+def mark_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> Marks:
+    """The marks of some points, run by themselves: a forward pass only."""
+    with torch.no_grad():
+        recorded, _ = record_pass(frozen, modules_of(layers), x)
+    return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
 
-    Their G may differ too much to compare: where an input of a ReLU is nearly 0, its sign is chance.
-    The distance of tensors of other shapes, as a network makes that cuts its batch to the longest text, is infinite.
+
+@dataclass(frozen=True)
+class MarkGaps:
+    """How far marks of points in a batch are from those of the same points by themselves; their spread, their size."""
+
+    sizes_3S: Tensor
+    widths: list[tuple[nn.Module, int]]
+
+
+def compare_marks(batch: Marks, alone: Marks) -> MarkGaps | None:
+    """None where they have other shapes, as a network makes that cuts its batch to the longest text.
+
+    G may differ too much to be compared: where an input of a ReLU is nearly 0, its sign is chance.
     """
-    found = {}
-    for m, pairs in batch.items():
-        sums_3 = torch.zeros(3, dtype=torch.float64, device=pairs[0][0].device)
-        for (a, _), (b, _) in zip(pairs, alone[m]):
-            if a.shape != b.shape:
-                sums_3[0] = torch.inf
-                break
-            a, b = a.double().flatten(1), b.double().flatten(1)
-            sums_3 += torch.stack([t.square().sum() for t in (a - b, b - b.mean(0), b)])
-        found[m] = sums_3.sqrt()
-    return found
+    if batch.widths != alone.widths:
+        return None
+    came_nS, own_nS = batch.values_nS, alone.values_nS
+    sizes = [column_sizes(came_nS - own_nS), column_sizes(own_nS - own_nS.mean(0)), column_sizes(own_nS)]
+    return MarkGaps(torch.stack(sizes), batch.widths)
 
 
-def find_moved(compared: dict[nn.Module, Tensor]) -> list[nn.Module]:
-    """The modules of ``compare_inputs`` whose rows in the batch are not the points in their order."""
-    if not compared:
-        return []
-    gap_M, spread_M, size_M = torch.stack(list(compared.values())).cpu().unbind(1)
-    moved_M = gap_M > MOVED_SPREAD * spread_M + MOVED_SIZE * size_M
-    return [m for m, moved in zip(compared, moved_M.tolist()) if moved]
+def column_sizes(t_nS: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(t_nS, dim=0, dtype=torch.float64)
+
+
+def find_moved(gaps: MarkGaps, rounding: tuple[float, float]) -> list[nn.Module]:
+    """The modules whose rows in the batch are not the points in their order.
+
+    rounding: what they may differ by, of their spread and of their size.
+    """
+    parts = gaps.sizes_3S.cpu().split([width for _, width in gaps.widths], 1)
+    size_K3 = torch.stack([t.norm(dim=1) for t in parts])
+    moved_K = size_K3[:, 0] > rounding[0] * size_K3[:, 1] + rounding[1] * size_K3[:, 2]
+    return list(dict.fromkeys(m for (m, _), moved in zip(gaps.widths, moved_K.tolist()) if moved))
 
 
 def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
@@ -585,13 +660,11 @@ class PeakMemory(TorchDispatchMode):
         return False  # else the first use imports torch._dynamo, two seconds of everyone's first kernel
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for t in tree_leaves((args, kwargs)):
-            if isinstance(t, Tensor):  # if new, it was made outside: neither it nor its views count
-                self.count(t, inside=False)
+        for t in tensors_among(*args, *(kwargs or {}).values()):
+            self.count(t, inside=False)  # if new, it was made outside: neither it nor its views count
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor):
-                self.count(t, inside=True)
+        for t in tensors_among(out):
+            self.count(t, inside=True)
         return out
 
     def count(self, t: Tensor, inside: bool) -> None:
@@ -610,3 +683,12 @@ class PeakMemory(TorchDispatchMode):
     def forget(self, key: int, size: int) -> None:
         self.seen.discard(key)
         self.now -= size
+
+
+def tensors_among(*values: Any) -> Iterator[Tensor]:
+    """The tensors of an operator's arguments or results, which are tensors, lists of them, and other things."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_among(*value)
