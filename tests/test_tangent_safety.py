@@ -20,9 +20,12 @@ from foretaste.tangent.kernel import points_to_draw
 from foretaste.tangent.survey import (
     CheckedPoints,
     DrawnBatch,
+    Marks,
     Survey,
     align_calls,
+    compare_marks,
     compare_rows,
+    find_moved,
     find_same,
     join_drawn,
     record_pass,
@@ -372,6 +375,15 @@ def test_large_layers_on_chunks_of_other_lengths(
     theta = ft.ntk(net, x)
     want = brute_force(copy.deepcopy(net).double(), x, "sum")
     assert_close(theta, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+def test_a_layer_after_the_texts_keeps_its_rule() -> None:
+    """Only a layer that sees more of its points in one of the batches is taken to have moved."""
+    words, head = nn.Linear(1, 1), nn.Linear(1, 1)
+    batch = Marks(torch.ones(4, 5), [(words, 3), (head, 2)])
+    alone = Marks(torch.ones(4, 4), [(words, 2), (head, 2)])
+    assert find_moved(compare_marks(batch, alone), (0.25, 0.01)) == [words]
+    assert find_moved(compare_marks(batch, batch), (0.0, 0.0)) == []
 
 
 @pytest.mark.parametrize("how", ["sorted", "frames", "masked", "behind", "twice"])

@@ -84,7 +84,6 @@ from foretaste.tangent.survey import (
     join_drawn,
     largest_entry,
     mark_alone,
-    modules_of,
     overflow_error,
     record_alone,
     record_pass,
@@ -607,18 +606,17 @@ class LayerPass:
         for points in join_drawn(self.many):
             if self.coarse:
                 self.check_alone(points)
-            elif gaps := compare_marks(points.marks, mark_alone(self.frozen, self.survey, self.checked, points.x)):
-                self.first_marks.append((points, gaps))
+                continue
+            alone = mark_alone(self.frozen, self.survey, self.checked, points.x)
+            if points.marks.widths == alone.widths:  # else the network cuts its batch to the longest text
+                self.first_marks.append((points, compare_marks(points.marks, alone)))
         self.few.clear()
         self.many.clear()
 
     def check_alone(self, points: CheckedPoints) -> None:
         """Check the rules on points by themselves, and whether the pass has these points where they seem to be."""
         alone = record_alone(self.frozen, self.survey, self.checked, points.x)
-        marks = compare_marks(points.marks, alone.marks)
-        if marks is None:
-            raise LostRowsError("a layer sees more of some points than of others", modules=modules_of(self.checked))
-        self.marks.append(marks)
+        self.marks.append(compare_marks(points.marks, alone.marks))
         self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
         self.gaps.append(compare_rows(self.frozen, self.checked, alone))
 

@@ -544,16 +544,18 @@ class MarkGaps:
     widths: list[tuple[nn.Module, int]]
 
 
-def compare_marks(batch: Marks, alone: Marks) -> MarkGaps | None:
-    """None where they have other shapes, as a network makes that cuts its batch to the longest text.
+def compare_marks(batch: Marks, alone: Marks) -> MarkGaps:
+    """A call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far.
 
     G may differ too much to be compared: where an input of a ReLU is nearly 0, its sign is chance.
     """
-    if batch.widths != alone.widths:
-        return None
     came_nS, own_nS = batch.values_nS, alone.values_nS
+    if batch.widths != alone.widths:
+        came = came_nS.split([width for _, width in batch.widths], 1)
+        own = own_nS.split([width for _, width in alone.widths], 1)
+        came_nS = torch.cat([a if a.shape == b.shape else b + torch.inf for a, b in zip(came, own)], 1)
     sizes = [column_sizes(came_nS - own_nS), column_sizes(own_nS - own_nS.mean(0)), column_sizes(own_nS)]
-    return MarkGaps(torch.stack(sizes), batch.widths)
+    return MarkGaps(torch.stack(sizes), alone.widths)
 
 
 def column_sizes(t_nS: Tensor) -> Tensor:
