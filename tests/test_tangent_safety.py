@@ -49,6 +49,14 @@ def test_odd_forwards_have_the_kernel_of_autograd(how: str, n: int, output: str)
     assert_close(ft.ntk(net, points(n), output=output), brute_force(net, points(n), output), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("output", ["full", "trace"])
+@pytest.mark.parametrize("C", [1, 2, 3])
+def test_every_output_counts(C: int, output: str) -> None:
+    torch.manual_seed(0)
+    net = MLP(3, (4,), C).double().eval()
+    assert_close(ft.ntk(net, points(5), output=output), brute_force(net, points(5), output), rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_a_forward_that_sorts_is_seen_whatever_the_order_of_the_points(n: int) -> None:
     torch.manual_seed(0)
