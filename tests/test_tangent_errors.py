@@ -77,6 +77,9 @@ BAD = {
     "no points": (mlp, X[:0], {}, "no points"),
     "x2 of another shape": (mlp, X, {"x2": torch.randn(3, 5)}, r"x2 has points of shape \(5,\); expected \(4,\)"),
     "a wider x": (mlp, torch.randn(5, 6), {}, r"x has points of shape \(6,\).*layer '0', a Linear, expects 4 features"),
+    "a wider x for a norm": (
+        lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).eval(), torch.randn(5, 6), {},
+        r"layer '0', a BatchNorm1d, expects 4 channels and got"),
     "float64 for float32": (mlp, X.double(), {}, r"x has points of torch.float64.*are torch.float32; .*x\.float\(\)"),
     "float32 for float64": (lambda: mlp().double(), X, {}, r"x has points of torch.float32.*float64; .*x\.double\(\)"),
     "x2 of another dtype": (mlp, X, {"x2": X.double()}, r"x2 is torch.float64; expected torch.float32.*\.to\(torch.float32\)"),
