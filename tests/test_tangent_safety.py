@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import foretaste as ft
 from foretaste.network import MLP
-from foretaste.tangent import FrozenNetwork, PeakMemory, freeze
+from foretaste.tangent import FrozenNetwork, PeakMemory, freeze, plan
 from foretaste.tangent.frozen import find_not_finite, share_tensors
 from foretaste.tangent.kernel import points_to_draw
 from foretaste.tangent.survey import (
@@ -84,6 +84,64 @@ def test_points_that_influence_others_than_the_first(n: int, precision: str) -> 
     x[:5] = x[0]
     with pytest.raises(ValueError, match=r"points influence one another: an output changes by"):
         ft.ntk(net, x, precision=precision)
+
+
+class Bare(nn.Module):
+    """No layer has a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64).view(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.w)
+
+
+def test_a_network_without_any_rule() -> None:
+    net = Bare().eval()
+    assert_close(ft.ntk(net, points(5)), brute_force(net, points(5), "sum"), rtol=1e-9, atol=1e-11)
+    assert plan(net, points(5)).chunk_size == 5
+    with pytest.raises(ValueError, match="would do"):
+        ft.ntk(net, points(5), budget=100)
+
+
+class MaskedEncoder(nn.Module):
+    """torch runs other code for it without gradients, and that fails if its layers have hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 3)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = (x != 0)[..., None]
+        return self.head((self.encoder(self.words(x), src_key_padding_mask=x == 0) * there).sum(1) / there.sum(1))
+
+
+class Fused(nn.Module):
+    """Without gradients it does not call its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x) if torch.is_grad_enabled() else nn.functional.linear(x, self.inner.weight, self.inner.bias)
+        return self.head(h.tanh())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")  # torch's own, of its other code
+@pytest.mark.parametrize("n", [5, 40])
+def test_networks_that_run_other_code_without_gradients(n: int, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    net, x = MaskedEncoder().double().eval(), torch.randint(1, 50, (n, 7))
+    x[torch.arange(7) > torch.randint(0, 7, (n, 1))] = 0
+    assert_close(ft.ntk(net, x), brute_force(net, x, "sum"), rtol=1e-8, atol=1e-10)
+    fused = Fused().double().eval()
+    caplog.clear()
+    with caplog.at_level("INFO", "foretaste"):
+        assert_close(ft.ntk(fused, points(n)), brute_force(fused, points(n), "sum"), rtol=1e-9, atol=1e-11)
+    assert "no rule" not in caplog.text
 
 
 class Bags(nn.Module):
@@ -391,6 +449,9 @@ def test_a_layer_after_the_texts_keeps_its_rule() -> None:
     batch = Marks(torch.ones(4, 5), [(words, 3), (head, 2)])
     alone = Marks(torch.ones(4, 4), [(words, 2), (head, 2)])
     assert find_moved(compare_marks(batch, alone), (0.25, 0.01)) == [words]
+    assert find_moved(compare_marks(batch, alone, cut=False), (0.25, 0.01)) == []
+    moved = Marks(alone.values_nS + torch.tensor([0.0, 0, 1, 1]), alone.widths)
+    assert find_moved(compare_marks(batch, moved, cut=False), (0.25, 0.01)) == [head]
     assert find_moved(compare_marks(batch, batch), (0.0, 0.0)) == []
 
 

@@ -261,7 +261,7 @@ def read_output(output: object) -> Output:
 def freeze(net: nn.Module | FrozenNetwork, *, output: Output = "sum", params: Params = None) -> FrozenNetwork:
     """Check ``net`` and choose its parameters. Raises a ValueError that says what to do.
 
-    A network that is frozen already is not copied again.
+    A network that is frozen already is not copied again; ``output`` and ``params`` are those given here.
     """
     if isinstance(net, FrozenNetwork):
         own = net.net

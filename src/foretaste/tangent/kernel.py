@@ -540,7 +540,7 @@ class LayerPass:
         self.first_gaps: list[tuple[CheckedPoints, dict[str, Tensor]]] = []
         self.first_marks: list[tuple[CheckedPoints, MarkGaps]] = []
         self.gaps: list[dict[str, Tensor]] = []
-        self.marks: list[MarkGaps] = []
+        self.mark_gaps: list[MarkGaps] = []
         self.outputs: list[Tensor] = []
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
@@ -608,15 +608,14 @@ class LayerPass:
                 self.check_alone(points)
                 continue
             alone = mark_alone(self.frozen, self.survey, self.checked, points.x)
-            if points.marks.widths == alone.widths:  # else the network cuts its batch to the longest text
-                self.first_marks.append((points, compare_marks(points.marks, alone)))
+            self.first_marks.append((points, compare_marks(points.marks, alone, cut=False)))
         self.few.clear()
         self.many.clear()
 
     def check_alone(self, points: CheckedPoints) -> None:
         """Check the rules on points by themselves, and whether the pass has these points where they seem to be."""
         alone = record_alone(self.frozen, self.survey, self.checked, points.x)
-        self.marks.append(compare_marks(points.marks, alone.marks))
+        self.mark_gaps.append(compare_marks(points.marks, alone.marks))
         self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
         self.gaps.append(compare_rows(self.frozen, self.checked, alone))
 
@@ -640,10 +639,10 @@ class LayerPass:
                     "used outside of a module's own forward, or by a layer that does not see the points in their order",
                     names=lost,
                 )
-        for marks in self.marks:
+        for marks in self.mark_gaps:
             if moved := find_moved(marks, TF32_MOVED if self.coarse else ROUNDING[dtype]):
                 raise LostRowsError("a layer does not see the points in their order", modules=moved)
-        for read in (self.first_gaps, self.first_marks, self.outputs, self.gaps, self.marks):
+        for read in (self.first_gaps, self.first_marks, self.outputs, self.gaps, self.mark_gaps):
             read.clear()
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:

@@ -5,7 +5,8 @@ gradients a rule can form (rules.py), and measures the bytes of a pass. Paramete
 (functional.py), which is slower.
 
 ``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. ``compare_rows``
-checks every rule against autograd on points of that pass; a rule that fails is given up, and the pass starts again.
+checks every rule against autograd on points of that pass, ``compare_marks`` whether its rows are the points in their
+order. A rule that fails is given up, and the pass starts again.
 """
 
 import logging
@@ -35,7 +36,8 @@ from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cu
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
-TF32_ROUNDING, TF32_OUTPUT = (2e-2, 1e-3), 2e-2
+TF32_ROUNDING = 2e-2, 1e-3  # the same in TF32; it errs by less than a twentieth of that
+TF32_OUTPUT = 2e-2  # and what an output may change by in another batch, of the largest
 LOST = 0.3  # of a gradient, that is missing where torch.func does not see a parameter; a ReLU's chance is less
 CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
 SOME_ENTRIES = 256  # of A and G of a point, which tell points apart
@@ -239,10 +241,9 @@ def record_pass(
 ) -> tuple[dict[nn.Module, list[RecordedCall]], Tensor]:
     """Run x once. Returns the calls of each module in order, and f(x). heads: the first so many alone, else all.
 
-    Under torch.no_grad() it is the forward pass alone. Parameters are detached, so no gradient of a weight is computed.
-    The graph starts at a zero ``token`` that is added to the first recorded outputs, so the backward pass goes no lower
-    than it must. A tensor hook that is set before an in-place operation sees the gradient of the value before it. So
-    ``ReLU(inplace=True)`` after a layer does no harm.
+    Parameters are detached, so no gradient of a weight is computed. The graph starts at a zero ``token`` that is added
+    to the first recorded outputs, so the backward pass goes no lower than it must. A tensor hook that is set before an
+    in-place operation sees the gradient of the value before it. So ``ReLU(inplace=True)`` after a layer does no harm.
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
     calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
@@ -409,7 +410,7 @@ class DrawnBatch:
         self.shares_2n = shares_of_layers(self.marks, self.calls)
 
     def draw(self, count: int, rows: bool) -> CheckedPoints:
-        """At most ``count`` points: a third of them at random, the others those that matter most to some layer.
+        """At most ``count`` points: about a third at random, the others those that matter most to some layer.
 
         rows: whether their A and G are kept.
 
@@ -433,6 +434,7 @@ def modules_of(layers: Sequence[LayerParameter]) -> list[nn.Module]:
 
 
 def mark_points(calls: LayerCalls) -> Marks:
+    """The marks of all points of a batch."""
     parts = [(m, some_entries(a)) for m, pairs in calls.items() for a, _ in pairs]
     dtype = next((t.dtype for _, t in parts if t.is_floating_point()), torch.float64)  # an Embedding's are integers
     return Marks(torch.cat([t.to(dtype) for _, t in parts], 1), [(m, t.shape[1]) for m, t in parts])
@@ -530,9 +532,11 @@ def find_same(
 
 
 def mark_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> Marks:
-    """The marks of some points, run by themselves: a forward pass only."""
-    with torch.no_grad():
-        recorded, _ = record_pass(frozen, modules_of(layers), x)
+    """The marks of some points, run by themselves: a forward pass only.
+
+    Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
+    """
+    recorded, _ = record_pass(frozen, modules_of(layers), x, heads=0)
     return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
 
 
@@ -544,18 +548,23 @@ class MarkGaps:
     widths: list[tuple[nn.Module, int]]
 
 
-def compare_marks(batch: Marks, alone: Marks) -> MarkGaps:
-    """A call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far.
+def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> MarkGaps:
+    """The marks of the same points in two batches.
+
+    cut: whether a call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far;
+    else it is left out.
 
     G may differ too much to be compared: where an input of a ReLU is nearly 0, its sign is chance.
     """
-    came_nS, own_nS = batch.values_nS, alone.values_nS
-    if batch.widths != alone.widths:
-        came = came_nS.split([width for _, width in batch.widths], 1)
-        own = own_nS.split([width for _, width in alone.widths], 1)
-        came_nS = torch.cat([a if a.shape == b.shape else b + torch.inf for a, b in zip(came, own)], 1)
+    came_nS, own_nS, widths = batch.values_nS, alone.values_nS, alone.widths
+    if batch.widths != widths:
+        came, own = (marks.values_nS.split([w for _, w in marks.widths], 1) for marks in (batch, alone))
+        kept = [(a, b, width) for a, b, width in zip(came, own, widths) if cut or a.shape == b.shape]
+        came_nS = torch.cat([a if a.shape == b.shape else b + torch.inf for a, b, _ in kept] or [came_nS[:, :0]], 1)
+        own_nS = torch.cat([b for _, b, _ in kept] or [own_nS[:, :0]], 1)
+        widths = [width for _, _, width in kept]
     sizes = [column_sizes(came_nS - own_nS), column_sizes(own_nS - own_nS.mean(0)), column_sizes(own_nS)]
-    return MarkGaps(torch.stack(sizes), alone.widths)
+    return MarkGaps(torch.stack(sizes), widths)
 
 
 def column_sizes(t_nS: Tensor) -> Tensor:
@@ -567,6 +576,8 @@ def find_moved(gaps: MarkGaps, rounding: tuple[float, float]) -> list[nn.Module]
 
     rounding: what they may differ by, of their spread and of their size.
     """
+    if not gaps.widths:
+        return []
     parts = gaps.sizes_3S.cpu().split([width for _, width in gaps.widths], 1)
     size_K3 = torch.stack([t.norm(dim=1) for t in parts])
     moved_K = size_K3[:, 0] > rounding[0] * size_K3[:, 1] + rounding[1] * size_K3[:, 2]
@@ -577,6 +588,8 @@ def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwor
     """The network without the rules that fail on two points. A kernel finds these on its way, a plan must know them."""
     while True:
         survey, points = survey_network(frozen, x, classes), take_points(x, slice(2))
+        if not survey.layers:
+            return frozen
         with isolated(frozen.device):
             alone = record_alone(frozen, survey, survey.layers, points)
             agrees = find_same(compare_rows(frozen, survey.layers, alone), frozen.dtype)
