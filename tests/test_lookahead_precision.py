@@ -12,7 +12,7 @@ from foretaste.acquire import mlmoc, variance
 from foretaste.lookahead import from_kernels, linearize
 from foretaste.network import MLP, fit
 from foretaste.query import query
-from foretaste.tangent import freeze, gram, kernel, outputs, precision
+from foretaste.tangent import checks, freeze, gram, kernel, outputs, precision
 from foretaste.tangent.precision import (
     PrecisionChoice,
     kernel_holds,
@@ -62,8 +62,8 @@ def test_samples_are_trials_and_the_kernel_after_them_is_checked(trained, monkey
     """The sample has the sizes of the kernel that follows it: it must not stand for its check."""
     net, x_L, y_L, x_U = trained
     checked = []
-    compare = kernel.compare_rows
-    monkeypatch.setattr(kernel, "compare_rows", lambda *args: checked.append(1) or compare(*args))
+    compare = checks.compare_rows
+    monkeypatch.setattr(checks, "compare_rows", lambda *args: checked.append(1) or compare(*args))
     frozen, y_LC = freeze(net), torch.nn.functional.one_hot(y_L, 3).double()
     measure_precisions(frozen, 3, x_L, x_U[:128], y_LC, None, ("half",), None, 0)
     assert not checked

@@ -15,22 +15,18 @@ from torch.testing import assert_close
 import foretaste as ft
 from foretaste.network import MLP
 from foretaste.tangent import FrozenNetwork, PeakMemory, freeze, plan
-from foretaste.tangent.frozen import find_not_finite, share_tensors
-from foretaste.tangent.kernel import points_to_draw
-from foretaste.tangent.survey import (
+from foretaste.tangent.checks import (
     CheckedPoints,
     DrawnBatch,
     Marks,
-    Survey,
-    align_calls,
     compare_marks,
     compare_rows,
     find_moved,
-    find_same,
     join_drawn,
-    record_pass,
-    survey_network,
+    points_to_draw,
 )
+from foretaste.tangent.frozen import find_not_finite, share_tensors
+from foretaste.tangent.survey import Survey, align_calls, find_same, record_pass, survey_network
 from fuzz.calls import brute_force
 from fuzz.faults import interrupts, threads
 from fuzz.networks import Bend

@@ -38,6 +38,7 @@ LOOKAHEAD = ["test_lookahead.py", "test_lookahead_rounding.py"]
 QUERY = ["test_query_labels.py", "test_query.py", "test_query_duplicates.py"]
 PLACES: dict[str, tuple[int, list[str]]] = {
     "tangent/frozen.py": (5, [*TANGENT, "test_tangent_errors.py"]),
+    "tangent/checks.py": (5, [*TANGENT, "test_tangent_ways.py"]),
     "tangent/survey.py": (8, [RULED, FLOAT32, *TANGENT, "test_tangent_ways.py", "test_tangent_errors.py"]),
     "tangent/rules.py": (8, [RULED, *TANGENT, "test_tangent_ways.py"]),
     "tangent/accumulate.py": (6, [*TANGENT, "test_tangent_pages.py", "test_tangent_ways.py"]),
@@ -67,12 +68,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "only the first condition is left",
     ): "where one point makes fewer calls than two, the batch is checked, and a rule that fails there is given up",
     (
-        "tangent/survey.py",
+        "tangent/checks.py",
         "at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]",
         "0 becomes 1",
     ): "which points are drawn for the check",
     (
-        "tangent/survey.py",
+        "tangent/checks.py",
         "return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))",
         "0 becomes 1",
     ): "zeros are made for G, which nobody reads",

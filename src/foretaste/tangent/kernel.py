@@ -9,6 +9,7 @@ in memory at once. The other files:
 
     frozen.py      the network, its inputs and their checks
     survey.py      which parameters have a rule; one pass that records A and G
+    checks.py      whether the rules hold for the batches of a pass
     rules.py       how a layer's gradient is formed from A and G, and layers that need none
     functional.py  gradients of whatever has no rule
     planning.py    how the work is cut to fit the memory budget
@@ -28,16 +29,14 @@ from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
+from foretaste.tangent.checks import RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.frozen import (
-    OWN_OUTPUT,
     PRECISIONS,
     FrozenNetwork,
     Inputs,
     Output,
     Params,
-    check_apart,
     check_inputs,
-    compare_outputs,
     count_points,
     find_not_finite,
     freeze,
@@ -63,31 +62,14 @@ from foretaste.tangent.planning import (
 )
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
-    CHECK_LEAST,
     CHECK_POINTS,
-    CHECK_SHARE,
-    ROUNDING,
-    TF32_MOVED,
-    TF32_OUTPUT,
-    TF32_ROUNDING,
-    CheckedPoints,
-    DrawnBatch,
     LayerParameter,
     LostRowsError,
-    MarkGaps,
     Survey,
     align_calls,
-    compare_marks,
-    compare_rows,
-    find_moved,
-    find_same,
-    join_drawn,
     largest_entry,
-    mark_alone,
     overflow_error,
-    record_alone,
     record_pass,
-    settle_rules,
     survey_network,
 )
 
@@ -475,25 +457,6 @@ def may_check_late(survey: Survey, plan: KernelPlan, sets: int, coarse: bool) ->
     return ample or (coarse and 2 * point_bytes <= plan.chunk_size * survey.pass_bytes)
 
 
-def points_to_draw(sizes: Sequence[int], chunk_size: int) -> dict[int, tuple[int, int]]:
-    """{place of a chunk's first point: (few, many)} of its points to check, for the first and the last of each set.
-
-    The rules are checked on few, and on many whether the rows are the points in their order, which takes a forward pass
-    only: in a small set, a dozen points take half as long as the kernel.
-    """
-    draws: dict[int, tuple[int, int]] = {}
-    start = 0
-    for n in sizes:
-        few, many = min(n, max(CHECK_LEAST, min(CHECK_POINTS, n // CHECK_SHARE))), min(n, CHECK_POINTS)
-        if n > chunk_size:
-            last = start + (n - 1) // chunk_size * chunk_size
-            draws |= {start: (few - few // 2, many - many // 2), last: (few // 2, many // 2)}
-        elif n:
-            draws[start] = few, many
-        start += n
-    return draws
-
-
 def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
     """Every point once: its place among the points of all sets, and the points themselves."""
     start = 0
@@ -533,15 +496,8 @@ class LayerPass:
     ) -> None:
         self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
         self.half, self.coarse = precision == "half", precision != "float32"
-        self.checked, self.check_late = checked, check_late
-        # Points that are not compared yet, and what was compared but not read yet: see ``compare_drawn``.
-        self.few: list[CheckedPoints] = []
-        self.many: list[CheckedPoints] = []
-        self.first_gaps: list[tuple[CheckedPoints, dict[str, Tensor]]] = []
-        self.first_marks: list[tuple[CheckedPoints, MarkGaps]] = []
-        self.gaps: list[dict[str, Tensor]] = []
-        self.mark_gaps: list[MarkGaps] = []
-        self.outputs: list[Tensor] = []
+        self.checks = RuleChecks(frozen, survey, checked, self.coarse) if checked else None
+        self.check_late = check_late
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
         self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
@@ -569,10 +525,10 @@ class LayerPass:
             self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
             n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
             ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
-            if self.checked and draw != NO_DRAW:
-                self.draw(DrawnBatch(x, self.checked, ready, f_NC), *draw)
+            if self.checks and draw != NO_DRAW:
+                self.checks.draw(x, ready, f_NC, *draw)
                 if not self.check_late:
-                    self.compare_drawn()
+                    self.checks.compare()
                     if not self.coarse:
                         self.read_checks()  # frees the points
             for layer, cut in self.group.formed:
@@ -587,63 +543,6 @@ class LayerPass:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, gradients[name][:, :, cut])
         return f_NC
-
-    def draw(self, batch: DrawnBatch, few: int, many: int) -> None:
-        """Keep some points of a chunk, to check the rules on them."""
-        if not self.coarse and few:
-            self.few.append(batch.draw(few, rows=True))
-        if self.coarse or few < many:
-            self.many.append(batch.draw(many, rows=False))
-
-    def compare_drawn(self) -> None:
-        """Check the rules on the points that were drawn from the pass. ``read_checks`` has the answer.
-
-        TF32 is too coarse for that, and in float32 a ReLU whose input is nearly 0 may have another sign in another
-        batch. Then ``check_alone`` follows.
-        """
-        for points in join_drawn(self.few):
-            self.first_gaps.append((points, compare_rows(self.frozen, self.checked, points)))
-        for points in join_drawn(self.many):
-            if self.coarse:
-                self.check_alone(points)
-                continue
-            alone = mark_alone(self.frozen, self.survey, self.checked, points.x)
-            self.first_marks.append((points, compare_marks(points.marks, alone, cut=False)))
-        self.few.clear()
-        self.many.clear()
-
-    def check_alone(self, points: CheckedPoints) -> None:
-        """Check the rules on points by themselves, and whether the pass has these points where they seem to be."""
-        alone = record_alone(self.frozen, self.survey, self.checked, points.x)
-        self.mark_gaps.append(compare_marks(points.marks, alone.marks))
-        self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
-        self.gaps.append(compare_rows(self.frozen, self.checked, alone))
-
-    def read_checks(self) -> None:
-        """Raise if an output is not finite, or if a rule does not hold. A read waits for the device."""
-        if not self.finite:
-            raise ValueError("net returns NaN or infinite outputs for some of the points")
-        dtype = self.frozen.dtype
-        for points, gaps in self.first_gaps:
-            if not all(find_same(gaps, dtype).values()):
-                self.check_alone(points)
-        for points, marks in self.first_marks:
-            if find_moved(marks, ROUNDING[dtype]):
-                self.check_alone(points)
-        for outputs in self.outputs:
-            check_apart(outputs, TF32_OUTPUT if self.coarse else OWN_OUTPUT[dtype])
-        rounding = TF32_ROUNDING if self.coarse and self.frozen.device.type == "cuda" else ROUNDING[dtype]
-        for gaps in self.gaps:
-            if lost := [name for name, holds in find_same(gaps, dtype, rounding).items() if not holds]:
-                raise LostRowsError(
-                    "used outside of a module's own forward, or by a layer that does not see the points in their order",
-                    names=lost,
-                )
-        for marks in self.mark_gaps:
-            if moved := find_moved(marks, TF32_MOVED if self.coarse else ROUNDING[dtype]):
-                raise LostRowsError("a layer does not see the points in their order", modules=moved)
-        for read in (self.first_gaps, self.first_marks, self.outputs, self.gaps, self.mark_gaps):
-            read.clear()
 
     def keep(self, m: nn.Module, at: slice, calls: list[tuple[Tensor, Tensor]]) -> None:
         """Copy A and G of a module's calls to where those of all points are kept."""
@@ -668,13 +567,21 @@ class LayerPass:
 
         A GPU is told to do so before it is asked whether they hold, so that it does not wait for the host.
         """
-        self.compare_drawn()
+        if self.checks:
+            self.checks.compare()
         if self.frozen.device.type == "cuda":
             self.add_to(theta, plan)
             self.read_checks()
         else:
             self.read_checks()
             self.add_to(theta, plan)
+
+    def read_checks(self) -> None:
+        """Raise if an output is not finite, or if a rule does not hold. A read waits for the device."""
+        if not self.finite:
+            raise ValueError("net returns NaN or infinite outputs for some of the points")
+        if self.checks:
+            self.checks.read()
 
     def add_to(self, theta: ThetaSum, plan: KernelPlan) -> None:
         if self.rows is not None:

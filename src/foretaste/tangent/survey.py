@@ -4,9 +4,8 @@
 gradients a rule can form (rules.py), and measures the bytes of a pass. Parameters without a rule go through torch.func
 (functional.py), which is slower.
 
-``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. ``compare_rows``
-checks every rule against autograd on points of that pass, ``compare_marks`` whether its rows are the points in their
-order. A rule that fails is given up, and the pass starts again.
+``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. checks.py tells
+whether the rules hold for it.
 """
 
 import logging
@@ -27,23 +26,17 @@ from foretaste.tangent.frozen import (
     input_parts,
     is_out_of_memory,
     isolated,
-    join_points,
     take_points,
 )
-from foretaste.tangent.functional import autograd_rows, autograd_sum, flat, functional_rows
+from foretaste.tangent.functional import autograd_rows, flat, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cut_axis, has_rule, parameter_order
 
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
-TF32_ROUNDING = 2e-2, 1e-3  # the same in TF32; it errs by less than a twentieth of that
-TF32_OUTPUT = 2e-2  # and what an output may change by in another batch, of the largest
 LOST = 0.3  # of a gradient, that is missing where torch.func does not see a parameter; a ReLU's chance is less
 CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
 SOME_ENTRIES = 256  # of A and G of a point, which tell points apart
-CHECK_SHARE, CHECK_LEAST = 60, 3  # one point in so many, but so many at least, is enough to show that a rule is right
-# How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
-TF32_MOVED = 0.25, 0.01
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -179,7 +172,7 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     for m, pairs in calls.items():
         call_bytes[m] = sum(a.nbytes + backward_passes * g.nbytes for a, g in pairs) // k
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
-    marks_nS = mark_points(calls).values_nS if calls else torch.empty(k, 0)
+    entries = sum(some_entries(a).shape[1] for pairs in calls.values() for a, _ in pairs)
     g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
     parameters = sum(p.nbytes for p in frozen.params.values())
@@ -188,7 +181,7 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
     return Survey(
         readable, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, memory.peak,
-        marks_nS.nbytes // k, parameters,
+        8 * entries if frozen.dtype == torch.float64 else 4 * entries, parameters,
     )  # fmt: skip
 
 
@@ -374,79 +367,9 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
             )
 
 
-@dataclass(frozen=True)
-class Marks:
-    """Some entries of A of every call, which tell points apart: (n, S), and how many of the S each call has."""
-
-    values_nS: Tensor
-    widths: list[tuple[nn.Module, int]]
-
-    def take(self, at: Tensor) -> "Marks":
-        return replace(self, values_nS=self.values_nS[at])
-
-
-@dataclass(frozen=True)
-class CheckedPoints:
-    """Some points of a batch, and what its pass recorded for them: A and G (the first head only, or none), and f."""
-
-    x: Inputs
-    calls: LayerCalls
-    marks: Marks
-    f_nC: Tensor
-
-    @property
-    def shapes(self) -> object:
-        pairs = [pair for calls in self.calls.values() for pair in calls]
-        parts = [*input_parts(self.x).values(), *(t for pair in pairs for t in pair), self.marks.values_nS]
-        return [t.shape[1:] for t in parts], [width for _, width in self.marks.widths]
-
-
-class DrawnBatch:
-    """A batch of a pass, of which some points are checked."""
-
-    def __init__(self, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, f_NC: Tensor) -> None:
-        self.x, self.f_NC, self.calls = x, f_NC, {m: calls[m] for m in modules_of(layers)}
-        self.marks = mark_points(self.calls)
-        self.shares_2n = shares_of_layers(self.marks, self.calls)
-
-    def draw(self, count: int, rows: bool) -> CheckedPoints:
-        """At most ``count`` points: about a third at random, the others those that matter most to some layer.
-
-        rows: whether their A and G are kept.
-
-        A layer that few points use (an expert) has no gradient at the others: on those any order of its rows is right.
-        So it is where most inputs of a layer are the same (after a ReLU that is 0 nearly everywhere).
-        """
-        n, device = count_points(self.x), next(iter(input_parts(self.x).values())).device
-        at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
-        at = at.to(device, non_blocking=True)  # else the host waits for the device
-        if n > count:
-            third = (count + 1) // 3
-            most = self.shares_2n.topk(third).indices.flatten().to(device)
-            at = torch.cat([at[: max(0, count - len(most))], most])[:count]
-        calls = {m: [(a[at], g[at, :1]) for a, g in pairs] for m, pairs in self.calls.items()} if rows else {}
-        return CheckedPoints(take_points(self.x, at), calls, self.marks.take(at), self.f_NC[at])
-
-
 def modules_of(layers: Sequence[LayerParameter]) -> list[nn.Module]:
     """Each module once, in the order of its first parameter."""
     return list(dict.fromkeys(m for layer in layers for m in layer.modules))
-
-
-def mark_points(calls: LayerCalls) -> Marks:
-    """The marks of all points of a batch."""
-    parts = [(m, some_entries(a)) for m, pairs in calls.items() for a, _ in pairs]
-    dtype = next((t.dtype for _, t in parts if t.is_floating_point()), torch.float64)  # an Embedding's are integers
-    return Marks(torch.cat([t.to(dtype) for _, t in parts], 1), [(m, t.shape[1]) for m, t in parts])
-
-
-def shares_of_layers(marks: Marks, calls: LayerCalls) -> Tensor:
-    """(2, n): the largest share that each point has in Σ_n |G_n| of any call, and in Σ_n |A_n − mean A|."""
-    g_Kn = torch.stack([some_entries(g[:, 0]).abs().sum(1) for pairs in calls.values() for _, g in pairs])
-    apart_nS = (marks.values_nS - marks.values_nS.mean(0)).abs()
-    a_Kn = torch.stack([t.sum(1) for t in apart_nS.split([width for _, width in marks.widths], 1)])
-    size_2Kn = torch.stack([g_Kn, a_Kn.to(g_Kn)])
-    return (size_2Kn / size_2Kn.sum(2, keepdim=True).clamp_min(torch.finfo(size_2Kn.dtype).tiny)).amax(1)
 
 
 def some_entries(t: Tensor) -> Tensor:
@@ -458,50 +381,6 @@ def some_entries(t: Tensor) -> Tensor:
         steps[longest] = 2 * steps[longest] + 1
         sizes[longest] = -(-t.shape[1 + longest] // steps[longest])
     return t[(slice(None), *(slice(None, None, step) for step in steps))].flatten(1)
-
-
-def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
-    """The points of several batches as those of one, where the network made tensors of the same shape of them."""
-    if len(drawn) < 2:
-        return drawn
-    first, *others = drawn
-    if any(other.shapes != first.shapes for other in others):
-        return drawn
-    calls = {
-        m: [
-            (torch.cat([a for a, _ in same]), torch.cat([g for _, g in same]))
-            for same in zip(*(d.calls[m] for d in drawn))
-        ]
-        for m in first.calls
-    }
-    marks = replace(first.marks, values_nS=torch.cat([d.marks.values_nS for d in drawn]))
-    return [CheckedPoints(join_points(*(d.x for d in drawn)), calls, marks, torch.cat([d.f_nC for d in drawn]))]
-
-
-def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> CheckedPoints:
-    """A and G of the first head of some points, run by themselves, and f."""
-    recorded, f_nC = record_pass(frozen, modules_of(layers), x, heads=1)
-    calls = align_calls(recorded, survey.axes, survey.folds, count_points(x), 1)
-    return CheckedPoints(x, calls, mark_points(calls), f_nC)
-
-
-def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
-    """{name: (2,)}: ``row_gaps`` of Σ_i r_i J_i over the points, by the rules and by autograd.
-
-    This makes the rules safe. A rule fails here if the network uses a weight outside its module
-    (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
-    if a forward sorts its batch and puts it back, or sends some points only through a layer: a row of A and G is then
-    not the point it seems to be. A look at a few points need not show that, so the batch that is computed is the one
-    that is checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
-    """
-    draws = torch.Generator().manual_seed(1)
-    r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.dtype)
-    r_n = r_n.to(frozen.device, non_blocking=True)
-    truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
-    weighted = {
-        m: [(a, g[:, :1] * r_n.view(-1, *[1] * (g.dim() - 1))) for a, g in pairs] for m, pairs in points.calls.items()
-    }
-    return row_gaps({a.name: a.summed_row(weighted) for a in layers if a.name in truth}, truth)
 
 
 def row_gaps(rows: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -529,73 +408,6 @@ def find_same(
         raise overflow_error(dtype)
     share, floor = rounding or ROUNDING[dtype]
     return dict(zip(gaps, (gap_P <= share * size_P + floor * size_P.max()).tolist()))
-
-
-def mark_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> Marks:
-    """The marks of some points, run by themselves: a forward pass only.
-
-    Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
-    """
-    recorded, _ = record_pass(frozen, modules_of(layers), x, heads=0)
-    return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
-
-
-@dataclass(frozen=True)
-class MarkGaps:
-    """How far marks of points in a batch are from those of the same points by themselves; their spread, their size."""
-
-    sizes_3S: Tensor
-    widths: list[tuple[nn.Module, int]]
-
-
-def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> MarkGaps:
-    """The marks of the same points in two batches.
-
-    cut: whether a call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far;
-    else it is left out.
-
-    G may differ too much to be compared: where an input of a ReLU is nearly 0, its sign is chance.
-    """
-    came_nS, own_nS, widths = batch.values_nS, alone.values_nS, alone.widths
-    if batch.widths != widths:
-        came, own = (marks.values_nS.split([w for _, w in marks.widths], 1) for marks in (batch, alone))
-        kept = [(a, b, width) for a, b, width in zip(came, own, widths) if cut or a.shape == b.shape]
-        came_nS = torch.cat([a if a.shape == b.shape else b + torch.inf for a, b, _ in kept] or [came_nS[:, :0]], 1)
-        own_nS = torch.cat([b for _, b, _ in kept] or [own_nS[:, :0]], 1)
-        widths = [width for _, _, width in kept]
-    sizes = [column_sizes(came_nS - own_nS), column_sizes(own_nS - own_nS.mean(0)), column_sizes(own_nS)]
-    return MarkGaps(torch.stack(sizes), widths)
-
-
-def column_sizes(t_nS: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(t_nS, dim=0, dtype=torch.float64)
-
-
-def find_moved(gaps: MarkGaps, rounding: tuple[float, float]) -> list[nn.Module]:
-    """The modules whose rows in the batch are not the points in their order.
-
-    rounding: what they may differ by, of their spread and of their size.
-    """
-    if not gaps.widths:
-        return []
-    parts = gaps.sizes_3S.cpu().split([width for _, width in gaps.widths], 1)
-    size_K3 = torch.stack([t.norm(dim=1) for t in parts])
-    moved_K = size_K3[:, 0] > rounding[0] * size_K3[:, 1] + rounding[1] * size_K3[:, 2]
-    return list(dict.fromkeys(m for (m, _), moved in zip(gaps.widths, moved_K.tolist()) if moved))
-
-
-def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
-    """The network without the rules that fail on two points. A kernel finds these on its way, a plan must know them."""
-    while True:
-        survey, points = survey_network(frozen, x, classes), take_points(x, slice(2))
-        if not survey.layers:
-            return frozen
-        with isolated(frozen.device):
-            alone = record_alone(frozen, survey, survey.layers, points)
-            agrees = find_same(compare_rows(frozen, survey.layers, alone), frozen.dtype)
-        if all(agrees.values()):
-            return frozen
-        frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})
 
 
 def largest_entry(frozen: FrozenNetwork, x: Inputs) -> float:

@@ -1,0 +1,328 @@
+"""Do the rules of rules.py hold for this network, on the batches that a pass computes?
+
+Of the first and the last batch of each set some points are drawn. On few of them every rule is compared with autograd
+(``compare_rows``), on a dozen whether the rows of the batch are the points in their order (``compare_marks``).
+``RuleChecks`` does both for a pass. A rule that fails raises a LostRowsError: the pass starts again without it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.tangent.frozen import (
+    OWN_OUTPUT,
+    FrozenNetwork,
+    Inputs,
+    check_apart,
+    compare_outputs,
+    count_points,
+    input_parts,
+    isolated,
+    join_points,
+    take_points,
+)
+from foretaste.tangent.functional import autograd_sum
+from foretaste.tangent.rules import LayerCalls
+from foretaste.tangent.survey import (
+    CHECK_POINTS,
+    ROUNDING,
+    LayerParameter,
+    LostRowsError,
+    Survey,
+    align_calls,
+    find_same,
+    modules_of,
+    record_pass,
+    row_gaps,
+    some_entries,
+    survey_network,
+)
+
+CHECK_SHARE, CHECK_LEAST = 60, 3  # one point in so many, but so many at least, is enough to show that a rule is right
+TF32_ROUNDING = 2e-2, 1e-3  # as ROUNDING, in TF32, which errs by less than a twentieth of that
+TF32_OUTPUT = 2e-2  # and what an output may change by in another batch, of the largest
+# How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
+TF32_MOVED = 0.25, 0.01
+
+
+# ---- Which points ----
+
+
+def points_to_draw(sizes: Sequence[int], chunk_size: int) -> dict[int, tuple[int, int]]:
+    """{place of a chunk's first point: (few, many)} of its points to check, for the first and the last of each set.
+
+    The rules are checked on few, and on many whether the rows are the points in their order, which takes a forward pass
+    only: in a small set, a dozen points take half as long as the kernel.
+    """
+    draws: dict[int, tuple[int, int]] = {}
+    start = 0
+    for n in sizes:
+        few, many = min(n, max(CHECK_LEAST, min(CHECK_POINTS, n // CHECK_SHARE))), min(n, CHECK_POINTS)
+        if n > chunk_size:
+            last = start + (n - 1) // chunk_size * chunk_size
+            draws |= {start: (few - few // 2, many - many // 2), last: (few // 2, many // 2)}
+        elif n:
+            draws[start] = few, many
+        start += n
+    return draws
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Some entries of A of every call, which tell points apart: (n, S), and how many of the S each call has."""
+
+    values_nS: Tensor
+    widths: list[tuple[nn.Module, int]]
+
+    def take(self, at: Tensor) -> "Marks":
+        return replace(self, values_nS=self.values_nS[at])
+
+
+@dataclass(frozen=True)
+class CheckedPoints:
+    """Some points of a batch, and what its pass recorded for them: A and G (the first head only, or none), and f."""
+
+    x: Inputs
+    calls: LayerCalls
+    marks: Marks
+    f_nC: Tensor
+
+    @property
+    def shapes(self) -> object:
+        pairs = [pair for calls in self.calls.values() for pair in calls]
+        parts = [*input_parts(self.x).values(), *(t for pair in pairs for t in pair), self.marks.values_nS]
+        return [t.shape[1:] for t in parts], [width for _, width in self.marks.widths]
+
+
+class DrawnBatch:
+    """A batch of a pass, of which some points are checked."""
+
+    def __init__(self, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, f_NC: Tensor) -> None:
+        self.x, self.f_NC, self.calls = x, f_NC, {m: calls[m] for m in modules_of(layers)}
+        self.marks = mark_points(self.calls)
+        self.shares_2n = shares_of_layers(self.marks, self.calls)
+
+    def draw(self, count: int, rows: bool) -> CheckedPoints:
+        """At most ``count`` points: about a third at random, the others those that matter most to some layer.
+
+        rows: whether their A and G are kept.
+
+        A layer that few points use (an expert) has no gradient at the others: on those any order of its rows is right.
+        So it is where most inputs of a layer are the same (after a ReLU that is 0 nearly everywhere).
+        """
+        n, device = count_points(self.x), next(iter(input_parts(self.x).values())).device
+        at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
+        at = at.to(device, non_blocking=True)  # else the host waits for the device
+        if n > count:
+            third = (count + 1) // 3
+            most = self.shares_2n.topk(third).indices.flatten().to(device)
+            at = torch.cat([at[: max(0, count - len(most))], most])[:count]
+        calls = {m: [(a[at], g[at, :1]) for a, g in pairs] for m, pairs in self.calls.items()} if rows else {}
+        return CheckedPoints(take_points(self.x, at), calls, self.marks.take(at), self.f_NC[at])
+
+
+def mark_points(calls: LayerCalls) -> Marks:
+    """The marks of all points of a batch."""
+    parts = [(m, some_entries(a)) for m, pairs in calls.items() for a, _ in pairs]
+    dtype = next((t.dtype for _, t in parts if t.is_floating_point()), torch.float64)  # an Embedding's are integers
+    return Marks(torch.cat([t.to(dtype) for _, t in parts], 1), [(m, t.shape[1]) for m, t in parts])
+
+
+def shares_of_layers(marks: Marks, calls: LayerCalls) -> Tensor:
+    """(2, n): the largest share that each point has in Σ_n |G_n| of any call, and in Σ_n |A_n − mean A|."""
+    g_Kn = torch.stack([some_entries(g[:, 0]).abs().sum(1) for pairs in calls.values() for _, g in pairs])
+    apart_nS = (marks.values_nS - marks.values_nS.mean(0)).abs()
+    a_Kn = torch.stack([t.sum(1) for t in apart_nS.split([width for _, width in marks.widths], 1)])
+    size_2Kn = torch.stack([g_Kn, a_Kn.to(g_Kn)])
+    return (size_2Kn / size_2Kn.sum(2, keepdim=True).clamp_min(torch.finfo(size_2Kn.dtype).tiny)).amax(1)
+
+
+# ---- Comparing them ----
+
+
+def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
+    """The points of several batches as those of one, where the network made tensors of the same shape of them."""
+    if len(drawn) < 2:
+        return drawn
+    first, *others = drawn
+    if any(other.shapes != first.shapes for other in others):
+        return drawn
+    calls = {
+        m: [
+            (torch.cat([a for a, _ in same]), torch.cat([g for _, g in same]))
+            for same in zip(*(d.calls[m] for d in drawn))
+        ]
+        for m in first.calls
+    }
+    marks = replace(first.marks, values_nS=torch.cat([d.marks.values_nS for d in drawn]))
+    return [CheckedPoints(join_points(*(d.x for d in drawn)), calls, marks, torch.cat([d.f_nC for d in drawn]))]
+
+
+def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> CheckedPoints:
+    """A and G of the first head of some points, run by themselves, and f."""
+    recorded, f_nC = record_pass(frozen, modules_of(layers), x, heads=1)
+    calls = align_calls(recorded, survey.axes, survey.folds, count_points(x), 1)
+    return CheckedPoints(x, calls, mark_points(calls), f_nC)
+
+
+def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
+    """{name: (2,)}: ``row_gaps`` of Σ_i r_i J_i over the points, by the rules and by autograd.
+
+    This makes the rules safe. A rule fails here if the network uses a weight outside its module
+    (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
+    if a forward sorts its batch and puts it back, or sends some points only through a layer: a row of A and G is then
+    not the point it seems to be. A look at a few points need not show that, so the batch that is computed is the one
+    that is checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
+    """
+    draws = torch.Generator().manual_seed(1)
+    r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.dtype)
+    r_n = r_n.to(frozen.device, non_blocking=True)
+    truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
+    weighted = {
+        m: [(a, g[:, :1] * r_n.view(-1, *[1] * (g.dim() - 1))) for a, g in pairs] for m, pairs in points.calls.items()
+    }
+    return row_gaps({a.name: a.summed_row(weighted) for a in layers if a.name in truth}, truth)
+
+
+def mark_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> Marks:
+    """The marks of some points, run by themselves: a forward pass only.
+
+    Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
+    """
+    recorded, _ = record_pass(frozen, modules_of(layers), x, heads=0)
+    return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
+
+
+@dataclass(frozen=True)
+class MarkGaps:
+    """How far marks of points in a batch are from those of the same points by themselves; their spread, their size."""
+
+    sizes_3S: Tensor
+    widths: list[tuple[nn.Module, int]]
+
+
+def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> MarkGaps:
+    """The marks of the same points in two batches.
+
+    cut: whether a call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far;
+    else it is left out.
+
+    G may differ too much to be compared: where an input of a ReLU is nearly 0, its sign is chance.
+    """
+    came_nS, own_nS, widths = batch.values_nS, alone.values_nS, alone.widths
+    if batch.widths != widths:
+        came, own = (marks.values_nS.split([w for _, w in marks.widths], 1) for marks in (batch, alone))
+        kept = [(a, b, width) for a, b, width in zip(came, own, widths) if cut or a.shape == b.shape]
+        came_nS = torch.cat([a if a.shape == b.shape else b + torch.inf for a, b, _ in kept] or [came_nS[:, :0]], 1)
+        own_nS = torch.cat([b for _, b, _ in kept] or [own_nS[:, :0]], 1)
+        widths = [width for _, _, width in kept]
+    sizes = [column_sizes(came_nS - own_nS), column_sizes(own_nS - own_nS.mean(0)), column_sizes(own_nS)]
+    return MarkGaps(torch.stack(sizes), widths)
+
+
+def column_sizes(t_nS: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(t_nS, dim=0, dtype=torch.float64)
+
+
+def find_moved(gaps: MarkGaps, rounding: tuple[float, float]) -> list[nn.Module]:
+    """The modules whose rows in the batch are not the points in their order.
+
+    rounding: what they may differ by, of their spread and of their size.
+    """
+    if not gaps.widths:
+        return []
+    parts = gaps.sizes_3S.cpu().split([width for _, width in gaps.widths], 1)
+    size_K3 = torch.stack([t.norm(dim=1) for t in parts])
+    moved_K = size_K3[:, 0] > rounding[0] * size_K3[:, 1] + rounding[1] * size_K3[:, 2]
+    return list(dict.fromkeys(m for (m, _), moved in zip(gaps.widths, moved_K.tolist()) if moved))
+
+
+# ---- The checks of a pass ----
+
+
+class RuleChecks:
+    """Whether the rules of some layers hold for the batches of a pass: points are drawn, compared, and read."""
+
+    def __init__(self, frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], coarse: bool) -> None:
+        """coarse: the pass is in TF32."""
+        self.frozen, self.survey, self.layers, self.coarse = frozen, survey, layers, coarse
+        # Points that are not compared yet, and what was compared but not read yet: see ``compare``.
+        self.few: list[CheckedPoints] = []
+        self.many: list[CheckedPoints] = []
+        self.first_gaps: list[tuple[CheckedPoints, dict[str, Tensor]]] = []
+        self.first_marks: list[tuple[CheckedPoints, MarkGaps]] = []
+        self.gaps: list[dict[str, Tensor]] = []
+        self.mark_gaps: list[MarkGaps] = []
+        self.outputs: list[Tensor] = []
+
+    def draw(self, x: Inputs, calls: LayerCalls, f_NC: Tensor, few: int, many: int) -> None:
+        """Keep some points of a batch, to check the rules on them."""
+        batch = DrawnBatch(x, self.layers, calls, f_NC)
+        if not self.coarse and few:
+            self.few.append(batch.draw(few, rows=True))
+        if self.coarse or few < many:
+            self.many.append(batch.draw(many, rows=False))
+
+    def compare(self) -> None:
+        """Check the rules on the points that were drawn from the pass. ``read`` has the answer.
+
+        TF32 is too coarse for that, and in float32 a ReLU whose input is nearly 0 may have another sign in another
+        batch. Then ``check_alone`` follows.
+        """
+        for points in join_drawn(self.few):
+            self.first_gaps.append((points, compare_rows(self.frozen, self.layers, points)))
+        for points in join_drawn(self.many):
+            if self.coarse:
+                self.check_alone(points)
+                continue
+            alone = mark_alone(self.frozen, self.survey, self.layers, points.x)
+            self.first_marks.append((points, compare_marks(points.marks, alone, cut=False)))
+        self.few.clear()
+        self.many.clear()
+
+    def check_alone(self, points: CheckedPoints) -> None:
+        """Check the rules on points by themselves, and whether the pass has these points where they seem to be."""
+        alone = record_alone(self.frozen, self.survey, self.layers, points.x)
+        self.mark_gaps.append(compare_marks(points.marks, alone.marks))
+        self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
+        self.gaps.append(compare_rows(self.frozen, self.layers, alone))
+
+    def read(self) -> None:
+        """Raise if a rule does not hold, or if points influence one another. A read waits for the device."""
+        dtype = self.frozen.dtype
+        for points, gaps in self.first_gaps:
+            if not all(find_same(gaps, dtype).values()):
+                self.check_alone(points)
+        for points, marks in self.first_marks:
+            if find_moved(marks, ROUNDING[dtype]):
+                self.check_alone(points)
+        for outputs in self.outputs:
+            check_apart(outputs, TF32_OUTPUT if self.coarse else OWN_OUTPUT[dtype])
+        rounding = TF32_ROUNDING if self.coarse and self.frozen.device.type == "cuda" else ROUNDING[dtype]
+        for gaps in self.gaps:
+            if lost := [name for name, holds in find_same(gaps, dtype, rounding).items() if not holds]:
+                raise LostRowsError(
+                    "used outside of a module's own forward, or by a layer that does not see the points in their order",
+                    names=lost,
+                )
+        for marks in self.mark_gaps:
+            if moved := find_moved(marks, TF32_MOVED if self.coarse else ROUNDING[dtype]):
+                raise LostRowsError("a layer does not see the points in their order", modules=moved)
+        for read in (self.first_gaps, self.first_marks, self.outputs, self.gaps, self.mark_gaps):
+            read.clear()
+
+
+def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
+    """The network without the rules that fail on two points. A kernel finds these on its way, a plan must know them."""
+    while True:
+        survey, points = survey_network(frozen, x, classes), take_points(x, slice(2))
+        if not survey.layers:
+            return frozen
+        with isolated(frozen.device):
+            alone = record_alone(frozen, survey, survey.layers, points)
+            agrees = find_same(compare_rows(frozen, survey.layers, alone), frozen.dtype)
+        if all(agrees.values()):
+            return frozen
+        frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})
