@@ -394,6 +394,14 @@ def test_batches_of_other_shapes_are_checked_apart() -> None:
     assert list(join_drawn([a, b])) == [a, b]
 
 
+def test_batches_of_other_rows_for_each_point_are_checked_apart() -> None:
+    m = nn.Linear(2, 1)
+    marks, x, f = Marks(torch.ones(3, 2), [(m, 2)]), torch.ones(3, 2), torch.ones(3, 1)
+    a, b = (CheckedPoints(x, {m: [(torch.ones(3, k, 2), torch.ones(3, 1, k, 1))]}, marks, f) for k in (5, 6))
+    assert list(join_drawn([a, b])) == [a, b]
+    assert len(join_drawn([a, a])) == 1
+
+
 @pytest.mark.parametrize("precision", ["float32", "half"])
 def test_texts_cut_to_the_longest_of_a_batch(precision: str) -> None:
     """One long text, which is not among the dozen that are checked."""
