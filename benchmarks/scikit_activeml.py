@@ -59,6 +59,8 @@ def run_ours(problem: PeerProblem, name: str, batch_size: int) -> Callable[[], l
     options: dict[str, Any] = {"space": "inputs"}
     if name in ("probcover", "maxherding"):
         options["radius"] = RADIUS
+    if name == "maxherding":
+        options["unit_length"] = False
     x = problem.x
     net: torch.nn.Module = torch.nn.Linear(64, 10).double().eval()
     if name == "batchbald":

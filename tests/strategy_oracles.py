@@ -7,6 +7,7 @@ of two tangents is that of the gradients. Picks are positions among the candidat
 import math
 from itertools import product
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -62,13 +63,40 @@ def correlation(x: Tensor) -> list[list[float]]:
     return [[max(0.0, float(a @ b) / float(a.norm() * b.norm())) for b in c] for a in c]
 
 
-def maxherding_radius(x: Tensor) -> float:
+def unit_rows(x: Tensor) -> Tensor:
+    return torch.stack([row / row.norm() for row in x])
+
+
+def spread(x: Tensor) -> float:
     """√ of half the mean squared distance between two points."""
     d = all_distances(x)
     return math.sqrt(sum(v**2 for row in d for v in row) / len(x) ** 2 / 2)
 
 
-def calibration_error(p: Tensor, y: list[int], bins: int = 15) -> float:
+def uncertainty_herding(x: Tensor, p: Tensor, L: int, n: int) -> list[int]:
+    """As published: rows of unit length, exp(−(d/σ)²), σ the least distance of two labelled points, weight 1 − gap.
+
+    ``x`` has the labelled points first, ``p`` the probabilities of all. Labelled points have no weight. The loop over
+    candidates is a line of numpy, so that it serves real data too.
+    """
+    u = unit_rows(x.double()).numpy()
+    d = numpy.stack([numpy.sqrt(((u - row) ** 2).sum(1)) for row in u])
+    sigma = min(d[i, j] for i in range(L) for j in range(i) if d[i, j] > 0)
+    k = numpy.exp(-((d / sigma) ** 2))
+    top = p.double().sort(1, descending=True).values.numpy()
+    weight = 1 - (top[:, 0] - top[:, 1])
+    weight[:L] = 0
+    covered, chosen = k[:L].max(0), list(range(L))
+    while len(chosen) < L + n:
+        gains = (weight * numpy.maximum(k - covered, 0)).mean(1)
+        gains[chosen] = -math.inf
+        best = int(gains.argmax())
+        chosen.append(best)
+        covered = numpy.maximum(covered, k[best])
+    return [j - L for j in chosen[L:]]
+
+
+def calibration_error(p: Tensor, y: list[int], bins: int) -> float:
     total = 0.0
     for b in range(bins):
         low, high = b / bins, (b + 1) / bins

@@ -38,15 +38,17 @@ def test_core_set():
     assert ours("coreset", 20) == theirs(pool.CoreSet(random_state=0), 20)
 
 
-def test_maxherding_covers_as_much():
+@pytest.mark.parametrize("unit_length", [True, False])
+def test_maxherding_covers_as_much(unit_length):
     """Pick by pick. Two points far from all others are a tie, which both break at random."""
-    k = torch.exp(-((torch.cdist(points(), points()) / 1.5) ** 2))
+    x = nn.functional.normalize(points()) if unit_length else points()
+    k = torch.exp(-((torch.cdist(x, x) / 1.5) ** 2))
 
     def covered(batch):
         return [float(k[:, [*range(L), *(L + j for j in batch[: n + 1])]].amax(1).sum()) for n in range(len(batch))]
 
-    other = pool.MaxHerding(random_state=0, normalize_samples=False, metric_dict={"gamma": 1 / 1.5**2})
-    a, b = ours("maxherding", 20, radius=1.5), theirs(other, 20)
+    other = pool.MaxHerding(random_state=0, normalize_samples=unit_length, metric_dict={"gamma": 1 / 1.5**2})
+    a, b = ours("maxherding", 20, radius=1.5, unit_length=unit_length), theirs(other, 20)
     assert a[:9] == b[:9]
     assert covered(a) == pytest.approx(covered(b))
 

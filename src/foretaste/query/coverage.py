@@ -15,11 +15,12 @@ from torch import Tensor
 
 from foretaste.acquire import added_coverage, register
 from foretaste.errors import real_number, whole_number
+from foretaste.losses import probabilities
 from foretaste.query.clusters import cluster_points
 from foretaste.query.lazy import LazyGains
 from foretaste.query.request import Request
 from foretaste.query.space import Space, SpaceOptions, find_similarity, find_space, pool_outputs
-from foretaste.query.temperature import CALIBRATIONS
+from foretaste.query.temperature import calibrate_by_split
 from foretaste.tangent import resolve_budget
 
 KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
@@ -181,30 +182,38 @@ def largest_pure_radius(space: Space, of_N: Tensor, purity: float) -> float:
 class HerdingOptions(SpaceOptions):
     """The options of ``maxherding``, beside those of a space.
 
-    radius: σ of k = exp(−d²/σ²), in the units of the space. None: √(Σ of the variances); in the tangent space, k is
-        then the correlation of tangents.
+    radius: σ of k = exp(−d²/σ²), in the units of the space. None: 1; if rows keep their length, √(Σ of the variances);
+        in the tangent space, k is then the correlation of tangents.
+    unit_length: scale rows of "inputs" and "last" to unit length, as the authors do. It suits features of an encoder;
+        with few columns, where the length of a row says much, use False.
     """
 
     radius: float | None = None
+    unit_length: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.radius is not None:
             real_number("radius", self.radius, 0, above=True)
+        if not isinstance(self.unit_length, bool):
+            raise ValueError(f"unit_length={self.unit_length!r}; expected True or False")
 
 
 @register("maxherding", picks=True, options=HerdingOptions)
 def maxherding(
-    request: Request, space: str = "auto", layer: str | None = None, radius: float | None = None
+    request: Request,
+    space: str = "auto",
+    layer: str | None = None,
+    radius: float | None = None,
+    unit_length: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """MaxHerding (Bae et al. 2024): F(B) = Σ_i max_{j∈L∪B} exp(−d_ij²/σ²), greedily. Labels and outputs play no part.
 
-    σ is √(Σ of the variances), which is the 1 of the paper for unit vectors around 0. Scores are what a point alone
-    would add to F.
+    d is between rows of unit length and σ = 1, as the authors have it. Scores are what a point alone would add to F.
 
     Args:
         request: the question; ``ft.query(..., strategy="maxherding")`` makes it.
-        space, layer, radius: see ``HerdingOptions``.
+        space, layer, radius, unit_length: see ``HerdingOptions``.
 
     Returns:
         The positions of the batch, and (U,) scores.
@@ -213,9 +222,10 @@ def maxherding(
         >>> import torch, foretaste as ft
         >>> x = torch.linspace(-1, 1, 12).view(6, 2)
         >>> ft.query(torch.nn.Linear(2, 3).eval(), None, None, x, strategy="maxherding", batch_size=1).indices
-        array([2])
+        array([1])
     """
-    return _herd(request, find_space(request, space, layer, rows=request.U), radius, None)
+    points = find_space(request, space, layer, rows=request.U, unit_length=unit_length)
+    return _herd(request, points, radius, unit_length, None)
 
 
 @dataclass(frozen=True)
@@ -223,18 +233,18 @@ class UncertaintyHerdingOptions(HerdingOptions):
     """The options of ``uherding``, beside those of a space.
 
     radius: as for ``maxherding``. None: the smallest distance between two labelled points.
-    temperature: T of p = softmax(f/T), from which the weight 1 − (p₁ − p₂) is made. "loo" (default): the T of least
-        calibration error of leave-one-out outputs on L, which need no training. "split": the authors' way, on the last
-        30 % of L, with a copy of the network that is trained anew on the rest (``ft.fit``). Or a number.
+    temperature: T of the probabilities p of f/T, from which the weight 1 − (p₁ − p₂) is made. "split": the authors'
+        way, the T of least calibration error on the last 30 % of L, with a copy of the network that is trained anew on
+        the rest (``ft.fit``).
     """
 
-    temperature: float | str = "loo"
+    temperature: float | str = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         T = self.temperature
-        if T not in CALIBRATIONS if isinstance(T, str) else T is None or real_number("temperature", T) <= 0:
-            raise ValueError(f"temperature={T!r} of strategy 'uherding'; expected 'loo', 'split' or a number above 0")
+        if T != "split" if isinstance(T, str) else T is None or real_number("temperature", T) <= 0:
+            raise ValueError(f"temperature={T!r} of strategy 'uherding'; expected a number above 0, or 'split'")
 
 
 @register("uherding", needs="classes", picks=True, options=UncertaintyHerdingOptions)
@@ -243,18 +253,18 @@ def uherding(
     space: str = "auto",
     layer: str | None = None,
     radius: float | None = None,
-    temperature: float | str = "loo",
+    unit_length: bool = True,
+    temperature: float | str = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Uncertainty herding (Bae et al. 2025): MaxHerding with weights w_i = 1 − (p₁ − p₂) and a radius that adapts.
 
     σ is the smallest distance between two labelled points (that are no copies), so it shrinks as labels come. p is
-    softmax(f/T), with the T of least expected calibration error on labels that the network did not see. The authors
-    hold a part of L out of another training (temperature="split"); by default the leave-one-out outputs of kernel
-    regression on Θ_LL take its place, which need no training. With fewer than two labels it is MaxHerding.
+    softmax(f/T) under cross-entropy. The authors' networks are trained so; under the squared loss p is the nearest
+    point of the simplex to f/T. With fewer than two labels it is MaxHerding.
 
     Args:
         request: the question; ``ft.query(..., strategy="uherding")`` makes it.
-        space, layer, radius, temperature: see ``UncertaintyHerdingOptions``.
+        space, layer, radius, unit_length, temperature: see ``UncertaintyHerdingOptions``.
 
     Returns:
         The positions of the batch, and (U,) scores.
@@ -269,18 +279,23 @@ def uherding(
         >>> sorted(q.info.keys() & {"radius", "temperature"})
         ['radius', 'temperature']
     """
-    points = find_space(request, space, layer, rows=request.U)
-    if request.L < 2:
-        return _herd(request, points, radius, None)
-    if radius is None and points.name != "tangent":
-        radius = smallest_distance(points)
-    T = CALIBRATIONS[temperature](request) if isinstance(temperature, str) else temperature
-    request.info["temperature"], f_UC = T, pool_outputs(request)
-    top_U2 = (f_UC / T).softmax(1).topk(2, 1).values
-    return _herd(request, points, radius, 1 - (top_U2[:, 0] - top_U2[:, 1]))
+    points = find_space(request, space, layer, rows=request.U, unit_length=unit_length)
+    weight_U = None
+    if request.L >= 2:
+        if radius is None and points.name != "tangent":
+            radius = smallest_distance(points)
+        T = calibrate_by_split(request) if isinstance(temperature, str) else temperature
+        request.info["temperature"] = T
+        top_U2 = probabilities(pool_outputs(request) / T, request.loss).topk(2, 1).values
+        weight_U = 1 - (top_U2[:, 0] - top_U2[:, 1])
+    return _herd(request, points, radius, unit_length, weight_U)
 
 
-def _herd(request: Request, points: Space, radius: float | None, weight_U: Tensor | None) -> tuple[Tensor, Tensor]:
+def _herd(
+    request: Request, points: Space, radius: float | None, unit_length: bool, weight_U: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if radius is None and unit_length and points.name != "tangent":
+        radius = 1.0
     k = find_similarity(points, radius, request)
     rows, covered_U = space_rows(points, lambda a, b: k(a, b).clamp_min_(0), request.budget)
     return cover_greedily(

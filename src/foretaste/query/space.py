@@ -8,10 +8,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.query.badge import find_last_layer, last_layer_inputs
@@ -263,9 +264,12 @@ def find_similarity(space: Space, radius: float | None, request: Request) -> Sim
 # --- which space a request has ---
 
 
-def find_space(request: Request, space: str = "auto", layer: str | None = None, rows: int = 0) -> Space:
+def find_space(
+    request: Request, space: str = "auto", layer: str | None = None, rows: int = 0, unit_length: bool = False
+) -> Space:
     """The space of a request's points. Raises before any work if the points or the network have no such space.
 
+    unit_length: scale vectors to length 1; one of length 0 stays. Tangents are as they are.
     rows: of how many points the caller will want the distances to all. Products of all pairs are made once where that
     is cheaper, and within the budget.
     """
@@ -275,7 +279,8 @@ def find_space(request: Request, space: str = "auto", layer: str | None = None, 
     _check_points(request)
     if space == "tangent":
         return _tangent_space(request)
-    vectors = _input_space(request) if space == "inputs" else _last_layer_space(request, layer)
+    make = _input_space if space == "inputs" else partial(_last_layer_space, layer=layer)
+    vectors = make(request, unit_length=unit_length)
     N = vectors.N
     worth = 2 * rows >= N > 1 and resolve_budget(request.budget, vectors.device) >= 24 * N * N
     return vectors.products() if worth else vectors
@@ -293,12 +298,12 @@ def _are_vectors(x: Inputs) -> bool:
     return isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point()
 
 
-def _input_space(request: Request) -> VectorSpace:
+def _input_space(request: Request, unit_length: bool) -> VectorSpace:
     x = request.x_U
     if isinstance(x, Tensor) and x.is_floating_point():
         _check_vectors_fit(request, x[0].numel())
         parts = [p.detach() for p in _points(request) if isinstance(p, Tensor)]
-        return _vector_space("inputs", parts, request.L)
+        return _vector_space("inputs", parts, request.L, unit_length)
     came = f"a tensor of {str(x.dtype).removeprefix('torch.')}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
     raise ValueError(
         f'space="inputs" measures distances between points, and x_U is {came}; use options={{"space": "last"}}, the '
@@ -316,21 +321,25 @@ def _check_vectors_fit(request: Request, D: int) -> None:
         )
 
 
-def _vector_space(name: str, parts: list[Tensor], L: int, dtype: torch.dtype = torch.float64) -> VectorSpace:
+def _vector_space(
+    name: str, parts: list[Tensor], L: int, unit_length: bool, dtype: torch.dtype = torch.float64
+) -> VectorSpace:
     """dtype: the precision that the vectors were computed in."""
     x_ND = torch.cat([p.flatten(1).double() for p in parts])
     if not (finite := torch.isfinite(x_ND).all(1)).all():
         bad = int((~finite).nonzero()[0])
         where = f"point {bad} of x_L" if bad < L else f"point {bad - L} of x_U"
         raise ValueError(f"{where} is NaN or infinite in space {name!r}; distances need finite numbers")
+    if unit_length:
+        x_ND = normalize(x_ND)
     return VectorSpace(name, L, x_ND - x_ND.mean(0), COPY_DISTANCE[dtype])
 
 
-def _last_layer_space(request: Request, layer: str | None) -> VectorSpace:
+def _last_layer_space(request: Request, layer: str | None, unit_length: bool) -> VectorSpace:
     frozen = request.frozen
     name = find_last_layer(frozen, request.x_U, layer)
     parts = [last_layer_inputs(frozen, x, name, last=layer is None)[1] for x in _points(request)]
-    return _vector_space("last", parts, request.L, frozen.dtype)
+    return _vector_space("last", parts, request.L, unit_length, frozen.dtype)
 
 
 def _tangent_space(request: Request) -> KernelSpace:
