@@ -40,7 +40,7 @@ FIGURES = {
     ),
     "fig1a": (["mnist14", "mnist14-naive"], ["NN, NTK", "NN, NTK, no block", "Naive", "NN, Random"]),
     "fig2a": (["fig2a", "fig2a-today", "fig2a-more"], TODAY),
-    "fig2b": (["fig2b", "fig2b-today", "fig2b-more"], RIVALS),  # herding lacks a record
+    "fig2b": (["fig2b", "fig2b-today", "fig2b-more"], TODAY),
     "fig2c": (["fig2c"], RIVALS),  # LL4AL, at 2 %, would flatten the others; it is in the figure ll4al
     "svhn-wrn2": (["svhn-wrn2", "svhn-wrn2-today"], TODAY),
     "svhn-wrn2-long": (["svhn-wrn2-long"], [arm for arm in TODAY if arm != "Entropy"]),
