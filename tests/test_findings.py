@@ -59,7 +59,7 @@ def test_the_lab_picks_what_a_query_picks(findings, loss, monkeypatch):
     for layer, k in ((0, 0), (2, 2)):
         net[layer].weight.copy_(w[k].T)
         net[layer].bias.copy_(w[k + 1][0])
-    for name in ("cover", "cover trace", "gain", "margin"):
+    for name in ("cover", "cover trace", "gain", "margin", "maxherding", "uherding"):
         asked = lab.Asked(cell, w, L, U, 3, torch.Generator().manual_seed(1))
         how = {"output": "trace"} if "trace" in name else {}
         q = ft.query(net, X[L], y[L], X[U], strategy=name.split()[0], batch_size=8, loss=loss, **how)
