@@ -94,7 +94,7 @@ def kmeans(request: Request, space: str = "auto", layer: str | None = None) -> T
         >>> ft.query(net, x[:1], [0], x[1:], strategy="kmeans", batch_size=1).indices
         array([3])
     """
-    points = find_space(request, space, layer, rows=LLOYD_ROUNDS // 2 * (request.L + request.batch_size))
+    points = find_space(request, space, layer, means=request.L + request.batch_size)
     means = cluster_points(points, points.L + request.batch_size, request.generator, fixed=points.L)
     of_N, d_N = points.nearest_means(means)
     of_U, d_U = of_N[points.L :], d_N[points.L :]
@@ -167,7 +167,7 @@ def typiclust(
         >>> ft.query(net, x[:1], [0], x[1:], **how).indices
         array([6])
     """
-    points = find_space(request, space, layer, rows=LLOYD_ROUNDS // 2 * (request.L + request.batch_size))
+    points = find_space(request, space, layer, means=request.L + request.batch_size)
     K = min(points.L + request.batch_size, most_clusters, points.N)
     means = cluster_points(points, K, request.generator)
     labelled_K = torch.bincount(means.of_N[: points.L], minlength=K)

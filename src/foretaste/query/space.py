@@ -33,6 +33,7 @@ from foretaste.tangent import (
 SPACES = ("auto", "inputs", "last", "tangent")
 DISTANCE_CHUNK = 2**22  # distances computed at a time: 32 MB
 PRODUCT_ROWS = 512  # rows of all products computed at a time
+PRODUCTS_PAY = 16  # K D / N from which K means cost less by products of all pairs: N² sums a round, not N K D products
 COPY_DISTANCE = {torch.float32: 1e-10, torch.float64: 1e-13}  # d² of two copies, as a share of their squared norms
 
 
@@ -265,13 +266,19 @@ def find_similarity(space: Space, radius: float | None, request: Request) -> Sim
 
 
 def find_space(
-    request: Request, space: str = "auto", layer: str | None = None, rows: int = 0, unit_length: bool = False
+    request: Request,
+    space: str = "auto",
+    layer: str | None = None,
+    rows: int = 0,
+    means: int = 0,
+    unit_length: bool = False,
 ) -> Space:
     """The space of a request's points. Raises before any work if the points or the network have no such space.
 
     unit_length: scale vectors to length 1; one of length 0 stays. Tangents are as they are.
-    rows: of how many points the caller will want the distances to all. Products of all pairs are made once where that
-    is cheaper, and within the budget.
+    rows: of how many points the caller will want the distances to all, or
+    means: to how many means the distances of all, again and again. Products of all pairs are made once where that is
+        cheaper, and within the budget.
     """
     if space == "auto":
         space = "last" if layer is not None or not _are_vectors(request.x_U) else "inputs"
@@ -281,9 +288,10 @@ def find_space(
         return _tangent_space(request)
     make = _input_space if space == "inputs" else partial(_last_layer_space, layer=layer)
     vectors = make(request, unit_length=unit_length)
-    N = vectors.N
-    worth = 2 * rows >= N > 1 and resolve_budget(request.budget, vectors.device) >= 24 * N * N
-    return vectors.products() if worth else vectors
+    N, D = vectors.x_ND.shape
+    worth = N > 1 and (2 * rows >= N or means * D > PRODUCTS_PAY * N)
+    fits = resolve_budget(request.budget, vectors.device) >= 24 * N * N
+    return vectors.products() if worth and fits else vectors
 
 
 def _check_points(request: Request) -> None:
