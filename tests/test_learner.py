@@ -800,7 +800,9 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         ft.Learner.load(tmp_path)
     learner = ft.Learner(Keyed().double().eval(), {"a": points()[:, :1], "b": points()[:, 1:]})
     learner.save(tmp_path)
-    with pytest.raises(ValueError, match=r"of a network of yours, .*; give net=, a network of the same kind, into") as told:
+    with pytest.raises(
+        ValueError, match=r"of a network of yours, .*; give net=, a network of the same kind, into"
+    ) as told:
         ft.Learner.load(tmp_path)
     assert "wrn1" not in str(told.value)  # nothing that Learner.load does not take
     assert ft.Learner.load(tmp_path, net=Keyed().double()).query(3) == learner.query(3)
