@@ -395,7 +395,7 @@ def test_one_output_is_trained_on_two_classes_as_it_is_queried(loss):
     x = X_L + y[:, None]
     for labels in (y, ["no" if c == 0 else "yes" for c in y], y.bool(), y.tolist()):
         net = MLP(4, (8,), 1)
-        done = fit(net, x, labels, start="cold", steps=300, loss=loss, max_lr=0.1)
+        done = fit(net, x, labels, start="cold", steps=100, loss=loss, max_lr=0.2)
         assert done.accuracy == 1
         assert net(x).shape == (6, 1)
         assert not net.training
