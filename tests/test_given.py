@@ -149,6 +149,19 @@ def test_an_index_that_repeats_is_refused_unless_ids_are_given():
     assert len(ask(x_L=frame(X_L, index=[0] * 6))) == 4  # only candidates are named
 
 
+def test_ids_are_taken_by_position():
+    """A Series was asked by its index: with rows in another order, every id was another point's."""
+    series = pytest.importorskip("pandas").Series([f"n{i}" for i in range(18)], index=range(17, -1, -1))
+    want = [f"n{j}" for j in ask().indices]
+    for ids in (series, series.tolist(), series.to_numpy(), tuple(series)):
+        assert ask(ids=ids).ids == want
+    with pytest.raises(ValueError, match=r"ids is a set \(it has no order\); expected a sequence"):
+        ask(ids=set(series))
+    how = {"candidates": 2, "repeats": 1, "watch": 4, "train": {"steps": 3}, "outputs": ["sum"], "ridges": [1e-3]}
+    drawn = [fidelity(NET, X_L, Y_L, X_U, ids=ids, **how)[0]["candidates"] for ids in (series, series.tolist())]
+    assert drawn[0] == drawn[1]
+
+
 def test_what_ft_open_returns_is_asked_about_its_points_without_a_label():
     labels = [Y_TEXT[i // 4] if i % 4 == 0 else None for i in range(24)]
     opened = ft.open(X.numpy(), label=labels)
@@ -387,6 +400,15 @@ def test_labels_of_pandas_with_any_index():
     for gap in ([*Y_L[:5], None], [*Y_TEXT[:5], None]):
         with pytest.raises(ValueError, match=r"no tensor of labels; .*none of them missing"):
             ask(y_L=pandas.Series(gap, dtype=object))
+
+
+def test_labels_whose_index_is_in_another_order_are_refused():
+    y = pytest.importorskip("pandas").Series(Y_TEXT)
+    for call in (lambda x, y: ask(x, y), lambda x, y: fit(MLP(4, (6,), 3), x, y, steps=1)):
+        call(frame(X_L), y)
+        call(frame(X_L, index=range(10, 16)), y)  # another index says nothing
+        with pytest.raises(ValueError, match=r"has the index of \w+ in another order.*\.loc\["):
+            call(frame(X_L), y[::-1])
 
 
 @pytest.mark.parametrize("loss", ["l2", "ce"])

@@ -68,6 +68,7 @@ def read_sets(
         net, {"x_U": x_U, "x_L": x_L, "watch": watched}, {"x_L": "labelled", "x_U": "pool" if pool_only else "all"}
     )
     known_L = read["x_L"].x
+    check_order(read["x_L"], y_L, "x_L", "y_L")
     if known_L is None and x_L is not None and y_L is not None and count_labels(y_L) == 0:  # [] and []
         y_L = None
     elif known_L is not None:
@@ -78,10 +79,23 @@ def read_sets(
 
 def read_labelled(net: Any, x: Any, y: Any, classes: Any = None) -> tuple[Any, Any, Any]:
     """Points, labels and names of classes to train a network on, as in ``read_sets``."""
-    read = given_tensors(net, {"x": x}, {"x": "labelled"})["x"].x
-    if read is None and x is not None:
+    read = given_tensors(net, {"x": x}, {"x": "labelled"})["x"]
+    if read.x is None and x is not None:
         raise ValueError("x has no labelled points; expected at least one")
-    return read, *_own_labels(x, y, classes)
+    check_order(read, y, "x", "y")
+    return read.x, *_own_labels(x, y, classes)
+
+
+def check_order(points: GivenPoints, y: Any, name: str, label_name: str) -> None:
+    """Raise if labels have the index of their points in another order: labels are taken by position."""
+    if points.ids is None or not hasattr(y, "iloc"):
+        return
+    index = y.index.tolist()
+    if index != points.ids and sorted(map(repr, index)) == sorted(map(repr, points.ids)):
+        raise ValueError(
+            f"{label_name} has the index of {name} in another order, and labels are taken by position; give "
+            f"{label_name}.loc[{name}.index]"
+        )
 
 
 def _own_labels(x: Any, y: Any, classes: Any) -> tuple[Any, Any]:

@@ -231,16 +231,17 @@ def query(
 
 
 def candidate_ids(candidates: GivenPoints, ids: Any, source: Any) -> Any:
-    """The ids of the candidates: as given, else those of their source. None for positions."""
-    if ids is not None:
-        try:
-            fits = candidates.at is not None and len(ids) == len(source)
-        except TypeError:  # told by check_request
-            return ids
-        return [ids[i] for i in candidates.at] if fits else ids
-    if candidates.ids is not None:
-        check_index(candidates.ids, "x_U")
-    return candidates.ids
+    """The ids of the candidates, by position: as given, else those of their source. None for positions."""
+    if ids is None:
+        if candidates.ids is not None:
+            check_index(candidates.ids, "x_U")
+        return candidates.ids
+    if not hasattr(ids, "__len__") or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
+        return ids  # told by check_request
+    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # a Series would be asked by its index
+    if candidates.at is None or not isinstance(listed, list) or len(listed) != len(source):
+        return listed
+    return [listed[i] for i in candidates.at]
 
 
 def _is_empty(x: Any) -> bool:
@@ -435,6 +436,8 @@ def _collect_watch(request: Request, faults: list[str]) -> None:
 
 def _check_ids(ids: Any, U: int, faults: list[str]) -> None:
     try:
+        if not hasattr(ids, "__getitem__"):
+            raise TypeError("it has no order")
         if len(ids) != U:
             faults.append(f"ids has {len(ids)} entries and the pool {U} points; expected one each")
         seen: dict[Any, int] = {}

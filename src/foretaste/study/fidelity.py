@@ -110,7 +110,7 @@ def fidelity(
     began = time.perf_counter()
     given, like = read_sets(net, x_L, y_L, x_U, None, classes), next(net.parameters())
     x_L, y_L, x_U, classes = given.x_L, given.y_L, given.x_U, given.classes
-    ids = given.candidates.ids if ids is None else ids
+    ids = given.candidates.ids if ids is None else list(ids)
     check_fidelity(len(x_U), loss, candidates, repeats, watch, outputs, ridges)
     order_U = torch.randperm(len(x_U), generator=torch.Generator().manual_seed(seed)).to(x_U.device)
     at_c = order_U[:candidates]
