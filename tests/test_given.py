@@ -127,6 +127,31 @@ def test_fidelity_takes_arrays_and_names():
     assert other[0]["residual"] == pytest.approx(want[0]["residual"])
 
 
+def test_a_hugging_face_dataset_is_a_table_or_named_inputs():
+    datasets = pytest.importorskip("datasets")
+    want = ask()
+    table = datasets.Dataset.from_pandas(frame(X_U).assign(label=0))
+    named = datasets.Dataset.from_dict({"x": X_U.tolist(), "label": [0] * 18})
+    for pool in (table, named):
+        q = ask(x_U=pool)
+        assert q.ids == want.indices.tolist()
+        torch.testing.assert_close(q.scores, want.scores, rtol=1e-5, atol=1e-7)
+    with pytest.raises(TypeError, match="x_U has columns that are no numbers: city"):
+        ask(x_U=datasets.Dataset.from_pandas(frame(X_U).assign(city="Rome")))
+
+
+def test_pictures_are_bytes_in_0_to_1():
+    image = pytest.importorskip("PIL.Image")
+    grey = torch.randint(0, 256, (24, 2, 2), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    net = nn.Sequential(nn.Flatten(), NET).eval()
+    pictures = [image.fromarray(one.numpy()) for one in grey]
+    deep = [image.fromarray(one.numpy().astype("uint16") * 257) for one in grey]  # 16 bits a pixel
+    want = ask(grey[:6, None] / 255, Y_L, grey[6:, None] / 255, net)
+    for given in (pictures, deep):
+        assert torch.equal(ask(given[:6], Y_L, given[6:], net).scores, want.scores)
+        assert torch.equal(ask(given[:6], Y_L, Rows(given[6:], lambda one: (one, 1)), net).scores, want.scores)
+
+
 # --- ids ---
 
 
@@ -218,6 +243,18 @@ def test_token_ids_stay_whole_for_a_network_with_an_embedding():
     want = ask(ids[:6], Y_L, ids[6:], net)
     for made in (lambda a: a.numpy().astype("int32"), lambda a: a.tolist(), Rows):
         assert torch.equal(ask(made(ids[:6]), Y_L, made(ids[6:]), net).scores, want.scores)
+
+
+def test_one_number_for_each_point_is_a_column():
+    net, x = MLP(1, (6,), 3).eval(), torch.arange(24.0)[:, None]
+    want = ask(x[:6], Y_L, x[6:], net)
+    for made in (
+        lambda a: a[:, 0].numpy(),
+        lambda a: a[:, 0].int().numpy(),
+        lambda a: a[:, 0].tolist(),
+        lambda a: Rows(a[:, 0]),
+    ):
+        assert torch.equal(ask(made(x[:6]), Y_L, made(x[6:]), net).scores, want.scores)
 
 
 def test_arrays_in_a_dict():

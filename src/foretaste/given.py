@@ -177,9 +177,9 @@ def read_given(source: Any, name: str, home: NetworkHome | None = None, part: st
     if is_opened(source):
         return _read_opened(source, name, home, part)
     if isinstance(source, Mapping):
-        parts = {str(k): v if isinstance(v, Tensor) else array_tensor(v, f"{name}[{k!r}]") for k, v in source.items()}
-        given = {str(k) for k, v in source.items() if isinstance(v, Tensor)}
-        return GivenPoints({k: t if k in given else _at_home(t, f"{name}[{k!r}]", home) for k, t in parts.items()})
+        return GivenPoints({str(k): _read_entry(v, f"{name}[{k!r}]", home) for k, v in source.items()})
+    if has_plain_columns(source):
+        source = source.to_pandas().drop(columns=[key for key in NO_INPUTS if key in source.features])
     if is_frame(source):
         columns = tuple(map(str, source.columns))
         return GivenPoints(_at_home(frame_tensor(source, name), name, home), source.index.tolist(), columns)
@@ -196,7 +196,7 @@ def read_given(source: Any, name: str, home: NetworkHome | None = None, part: st
         raise ValueError(f"{name} is empty; expected at least one point")
     ids = source.index.tolist() if hasattr(source, "iloc") else None  # a Series
     if hasattr(source, "__array__") or (isinstance(source, list | tuple) and not _holds_objects(source)):
-        return GivenPoints(_at_home(column_tensor(source, name), name, home), ids)
+        return GivenPoints(_all_at_home(array_tensor(source, name), name, home), ids)
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(f"{name} is a {type(source).__name__}; expected {POINTS_WANTED}")
     with torch.random.fork_rng([]):  # a dataset may draw
@@ -206,12 +206,23 @@ def read_given(source: Any, name: str, home: NetworkHome | None = None, part: st
 
 def is_opened(source: Any) -> bool:
     """Whether this is what ``ft.open`` returns."""
-    return all(hasattr(source, key) for key in ("x", "ids", "labels", "labelled"))
+    return all(hasattr(source, key) for key in ("ids", "known_labels", "labelled"))  # asking for x would encode it
 
 
 def is_frame(source: Any) -> bool:
     """Whether this is a data frame of pandas, which is not imported for it."""
     return hasattr(source, "iloc") and hasattr(source, "columns")
+
+
+def has_plain_columns(source: Any) -> bool:
+    """Whether this is a Hugging Face dataset whose inputs are columns of single values: a table.
+
+    Lists of numbers are inputs by name, such as tokens, and are read item by item; so are pictures.
+    """
+    if type(source).__module__.split(".")[0] != "datasets" or not hasattr(source, "features"):
+        return False
+    inputs = {name: kind for name, kind in source.features.items() if name not in NO_INPUTS}
+    return len(inputs) > 1 and all(type(kind).__name__ in ("Value", "ClassLabel") for kind in inputs.values())
 
 
 def count_labels(y: Any) -> int:
@@ -237,9 +248,15 @@ def _at_home(t: Tensor, name: str, home: NetworkHome | None) -> Tensor:
     return t if home is None else home.takes(t, name)
 
 
+def _read_entry(value: Any, name: str, home: NetworkHome | None) -> Tensor:
+    return value if isinstance(value, Tensor) else _at_home(array_tensor(value, name), name, home)
+
+
 def _all_at_home(x: TensorInputs, name: str, home: NetworkHome | None) -> TensorInputs:
+    """The same for one tensor or several. One number for each point is a column, unless it may be a token."""
     if isinstance(x, Tensor):
-        return _at_home(x, name, home)
+        column = x.dim() == 1 and (x.is_floating_point() or (home is not None and not home.embeds))
+        return _at_home(x[:, None] if column else x, name, home)
     return {key: _at_home(t, f"{name}[{key!r}]", home) for key, t in x.items()}
 
 
@@ -278,12 +295,6 @@ def frame_tensor(frame: Any, name: str) -> Tensor:
 def shown_names(names: Sequence[Any]) -> str:
     more = f" and {len(names) - COLUMNS_SHOWN} more" if len(names) > COLUMNS_SHOWN else ""
     return ", ".join(map(str, names[:COLUMNS_SHOWN])) + more
-
-
-def column_tensor(source: Any, name: str) -> Tensor:
-    """An array of points as a tensor: numbers in one dimension are a column."""
-    t = array_tensor(source, name)
-    return t[:, None] if t.dim() == 1 and t.is_floating_point() else t
 
 
 def array_tensor(source: Any, name: str) -> Tensor:
@@ -348,12 +359,14 @@ def item_tensor(item: Any, name: str = "pool") -> Tensor:
     if isinstance(item, Tensor):
         return item.detach()
     if hasattr(item, "getbands"):  # a PIL image
+        if item.mode.startswith("I"):  # 16 bits a pixel, which convert() cuts off at 255
+            deep = np.asarray(item).astype(np.int64).clip(0, 65535)
+            return torch.from_numpy(((deep + 128) // 257).astype(np.uint8))[None]
         array = np.asarray(item.convert("L" if item.mode in ("1", "L") else "RGB"))
         return torch.from_numpy(array.copy()[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
-    if isinstance(item, bool | int | float):
-        return torch.tensor(item)
-    t = array_tensor(np.asarray(item)[None] if np.ndim(item) == 0 else item, f"an item of {name}")
-    t = t[0] if np.ndim(item) == 0 else t
+    single = not isinstance(item, list | tuple) and np.ndim(item) == 0
+    t = array_tensor([item] if single else item, f"an item of {name}")
+    t = t[0] if single else t
     return t.float() if t.dtype == torch.float64 else t
 
 

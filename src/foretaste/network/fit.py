@@ -154,12 +154,12 @@ def fit(
         with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
             if start == "cold":
                 new_weights(net)
-            net, goal = training_goal(net, x, y, loss, how, classes)
-            final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
+            model, goal = training_goal(net, x, y, loss, how, classes)
+            final = train_fast(fast, model, x, goal, how, order_seed, draw_seed, progress)
             if statistics == "labelled":
                 reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
             net.eval()
-            residual, accuracy = measure_fit(net, x, goal, how)
+            residual, accuracy = measure_fit(model, x, goal, how)
             if not math.isfinite(residual):
                 raise diverged_error(f"the residual is {residual}", how)
     seconds = time.perf_counter() - began
