@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular
-from foretaste.network import load_network, save_network, write_tensors
+from foretaste.network import NETWORKS, load_network, save_network, saved_network, write_tensors
 from foretaste.tangent import Inputs
 
 SAVED_LEARNER = "learner.json"
@@ -147,10 +147,12 @@ def read_network(path: Path, own: nn.Module | None, given: nn.Module | None) -> 
     """The saved network: the learner's own, one built in, or weights for the user's module."""
     net = own if given is None else given
     if net is None:
-        try:
-            return load_network(None, path)
-        except ValueError as error:
-            raise ValueError(f"{error}; or give net=, a network of the same kind") from None
+        if saved_network(path).network not in NETWORKS:
+            raise ValueError(
+                f"{path} has the weights of a network of yours, which a file cannot build; give net=, a network of the "
+                "same kind, into which they are loaded"
+            )
+        return load_network(None, path)
     try:
         net.load_state_dict(read_tensors(path))
     except RuntimeError as error:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import whole_number
+from foretaste.given import check_class_names
 from foretaste.label.book import Label, LabelBook, LabelKind
 from foretaste.label.choose import AskSettings, InputCover, ask_items
 from foretaste.label.model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
@@ -343,7 +344,7 @@ class Session:
             pool = read_pool(saved_file(folder, found["pool_file"]))
         loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
         C, regression, classes = found["kind"]
-        kind = LabelKind(int(C), bool(regression), None if classes is None else tuple(map(str, classes)))
+        kind = LabelKind(int(C), bool(regression), None if classes is None else check_class_names(classes))
         strategy, options = found["strategy"]
         ask = ask_settings(strategy, options, kind, seed)
         settings = ModelSettings(
@@ -361,7 +362,7 @@ class Session:
         if found["network_file"] is not None:
             made.net = copied_network(read_network(saved_file(folder, found["network_file"]), made.net, net))
         if (saved := found["model"]) is not None and made.net is not None:
-            trained = {int(p): kind.read(y) for p, y in saved["trained"]}
+            trained = {int(p): kind.check_stored(y) for p, y in saved["trained"]}
             at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]
             made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, float(saved["ridge"]))
         return made
