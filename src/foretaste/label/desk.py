@@ -96,6 +96,7 @@ class LabelDesk:
         checks = set(self.check_ids)
         self.shuffled = [item for item in shuffled if item not in checks]
         self._is_check = checks
+        self._left_out = {*checks, *self.twins, *self.broken}  # never taught
         worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of, self.skipped)
 
     # What the learner should know
@@ -103,7 +104,7 @@ class LabelDesk:
     def wanted(self, item: str) -> str | None:
         """What the learner should know of an item: a class, "" if it is set aside, None if it is open."""
         event = self.store.state_of(item)
-        if self._is_left_out(item):
+        if item in self._left_out:
             return ""
         if event is None or event.kind == "skip":
             return None
@@ -223,19 +224,17 @@ class LabelDesk:
     def curve(self, view: ModelView) -> dict[str, Any]:
         """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
         right, at = list[bool](), list[int]()
-        labelled, taught, reached = set[str](), 0, [0]  # reached[n]: items labelled when n of them were taught
+        labelled, taught, reached = set[str](), 0, {0: 0}  # reached[n]: items labelled when n of them were taught
         events = self.store.events()
         undone = {event.undoes for event in events}
         for event in events:
             if event.undoes is not None or event.seq in undone or event.item not in self.number:
                 continue
-            change = (event.label is not None) - (event.item in labelled)
-            (labelled.add if event.label is not None else labelled.discard)(event.item)
-            if not self._is_left_out(event.item):
-                taught += change
-                reached[taught:] = [len(labelled)]
-            elif change:
-                reached[taught] = len(labelled)
+            before = len(labelled)
+            (labelled.discard if event.label is None else labelled.add)(event.item)
+            if event.item not in self._left_out:
+                taught += len(labelled) - before
+            reached[taught] = len(labelled)
             if event.kind == "label" and event.purpose != "check" and event.guess is not None:
                 right.append(event.guess == event.label)
                 at.append(len(labelled))
@@ -263,10 +262,6 @@ class LabelDesk:
         ]
 
     # Inside
-
-    def _is_left_out(self, item: str) -> bool:
-        """Whether the learner is never taught this item."""
-        return item in self._is_check or item in self.twins or item in self.broken
 
     def _label_of(self, item: str) -> str | None:
         event = self.store.state_of(item)
