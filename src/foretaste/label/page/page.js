@@ -48,6 +48,7 @@ const SAID = { skip: "skipped", unsure: "not sure", ignore: "set aside" };
 
 function give(kind, label) {
   if (!isOpen()) return early();
+  $("early").hidden = true;
   const item = revising || queue[0];
   const entry = { path: "/api/answer", body: { ...me(), item: item.item, kind, request: random() } };
   if (label !== undefined) entry.body.label = label;
