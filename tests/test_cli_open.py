@@ -263,7 +263,10 @@ def test_the_page_says_what_look_ahead_says(tmp_path, strategy, own):
     for j in (7, 2):
         best = p_UC[j].topk(2).indices.tolist()
         counts = [int((state.lookahead(j, c).argmax(1) != state.mean.argmax(1)).sum()) for c in best]
-        words = [f"{p.classes[c]}, {n} change{'s' if n == 1 else ''}" for c, n in zip(best, counts)]
+        words = [
+            f"{p.classes[c]}, {n} {'prediction changes' if n == 1 else 'predictions change'}"
+            for c, n in zip(best, counts)
+        ]
         assert reasons[j] == [f"If {words[0]}; if {words[1]}."]
 
 

@@ -289,6 +289,18 @@ def test_status_of_a_folder_that_was_never_labelled(tmp_path):
         assert "photso does not exist; expected a folder of pictures, or a CSV" in told(*words)
 
 
+def test_the_routes_are_made_before_the_learners_thread_starts(folder, monkeypatch):
+    """Making them changes the filters of warnings, which are the whole process's: a thread may then raise a warning."""
+    made = []
+    monkeypatch.setattr("foretaste.label.make_app", lambda desk: made.append(desk.worker.is_alive()) or make_app(desk))
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: made.append("served"))
+    for command in (["label", "--no-browser"], ["serve"]):
+        words = [command[0], str(folder), *command[1:], "--classes", "cat,dog", "--backbone", "none", "--port", "0"]
+        got = CliRunner().invoke(app, words)
+        assert got.exit_code == 0, got.output
+    assert made == [False, "served"] * 2
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_who_listens_for_others_says_which_address_they_need(folder, host, monkeypatch):
     monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)

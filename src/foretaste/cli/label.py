@@ -152,10 +152,11 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")
     if host in ("0.0.0.0", "::"):
         say(f"  from other machines: the same, with this machine's address in place of {shown}")
+    page = make_app(desk)  # before the thread: it changes the filters of warnings, which threads share
     desk.worker.start()
     if browser:
         webbrowser.open(f"{address}#token={token}" if token else address)
-    serve_app(make_app(desk), opened, host=host, token=token, names=names)
+    serve_app(page, opened, host=host, token=token, names=names)
 
 
 def _import(desk: "LabelDesk", path: Path) -> None:

@@ -62,10 +62,13 @@ def serve_command(
     with opened:
         desk = open_desk(
             Path(source), classes=split_classes(classes), store=store, text=text, id=id_, label=label,
-            backbone=backbone, check_every=0, seed=seed,
+            backbone=backbone, check_every=0, seed=seed, start=False,
         )  # fmt: skip
         link = LabelStudioLink(desk, studio, project)
         try:
+            web = make_app(desk)  # before the threads: it changes the filters of warnings, which threads share
+            add_ml_backend(web, link)
+            desk.worker.start()
             link.start()
             at = opened.getsockname()[1]
             say(
@@ -74,8 +77,6 @@ def serve_command(
             )
             if token:
                 say(f"token {token}: the password of the backend, any name; and Authorization: Bearer of the webhook")
-            web = make_app(desk)
-            add_ml_backend(web, link)
             serve_app(web, opened, host=host, token=token, names=allow_host or [], routes=WEBHOOK_BODIES)
         finally:
             link.close()

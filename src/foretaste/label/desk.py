@@ -84,6 +84,7 @@ class LabelDesk:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
         self._asked = 0
+        self._again = len(store.events())  # what was skipped twice before this event is asked again
         shuffled = list(self.open_ids)
         random.Random(seed).shuffle(shuffled)
         spare = min(CHECK_MOST, len(shuffled) // 10) if check_every and len(shuffled) >= CHECK_LEAST_POOL else 0
@@ -95,24 +96,35 @@ class LabelDesk:
         checks = set(self.check_ids)
         self.shuffled = [item for item in shuffled if item not in checks]
         self._is_check = checks
-        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of)
+        self._left_out = {*checks, *self.twins, *self.broken}  # never taught
+        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of, self.skipped)
 
     # What the learner should know
 
     def wanted(self, item: str) -> str | None:
         """What the learner should know of an item: a class, "" if it is set aside, None if it is open."""
         event = self.store.state_of(item)
-        if item in self._is_check or item in self.twins or item in self.broken:
+        if item in self._left_out:
             return ""
         if event is None or event.kind == "skip":
             return None
         return event.label if event.label is not None else ""
 
+    def skipped(self) -> set[str]:
+        """What people have skipped. The answer "skip" without a tab opens an item again, and is none of these."""
+        return {item for item, event in self.store.current().items() if event.kind == "skip" and event.tab}
+
     # What the page asks
 
-    def next(self, tab: str, who: str, count: int = 2) -> list[Asked]:
-        """Items for a tab: those it holds, and new ones up to ``count``. Each is held for this tab alone."""
+    def next(self, tab: str, who: str, count: int = 2, again: bool = False) -> list[Asked]:
+        """Items for a tab: those it holds, and new ones up to ``count``. Each is held for this tab alone.
+
+        A skipped item comes after all others. One that is skipped again is parked: it comes back when ``again`` asks
+        for all that is parked, or in the next session.
+        """
         with self._lock:
+            if again:
+                self._again = len(self.store.events())
             self._seen[tab] = (who, time.monotonic())
             held = [item for item in self.store.held(tab) if item in self.number and self._is_open(item)][:count]
             picked = self._pick(count - len(held), {*held})
@@ -192,6 +204,7 @@ class LabelDesk:
             "ignored": kinds["ignore"],
             "skipped": kinds["skip"],
             "left": max(0, total - done),
+            "parked": sum(self._is_parked(event) for event in here.values()),
             "copies": len(self.twins),
             "broken": len(self.broken),
             "classes": [
@@ -210,17 +223,26 @@ class LabelDesk:
 
     def curve(self, view: ModelView) -> dict[str, Any]:
         """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
-        right, at, labels = list[bool](), list[int](), 0
-        for event in self.store.events():
-            if event.kind == "label" and event.purpose != "check":
-                labels += 1
-                if event.guess is not None:
-                    right.append(event.guess == event.label)
-                    at.append(labels)
+        right, at = list[bool](), list[int]()
+        labelled, taught, reached = set[str](), 0, {0: 0}  # reached[n]: items labelled when n of them were taught
+        events = self.store.events()
+        undone = {event.undoes for event in events}
+        for event in events:
+            if event.undoes is not None or event.seq in undone or event.item not in self.number:
+                continue
+            before = len(labelled)
+            (labelled.discard if event.label is None else labelled.add)(event.item)
+            if event.item not in self._left_out:
+                taught += len(labelled) - before
+            reached[taught] = len(labelled)
+            if event.kind == "label" and event.purpose != "check" and event.guess is not None:
+                right.append(event.guess == event.label)
+                at.append(len(labelled))
         shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
         running = [[at[k], _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]
         return {
-            "check": [[n, k / m, *wilson(k, m)] for n, k, m in view.checked if m],
+            "labelled": len(labelled),
+            "check": [[reached[n], k / m, *wilson(k, m)] for n, k, m in view.checked if m and n <= taught],
             "checked": view.checked[-1][2] if view.checked else 0,
             "running": running,
             "window": PREQUENTIAL,
@@ -254,7 +276,11 @@ class LabelDesk:
 
     def _is_open(self, item: str) -> bool:
         event = self.store.state_of(item)
-        return event is None or event.kind == "skip"
+        return event is None or (event.kind == "skip" and not self._is_parked(event))
+
+    def _is_parked(self, event: LabelEvent) -> bool:
+        """Whether an item was skipped twice in a row, the second time after parked items were last asked for."""
+        return event.kind == event.before_kind == "skip" and event.seq > self._again
 
     def _pick(self, count: int, taken: set[str]) -> list[str]:
         """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
@@ -269,7 +295,7 @@ class LabelDesk:
             item = first(self.check_ids) if due else None
             item = item or first(self.worker.view.ready) or first(self.shuffled) or first(self.check_ids)
             if item is None:
-                skipped = sorted((e.seq, i) for i, e in current.items() if e.kind == "skip" and i in self.number)
+                skipped = sorted((e.seq, i) for i, e in current.items() if i in self.number and self._is_open(i))
                 item = first([i for _, i in skipped], skipped=True)
             if item is None:
                 break
@@ -280,7 +306,9 @@ class LabelDesk:
 
 
 def class_keys(classes: Sequence[str]) -> list[list[str]]:
-    """The keys of each class: itself if all are single characters; else 1 to 9, and a letter of its name.
+    """The keys of each class: itself if all are single characters; else 1 to 9 and 0, and a letter of its name.
+
+    With more classes than letters, those that have a digit get no letter. 36 classes have a key each.
 
     >>> class_keys(["cat", "dog", "cow"])
     [['1', 'c'], ['2', 'd'], ['3', 'o']]
@@ -292,11 +320,11 @@ def class_keys(classes: Sequence[str]) -> list[list[str]]:
         return [[name] for name in names]
     letters = list("abcdefghijklmnopqrstuvwxyz")
     taken = set[str]()
-    keys = list[list[str]]()
-    for k, name in enumerate(names):
-        free = [c for c in (*name, *letters) if c in letters and c not in taken]
+    keys = [[digit] for digit in "1234567890"[: len(names)]] + [[] for _ in names[10:]]
+    for k in range(10 if len(names) > len(letters) else 0, len(names)):
+        free = [c for c in (*names[k], *letters) if c in letters and c not in taken]
         taken |= set(free[:1])
-        keys.append([*([str(k + 1)] if k < 9 else []), *free[:1]])
+        keys[k] += free[:1]
     return keys
 
 

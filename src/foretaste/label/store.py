@@ -230,7 +230,7 @@ class LabelStore:
             label: The class, for the first two.
             who: The person.
             tab: The browser tab, which may hold a lease.
-            request: A name of this request. The same name again gives the event that is there already.
+            request: A name of this request. The same answer under the same name gives the event that is there already.
             purpose: "teach" or "check".
             guess: The class that the model gave before.
             confidence: The probability of that class.
@@ -241,7 +241,7 @@ class LabelStore:
         Raises:
             StoreConflict: another tab holds the item, or another person has answered and ``kind`` is no "relabel".
             StoreFull: the disk is full. Nothing was written.
-            ValueError: an unknown kind or class.
+            ValueError: an unknown kind or class, or the name of a request that had another answer.
         """
         check_known("kind", kind, [k for k in KINDS if k != "undo"])
         for what, text in (("item", item), ("person", who), ("tab", tab), ("request", request or "")):
@@ -251,12 +251,13 @@ class LabelStore:
         elif label is not None:
             raise ValueError(f"a {kind} has no label; got {label!r}")
         with self._mutex:
-            if request is not None and request in self._requests:
-                return self._requests[request]
+            if (there := self._repeated(request, item, kind, label)) is not None:
+                return there
             before = self._now.get(item)
             self._check_free(item, kind, label, who, tab, before)
-            if before is not None and before.label == label and (before.kind == kind or label is not None):
-                return before  # the same answer again changes nothing
+            # The same answer again changes nothing; but one more skip puts the item behind others.
+            if before is not None and before.label == label and (label is not None or before.kind == kind != "skip"):
+                return before
             if kind == "label" and before is not None and before.label is not None:
                 kind = "relabel"
             extra = (request, purpose, guess, confidence)
@@ -272,8 +273,8 @@ class LabelStore:
             StoreConflict: there is nothing to undo, or somebody has answered after it.
         """
         with self._mutex:
-            if request is not None and request in self._requests:
-                return self._requests[request]
+            if (there := self._repeated(request, None, "undo", None)) is not None:
+                return there
             undone = {event.undoes for event in self._events if event.undoes is not None}
             mine = (e for e in reversed(self._events) if e.who == who and tab in (None, e.tab) and e.undoes is None)
             last = next((e for e in mine if e.seq not in undone), None)
@@ -382,6 +383,19 @@ class LabelStore:
             self._take_in(LabelEvent(*row))
         for row in self._db.execute("SELECT item, tab, who, until FROM leases ORDER BY rowid"):
             self._leases[row[0]] = Lease(*row)
+
+    def _repeated(self, request: str | None, item: str | None, kind: str, label: str | None) -> LabelEvent | None:
+        """The event of a request that came before. Raises if that was about something else: one would be lost."""
+        there = None if request is None else self._requests.get(request)
+        if there is None:
+            return None
+        same = (there.item, there.label) == (item, label) and there.kind in (kind, "relabel")
+        if same or there.kind == kind == "undo":
+            return there
+        raise ValueError(
+            f"request {request!r:.80} was a {there.kind} of {printable(there.item)} before; nothing was kept. "
+            "Give each answer a name of its own"
+        )
 
     def _event(self, seq: int | None) -> LabelEvent | None:
         return None if seq is None else self._events[seq - 1]
