@@ -173,12 +173,26 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
     with LabelStore(store or store_folder(source), read_only=True) as kept:
         twins = kept.setting("twins", {})
         field = "image" if kept.setting("kind", "pictures") == "pictures" else "text"
-        rows = label_rows(kept, twins)
+        rows = label_rows(kept, twins, _rows_by_content(kept, source))
         root = source if source.is_dir() else source.parent
         for out in outs:
             pictures = root if kept.setting("kind", "pictures") == "pictures" else None
             written = export_labels(rows, out, root=pictures, field=field)
             say(f"{written}: {sum(row.label is not None for row in rows)} labels")
+
+
+def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
+    """Item → its row, where rows have no ids of their own. The file may have changed since, or be gone."""
+    if store.setting("ids") != "content":
+        return {}
+    from foretaste.data import content_names, read_points
+
+    try:
+        names = content_names(read_points(source, **store.setting("columns", {})))
+    except (OSError, ValueError) as error:
+        say(f"the export does not say which row is meant: {error}")
+        return {}
+    return {name: k for k, name in enumerate(names)}
 
 
 def _check_source(source: Path, store: Path | None) -> None:

@@ -36,6 +36,7 @@ from foretaste.data.named import mnist as mnist
 from foretaste.data.named import svhn as svhn
 from foretaste.data.npz import npz as npz
 from foretaste.data.points import Points as Points
+from foretaste.data.points import content_names as content_names
 from foretaste.data.points import join_sources as join_sources
 from foretaste.data.points import without_repeats as without_repeats
 from foretaste.data.shipped import breast_cancer as breast_cancer

@@ -5,7 +5,7 @@ A table may come from a CSV, a data frame, a Hugging Face dataset or a list of d
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -52,12 +52,17 @@ class Table:
         """Some of the columns, in that order."""
         return Table(self.where, {name: self.columns[name] for name in names}, self.lines, self.row)
 
+    def take(self, rows: Sequence[int]) -> "Table":
+        """Some of the rows, in that order."""
+        columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
+        return Table(self.where, columns, [self.lines[i] for i in rows], self.row)
+
 
 class TableRows(Sequence[Any]):
-    """The rows of a table, each a dict by column."""
+    """The rows of a table, each a dict by column. ``whole`` also has the columns that are no features."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
+    def __init__(self, table: Table, whole: Table | None = None) -> None:
+        self.table, self.whole = table, whole or table
 
     def __len__(self) -> int:
         return len(self.table)
@@ -70,9 +75,18 @@ class TableRows(Sequence[Any]):
 
     def take(self, rows: Sequence[int]) -> "TableRows":
         """Some of the rows, in that order."""
-        t = self.table
-        columns = {name: [cells[i] for i in rows] for name, cells in t.columns.items()}
-        return TableRows(Table(t.where, columns, [t.lines[i] for i in rows], t.row))
+        return TableRows(self.table.take(rows), self.whole.take(rows))
+
+    def contents(self) -> Iterator[bytes]:
+        """What each row holds, in any order of the columns. 1 and 1.00 are the same, and so are all kinds of gaps.
+
+        A row of numbers is its float32, as ``number_matrix`` has it: a gap in one row renames no other.
+        """
+        columns = [self.whole.columns[name] for name in sorted(self.whole.columns)]
+        for row in zip(*columns):
+            plain = [_plain_cell(cell) for cell in row]
+            numbers = all(isinstance(value, float) for value in plain)
+            yield np.array(plain, np.float32).tobytes() if numbers else repr(plain).encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -361,6 +375,12 @@ def _is_date(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _plain_cell(cell: str | None) -> str | float | None:
+    if cell is None or _is_missing(cell):
+        return None
+    return float(np.float32(cell)) if is_finite_number(cell) else cell
 
 
 def _number_of(cell: str | None) -> float:

@@ -3,10 +3,12 @@
 What has a label trains; the rest is the pool. ``read_points`` (sources.py) makes them from any source.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from foretaste.data.columns import (
 from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
 from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names
 
+CONTENT_BYTES = 8  # of a digest in a name
+NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
 POINT_KINDS = ("pictures", "text", "table", "features")
 Encode = Callable[[Sequence[Any]], Tensor]
 
@@ -176,8 +180,29 @@ def points_of_rows(points: Points) -> Points:
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
     kinds, notes = column_kinds(table)
     names = tuple(name for name in table.columns if name in kinds.names)
-    rows = TableRows(table.only(names))
+    rows = TableRows(table.only(names), table)
     return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))
+
+
+def content_names(points: Points) -> list[str]:
+    """A name for each point that follows what it holds, so that rows may move and labels be filled in.
+
+    Copies are counted, NAME and NAME-2. The name of a text begins with its first words.
+    """
+    items, starts = points.items, ["picture" if points.kind == "pictures" else "row"] * len(points)
+    if isinstance(items, TableRows):
+        digests = [blake2b(row, digest_size=CONTENT_BYTES).hexdigest() for row in items.contents()]
+    else:
+        if isinstance(items, Tensor) and points.columns:  # in the order that ``contents`` of a mixed table has
+            items = items[:, [points.columns.index(name) for name in sorted(points.columns)]]
+        digests = [item_digest(items, i, CONTENT_BYTES).hex() for i in range(len(points))]
+    if points.kind == "text":
+        starts = ["-".join(re.findall(r"\w+", text.lower())[:NAME_WORDS])[:NAME_LETTERS] or "text" for text in items]
+    seen, names = Counter[str](), list[str]()
+    for start, digest in zip(starts, digests):
+        seen[digest] += 1
+        names.append(f"{start}-{digest}" + (f"-{seen[digest]}" if seen[digest] > 1 else ""))
+    return names
 
 
 def join_sources(labelled: Points, pool: Points) -> Points:
