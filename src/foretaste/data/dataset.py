@@ -39,6 +39,7 @@ class Images:
     files: tuple[str, ...] | None = None  # the file of each point, if each has its own
     notes: tuple[str, ...] = ()  # what a reader of results must know: files left out, labels changed
     shown: Tensor | None = None  # (N, channels, H, W) what to look at, where x holds features of it
+    read: str | None = None  # a digest of what was read, where x was computed from it
 
     def picture(self, i: int) -> np.ndarray:
         """The pixels of point ``i`` in [0, 1], to look at: (H, W) or (H, W, 3). A vector becomes one row."""

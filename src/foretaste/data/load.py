@@ -5,6 +5,7 @@ A new format has a file of its own; enter it here, for studies, and in sources.p
 
 import os
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from foretaste.data.labels import index_labels
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
 from foretaste.data.pictures import ImageSize
-from foretaste.data.points import Points
+from foretaste.data.points import Points, content_digests
 from foretaste.data.shipped import breast_cancer, docstrings, wine
 from foretaste.data.sources import read_points
 from foretaste.data.tables import feature_table, file_columns, is_csv
@@ -119,7 +120,8 @@ def _encoded_points(points: Points, path: Path, test: float) -> Images:
     if left := len(points) - len(known):
         notes.append(f"{left} points have no label: left out")
     y = torch.from_numpy(y_N)
-    return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes))
+    read = blake2b(b"".join(content_digests(points)), digest_size=16).hexdigest()
+    return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes), read=read)
 
 
 def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:

@@ -189,20 +189,25 @@ def content_names(points: Points) -> list[str]:
 
     Copies are counted, NAME and NAME-2. The name of a text begins with its first words.
     """
-    items, starts = points.items, ["picture" if points.kind == "pictures" else "row"] * len(points)
-    if isinstance(items, TableRows):
-        digests = [blake2b(row, digest_size=CONTENT_BYTES).hexdigest() for row in items.contents()]
-    else:
-        if isinstance(items, Tensor) and points.columns:  # in the order that ``contents`` of a mixed table has
-            items = items[:, [points.columns.index(name) for name in sorted(points.columns)]]
-        digests = [item_digest(items, i, CONTENT_BYTES).hex() for i in range(len(points))]
+    starts = ["picture" if points.kind == "pictures" else "row"] * len(points)
     if points.kind == "text":
-        starts = ["-".join(re.findall(r"\w+", text.lower())[:NAME_WORDS])[:NAME_LETTERS] or "text" for text in items]
-    seen, names = Counter[str](), list[str]()
-    for start, digest in zip(starts, digests):
+        words = (re.findall(r"\w+", text.lower())[:NAME_WORDS] for text in points.items)
+        starts = ["-".join(first)[:NAME_LETTERS] or "text" for first in words]
+    seen, names = Counter[bytes](), list[str]()
+    for start, digest in zip(starts, content_digests(points)):
         seen[digest] += 1
-        names.append(f"{start}-{digest}" + (f"-{seen[digest]}" if seen[digest] > 1 else ""))
+        names.append(f"{start}-{digest.hex()}" + (f"-{seen[digest]}" if seen[digest] > 1 else ""))
     return names
+
+
+def content_digests(points: Points) -> list[bytes]:
+    """A digest of what each point holds; that of a row is the same in any order of the columns."""
+    items = points.items
+    if isinstance(items, TableRows):
+        return [blake2b(row, digest_size=CONTENT_BYTES).digest() for row in items.contents()]
+    if isinstance(items, Tensor) and points.columns:  # in the order that ``contents`` of a mixed table has
+        items = items[:, [points.columns.index(name) for name in sorted(points.columns)]]
+    return [item_digest(items, i, CONTENT_BYTES) for i in range(len(points))]
 
 
 def join_sources(labelled: Points, pool: Points) -> Points:
