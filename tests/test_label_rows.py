@@ -157,6 +157,19 @@ def test_a_store_of_an_earlier_version_with_positions_is_refused_with_what_to_do
     assert reopened(path)[0] == {text: ["good", "bad"][k % 2] for k, text in enumerate(TEXTS[:10])}
 
 
+def test_positions_of_an_earlier_version_are_not_taken_for_ids_that_are_found_now(tmp_path):
+    """It knew no customer_id, and called the first row 0; now a row is called 1 that was 0."""
+    path = write_flowers(tmp_path / "t.csv", [[k + 1, *row] for k, row in enumerate(FLOWERS)], ("customer_id", *"abc"))
+    with LabelStore(store_folder(path)) as old:
+        old.set_classes(["good", "bad"])
+        old.record("1", "label", "good", who="Ada")
+    with pytest.raises(ValueError, match="names rows by their position"):
+        opened(path)
+    desk = opened(path, id="customer_id")  # who named it then names it now
+    assert desk.store.labels() == {"1": "good"}
+    close_desk(desk)
+
+
 def test_the_columns_that_were_named_are_remembered(tmp_path):
     rows = [["a", "b"], *[[f"one two three four {k}", f"five six seven eight {k}"] for k in range(12)]]
     path = write(tmp_path / "t.csv", rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli.app import app, say
-from foretaste.cli.inputs import split_classes
+from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.errors import printable
 
 if TYPE_CHECKING:
@@ -33,9 +33,13 @@ def label_command(
     classes: Annotated[
         str | None, typer.Option(help="Names of the classes, separated by commas. Not needed again later.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="The column of a CSV that holds the text.")] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="The column of a CSV that holds ids.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of a CSV that holds labels given already.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of a table that holds the text; none shows the other columns.")
+    ] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The column of a table that holds ids.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column of a table that holds labels given already; none if no column does.")
+    ] = None,
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
@@ -106,9 +110,9 @@ def label_command(
     opened, token = prepare_server(host, port)
     with opened:
         desk = open_desk(
-            source, classes=split_classes(classes), store=store, text=text, id=id_, label=label, backbone=backbone,
-            check_every=check_every, goal=goal / 100, trains_itself=retrain, lease_seconds=lease, seed=seed,
-            start=False,
+            source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
+            label=column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
+            trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
         )  # fmt: skip
         try:
             for path in import_ or ():

@@ -28,6 +28,7 @@ from foretaste.data.labels import count_names as count_names
 from foretaste.data.labels import join_faults as join_faults
 from foretaste.data.labels import natural_key as natural_key
 from foretaste.data.load import NAMES as NAMES
+from foretaste.data.load import feature_table as feature_table
 from foretaste.data.load import load as load
 from foretaste.data.named import digits as digits
 from foretaste.data.named import fashion_mnist as fashion_mnist
@@ -43,7 +44,7 @@ from foretaste.data.shipped import breast_cancer as breast_cancer
 from foretaste.data.shipped import docstrings as docstrings
 from foretaste.data.shipped import wine as wine
 from foretaste.data.sources import read_points as read_points
-from foretaste.data.tables import feature_table as feature_table
+from foretaste.data.tables import ID_COLUMNS as ID_COLUMNS
 from foretaste.data.text import TEXT_ENCODERS as TEXT_ENCODERS
 from foretaste.data.text import encode_text as encode_text
 from foretaste.data.text import pad_tokens as pad_tokens

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from foretaste.data.columns import (
     MISSING_CELLS,
-    Cells,
-    Table,
     TableRows,
     column_kinds,
     encode_table,
@@ -29,6 +27,7 @@ from foretaste.data.columns import (
 )
 from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
 from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names
+from foretaste.data.tables import Cells, Table
 
 CONTENT_BYTES = 8  # of a digest in a name
 NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
@@ -52,6 +51,7 @@ class Points:
         columns: names of the columns of a table.
         notes: what a reader must know: what was left out, filled in or chosen.
         encode: makes ``x`` of ``items``; None where the items are ``x``.
+        id_column: the column of a table that the ids are from.
 
     Example:
         >>> import torch
@@ -74,6 +74,7 @@ class Points:
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     encode: Encode | None = None
+    id_column: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

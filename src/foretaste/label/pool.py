@@ -70,6 +70,11 @@ def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
         return source
     if hasattr(source, "x") and hasattr(source, "ids"):
         return make_pool(source.x, source.ids if ids is None else ids)
+    if _has_plain_columns(source):
+        from foretaste.data import read_points
+
+        points = read_points(source, ask=False)
+        return make_pool(points.x, (points.ids if points.own_ids else None) if ids is None else ids)
     if isinstance(source, Mapping):
         whole: Inputs | None = {str(key): stored_tensor(t, f"pool[{key!r}]") for key, t in source.items()}
         lengths = {key: len(t) for key, t in whole.items()}  # type: ignore[union-attr]
@@ -93,6 +98,17 @@ def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
         return Pool(known, lambda at: stack_items([source[int(i)] for i in at]), None)
     kept = whole
     return Pool(known, lambda at: take_points(kept, torch.as_tensor(list(at), dtype=torch.int64)), whole)
+
+
+def _has_plain_columns(source: Any) -> bool:
+    """Whether it is a Hugging Face dataset whose inputs are columns of single values: a table, as ``ft.open`` reads it.
+
+    Lists of numbers are inputs by name, such as tokens, and are read item by item; so are pictures.
+    """
+    if type(source).__module__.split(".")[0] != "datasets" or not hasattr(source, "features"):
+        return False
+    inputs = {name: kind for name, kind in source.features.items() if name not in NO_INPUTS}
+    return len(inputs) > 1 and all(type(kind).__name__ in ("Value", "ClassLabel") for kind in inputs.values())
 
 
 def stored_tensor(t: Any, name: str) -> Tensor:

@@ -53,7 +53,7 @@ def open_desk(
     store: str | Path | None = None,
     text: str | bool | None = None,
     id: str | None = None,
-    label: str | None = None,
+    label: str | bool | None = None,
     backbone: str = "auto",
     check_every: int = CHECK_EVERY,
     goal: float = STOP_GOAL,
@@ -66,12 +66,12 @@ def open_desk(
     """Open a folder of pictures or a table for labelling, where it was left.
 
     Args:
-        source: A folder of pictures, or a CSV (of texts, of rows, or that names pictures).
+        source: A folder of pictures, or a table (CSV or Parquet: of texts, of rows, or that names pictures).
         classes: Names of the classes. None takes those of the last time, or those in the data.
         store: The folder of the labels. None is ``.foretaste`` in the folder, or ``NAME.foretaste`` beside the file.
         text: The column of text; False reads a table. None is what it was the last time, for the next two also.
         id: The column of ids.
-        label: The column of labels that are there already.
+        label: The column of labels that are there already; False if there is none.
         backbone: "auto", "none", or the name of a pretrained network.
         check_every: One item in so many is drawn at random and measures accuracy; 0 for none.
         goal: The share of open items that may be wrong when one stops.
@@ -99,7 +99,7 @@ def open_desk(
         raise ValueError(f"{source} has {len(points)} item; expected at least two")
     kept = LabelStore(folder, lease_seconds=lease_seconds)
     try:
-        points = name_points(kept, points)
+        points = name_points(kept, points, "id" in columns)
         _settle_classes(kept, classes, points, source)
         _take_given(kept, points)
         names = list(kept.classes)
@@ -146,19 +146,22 @@ def kept_columns(folder: Path) -> dict[str, Any]:
         return dict(kept.setting("columns", {}))
 
 
-def name_points(store: LabelStore, points: "Points") -> "Points":
+def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Points":
     """The points under the names that the labels are kept by: the user's ids or, without any, what the points hold.
 
-    Positions would not do: rows move between two runs, and each label would stand on another row.
+    Positions would not do: rows move between two runs, and each label would stand on another row. ``named``: the user
+    named the column of ids.
 
     Raises:
         ValueError: the labels were given by other names, so that nobody knows which row is which.
     """
-    from foretaste.data import content_names
+    from foretaste.data import ID_COLUMNS, content_names
 
     answered, where = set(store.current()), points.where
     how = store.setting("ids")
-    if how is None and answered and not points.own_ids:
+    found = points.id_column is not None and points.id_column.lower() not in ID_COLUMNS and not named
+    by_position = not points.own_ids or (found and all(item.isdecimal() for item in answered))
+    if how is None and answered and by_position:
         raise ValueError(
             f"{store.path} names rows by their position, as an earlier version did, and rows may have moved since. If "
             f"{where} has its rows in the same order as then, give it a column id of 0, 1, 2, ... (an array ids in an "
