@@ -204,7 +204,8 @@ def measured(data: Images) -> MeanAndStd:
 
     mean_C = mean_of(1, torch.zeros(x_NCm.shape[1], dtype=torch.float64, device=x_NCm.device))
     std_C = mean_of(2, mean_C).sqrt()
-    std_C[std_C == 0] = 1
+    # A channel of one value leaves rounding, which must not be scaled up.
+    std_C[std_C <= 1e-6 * mean_C.abs()] = 1
     return tuple(mean_C.tolist()), tuple(std_C.tolist())
 
 
