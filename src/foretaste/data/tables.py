@@ -279,7 +279,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         with path.open("rb") as raw:
             yield ParquetFile(raw)
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())[:300]}") from None
 
 
