@@ -32,6 +32,12 @@ def write(path, columns):
     return path
 
 
+def without_page(monkeypatch):
+    """``foretaste label`` reads, says what it read, and ends: no page, no learner's thread."""
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    monkeypatch.setattr("foretaste.label.worker.LearnerWorker.start", lambda worker: None)
+
+
 AGES = [20 + 3 * k % 41 for k in range(30)]
 PLANS = [["basic", "full", "trial"][k % 3] for k in range(30)]
 CHURN = [["yes", "no"][k % 2] if k % 5 == 0 else None for k in range(30)]
@@ -181,7 +187,7 @@ def test_query_and_label_ask_and_take_the_answer(tmp_path, monkeypatch):
     assert got.exit_code == 0, got.output
     got = invoke("query", path, "--label", "none", "-n", 3, "--out", tmp_path / "r.csv")
     assert got.exit_code == 0, got.output
-    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    without_page(monkeypatch)
     words = ["label", str(path), "--no-browser", "--port", "0", "--classes", "yes,no"]
     assert "may be it" in told(*words)
     for more in (["--label", "churn"], []):  # the second time it is remembered
@@ -193,7 +199,7 @@ def test_query_and_label_ask_and_take_the_answer(tmp_path, monkeypatch):
 def test_label_takes_text_none_as_its_note_advises(tmp_path, monkeypatch):
     columns = {"note": [f"a few words here {k}" for k in range(30)], "age": AGES, "plan": PLANS}
     path = write(tmp_path / "t.csv", columns)
-    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    without_page(monkeypatch)
     words = ["label", str(path), "--no-browser", "--port", "0", "--classes", "a,b"]
     assert "--text none on the command line" in " ".join(CliRunner().invoke(app, words).stdout.split())
     got = CliRunner().invoke(app, [*words, "--text", "none", "--store", str(tmp_path / "other")])

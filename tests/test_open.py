@@ -127,6 +127,11 @@ def test_texts_of_two_topics_lie_apart():
         encode_text(["!!", "", "..."])
 
 
+def test_texts_with_the_same_words_lie_at_one_place_without_a_warning():
+    """The SVD divides by their variance, which is none."""
+    assert (encode_text([f"a few words here {k}" for k in range(30)]).abs() < 1e-5).all()
+
+
 @pytest.mark.parametrize(
     "y",
     [

@@ -296,20 +296,25 @@ def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
 def _points_of_dataset(source: Any, where: str, how: ReadOptions) -> Points:
     """A Hugging Face dataset: pictures, numbers and lists of them (features), or rows as in a CSV."""
     got = dataset_parts(source, where, label=how.label)
+    how = replace(how, label=got.label or how.label)
     if got.pictures is None and got.numbers is None:
-        points = _points_of_table(got.table, replace(how, label=got.label or how.label))
-        return replace(points, own_classes=got.classes)
-    known = {"id": how.id, "label": got.label or how.label, "text": False, "regression": how.regression}
-    roles = choose_columns(got.table, **known, ask=how.ask and got.pictures is None)
+        return replace(_points_of_table(got.table, how), own_classes=got.classes)
+    roles = choose_columns(
+        got.table, id=how.id, label=how.label, text=False, regression=how.regression,
+        ask=how.ask and got.pictures is None,
+    )  # fmt: skip
     labels = [None] * len(got.table) if roles.label is None else got.table.columns[roles.label]
     ids = _row_ids(got.table, roles.id)
-    if got.pictures is not None:
-        names = [f"row[{i}]" for i in range(len(labels))]
-        points = picture_points(where, *got.pictures, names, labels, how)
-        points = replace(points, ids=[ids[int(name[4:-1])] for name in points.ids])
-        notes = got.table.notes
+    if got.numbers is not None:
+        x, columns, left = got.numbers(roles.features)
+        notes = (*roles.notes, *left)
+        points = Points(where, "features", x, ids, list(labels), columns=columns)
     else:
-        x, columns, notes = got.numbers(roles.features)
-        points, notes = Points(where, "features", x, ids, list(labels), columns=columns), (*roles.notes, *notes)
-    about = {"own_ids": roles.id is not None, "id_column": roles.id, "own_classes": got.classes}
-    return replace(points, **about, notes=(*notes, *points.notes))
+        assert got.pictures is not None
+        notes = got.table.notes
+        points = picture_points(where, *got.pictures, [f"row[{i}]" for i in range(len(ids))], labels, how)
+        points = replace(points, ids=[ids[int(name[4:-1])] for name in points.ids])
+    return replace(
+        points, own_ids=roles.id is not None, id_column=roles.id, own_classes=got.classes,
+        notes=(*notes, *points.notes),
+    )  # fmt: skip

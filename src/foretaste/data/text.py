@@ -60,11 +60,14 @@ def encode_text(texts: Sequence[str], how: str = "tfidf") -> Tensor:
     if made is None or not made.nnz:
         raise ValueError(f"none of {len(texts)} texts has a word; is it the right column? Name it with text=")
     D = min(TEXT_NUMBERS, *(side - 1 for side in made.shape))
-    with threadpool_limits(1):  # several threads add in another order: the last bits would depend on how many there are
+    # Several threads add in another order: the last bits would depend on how many there are. And a ratio of variances,
+    # which nobody asks for, is 0 / 0 where all texts have the same words.
+    with threadpool_limits(1), np.errstate(invalid="ignore"):
         rows = TruncatedSVD(D, random_state=0).fit_transform(made) if D >= 1 else made.toarray()
     rows = rows - rows.mean(0)
     length_N1 = np.linalg.norm(rows, axis=1, keepdims=True)
-    return torch.from_numpy(np.ascontiguousarray(rows / np.where(length_N1 > 0, length_N1, 1), dtype=np.float32))
+    length_N1[length_N1 < 1e-6] = 1  # rows had about length 1: the rest is rounding, which must not be scaled up
+    return torch.from_numpy(np.ascontiguousarray(rows / length_N1, dtype=np.float32))
 
 
 def pad_tokens(
