@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from foretaste.data import Points
 
 POINTS = (
-    "a folder of pictures, a CSV (of features, a mixed table, text, or file, label), an .npz (x, y, ids), or a Hugging "
-    "Face dataset"
+    "a folder of pictures, a CSV or Parquet file (of features, a mixed table, text, or file, label), an .npz (x, y, "
+    "ids), or a Hugging Face dataset"
 )
 HOW_TO_GET_A_BACKBONE = (
     "a small network is trained on the pixels; a pretrained backbone learns far more from few labels: "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "FORETASTE_TOKEN"
 SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"
 
-SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a CSV.")]
+SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a table.")]
 StoreOption = Annotated[
     Path | None,
     typer.Option(

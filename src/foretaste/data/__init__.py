@@ -45,6 +45,7 @@ from foretaste.data.shipped import docstrings as docstrings
 from foretaste.data.shipped import wine as wine
 from foretaste.data.sources import read_points as read_points
 from foretaste.data.tables import ID_COLUMNS as ID_COLUMNS
+from foretaste.data.tables import how_to_utf8 as how_to_utf8
 from foretaste.data.text import TEXT_ENCODERS as TEXT_ENCODERS
 from foretaste.data.text import encode_text as encode_text
 from foretaste.data.text import pad_tokens as pad_tokens

@@ -228,7 +228,7 @@ def _csv_table(path: Path) -> Table:
             # The number of the row's last line: a cell in quotes may have several.
             rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except UnicodeError:
-        raise ValueError(_not_utf8(path)) from None
+        raise ValueError(how_to_utf8(path)) from None
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as a CSV: {error}") from None
     if not rows:
@@ -318,7 +318,7 @@ def _encoding(path: Path) -> str:
         return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
-def _not_utf8(path: Path) -> str:
+def how_to_utf8(path: Path) -> str:
     """What to do about a file that is not UTF-8. What it is instead cannot be known, so nothing is guessed."""
     if _encoding(path) == "utf-16":
         return f"{path} begins as UTF-16 does and cannot be read as such; save it as UTF-8"

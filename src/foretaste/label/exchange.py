@@ -238,8 +238,10 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
         check_known("format", ending, ("csv", "jsonl", "json"))
         try:
             pairs = list({"csv": _read_csv, "jsonl": _read_lines, "json": _read_label_studio}[ending](path))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+        except UnicodeDecodeError:
+            from foretaste.data import how_to_utf8
+
+            raise ValueError(how_to_utf8(path)) from None
     return _match(path, pairs, items)
 
 
