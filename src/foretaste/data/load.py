@@ -135,7 +135,7 @@ def feature_table(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
 
 def _labelled_points(points: Points, path: Path, test: float) -> Images:
     """The points of a table that have a label. Text and mixed tables are encoded, and so scaled already."""
-    x, encoded = points.x, points.kind != "features"  # encoders are fitted on all points, labelled or not
+    x, encoded = points.x, points.kind in ("text", "table")  # encoders are fitted on all points, labelled or not
     known = points.take(points.labelled)
     if not len(known):
         have = f"has columns {', '.join(points.columns[:NAMES_SHOWN])} and" if points.columns else "has"
