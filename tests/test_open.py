@@ -127,6 +127,11 @@ def test_texts_of_two_topics_lie_apart():
         encode_text(["!!", "", "..."])
 
 
+def test_texts_with_the_same_words_lie_at_one_place_without_a_warning():
+    """The SVD divides by their variance, which is none."""
+    assert (encode_text([f"a few words here {k}" for k in range(30)]).abs() < 1e-5).all()
+
+
 @pytest.mark.parametrize(
     "y",
     [
@@ -150,9 +155,10 @@ def test_labels_that_look_like_gaps_are_classes_with_a_note(tmp_path):
     assert points.classes == ("cat", "dog", "NA")
     assert points.pool.tolist() == [4]
     assert points.notes == (
+        "columns: label = label (by its name); features = size",
         "2 labels are 'NA', which is taken as a class; leave them empty if it means that there is no label",
     )
-    assert ft.open(path, classes=["cat", "dog", "NA"]).notes == ()
+    assert ft.open(path, classes=["cat", "dog", "NA"]).notes == points.notes[:1]
 
 
 def test_a_label_that_is_no_number_is_refused_in_regression_at_once(tmp_path):
@@ -443,7 +449,7 @@ def test_minus_one_in_a_table_has_a_note():
     points = ft.open(rows)
     assert len(points.pool) == 0
     assert points.notes[-1].startswith("2 labels are '-1', which is taken as a class; leave them empty if")
-    assert ft.open([row for row in rows if row["label"]]).notes == ()
+    assert ft.open([row for row in rows if row["label"]]).notes == points.notes[:1]
 
 
 def test_lists_of_paths_are_pictures_and_names_as_strings_are_refused(tmp_path):

@@ -170,6 +170,15 @@ def make_mixed(root: Path) -> None:
     (root / "a.csv").write_text("id,width,colour,day,label\n" + "\n".join(rows) + "\n")
 
 
+def make_parquet(root: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"width": [k * 1.5 if k % 4 else None for k in range(9)], "colour": ["red", "blue", "red"] * 3}
+    more = {"list": [[1.0]] * 9, "label": ["a", "b", None] * 3}
+    parquet.write_table(pyarrow.table(columns | more), root / "a.parquet")
+
+
 def read_encoded(path: Path) -> None:
     read_points(path).x  # noqa: B018  encoded when asked for
 
@@ -242,6 +251,7 @@ KINDS = {
     "csv of features": Kind(make_features, (lambda r: load(r / "a.csv"), lambda r: read_encoded(r / "a.csv"))),
     "csv of text": Kind(make_text, (lambda r: read_encoded(r / "a.csv"),)),
     "mixed table": Kind(make_mixed, (lambda r: read_encoded(r / "a.csv"),)),
+    "parquet": Kind(make_parquet, (lambda r: load(r / "a.parquet"), lambda r: read_encoded(r / "a.parquet"))),
     "csv of files": Kind(
         make_table,
         (load, read_encoded, lambda r: load(r / "labels.csv"), lambda r: read_points(r / "labels.csv").sizes),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli.app import app, say
-from foretaste.cli.inputs import split_classes
+from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.errors import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "FORETASTE_TOKEN"
 SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"
 
-SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a CSV.")]
+SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a table.")]
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -33,9 +33,13 @@ def label_command(
     classes: Annotated[
         str | None, typer.Option(help="Names of the classes, separated by commas. Not needed again later.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="The column of a CSV that holds the text.")] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="The column of a CSV that holds ids.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of a CSV that holds labels given already.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of a table that holds the text; none shows the other columns.")
+    ] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The column of a table that holds ids.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column of a table that holds labels given already; none if no column does.")
+    ] = None,
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
@@ -106,9 +110,9 @@ def label_command(
     opened, token = prepare_server(host, port)
     with opened:
         desk = open_desk(
-            source, classes=split_classes(classes), store=store, text=text, id=id_, label=label, backbone=backbone,
-            check_every=check_every, goal=goal / 100, trains_itself=retrain, lease_seconds=lease, seed=seed,
-            start=False,
+            source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
+            label=column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
+            trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
         )  # fmt: skip
         try:
             for path in import_ or ():
@@ -174,12 +178,26 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
     with LabelStore(store or store_folder(source), read_only=True) as kept:
         twins = kept.setting("twins", {})
         field = "image" if kept.setting("kind", "pictures") == "pictures" else "text"
-        rows = label_rows(kept, twins)
+        rows = label_rows(kept, twins, _rows_by_content(kept, source))
         root = source if source.is_dir() else source.parent
         for out in outs:
             pictures = root if kept.setting("kind", "pictures") == "pictures" else None
             written = export_labels(rows, out, root=pictures, field=field)
             say(f"{written}: {sum(row.label is not None for row in rows)} labels")
+
+
+def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
+    """Item → its row, where rows have no ids of their own. The file may have changed since, or be gone."""
+    if store.setting("ids") != "content":
+        return {}
+    from foretaste.data import content_names, read_points
+
+    try:
+        names = content_names(read_points(source, **store.setting("columns", {})))
+    except (OSError, ValueError) as error:
+        say(f"the export does not say which row is meant: {error}")
+        return {}
+    return {name: k for k, name in enumerate(names)}
 
 
 def _check_source(source: Path, store: Path | None) -> None:

@@ -52,15 +52,18 @@ def open(
 
     Args:
         source: a folder of pictures of any sizes (class folders beside unsorted photos, or a CSV of file and label in
-            it); a CSV or TSV (of features, of files, with a column of text, or a mixed table); an .npz (x, and perhaps
-            y, ids, classes); a Hugging Face dataset, saved to disk or in memory; a map-style torch dataset of x or
-            (x, y); an array or tensor (N, ...), or a tuple (x, y); a list of strings (texts), of pictures, of ``Path``
-            (pictures) or of dicts (rows); a pandas data frame.
+            it); a table, CSV, TSV or Parquet (of features, of files, with a column of text, or a mixed one); an .npz
+            (x, and perhaps y, ids, classes); a Hugging Face dataset, saved to disk or in memory; a map-style torch
+            dataset of x or (x, y); an array or tensor (N, ...), or a tuple (x, y); a list of strings (texts), of
+            pictures, of ``Path`` (pictures) or of dicts (rows); a pandas data frame.
         label: the column of labels, or their array in an .npz; None is the one called label, class, category, target
-            or y. For arrays and lists the labels themselves, one for each point.
+            or y. If a table has none of these and a column with few values is mostly empty, it may be the label: an
+            error asks. False says that nothing is labelled. For arrays and lists the labels themselves, one for each
+            point.
         text: the column of text. None takes one called text, sentence, review, ... that holds words, else the only
             column with four words or more in a cell. False reads a table, True must find a text.
-        id: the column of ids; None is the one called id, or name, key or index where no value repeats.
+        id: the column of ids; None is the one called id; or name, key, index, customer_id, ..., words or whole numbers
+            where no value repeats.
         classes: all classes in order. None takes the source's own, or those that occur among the labels.
         regression: labels are numbers.
         encoder: how items become ``x``. "auto": pictures by the backbone efficientnet-lite0 where it is installed, else

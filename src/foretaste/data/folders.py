@@ -22,7 +22,7 @@ from foretaste.data.pictures import (
     decode_pictures,
     open_picture,
 )
-from foretaste.data.tables import SIDES, FileRow, file_columns, is_csv, read_file_table, stays_inside
+from foretaste.data.tables import SIDES, FileRow, file_columns, is_table, read_file_table, stays_inside
 from foretaste.errors import is_utf8, printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
@@ -102,11 +102,11 @@ def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | N
     If labels are ``needed`` and there are no class folders, a CSV without the columns counts too: its error says what
     is missing.
     """
-    given = path.is_file() and is_csv(path)
+    given = path.is_file() and is_table(path)
     if given:
         root, tables = path.parent, [path]
     elif path.is_dir():
-        root, tables = path, sorted(p for p in path.iterdir() if is_csv(p) and p.name[0] != "." and p.is_file())
+        root, tables = path, sorted(p for p in path.iterdir() if is_table(p) and p.name[0] != "." and p.is_file())
     else:
         raise FileNotFoundError(f"{path} is neither a folder nor a CSV; expected a folder of class folders, or a CSV")
     named = [p for p in tables if file_columns(p) is not None]

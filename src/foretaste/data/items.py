@@ -157,13 +157,13 @@ def picture_sizes(items: Sequence[Any]) -> Counter[tuple[int, int]]:
     return Counter(items.sizes) if isinstance(items, PictureItems) else Counter()
 
 
-def item_digest(items: Sequence[Any], i: int) -> bytes:
-    """Equal for equal items: a picture as stored, the text, the row or the numbers."""
+def item_digest(items: Sequence[Any], i: int, size: int = 16) -> bytes:
+    """Equal for equal items: a picture as stored, the text, the row or the numbers. ``size`` in bytes, at most 16."""
     if isinstance(items, PictureItems):
-        return items.digest_of(i)
+        return items.digest_of(i)[:size]
     item = items[i]
     raw = np.ascontiguousarray(item.numpy()).tobytes() if isinstance(item, Tensor) else repr(item).encode()
-    return blake2b(raw, digest_size=16).digest()
+    return blake2b(raw, digest_size=size).digest()
 
 
 def take_items(items: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from foretaste.label.server import open_port as open_port
     from foretaste.label.server import serve_app as serve_app
     from foretaste.label.start import close_desk as close_desk
+    from foretaste.label.start import name_points as name_points
     from foretaste.label.start import open_desk as open_desk
     from foretaste.label.start import store_folder as store_folder
     from foretaste.label.store import LabelEvent as LabelEvent
@@ -65,6 +66,7 @@ _PLACES = {
     "open_port": "server",
     "serve_app": "server",
     "close_desk": "start",
+    "name_points": "start",
     "open_desk": "start",
     "store_folder": "start",
     "LabelEvent": "store",

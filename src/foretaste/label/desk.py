@@ -77,6 +77,7 @@ class LabelDesk:
     ) -> None:
         self.data, self.store, self.worker, self.title = data, store, worker, title
         self.notes: list[str] = []
+        self.rows: Mapping[str, int] = {}  # item → its row, where items are named by what they hold
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}

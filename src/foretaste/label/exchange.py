@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,16 @@ class LabelRow:
     who: str = ""
     at: str = ""
     purpose: str = ""
+    row: int | None = None  # of a table without ids, counted from 0
 
 
-def label_rows(store: LabelStore, twins: dict[str, str] | None = None) -> list[LabelRow]:
+def label_rows(
+    store: LabelStore, twins: Mapping[str, str] | None = None, rows_of: Mapping[str, int] | None = None
+) -> list[LabelRow]:
     """What the store knows now, one row an item, in the order of the answers.
 
     ``twins``: item → the item that it is a copy of. Copies get the same row, and say so in ``purpose``.
+    ``rows_of``: item → its row in a table without ids, where it is there still.
     """
     rows = {}
     for item, event in sorted(store.current().items(), key=lambda pair: pair[1].seq):
@@ -69,7 +73,8 @@ def label_rows(store: LabelStore, twins: dict[str, str] | None = None) -> list[L
         for copy, first in (twins or {}).items()
         if first in rows and copy not in rows
     ]
-    return [*rows.values(), *copies]
+    found = [*rows.values(), *copies]
+    return [replace(row, row=rows_of.get(row.item)) for row in found] if rows_of else found
 
 
 def export_labels(
@@ -113,17 +118,19 @@ def export_labels(
 def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") -> Iterator[str]:
     """The text of an export, piece by piece: "csv", "jsonl" or "json" (Label Studio). ``field``: as in a task."""
     check_known("format", kind, ("csv", "jsonl", "json"))
+    rows = list(rows)
+    columns = (*EXPORT_COLUMNS, "row") if any(row.row is not None for row in rows) else EXPORT_COLUMNS
     if kind == "csv":
         sink = _Lines()
         writer = csv.writer(sink, lineterminator="\n")
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
-        names = ("file" if field == "image" else "item", *EXPORT_COLUMNS[1:])
-        for cells in (names, *([getattr(row, c) or "" for c in EXPORT_COLUMNS] for row in rows)):
+        names = ("file" if field == "image" else "item", *columns[1:])
+        for cells in (names, *(["" if (v := getattr(row, c)) is None else str(v) for c in columns] for row in rows)):
             writer.writerow([_protected(cell) for cell in cells])
             yield sink.line
     elif kind == "jsonl":
         for row in rows:
-            yield json.dumps({c: getattr(row, c) for c in EXPORT_COLUMNS}, ensure_ascii=False) + "\n"
+            yield json.dumps({c: getattr(row, c) for c in columns}, ensure_ascii=False) + "\n"
     else:
         tasks = [label_studio_task(row, field) for row in rows if row.label is not None]
         yield json.dumps(tasks, ensure_ascii=False, indent=1) + "\n"
@@ -231,8 +238,10 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
         check_known("format", ending, ("csv", "jsonl", "json"))
         try:
             pairs = list({"csv": _read_csv, "jsonl": _read_lines, "json": _read_label_studio}[ending](path))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+        except UnicodeDecodeError:
+            from foretaste.data import how_to_utf8
+
+            raise ValueError(how_to_utf8(path)) from None
     return _match(path, pairs, items)
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from foretaste.connect import open as open_points
+from foretaste.data import read_points
 from foretaste.errors import printable
-from foretaste.given import check_index, is_frame, read_given, stack_items, text_labels
+from foretaste.given import check_index, has_plain_columns, is_frame, read_given, stack_items, text_labels
 from foretaste.network import prepare
 from foretaste.tangent import Inputs, take_points
 
@@ -96,13 +97,16 @@ def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
 
 
 def open_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Any:
-    """Texts and data frames as ``ft.open`` reads them, with positions or the index as ids; all else as it is."""
+    """Texts and tables as ``ft.open`` reads them, with positions or the index as ids; all else as it is."""
     if is_frame(source):
         points, own = open_points(source), source.index.tolist()
         if points.own_ids and points.ids != list(map(str, own)):
             own = points.ids  # a column of ids
         elif ids is None:
             check_index(own, "pool")
+    elif has_plain_columns(source):
+        points = read_points(source, ask=False)
+        own = points.ids if points.own_ids else list(range(len(source)))
     elif (isinstance(source, list | tuple) or hasattr(source, "__array__")) and text_labels(source) is not None:
         points, own = open_points(list(map(str, source))), list(range(len(source)))
     else:

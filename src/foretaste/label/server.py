@@ -211,7 +211,7 @@ def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> No
     @app.get("/api/export/{kind}")
     def export(kind: str) -> Response:
         check_known("format", kind, ("csv", "jsonl", "json"))
-        rows = label_rows(desk.store, desk.twins)
+        rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
         media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}[kind]
         name = f'attachment; filename="labels.{kind}"'
