@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.label.desk import CHECK_EVERY, GIVEN, LabelDesk
+from foretaste.label.copies import GIVEN
+from foretaste.label.desk import CHECK_EVERY, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, LabelStore
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
@@ -171,12 +172,12 @@ def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "P
 
 
 def _take_given(store: LabelStore, points: "Points") -> None:
-    """Labels that are in the data count as answers, once; what people say here counts more."""
-    touched = {event.item for event in store.events()}
-    given = [(i, label) for i, label in zip(points.ids, points.labels) if label is not None and i not in touched]
+    """Labels that are in the data count as answers, also where they change; what people say here counts more."""
+    touched, current = {event.item for event in store.events()}, store.current()
     with store.together():
-        for item, label in given:
-            store.record(item, "label", label, who=GIVEN, purpose="teach")
+        for item, label in zip(points.ids, points.labels):
+            if label is not None and (item not in touched or (item in current and current[item].who == GIVEN)):
+                store.record(item, "label", label, who=GIVEN, purpose="teach")
 
 
 def desk_items(points: "Points", root: Path) -> DeskItems:
@@ -201,11 +202,9 @@ def find_twins(points: "Points") -> dict[str, str]:
         keys = [items.digest_of(i) if count[n] > 1 else ("only", i) for i, n in enumerate(items.lengths)]
     else:
         return {}
-    labelled = [label is not None for label in points.labels]
-    for known in (True, False):  # a copy with a label is the first of its kind
-        for i, key in enumerate(keys):
-            if labelled[i] == known and first.setdefault(key, points.ids[i]) != points.ids[i] and not known:
-                twins[points.ids[i]] = first[key]
+    for item, key in zip(points.ids, keys):
+        if first.setdefault(key, item) != item:
+            twins[item] = first[key]
     return twins
 
 
