@@ -151,8 +151,7 @@ def test_a_copy_that_is_added_later_and_sorts_first_is_not_asked(folder):
     close_desk(desk)
     (folder / "0 new.png").write_bytes((folder / "3.png").read_bytes())
     for _ in range(2):  # and after a restart
-        again = opened(folder, check_every=0, start=True)
-        until(lambda desk=again: desk.worker.describe()["labels"] == 7)
+        again = opened(folder, check_every=0)
         assert again.wanted("0 new.png") == "cat"
         assert again.wanted("3.png") == ""
         assert [a.item for a in again.next("tab-1", "Ada")] == ["7.png"]
@@ -169,6 +168,7 @@ def test_copies_with_different_labels_are_named_at_the_start(tmp_path, monkeypat
         picture(root / name, k)
     (root / "dog" / "copy.png").write_bytes((root / "cat" / "a.png").read_bytes())
     monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    monkeypatch.setattr("foretaste.label.worker.LearnerWorker.start", lambda self: None)
     words = ["--backbone", "none", "--no-browser", "--port", "0"]
     got = CliRunner().invoke(app, ["label", str(root), *words])
     assert got.exit_code == 0, got.output

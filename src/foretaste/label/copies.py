@@ -17,9 +17,9 @@ class CopyGroups:
 
     def __init__(self, first_of: Mapping[str, str]) -> None:
         self.first_of = dict(first_of)
-        self._members: dict[str, tuple[str, ...]] = {}
+        self._members: dict[str, list[str]] = {}
         for copy, first in first_of.items():
-            self._members[first] = (*self._members.get(first, (first,)), copy)
+            self._members.setdefault(first, [first]).append(copy)
 
     def first(self, item: str) -> str:
         """The one of its group that is asked for: the item itself if it has no copies."""
@@ -28,7 +28,7 @@ class CopyGroups:
     def members(self, item: str) -> Sequence[str]:
         """The item and its copies."""
         first = self.first(item)
-        return self._members.get(first, (first,))
+        return self._members.get(first, [first])
 
     def in_force(self, current: Mapping[str, LabelEvent]) -> dict[str, LabelEvent]:
         """First of each group → the answer that counts for the group, of the event in force of each item.
