@@ -242,6 +242,20 @@ def test_what_does_not_fit_says_what_to_do(tmp_path, monkeypatch, words, says):
     assert not (tmp_path / "r.csv").exists()
 
 
+def test_a_contradiction_is_named_in_the_place_of_train_longer(tmp_path):
+    root = save_photos(tmp_path / "photos", n=12)
+    (root / "blue" / "copy.jpg").write_bytes((root / "red" / "4.jpg").read_bytes())
+    words = ["--backbone", "test_open:means", "--steps", 60, "-n", 2, "--strategy", "margin"]
+    got = invoke("query", root, *words, "--out", tmp_path / "r.csv")
+    assert got.exit_code == 0, got.output
+    stdout = " ".join(got.stdout.split())
+    said = "1 picture has several labels: blue/copy.jpg (blue) is red/4.jpg (red)"
+    assert f"WARNING: {root}: {said}" in stdout
+    assert f"The network has not learned its labels, which look-ahead assumes: {said}" in stdout
+    assert "rain longer" not in stdout
+    assert said in (tmp_path / "r.html").read_text()
+
+
 @pytest.mark.parametrize(("strategy", "own"), [("gain", {}), ("cover", {"output": "signs", "ridge": "misfit"})])
 def test_the_page_says_what_look_ahead_says(tmp_path, strategy, own):
     """Counts of changed predictions, against a state with the whole pool as candidates."""

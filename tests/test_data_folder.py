@@ -221,6 +221,15 @@ def test_other_files_hidden_files_and_loose_pictures(tmp_path):
     assert "1 picture (loose.png) lies in no class folder: left out" in data.notes
 
 
+def test_one_picture_in_two_class_folders_is_named(tmp_path):
+    classes_of(tmp_path, {"a": 5, "b": 5})
+    (tmp_path / "b" / "copy.png").write_bytes((tmp_path / "a" / "3.png").read_bytes())
+    (tmp_path / "a" / "same.png").write_bytes((tmp_path / "a" / "2.png").read_bytes())  # no contradiction
+    assert folder(tmp_path).notes == (
+        "1 picture has several labels: a/3.png (a) is b/copy.png (b). No network can learn both: give it one label",
+    )
+
+
 def test_class_folders_without_pictures(tmp_path):
     classes_of(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "c").mkdir()

@@ -284,6 +284,26 @@ def test_a_decompression_bomb_is_not_opened(tmp_path, monkeypatch):
     assert "b.png (more than 1,000 pixels, Pillow's limit)" in points.notes[0]
 
 
+def test_the_same_item_with_two_labels_is_a_warning_that_names_both(tmp_path, caplog):
+    for k in range(4):
+        save_photo(tmp_path / ("cat" if k % 2 else "dog") / f"{k}.jpg", (20, 30), k)
+    save_photo(tmp_path / "unsorted.jpg", (20, 30), 1)  # a copy without a label contradicts nobody
+    (tmp_path / "dog" / "again.jpg").write_bytes((tmp_path / "cat" / "3.jpg").read_bytes())
+    points = ft.open(tmp_path, encoder="pixels")
+    said = "1 picture has several labels: cat/3.jpg (cat) is dog/again.jpg (dog)"
+    assert any(said in note for note in points.notes)
+    assert said in caplog.text
+    texts = ["so dull", "so fine", "so dull", "so dull", "so fine"]
+    assert "2 texts have several labels: 0 (a) is 2 (b), 1 (b) is 4 (a)" in " ".join(
+        ft.open(texts, label=["a", "b", "b", "a", "a"]).notes
+    )
+    x = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
+    assert "1 point has several labels: 0 (a) is 2 (b)" in " ".join(ft.open((x, ["a", "b", "b"])).notes)
+    caplog.clear()
+    assert ft.open((x, [0.5, 1.0, 2.0]), regression=True).notes == ft.open((x, ["a", "b", None])).notes
+    assert caplog.text == ""
+
+
 class Means(torch.nn.Module):
     """A backbone that counts its passes."""
 

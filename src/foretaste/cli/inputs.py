@@ -209,7 +209,7 @@ def read_inputs(
 
     Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
     """
-    from foretaste.connect import encode_with
+    from foretaste.connect import encode_with, warn_of_contradiction
     from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
 
     paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
@@ -247,6 +247,7 @@ def read_inputs(
         if without := len(parts[0]) - len(known):
             note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
             points = replace(points, notes=(*points.notes, note))
+    warn_of_contradiction(points)
     chosen, shape, said = choose_encoder(points, encoder, network, weights, size, channels)
     points = replace(points, notes=(*points.notes, *([said] if said else [])))
     bar = BarOfFeatures(chosen)

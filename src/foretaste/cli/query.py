@@ -187,11 +187,10 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     summary, warnings = summarise_query(p, q, out), list[str]()
     say(summary)
     if not _has_learned(p, q):
-        warnings.append(
-            "The network has not learned its labels, which look-ahead assumes. Train longer (--steps), or run "
-            "`foretaste fidelity` before you trust the scores."
-        )
-        if console_warnings.count == before:
+        advice = ". Train longer (--steps), or run `foretaste fidelity` before you trust the scores"
+        why = f": {p.points.contradiction}" if p.points.contradiction else advice
+        warnings.append(f"The network has not learned its labels, which look-ahead assumes{why}.")
+        if console_warnings.count == before or p.points.contradiction:
             say(f"WARNING: {warnings[0]}")
     show_ranked(rows[: min(len(q), SHOWN_ROWS)])
     if page is not None:

