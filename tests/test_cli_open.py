@@ -141,7 +141,7 @@ def test_features_are_announced_only_where_they_are_computed(tmp_path, cache):
     ("encoder", "calls", "wanted"),
     [
         ("means", [0, 0, 64, 100], ["looking for features by means", "Features of 100", "features by means"]),
-        ("means", [0, 36, 100], ["looking for features by means", "Features of 100", "features by means"]),
+        ("means", [0, 99, 100], ["looking for features by means", "Features of 1 p", "features by means"]),
         ("means", [0, 100], ["looking for features by means"]),
         ("pixels", [32, 64, 100], ["reading pixels"]),  # which are not kept
     ],

@@ -306,7 +306,7 @@ class BarOfFeatures:
         else:
             if self.show is None:
                 self.bars.close()
-                say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
+                say(f"Features of {total - done} points by {self.encoder}: computed once, then kept.")
                 self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
             self.show(done, total)
 

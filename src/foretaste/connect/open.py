@@ -195,8 +195,8 @@ def encode_by_backbone(
         progress(0, len(items))  # reading the digests of many large pictures takes a while
     if not isinstance(items, PictureItems):
         return features(backbone, _as_bytes(items), **how)
-    order = sorted(range(len(items)), key=items.digest_of)
-    kept = features(backbone, items.take(order), **how)
+    pictures, order = items.by_content()
+    kept = features(backbone, pictures, **how)
     back = [0] * len(order)
     for place, i in enumerate(order):
         back[i] = place
