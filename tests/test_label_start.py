@@ -321,7 +321,7 @@ def test_an_export_into_the_folder_is_its_labels(folder):
     close_desk(desk)
     got = CliRunner().invoke(app, ["label", str(folder), "--export", str(folder / "labels.csv")])
     assert got.exit_code == 0, got.output
-    points = ft.open(folder, encoder="pixels", size=8)
+    points = ft.open(folder, encoder="pixels", size=8, store=False)
     assert {points.ids[i]: points.labels[i] for i in points.labelled} == {"1.png": "cat", "2.png": "dog"}
     assert len(points) == 8
     again = opened(folder, classes=None)  # and labelling goes on as before

@@ -477,3 +477,80 @@ def test_read_points_and_open_agree(tmp_path):
     a, b = read_points(ROWS), ft.open(ROWS)
     assert (a.ids, a.labels) == (b.ids, b.labels)
     assert torch.equal(a.x, b.x)
+
+
+# What `foretaste label` has collected
+
+
+def answered(source, answers, **how):
+    """A source that people have labelled: item → class, or another kind of answer."""
+    from foretaste.label import close_desk, open_desk
+
+    desk = open_desk(source, **{"backbone": "none", "start": False, "check_every": 0} | how)
+    for item, said in answers.items():
+        label = said if said in desk.store.classes else None
+        kind = "relabel" if label and desk.store.state_of(item) else "label" if label else said
+        desk.answer("tab-1", "Ada", item, kind, label)
+    close_desk(desk)
+
+
+def test_answers_of_the_page_are_labels_of_the_folder(tmp_path):
+    root = tmp_path / "photos"
+    for k in range(8):
+        save_photo(root / ("dog" if k == 7 else "") / f"{k}.png", (12, 12), k)
+    (root / "0 copy.png").write_bytes((root / "1.png").read_bytes())
+    answers = {
+        "1.png": "cat",
+        "2.png": "dog",
+        "3.png": "unsure",
+        "4.png": "ignore",
+        "5.png": "skip",
+        "dog/7.png": "cat",
+    }
+    answered(root, answers, classes=["dog", "cat", "bird"])
+    points = ft.open(root, encoder="pixels")
+    labels = {"0.png": None, "0 copy.png": "cat", "1.png": "cat", "2.png": "dog", "5.png": None, "6.png": None}
+    assert dict(zip(points.ids, points.labels)) == labels | {"dog/7.png": "cat"}
+    assert points.classes == ("dog", "cat", "bird")
+    assert points.notes == (
+        f"4 labels are from {root / '.foretaste'} (foretaste label): 1 of them in the place of another in the data; "
+        "2 items that people set aside or were not sure of are left out",
+    )
+    plain = ft.open(root, encoder="pixels", store=False)
+    assert (len(plain), plain.known_labels, plain.notes) == (9, ["dog"], ())
+    os.rename(root / ".foretaste", tmp_path / "elsewhere")
+    assert ft.open(root, encoder="pixels").known_labels == ["dog"]
+    assert ft.open(root, encoder="pixels", store=tmp_path / "elsewhere").labels == points.labels
+    with pytest.raises(RuntimeError, match=r"has no labels\.sqlite; start with `foretaste label`"):
+        ft.open(root, encoder="pixels", store=root)
+
+
+def test_answers_of_the_page_are_labels_of_a_table(tmp_path):
+    path = write_csv(tmp_path / "t.csv", ROWS)
+    answered(path, {"p2": "maybe", "p5": "yes", "p0": "no"}, classes=["yes", "no", "maybe"])
+    points = ft.open(path)
+    wanted = {row["id"]: row["label"] for row in ROWS} | {"p2": "maybe", "p5": "yes", "p0": "no"}
+    assert dict(zip(points.ids, points.labels)) == wanted
+    assert any("3 labels are from" in note and "1 of them in the place" in note for note in points.notes)
+    data = load(path)
+    assert len(data.y) == 8  # a data set is what its files say, unless it is told of the answers
+    fewer = write_csv(tmp_path / "few.csv", ROWS[:6])
+    os.rename(tmp_path / "t.csv.foretaste", tmp_path / "few.csv.foretaste")
+    notes = " ".join(ft.open(fewer).notes)
+    assert "4 labels there are of items that are not here, such as p10" in notes
+    write_csv(fewer, [row | {"label": "3.5"} for row in ROWS])
+    numbers = ft.open(fewer, regression=True)
+    assert set(numbers.labels) == {"3.5"}
+    assert any("are classes: not read in regression" in note for note in numbers.notes)
+
+
+def test_labels_of_the_data_alone_need_no_word(tmp_path):
+    path = write_csv(tmp_path / "t.csv", ROWS)
+    notes = ft.open(path).notes
+    answered(path, {})
+    assert ft.open(path).notes == notes
+    write_csv(
+        path, [row | {"label": "no" if row["id"] == "p0" else row["label"]} for row in ROWS]
+    )  # said otherwise since
+    assert ft.open(path).labels[0] == "no"
+    assert ft.open(path).notes == notes

@@ -137,6 +137,15 @@ TextColumnOption = Annotated[
 IdColumnOption = Annotated[
     str | None, typer.Option("--id", help="The column of ids. Default: id, name, key.", rich_help_panel=DATA_PANEL)
 ]
+KeptLabelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Folder of the labels that `foretaste label` has collected, which count too. Default: where it keeps "
+        "them. none: leave them out.",
+        rich_help_panel=DATA_PANEL,
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
 StepsOption = Annotated[
@@ -202,6 +211,7 @@ def read_inputs(
     size: int | None = None,
     channels: int | None = None,
     skip_broken: bool = True,
+    store: str | None = None,
     device: str = "auto",
     needs_labels: bool = True,
 ) -> "tuple[Points, list[str | None] | None]":
@@ -209,7 +219,7 @@ def read_inputs(
 
     Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
     """
-    from foretaste.connect import encode_with, warn_of_contradiction
+    from foretaste.connect import add_answers, encode_with, warn_of_contradiction
     from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
 
     paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
@@ -223,6 +233,7 @@ def read_inputs(
             )
             for path in paths
         ]  # fmt: skip
+    parts[0] = add_answers(parts[0], paths[0], False if store == "none" else store)
     known = parts[0].take(parts[0].labelled)
     if not len(known) and (needs_labels or not data):
         raise ValueError(

@@ -73,6 +73,7 @@ def query_command(
     size: given.SizeOption = None,
     channels: given.ChannelsOption = None,
     skip_broken: given.SkipBrokenOption = True,
+    store: given.KeptLabelsOption = None,
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
@@ -103,7 +104,7 @@ def query_command(
     ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
     points, truth = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
-        regression=regression, size=size, channels=channels, skip_broken=skip_broken, device=device,
+        regression=regression, size=size, channels=channels, skip_broken=skip_broken, store=store, device=device,
         needs_labels=False,
     )  # fmt: skip
     if not len(points.pool):

@@ -48,6 +48,7 @@ def open(
     channels: int | None = None,
     layout: Any = None,
     skip_broken: bool = True,
+    store: "str | os.PathLike[str] | bool | None" = None,
     cache: "str | os.PathLike[str] | bool | None" = None,
     device: Any = None,
     progress: Progress | None = None,
@@ -76,6 +77,8 @@ def open(
         channels: 1 (grey) or 3, for pixels.
         layout: "NHWC" or "NCHW", for arrays of pictures whose shape does not decide.
         skip_broken: leave out pictures that cannot be read, with a note that names them; False makes them an error.
+        store: the folder of labels that ``foretaste label`` has collected; None is the one that it keeps for the
+            source, if there is one. An answer of a person counts before the label in the data. False reads none.
         cache: the folder in which features of a backbone are kept; None is $FORETASTE_CACHE, else
             ~/.cache/foretaste/features. False keeps none.
         device: where a backbone runs, such as "cuda"; None is the CPU.
@@ -104,8 +107,16 @@ def open(
         source, label=label, text=text, id=id, classes=classes, regression=regression, encoder=own, layout=layout,
         skip_broken=skip_broken, progress=progress,
     )  # fmt: skip
-    points = warn_of_contradiction(points)
+    points = warn_of_contradiction(add_answers(points, source, store))
     return encode_with(points, encoder, size=size, channels=channels, cache=cache, device=device, progress=progress)
+
+
+def add_answers(points: Points, source: Any, store: "str | os.PathLike[str] | bool | None" = None) -> Points:
+    """The same points with the labels that ``foretaste label`` has collected; arguments as in ``ft.open``."""
+    from foretaste.label import find_answers
+
+    answers = find_answers(source, store)
+    return points if answers is None else answers(points)
 
 
 def warn_of_contradiction(points: Points) -> Points:

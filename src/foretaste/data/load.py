@@ -24,6 +24,8 @@ from foretaste.data.sources import read_points
 from foretaste.data.tables import feature_table, file_columns, is_csv
 from foretaste.errors import did_you_mean
 
+Answers = Callable[[Path], Callable[[Points], Points] | None]
+
 NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
     "digits": lambda folder, most: digits(),
     "mnist": lambda folder, most: mnist(folder, most=most),
@@ -49,6 +51,7 @@ def load(
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,
+    answers: Answers | None = None,
 ) -> Images:
     """Load a data set by name, or from a file or folder of your own.
 
@@ -63,6 +66,7 @@ def load(
         channels: 1 or 3, for files of pictures.
         skip_broken: leave out pictures that cannot be read; ``notes`` names them.
         most: bytes in memory; more is refused before it is read.
+        answers: finds what puts labels into the points of a path that people have labelled elsewhere, or None.
 
     Returns:
         The data set.
@@ -84,6 +88,13 @@ def load(
         _check_only_pictures(of_pictures, f"{name} has its own")
         return with_normalisation(NAMED_READERS[name](where, most), normalise, known=True)
     path = _locate_path(name, where)
+    answered = None if answers is None else answers(path)
+    if answered is not None:
+        read = read_points(path, size=size, channels=channels, skip_broken=skip_broken, most=most)
+        if (points := answered(read)) is not read:
+            data = _encoded_points(points, path, test)
+            scaled = points.kind in ("text", "table")
+            return data if scaled else with_normalisation(data, normalise, known=False)
     if path.suffix.lower() == ".npz":
         _check_only_pictures(of_pictures, "an .npz is read as it is")
         return with_normalisation(npz(path, test=test, most=most), normalise, known=False)
@@ -106,8 +117,9 @@ def load(
 
 
 def _encoded_points(points: Points, path: Path, test: float) -> Images:
-    """A CSV of text or a mixed table, encoded; already scaled. Rows without a label are left out."""
-    points.x  # noqa: B018  encoders are fitted on all points, labelled or not
+    """The points of a path that have a label, encoded; text and mixed tables are scaled already."""
+    if points.kind != "pictures":
+        points.x  # noqa: B018  encoders are fitted on all points, labelled or not
     known = points.take(points.labelled)
     if not len(known):
         raise ValueError(
@@ -115,13 +127,18 @@ def _encoded_points(points: Points, path: Path, test: float) -> Images:
         )
     y_N, classes = index_labels(known.known_labels, path)
     pool, held = stratified_or_raise(y_N, test, path)
-    notes = [f"{path.name}: {points.kind}, encoded as {known.x.shape[1]} numbers, fitted on all {len(points)} points"]
+    notes = []
+    if points.kind in ("text", "table"):
+        notes = [
+            f"{path.name}: {points.kind}, encoded as {known.x.shape[1]} numbers, fitted on all {len(points)} points"
+        ]
     if left := len(points) - len(known):
         notes.append(f"{left} points have no label: left out")
     if known.contradiction:
         notes.append(known.contradiction)
     y = torch.from_numpy(y_N)
-    return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes))
+    files = tuple(known.ids) if points.kind == "pictures" else None
+    return Images(path.stem, known.x, y, pool, held, classes, files=files, notes=(*points.notes, *notes))
 
 
 def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:

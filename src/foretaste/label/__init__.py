@@ -6,8 +6,8 @@ progress.py says when to and when to stop, explain.py what a label would change,
 
 start.py opens a folder for labelling. store.py keeps every answer on the disk, worker.py the learner on its thread,
 desk.py says who gets which item, copies.py what counts for items that are the same. server.py has the routes of the
-page in page/, guard.py who may call them. exchange.py takes labels in and out, label_studio.py speaks with Label
-Studio.
+page in page/, guard.py who may call them. exchange.py takes labels in and out, answers.py gives
+them to those who only read, label_studio.py speaks with Label Studio.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretaste.label.answers import find_answers as find_answers
     from foretaste.label.copies import CopyGroups as CopyGroups
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from foretaste.label.worker import LearnerWorker as LearnerWorker
 
 _PLACES = {
+    "find_answers": "answers",
     "CopyGroups": "copies",
     "LabelDesk": "desk",
     "PREQUENTIAL": "desk",

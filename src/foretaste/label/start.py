@@ -1,5 +1,6 @@
 """From a folder or a file to a desk: items, classes, store, and a learner that is built in the background."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from foretaste.data import Points
 
 STORE_FOLDER = ".foretaste"
-BACKBONE_CHUNK = 64  # points between two reports of progress
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
 
 
@@ -231,8 +231,8 @@ def learner_builder(
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
     """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
-    from foretaste.connect import DEFAULT_BACKBONE
-    from foretaste.network import features, find_backbone
+    from foretaste.connect import DEFAULT_BACKBONE, encode_with
+    from foretaste.network import find_backbone
 
     if points.kind not in ("pictures", "text") or (points.kind == "text" and backbone == "auto"):
         return points.x, "TF-IDF of the words" if points.kind == "text" else "the columns, as numbers"
@@ -247,7 +247,8 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
                 raise
             note = "; foretaste[pretrained] has a better one"
         else:
-            x = features(found, points.items, cache=folder / "features", chunk_size=BACKBONE_CHUNK, progress=progress)
+            x = encode_with(points, found, progress=progress).x  # kept where `query` and `ft.open` look for them
+            shutil.rmtree(folder / "features", ignore_errors=True)  # of an earlier version
             return x, f"features of {found.name}, pretrained"
     from foretaste.data import pixels
 

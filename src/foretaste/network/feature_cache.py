@@ -298,7 +298,7 @@ class FeatureFile:
 
     def _others(self) -> "Iterator[FeatureFile]":
         for path in sorted(self.folder.glob("*.jsonl")):
-            header = _read_header(path)
+            header = _sums_header(path)
             if path != self.sums and header.get("network") == self.network and type(header.get("rows")) is int:
                 yield FeatureFile(self.folder, path.stem, {}, header["rows"], self.network)
 
@@ -309,7 +309,7 @@ class FeatureFile:
             raw = self.items.read_bytes()
         except (OSError, ValueError):
             return np.empty(0, ITEM)
-        fits = len(raw) == SUM_BYTES * self.rows and _read_header(self.sums).get("items") == _sum_of(raw)
+        fits = len(raw) == SUM_BYTES * self.rows and _sums_header(self.sums).get("items") == _sum_of(raw)
         return np.frombuffer(raw if fits else b"", ITEM)
 
     def _held(self) -> tuple[np.ndarray, np.ndarray]:
@@ -356,7 +356,7 @@ class KnownRows:
         return torch.from_numpy(out_nD)
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _sums_header(path: Path) -> dict[str, Any]:
     """The first line of a file of sums; empty if it cannot be read."""
     try:
         check_regular(path)
