@@ -171,6 +171,29 @@ def test_what_changes_the_digest(tmp_path):
     assert files() == 8
 
 
+@pytest.mark.parametrize("of", ["palette", "transparency", "orientation"])
+def test_what_stands_beside_the_pixels_of_a_picture_counts(of):
+    """The picture in the middle: the first and the last are computed again on every call, and would show it."""
+
+    def picture(value):
+        image = Image.new("P", (4, 4), 1)
+        image.putpalette([0, 0, 0, 255 * value if of == "palette" else 90, 80, 70])
+        if of == "transparency":
+            image.info["transparency"] = value
+        if of == "orientation":
+            image.getexif()[0x0112] = 1 + value
+        return image
+
+    def size_and_colour(items):
+        return torch.tensor([[*i.convert("RGBA").getpixel((0, 0)), i.getexif().get(0x0112, 1)] for i in items]).float()
+
+    backbone = Backbone("colour", nn.Identity().eval(), size_and_colour, "the first pixel")
+    plain = Image.new("RGB", (4, 4))
+    found = [ft.features(backbone, [plain, picture(value), plain]) for value in (0, 1)]
+    assert torch.equal(found[1][1], size_and_colour([picture(1)])[0])
+    assert not torch.equal(found[0], found[1])
+
+
 def test_a_changed_forward_is_seen_though_the_weights_are_the_same(tmp_path, caplog):
     class Scaled(nn.Module):
         factor = 1.0

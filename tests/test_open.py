@@ -10,6 +10,7 @@ from PIL import Image
 
 import foretaste as ft
 from foretaste.data import encode_text, load, pad_tokens, pictures, read_points
+from foretaste.data.pictures import picture_bytes
 from foretaste.network import Backbone
 
 ROWS = [
@@ -374,6 +375,35 @@ def test_load_reads_text_and_mixed_tables_for_studies(tmp_path):
     assert "4 points have no label: left out" in data.notes
     texts = [{"text": f"one {'red' if k % 2 else 'blue'} thing {k}", "label": "ab"[k % 2]} for k in range(20)]
     assert load(write_csv(tmp_path / "s.csv", texts)).x.shape[0] == 20
+
+
+def test_pictures_of_one_pattern_and_two_palettes_are_two():
+    made = []
+    for colour in ([0, 0, 0], [250, 0, 0], [0, 250, 0]):
+        made.append(Image.new("P", (6, 6)))
+        made[-1].putpalette(colour)
+    assert len({picture_bytes(made.__getitem__)(i) for i in range(3)}) == 3
+    points = ft.open(made, label=["black", "red", None], encoder=means())
+    assert points.notes == ()  # they were the same picture with two labels
+    assert points.x.tolist() == [[0, 0, 0], [250, 0, 0], [0, 250, 0]]
+    made[2] = made[1]
+    assert ft.open(made, encoder=means()).x.tolist() == [[0, 0, 0], [250, 0, 0], [250, 0, 0]]
+
+
+def test_float_pictures_reach_a_backbone_as_the_nearest_bytes():
+    """Every value between two bytes: cut off, each would be 1 too small half of the time."""
+    x = torch.linspace(0, 1, 4 * 3 * 8 * 8, dtype=torch.float64).reshape(4, 3, 8, 8)
+    seen = []
+
+    def as_batch(items):
+        seen.extend(items)
+        return torch.stack(list(items)).float()
+
+    found = ft.open(x.float(), encoder=Backbone("bytes", Means().eval(), as_batch, "bytes")).x
+    assert {item.dtype for item in seen} == {torch.uint8}
+    wanted = np.rint(255 * x.float().double().numpy())
+    np.testing.assert_allclose(found.numpy(), wanted.mean((2, 3)), rtol=1e-6)
+    assert (seen[0].numpy() == wanted[0]).all()
 
 
 # Transformers of the user's own.

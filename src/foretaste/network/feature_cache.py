@@ -99,6 +99,8 @@ def absorb(h: Any, part: object) -> None:
         orientation = part.getexif().get(0x0112) if hasattr(part, "getexif") else None
         palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None  # type: ignore[attr-defined]
         head = f"picture {part.mode} {part.size} {orientation} {palette}"
+        if (clear := getattr(part, "info", {}).get("transparency")) is not None:
+            head += f" {clear}"
         _absorb_bytes(h, head, part.tobytes())  # type: ignore[attr-defined]
     else:
         raise TypeError(
