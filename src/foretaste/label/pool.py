@@ -180,6 +180,9 @@ def item_tensor(item: Any) -> Tensor:
     if isinstance(item, Tensor):
         return item
     if hasattr(item, "getbands"):  # a PIL image
+        if item.mode.startswith("I"):  # 16 bits a pixel, which convert() cuts off at 255
+            deep = np.asarray(item).astype(np.int64).clip(0, 65535)
+            return torch.from_numpy(((deep + 128) // 257).astype(np.uint8))[None]
         array = np.asarray(item.convert("L" if item.mode in ("1", "L") else "RGB"))
         return torch.from_numpy(array.copy()[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
     t = torch.as_tensor(np.asarray(item))
