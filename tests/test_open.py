@@ -546,6 +546,7 @@ def test_answers_of_the_page_are_labels_of_the_folder(tmp_path):
         f"4 labels are from {root / '.foretaste'} (foretaste label): 1 of them in the place of another in the data; "
         "2 items that people set aside or were not sure of are left out",
     )
+    assert ft.open(root, encoder="pixels", classes=["cat", "dog"]).classes == ("cat", "dog")
     plain = ft.open(root, encoder="pixels", store=False)
     assert (len(plain), plain.known_labels, plain.notes) == (9, ["dog"], ())
     os.rename(root / ".foretaste", tmp_path / "elsewhere")

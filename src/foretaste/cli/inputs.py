@@ -317,7 +317,8 @@ class BarOfFeatures:
         else:
             if self.show is None:
                 self.bars.close()
-                say(f"Features of {total - done} points by {self.encoder}: computed once, then kept.")
+                points = "1 point" if total - done == 1 else f"{total - done} points"
+                say(f"Features of {points} by {self.encoder}: computed once, then kept.")
                 self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
             self.show(done, total)
 

@@ -108,6 +108,8 @@ def open(
         skip_broken=skip_broken, progress=progress,
     )  # fmt: skip
     points = warn_of_contradiction(add_answers(points, source, store))
+    if classes is not None:  # answers may have brought others
+        points = replace(points, own_classes=tuple(map(str, classes)))
     return encode_with(points, encoder, size=size, channels=channels, cache=cache, device=device, progress=progress)
 
 

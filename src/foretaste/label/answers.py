@@ -60,10 +60,9 @@ def with_answers(points: "Points", folder: Path) -> "Points":
             f"{_how_many(len(aside), 'item')} that people set aside or were not sure of {_are(len(aside))} left out"
         )
     if elsewhere:
-        n = len(elsewhere)
-        told.append(
-            f"{_how_many(n, 'label')} there {_are(n)} of items that are not here, such as {printable(elsewhere[0])}"
-        )
+        n, first = len(elsewhere), printable(elsewhere[0])
+        one = f"1 label there is of {first}, which is not here"
+        told.append(one if n == 1 else f"{n} labels there are of items that are not here, such as {first}")
     found = points.own_classes or (*classes, *(c for c in points.classes if c not in classes))
     named = replace(points, labels=labels, own_classes=(*found, *(c for c in classes if c not in found)))
     if not used and not told:
