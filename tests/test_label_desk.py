@@ -180,6 +180,54 @@ def test_copies_and_broken_pictures_are_not_asked_for(tmp_path):
     assert (state["total"], state["copies"], state["broken"], state["left"]) == (4, 1, 1, 0)
 
 
+def test_a_label_of_any_copy_counts_for_all_of_them(tmp_path):
+    """It was kept from the learner where another copy was the first, and the item was asked again."""
+    desk = open_desk(tmp_path / "store", pictures(4), twins={"p001.png": "p000.png", "p002.png": "p000.png"})
+    label(desk, "p002.png", "dog")
+    label(desk, "p003.png", "cat")
+    until(lambda: desk.learner.labels == {"p000.png": "dog", "p003.png": "cat"})
+    assert desk.next("tab1", "Ada") == []
+    assert desk.show("p000.png")["answer"]["label"] == "dog"
+    state = desk.state("Ada")
+    assert (state["total"], state["labelled"], state["left"], state["mine"]) == (2, 2, 0, 2)
+    desk.undo("tab1", "Ada", patience=20)
+    desk.undo("tab1", "Ada", patience=20)
+    until(lambda: desk.learner.labels == {})
+    assert [a.item for a in desk.next("tab1", "Ada")] == ["p003.png", "p002.png"]  # what was undone is shown again
+    assert desk.next("tab2", "Bob") == []  # nor its copies to others
+    close_desk(desk)
+
+
+def test_the_last_answer_of_a_person_counts_where_copies_have_different_labels(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(4), twins={"p001.png": "p000.png"})
+    desk.store.record("p000.png", "label", "dog", who="given", purpose="teach")
+    label(desk, "p001.png", "cat")
+    until(lambda: desk.learner.labels == {"p000.png": "cat"})
+    (told,) = desk.contradictions()
+    assert told == "p000.png (dog, in the data) and p001.png (cat, by Ada) are copies: cat counts; relabel one of them"
+    assert sorted(a.item for a in desk.next("tab1", "Ada", count=4)) == ["p002.png", "p003.png"]
+    desk.leave("tab1")
+    label(desk, "p000.png", "cat", kind="relabel")
+    assert desk.contradictions() == []
+    close_desk(desk)
+
+
+def test_a_copy_of_an_item_that_measures_is_not_taught(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(100), check_every=5)
+    check = desk.check_ids[0]
+    label(desk, check, "cat")
+    close_desk(desk)
+    first = "p000.png" if check != "p000.png" else "p001.png"  # a copy that sorts before it
+    again = open_desk(tmp_path / "store", pictures(100), twins={check: first}, check_every=5)
+    assert first in again.check_ids
+    assert check not in again.check_ids
+    label(again, "p050.png" if check != "p050.png" else "p051.png", "dog")
+    until(lambda: set(again.learner.labels.values()) == {"dog"})
+    until(lambda: again.worker.describe()["phase"] == "first labels")
+    assert set(again.learner.labels.values()) == {"dog"}
+    close_desk(again)
+
+
 def test_items_that_measure_are_random_and_never_taught(tmp_path):
     desk = open_desk(tmp_path / "store", pictures(100), check_every=5)
     asked = []

@@ -144,6 +144,52 @@ def test_copies_follow_their_first_and_broken_pictures_are_named(folder):
     close_desk(desk)
 
 
+def test_a_copy_that_is_added_later_and_sorts_first_is_not_asked(folder):
+    desk = opened(folder, check_every=0)
+    for k in range(7):
+        desk.answer("tab-1", "Ada", f"{k}.png", "label", "cat" if k % 2 else "dog")
+    close_desk(desk)
+    (folder / "0 new.png").write_bytes((folder / "3.png").read_bytes())
+    for _ in range(2):  # and after a restart
+        again = opened(folder, check_every=0)
+        assert again.wanted("0 new.png") == "cat"
+        assert again.wanted("3.png") == ""
+        assert [a.item for a in again.next("tab-1", "Ada")] == ["7.png"]
+        assert again.contradictions() == []
+        close_desk(again)
+    out = folder / "labels.csv"
+    assert CliRunner().invoke(app, ["label", str(folder), "--export", str(out)]).exit_code == 0
+    assert "0 new.png,cat,label,Ada," in out.read_text()
+
+
+def test_copies_with_different_labels_are_named_at_the_start(tmp_path, monkeypatch):
+    root = tmp_path / "photos"
+    for k, name in enumerate(["cat/a.png", "dog/b.png", "c.png"]):
+        picture(root / name, k)
+    (root / "dog" / "copy.png").write_bytes((root / "cat" / "a.png").read_bytes())
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    monkeypatch.setattr("foretaste.label.worker.LearnerWorker.start", lambda self: None)
+    words = ["--backbone", "none", "--no-browser", "--port", "0"]
+    got = CliRunner().invoke(app, ["label", str(root), *words])
+    assert got.exit_code == 0, got.output
+    said = "cat/a.png (cat, in the data) and dog/copy.png (dog, in the data) are copies: dog counts"
+    assert said in " ".join(got.stdout.split())
+    assert said in " ".join(CliRunner().invoke(app, ["status", str(root)]).stdout.split())
+
+
+def test_a_label_that_changes_in_the_data_is_taken_in_unless_a_person_has_answered(tmp_path):
+    rows = tmp_path / "rows.csv"
+    table = "id,width,colour,label\na,1,red,cat\nb,2,blue,dog\nc,3,red,{}\nd,4,blue,{}\n"
+    rows.write_text(table.format("cat", "dog"))
+    desk = opened(rows, classes=None)
+    desk.answer("tab-1", "Ada", "d", "relabel", "cat")
+    close_desk(desk)
+    rows.write_text(table.format("dog", "dog"))
+    again = opened(rows, classes=None)
+    assert again.store.labels() == {"a": "cat", "b": "dog", "c": "dog", "d": "cat"}
+    close_desk(again)
+
+
 def test_texts_and_rows_of_a_csv(tmp_path):
     reviews = tmp_path / "reviews.csv"
     lines = [
@@ -275,7 +321,7 @@ def test_an_export_into_the_folder_is_its_labels(folder):
     close_desk(desk)
     got = CliRunner().invoke(app, ["label", str(folder), "--export", str(folder / "labels.csv")])
     assert got.exit_code == 0, got.output
-    points = ft.open(folder, encoder="pixels", size=8)
+    points = ft.open(folder, encoder="pixels", size=8, store=False)
     assert {points.ids[i]: points.labels[i] for i in points.labelled} == {"1.png": "cat", "2.png": "dog"}
     assert len(points) == 8
     again = opened(folder, classes=None)  # and labelling goes on as before

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import foretaste as ft
@@ -1221,3 +1222,13 @@ def test_an_interrupted_teach_counts_no_prediction(monkeypatch: pytest.MonkeyPat
             a.teach([10, 11], [truth("l2", i) for i in (10, 11)])
     assert 10 not in a.labels
     assert a.status()["curve"] == []
+
+
+def test_pictures_of_sixteen_bits_are_scaled_and_not_cut_off():
+    """They were white from 256 of 65,535 on."""
+    deep = np.arange(0, 65536, 4100, dtype=np.uint16).reshape(4, 4)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
+    learner = ft.Learner(net, [Image.fromarray(deep), Image.new("L", (4, 4))], classes=["a", "b"])
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(np.rint(deep / 257) / 255).float()[None])
+    torch.testing.assert_close(learner.predict_proba([0]), ft.losses.probabilities(wanted, "l2"), check_dtype=False)

@@ -224,11 +224,15 @@ def make_features_on_disk(root: Path) -> None:
     read_features(root)
 
 
-def read_features(root: Path) -> Any:
+def make_fewer_features_on_disk(root: Path) -> None:
+    read_features(root, points=8)
+
+
+def read_features(root: Path, points: int = 10) -> Any:
     """Whatever lies in the cache, the features are those of the backbone."""
     torch.manual_seed(0)
     backbone = torch.nn.Linear(3, 4).eval()
-    return features(backbone, torch.arange(30.0).view(10, 3), cache=root)
+    return features(backbone, torch.arange(30.0).view(10, 3)[:points], cache=root)
 
 
 def make_learner(root: Path) -> None:
@@ -282,6 +286,7 @@ KINDS = {
     ),
     "saved learner": Kind(make_learner, (read_learner,)),
     "features on disk": Kind(make_features_on_disk, (read_features,), checked=True, writes=True),
+    "features of fewer points": Kind(make_fewer_features_on_disk, (read_features,), checked=True, writes=True),
 }
 SLOW = {"folder of a run, resumed": 0.3, "svhn": 0.5, "folder of pictures": 0.5, "saved dataset": 0.5}  # drawn less
 

@@ -138,6 +138,15 @@ IdColumnOption = Annotated[
     str | None,
     typer.Option("--id", help="The column of ids. Default: id, name, customer_id, ...", rich_help_panel=DATA_PANEL),
 ]
+KeptLabelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Folder of the labels that `foretaste label` has collected, which count too. Default: where it keeps "
+        "them. none: leave them out.",
+        rich_help_panel=DATA_PANEL,
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
 StepsOption = Annotated[
@@ -203,6 +212,7 @@ def read_inputs(
     size: int | None = None,
     channels: int | None = None,
     skip_broken: bool = True,
+    store: str | None = None,
     device: str = "auto",
     needs_labels: bool = True,
 ) -> "tuple[Points, list[str | None] | None]":
@@ -210,7 +220,7 @@ def read_inputs(
 
     Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
     """
-    from foretaste.connect import encode_with
+    from foretaste.connect import add_answers, encode_with, warn_of_contradiction
     from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
 
     paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
@@ -224,6 +234,7 @@ def read_inputs(
             )
             for path in paths
         ]  # fmt: skip
+    parts[0] = add_answers(parts[0], paths[0], False if store == "none" else store)
     known = parts[0].take(parts[0].labelled)
     if not len(known) and (needs_labels or not data):
         raise ValueError(
@@ -248,6 +259,7 @@ def read_inputs(
         if without := len(parts[0]) - len(known):
             note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
             points = replace(points, notes=(*points.notes, note))
+    warn_of_contradiction(points)
     chosen, shape, said = choose_encoder(points, encoder, network, weights, size, channels)
     points = replace(points, notes=(*points.notes, *([said] if said else [])))
     bar = BarOfFeatures(chosen)
@@ -306,7 +318,8 @@ class BarOfFeatures:
         else:
             if self.show is None:
                 self.bars.close()
-                say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
+                points = "1 point" if total - done == 1 else f"{total - done} points"
+                say(f"Features of {points} by {self.encoder}: computed once, then kept.")
                 self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
             self.show(done, total)
 

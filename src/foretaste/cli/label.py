@@ -147,6 +147,8 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     say(f"{desk.title}: {state['total']} items, {state['labelled']} labelled, classes {', '.join(desk.store.classes)}")
     for note in desk.notes:
         say(f"  {note}")
+    for said in desk.contradictions():
+        say(f"  WARNING: {said}")
     if state["copies"]:
         n = state["copies"]
         many = f"{n} items are copies of others and get their label"
@@ -224,7 +226,7 @@ def status_lines(store: "LabelStore") -> list[str]:
     """What the log says, in lines."""
     from collections import Counter
 
-    from foretaste.label import PREQUENTIAL, wilson
+    from foretaste.label import PREQUENTIAL, CopyGroups, wilson
 
     current = store.current()
     labels = Counter(e.label for e in current.values() if e.label is not None)
@@ -237,6 +239,7 @@ def status_lines(store: "LabelStore") -> list[str]:
     lines.append("classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes))
     people = Counter(e.who for e in current.values())
     lines.append("people: " + (", ".join(f"{printable(w)} {n}" for w, n in people.most_common()) or "nobody yet"))
+    lines += [f"WARNING: {said}" for said in CopyGroups(store.setting("twins", {})).contradictions(current)]
     if checked := store.setting("checked", []):
         _, right, of = checked[-1]
         low, high = wilson(right, of)

@@ -28,6 +28,7 @@ from foretaste.data.labels import count_names as count_names
 from foretaste.data.labels import join_faults as join_faults
 from foretaste.data.labels import natural_key as natural_key
 from foretaste.data.load import NAMES as NAMES
+from foretaste.data.load import Answers as Answers
 from foretaste.data.load import feature_table as feature_table
 from foretaste.data.load import load as load
 from foretaste.data.named import digits as digits

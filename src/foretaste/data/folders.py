@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.dataset import Images, stratified
-from foretaste.data.labels import class_labels, count_names, natural_key
+from foretaste.data.labels import class_labels, count_names, differing_labels, natural_key
 from foretaste.data.pictures import (
     HOW_TO_SKIP,
     PICTURE_ENDINGS,
@@ -93,7 +94,15 @@ def folder(
         if gone
         else ()
     )
-    return replace(data, files=tuple(r.file for r in kept), notes=(*notes, *left, *data.notes, *lost))
+    files = tuple(row.file for row in kept)
+    twice = differing_labels(
+        files,
+        [row.label for row in kept],
+        [(root / file).stat().st_size for file in files],
+        lambda i: blake2b((root / files[i]).read_bytes()).digest(),
+        ("picture", "pictures"),
+    )
+    return replace(data, files=files, notes=(*notes, *left, *data.notes, *lost, *([twice] if twice else [])))
 
 
 def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | None]:

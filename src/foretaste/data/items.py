@@ -43,6 +43,7 @@ class PictureItems(Sequence[Image.Image]):
     ) -> None:
         self.opened, self.stored, self.names = opened, stored, list(names)
         self.sizes, self.lengths = list(sizes), list(lengths)  # (height, width) upright; bytes as stored
+        self._digests: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -63,7 +64,17 @@ class PictureItems(Sequence[Image.Image]):
 
     def digest_of(self, i: int) -> bytes:
         """Of one picture as stored: the same file has the same digest, without decoding it."""
+        if self._digests is not None:
+            return self._digests[i]
         return blake2b(self.stored(i), digest_size=16).digest()
+
+    def by_content(self) -> tuple["PictureItems", list[int]]:
+        """The pictures in the order of their digests, each read once, and which of them each is."""
+        digests = [self.digest_of(i) for i in range(len(self))]
+        order = sorted(range(len(self)), key=digests.__getitem__)
+        some = self.take(order)
+        some._digests = [digests[i] for i in order]
+        return some, order
 
     @cached_property
     def digest(self) -> str:

@@ -25,6 +25,8 @@ from foretaste.data.sources import read_points
 from foretaste.data.tables import LABEL_COLUMNS, file_columns, is_table
 from foretaste.errors import did_you_mean
 
+Answers = Callable[[Path], Callable[[Points], Points] | None]
+
 NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
     "digits": lambda folder, most: digits(),
     "mnist": lambda folder, most: mnist(folder, most=most),
@@ -50,6 +52,7 @@ def load(
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,
+    answers: Answers | None = None,
 ) -> Images:
     """Load a data set by name, or from a file or folder of your own.
 
@@ -64,6 +67,7 @@ def load(
         channels: 1 or 3, for files of pictures.
         skip_broken: leave out pictures that cannot be read; ``notes`` names them.
         most: bytes in memory; more is refused before it is read.
+        answers: finds what puts labels into the points of a path that people have labelled elsewhere, or None.
 
     Returns:
         The data set.
@@ -85,6 +89,13 @@ def load(
         _check_only_pictures(of_pictures, f"{name} has its own")
         return with_normalisation(NAMED_READERS[name](where, most), normalise, known=True)
     path = _locate_path(name, where)
+    answered = None if answers is None else answers(path)
+    if answered is not None:
+        read = read_points(path, size=size, channels=channels, skip_broken=skip_broken, most=most)
+        if (points := answered(read)) is not read:
+            data = _labelled_points(points, path, test)
+            scaled = points.kind in ("text", "table")
+            return data if scaled else with_normalisation(data, normalise, known=False)
     if path.suffix.lower() == ".npz":
         _check_only_pictures(of_pictures, "an .npz is read as it is")
         return with_normalisation(npz(path, test=test, most=most), normalise, known=False)
@@ -134,22 +145,28 @@ def feature_table(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
 
 
 def _labelled_points(points: Points, path: Path, test: float) -> Images:
-    """The points of a table that have a label. Text and mixed tables are encoded, and so scaled already."""
-    x, encoded = points.x, points.kind in ("text", "table")  # encoders are fitted on all points, labelled or not
+    """The points of a path that have a label. Text and mixed tables are encoded, and so scaled already."""
+    encoded, pictures = points.kind in ("text", "table"), points.kind == "pictures"
+    if not pictures:
+        points.x  # noqa: B018  encoders are fitted on all points, labelled or not
     known = points.take(points.labelled)
     if not len(known):
         have = f"has columns {', '.join(points.columns[:NAMES_SHOWN])} and" if points.columns else "has"
         raise ValueError(f"{path} {have} none for the label; expected one of {', '.join(LABEL_COLUMNS)}")
     y_N, classes = index_labels(known.known_labels, path)
     pool, held = stratified_or_raise(y_N, test, path)
-    notes = [f"{path.name}: {x.shape[1]} features of {len(y_N)} points"]
+    notes = [] if pictures else [f"{path.name}: {known.x.shape[1]} features of {len(y_N)} points"]
     if encoded:
-        notes = [f"{path.name}: {points.kind}, encoded as {x.shape[1]} numbers, fitted on all {len(points)} points"]
+        many = known.x.shape[1]
+        notes = [f"{path.name}: {points.kind}, encoded as {many} numbers, fitted on all {len(points)} points"]
     if left := len(points) - len(known):
         notes.append(f"{left} points have no label: left out")
+    if known.contradiction:
+        notes.append(known.contradiction)
     read = blake2b(b"".join(content_digests(points)), digest_size=16).hexdigest() if encoded else None
-    y = torch.from_numpy(y_N)
-    return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes), read=read)
+    y, files = torch.from_numpy(y_N), tuple(known.ids) if pictures else None
+    notes = [*points.notes, *notes]
+    return Images(path.stem, known.x, y, pool, held, classes, files=files, notes=tuple(notes), read=read)
 
 
 def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:

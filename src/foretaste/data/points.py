@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,16 @@ from foretaste.data.columns import (
     number_matrix,
 )
 from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
-from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names
+from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names, differing_labels
 from foretaste.data.tables import Cells, Table
 
 CONTENT_BYTES = 8  # of a digest in a name
 NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
-POINT_KINDS = ("pictures", "text", "table", "features")
+ITEM_WORDS = {
+    "pictures": ("picture", "pictures"), "text": ("text", "texts"), "table": ("row", "rows"),
+    "features": ("point", "points"),
+}  # fmt: skip
+POINT_KINDS = tuple(ITEM_WORDS)
 Encode = Callable[[Sequence[Any]], Tensor]
 
 
@@ -125,6 +129,14 @@ class Points:
         y = torch.full((len(self),), -1)
         y[at] = torch.from_numpy(class_ids(self.known_labels, self.classes, self.where))
         return y
+
+    @cached_property
+    def contradiction(self) -> str | None:
+        """A note on items that are equal and have different labels, which no network can learn; None if none are."""
+        if self.regression:
+            return None
+        digest_of = partial(item_digest, self.items)
+        return differing_labels(self.ids, self.labels, _rough_sizes(self), digest_of, ITEM_WORDS[self.kind])
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Points":
         """Some of the points, in that order."""

@@ -5,8 +5,9 @@ model.py the linearised network that follows them. choose.py says which item nex
 progress.py says when to and when to stop, explain.py what a label would change, saving.py writes it all to a folder.
 
 start.py opens a folder for labelling. store.py keeps every answer on the disk, worker.py the learner on its thread,
-desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who may call them. exchange.py
-takes labels in and out, label_studio.py speaks with Label Studio.
+desk.py says who gets which item, copies.py what counts for items that are the same. server.py has the routes of the
+page in page/, guard.py who may call them. exchange.py takes labels in and out, answers.py gives
+them to those who only read, label_studio.py speaks with Label Studio.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -16,6 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretaste.label.answers import find_answers as find_answers
+    from foretaste.label.copies import CopyGroups as CopyGroups
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
     from foretaste.label.desk import wilson as wilson
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
     from foretaste.label.worker import LearnerWorker as LearnerWorker
 
 _PLACES = {
+    "find_answers": "answers",
+    "CopyGroups": "copies",
     "LabelDesk": "desk",
     "PREQUENTIAL": "desk",
     "wilson": "desk",

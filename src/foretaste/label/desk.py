@@ -15,6 +15,7 @@ from math import sqrt
 from typing import Any, Protocol
 
 from foretaste.errors import did_you_mean, whole_number
+from foretaste.label.copies import GIVEN, CopyGroups
 from foretaste.label.store import LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
 
@@ -25,7 +26,6 @@ PATIENCE = 0.15  # seconds that an answer waits for the learner, so that the nex
 PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
 ACTIVE_SECONDS = 60.0
 CURVE_POINTS = 150
-GIVEN = "given"  # who gave the labels that were in the data already
 RECENT_SHOWN = 24
 
 
@@ -57,7 +57,7 @@ class LabelDesk:
         store: The log. Its classes must be set.
         worker: The thread with the learner.
         title: What the page calls it.
-        twins: Item → the item that it is a copy of; copies are not asked for.
+        twins: Item → the item that it is a copy of; copies are not asked for, and a label of any counts for all.
         broken: Item → why it cannot be shown; not asked for.
         check_every: One item in so many measures; 0 for none.
         seed: Of the random order and of the items that measure.
@@ -79,6 +79,7 @@ class LabelDesk:
         self.notes: list[str] = []
         self.rows: Mapping[str, int] = {}  # item → its row, where items are named by what they hold
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
+        self.copies = CopyGroups(self.twins)
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}
         self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
@@ -89,8 +90,9 @@ class LabelDesk:
         shuffled = list(self.open_ids)
         random.Random(seed).shuffle(shuffled)
         spare = min(CHECK_MOST, len(shuffled) // 10) if check_every and len(shuffled) >= CHECK_LEAST_POOL else 0
-        kept = [e.item for e in store.events() if e.purpose == "check"]  # also after the folder has grown
-        taught = {e.item for e in store.events() if e.purpose == "teach"}
+        first = self.copies.first
+        kept = [first(e.item) for e in store.events() if e.purpose == "check"]  # also after the folder has grown
+        taught = {first(e.item) for e in store.events() if e.purpose == "teach"}
         fresh = [i for i in shuffled if i not in taught]
         kept = [i for i in dict.fromkeys(kept) if i in self.number]
         self.check_ids = list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))]
@@ -104,9 +106,9 @@ class LabelDesk:
 
     def wanted(self, item: str) -> str | None:
         """What the learner should know of an item: a class, "" if it is set aside, None if it is open."""
-        event = self.store.state_of(item)
         if item in self._left_out:
             return ""
+        event = self._answer_of(item)
         if event is None or event.kind == "skip":
             return None
         return event.label if event.label is not None else ""
@@ -149,16 +151,16 @@ class LabelDesk:
         with self._lock:
             self._seen[tab] = (who, time.monotonic())
         guess = self.worker.view.likely.get(item)
-        purpose = "check" if item in self._is_check else "teach"
+        purpose = "check" if self.copies.first(item) in self._is_check else "teach"
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
-        self.worker.wait_for(self.worker.tell(item), patience)
+        self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
         return event
 
     def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> LabelEvent:
         """Take back the last answer of a person in this tab, or else of this person."""
         event = self.store.undo(who=who, tab=tab, request=request)
-        self.worker.wait_for(self.worker.tell(event.item), patience)
+        self.worker.wait_for(self.worker.tell(self.copies.first(event.item)), patience)
         return event
 
     def alive(self, tab: str, who: str) -> list[str]:
@@ -174,12 +176,12 @@ class LabelDesk:
             if items is None:
                 self._seen.pop(tab, None)
         for item in gone:
-            self.worker.tell(item)
+            self.worker.tell(self.copies.first(item))
 
     def show(self, item: str) -> dict[str, Any]:
         """What the page shows beside an item."""
         view = self.worker.view
-        event = self.store.state_of(item)
+        event = self._answer_of(item)
         return {
             "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
             "reason": view.reasons.get(item),
@@ -190,8 +192,8 @@ class LabelDesk:
 
     def state(self, who: str = "") -> dict[str, Any]:
         """Progress, balance, curves, advice: all that the page shows and that is not about one item."""
-        view, current, total = self.worker.view, self.store.current(), len(self.open_ids)
-        here = {item: event for item, event in current.items() if item in self.number}
+        view, total = self.worker.view, len(self.open_ids)
+        here = {item: event for item, event in self._answers().items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
         counts = Counter(event.label for event in here.values() if event.label is not None)
         people = Counter(event.who for event in here.values() if event.who != GIVEN)
@@ -221,6 +223,10 @@ class LabelDesk:
             "advice": dict(view.advice),
             "model": self.worker.describe(),
         }
+
+    def contradictions(self) -> list[str]:
+        """A sentence for each group of copies that have different labels."""
+        return self.copies.contradictions(self.store.current())
 
     def curve(self, view: ModelView) -> dict[str, Any]:
         """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
@@ -264,8 +270,15 @@ class LabelDesk:
 
     # Inside
 
+    def _answers(self) -> dict[str, LabelEvent]:
+        """The answer that counts for each item that is asked for."""
+        return self.copies.in_force(self.store.current())
+
+    def _answer_of(self, item: str) -> LabelEvent | None:
+        return self.copies.answer(item, self.store.state_of)
+
     def _label_of(self, item: str) -> str | None:
-        event = self.store.state_of(item)
+        event = self._answer_of(item)
         return None if event is None else event.label
 
     def _ask(self, item: str) -> Asked:
@@ -276,7 +289,7 @@ class LabelDesk:
         return [tab for tab, (_, at) in list(self._seen.items()) if now - at < ACTIVE_SECONDS]
 
     def _is_open(self, item: str) -> bool:
-        event = self.store.state_of(item)
+        event = self._answer_of(item)
         return event is None or (event.kind == "skip" and not self._is_parked(event))
 
     def _is_parked(self, event: LabelEvent) -> bool:
@@ -285,8 +298,8 @@ class LabelDesk:
 
     def _pick(self, count: int, taken: set[str]) -> list[str]:
         """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
-        taken, picked = taken | set(self.store.held()), list[str]()
-        current = self.store.current()
+        taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
+        current = self._answers()
 
         def first(items: Sequence[str], skipped: bool = False) -> str | None:
             return next((i for i in items if i not in taken and (i in current) == skipped), None)

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
+from foretaste.label.copies import CopyGroups
 from foretaste.label.store import LabelStore
 
 # Names of files, never meant as folders.
@@ -61,17 +62,19 @@ def label_rows(
 ) -> list[LabelRow]:
     """What the store knows now, one row an item, in the order of the answers.
 
-    ``twins``: item → the item that it is a copy of. Copies get the same row, and say so in ``purpose``.
+    ``twins``: item → the item that it is a copy of. Copies without an answer of their own get the row that counts for
+    all of them, and say so in ``purpose``.
     ``rows_of``: item → its row in a table without ids, where it is there still.
     """
-    rows = {}
+    rows, groups = {}, CopyGroups(twins or {})
     for item, event in sorted(store.current().items(), key=lambda pair: pair[1].seq):
         kind = "label" if event.label is not None else event.kind
         rows[item] = LabelRow(item, event.label, kind, event.who, event.at, event.purpose or "")
     copies = [
-        LabelRow(copy, rows[first].label, rows[first].kind, rows[first].who, rows[first].at, "copy")
-        for copy, first in (twins or {}).items()
-        if first in rows and copy not in rows
+        replace(rows[event.item], item=copy, purpose="copy")
+        for first, event in groups.in_force(store.current()).items()
+        for copy in groups.members(first)
+        if copy not in rows
     ]
     found = [*rows.values(), *copies]
     return [replace(row, row=rows_of.get(row.item)) for row in found] if rows_of else found

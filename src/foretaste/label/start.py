@@ -1,11 +1,13 @@
 """From a folder or a file to a desk: items, classes, store, and a learner that is built in the background."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.label.desk import CHECK_EVERY, GIVEN, LabelDesk
+from foretaste.label.copies import GIVEN
+from foretaste.label.desk import CHECK_EVERY, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, STORE_FILE, LabelStore
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from foretaste.data import Points
 
 STORE_FOLDER = ".foretaste"
-BACKBONE_CHUNK = 64  # points between two reports of progress
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
 
 
@@ -230,12 +231,12 @@ def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "P
 
 
 def _take_given(store: LabelStore, points: "Points") -> None:
-    """Labels that are in the data count as answers, once; what people say here counts more."""
-    touched = {event.item for event in store.events()}
-    given = [(i, label) for i, label in zip(points.ids, points.labels) if label is not None and i not in touched]
+    """Labels that are in the data count as answers, also where they change; what people say here counts more."""
+    touched, current = {event.item for event in store.events()}, store.current()
     with store.together():
-        for item, label in given:
-            store.record(item, "label", label, who=GIVEN, purpose="teach")
+        for item, label in zip(points.ids, points.labels):
+            if label is not None and (item not in touched or (item in current and current[item].who == GIVEN)):
+                store.record(item, "label", label, who=GIVEN, purpose="teach")
 
 
 def desk_items(points: "Points", root: Path) -> DeskItems:
@@ -260,11 +261,9 @@ def find_twins(points: "Points") -> dict[str, str]:
         keys = [items.digest_of(i) if count[n] > 1 else ("only", i) for i, n in enumerate(items.lengths)]
     else:
         return {}
-    labelled = [label is not None for label in points.labels]
-    for known in (True, False):  # a copy with a label is the first of its kind
-        for i, key in enumerate(keys):
-            if labelled[i] == known and first.setdefault(key, points.ids[i]) != points.ids[i] and not known:
-                twins[points.ids[i]] = first[key]
+    for item, key in zip(points.ids, keys):
+        if first.setdefault(key, item) != item:
+            twins[item] = first[key]
     return twins
 
 
@@ -291,8 +290,8 @@ def learner_builder(
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
     """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
-    from foretaste.connect import DEFAULT_BACKBONE
-    from foretaste.network import features, find_backbone
+    from foretaste.connect import DEFAULT_BACKBONE, encode_with
+    from foretaste.network import find_backbone
 
     if points.kind not in ("pictures", "text") or (points.kind == "text" and backbone == "auto"):
         return points.x, "TF-IDF of the words" if points.kind == "text" else "the columns, as numbers"
@@ -307,7 +306,8 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
                 raise
             note = "; foretaste[pretrained] has a better one"
         else:
-            x = features(found, points.items, cache=folder / "features", chunk_size=BACKBONE_CHUNK, progress=progress)
+            x = encode_with(points, found, progress=progress).x  # kept where `query` and `ft.open` look for them
+            shutil.rmtree(folder / "features", ignore_errors=True)  # of an earlier version
             return x, f"features of {found.name}, pretrained"
     from foretaste.data import pixels
 
