@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular
+from foretaste.label.journal import flush_file
 from foretaste.network import load_network, save_network, write_tensors
 from foretaste.tangent import Inputs
 
@@ -81,15 +82,6 @@ def plain_value(value: Any) -> Any:
         f"a setting of the learner is a {type(value).__name__}, {value!r:.80}, which a file cannot hold; expected "
         "text, numbers, and lists or dicts of them in options= and fit_options="
     )
-
-
-def flush_file(path: Path) -> None:
-    """Have the file, or the names in a folder, on the disk before going on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
