@@ -26,7 +26,7 @@ class JournalText:
     end: int = 0  # bytes without that end
 
 
-class Journal:
+class JournalFile:
     """A journal open for writing. What ``append`` has taken is on the disk when it returns.
 
     Args:

@@ -27,7 +27,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from foretaste.errors import check_known, is_utf8, printable
-from foretaste.label.journal import Journal, JournalText, read_journal, write_journal
+from foretaste.label.journal import JournalFile, JournalText, read_journal, write_journal
 from foretaste.label.log import (
     ADDED,
     APPLICATION_ID,
@@ -347,7 +347,7 @@ class LabelStore:
             many = f"{len(settled.from_journal)} of {len(settled.events)} answers"
             log.warning("%s %s: %s are read from %s; %s", self._named, reason, many, JOURNAL_FILE, mends)
         if journal is not None and journal.damaged:
-            many = _count(journal.damaged, "damaged line")
+            many = _counted(journal.damaged, "damaged line")
             log.warning("%s: %s has %s; %s", self._named, JOURNAL_FILE, many, mends)
 
     def _mend(self, database: DatabaseText, journal: JournalText | None, settled: SettledLog) -> None:
@@ -363,7 +363,7 @@ class LabelStore:
                 reason = "was missing" if journal is None else "was damaged" if kept else "was too short"
                 restored = f"{len(settled.from_database)} of {many} answers were restored from {STORE_FILE}"
                 log.warning("%s: %s %s, and %s%s", self._named, JOURNAL_FILE, reason, restored, kept)
-        self._journal = Journal(self._journal_path, end)
+        self._journal = JournalFile(self._journal_path, end)
         if reason := _database_fault(database, settled):
             aside = self._damaged_name(STORE_FILE)
             for ending in ("", "-wal", "-shm"):
@@ -387,7 +387,7 @@ class LabelStore:
                 log.warning(
                     "%s lacked %s; the last process ended while it was written. It was restored from %s",
                     self._named,
-                    _count(len(settled.from_journal), "answer"),
+                    _counted(len(settled.from_journal), "answer"),
                     JOURNAL_FILE,
                 )
             self._open_database([settled.events[seq - 1] for seq in settled.from_journal])
@@ -426,8 +426,8 @@ class LabelStore:
             self._insert("events", *map(row_of, lacking))
         db.execute("COMMIT")
         files = (self.path, Path(f"{self.path}-wal"), self._journal_path, self.folder / LOCK_FILE)
-        self._files = {path: _identity(path) for path in files}
-        self._parent = _identity(self.folder.absolute().parent)
+        self._files = {path: _file_identity(path) for path in files}
+        self._parent = _file_identity(self.folder.absolute().parent)
 
     def _insert(self, table: str, *rows: tuple[Any, ...]) -> None:
         for row in rows:
@@ -435,7 +435,7 @@ class LabelStore:
 
     def _check_files(self) -> None:
         """Write all of it again if the files were deleted while they were open: SQLite would go on into nothing."""
-        now = {path: _identity(path) for path in self._files}
+        now = {path: _file_identity(path) for path in self._files}
         if now == self._files and not self._rebuilding:
             return
         if not self._rebuilding and any(found not in (None, self._files[path]) for path, found in now.items()):
@@ -443,13 +443,13 @@ class LabelStore:
                 f"the answer was not kept: other files have come in the place of those in {self.folder}. Stop, and "
                 "start again"
             )
-        if _identity(self.folder.absolute().parent) != self._parent:
+        if _file_identity(self.folder.absolute().parent) != self._parent:
             raise StoreError(f"the answer was not kept: {self.folder} is gone. Put it back, or stop and start again")
         self._close_files()
         self._become_the_writer()
         self._rebuilding = True  # until all of it is done: what lies there now is our own
         end = write_journal(self._journal_path, all_entries(self._events, self._classes))
-        self._journal = Journal(self._journal_path, end)
+        self._journal = JournalFile(self._journal_path, end)
         for ending in ("", "-wal", "-shm"):
             Path(f"{self.path}{ending}").unlink(missing_ok=True)
         self._open_database(self._events)
@@ -457,7 +457,7 @@ class LabelStore:
         log.warning(
             "%s or a file beside it was deleted while it was open. The log was written again: %s",
             self._named,
-            _count(len(self._events), "answer"),
+            _counted(len(self._events), "answer"),
         )
 
     def _event(self, seq: int | None) -> LabelEvent | None:
@@ -613,15 +613,15 @@ def _database_fault(database: DatabaseText, settled: SettledLog) -> str:
     if not database.there:
         return "is missing" if settled.events else ""
     if database.damaged:
-        return f"has {_count(database.damaged, 'damaged row')}"
-    return "" if settled.in_flight else f"has lost {_count(len(settled.from_journal), 'answer')}"
+        return f"has {_counted(database.damaged, 'damaged row')}"
+    return "" if settled.in_flight else f"has lost {_counted(len(settled.from_journal), 'answer')}"
 
 
-def _count(n: int, what: str) -> str:
+def _counted(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _file_identity(path: Path) -> tuple[int, int] | None:
     """Which file has that name now; None if there is none."""
     try:
         found = os.stat(path)
