@@ -10,9 +10,10 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from foretaste.errors import checksum
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,6 @@ def _entry(line: bytes) -> tuple[int, dict[str, Any]] | None:
         return (int(left), entry) if isinstance(entry, dict) else None
     except (ValueError, RecursionError):
         return None
-
-
-def checksum(text: str) -> str:
-    """16 hexadecimal digits that differ where the text does."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def flush_file(path: Path) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from foretaste.errors import is_utf8, printable
-from foretaste.label.journal import JournalText, checksum
+from foretaste.errors import checksum, is_utf8, printable
+from foretaste.label.journal import JournalText
 
 STORE_VERSION = 2  # 1 had neither checksums nor a journal
 APPLICATION_ID = 0x466F7265  # "Fore": tells `file` and us whose database it is
