@@ -217,7 +217,12 @@ def test_rows_can_neither_be_changed_nor_deleted(store):
             store._db.execute(statement)
 
 
-def test_every_answer_is_flushed_to_the_disk(store):
+def test_every_answer_is_flushed_to_the_disk(store, monkeypatch):
+    flushed, fsync = list[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (flushed.append(os.fstat(handle).st_ino), fsync(handle)))
+    for k in range(3):
+        store.record(f"item{k}", "label", "cat", who="Ada")
+    assert flushed == [(store.folder / "labels.journal").stat().st_ino] * 3  # SQLite flushes its own file itself
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
@@ -356,6 +361,10 @@ def drop_lines(path):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
 
 
+def change_classes(path):
+    path.write_bytes(path.read_bytes().replace(b'["cat"', b'["cot"'))
+
+
 def change_line(path):
     path.write_bytes(path.read_bytes().replace(b"item3", b"item4"))
 
@@ -367,6 +376,7 @@ def change_line(path):
         (drop_tail, "labels.journal was damaged, and 1 of 10 answers were restored from labels.sqlite"),
         (drop_lines, "labels.journal was too short, and 3 of 10 answers were restored from labels.sqlite"),
         (change_line, "labels.journal was damaged, and 1 of 10 answers were restored from labels.sqlite"),
+        (change_classes, "labels.journal was damaged, and 0 of 10 answers were restored from labels.sqlite"),
     ],
 )
 def test_the_journal_is_mended_from_the_database(crashed, caplog, change, told):
@@ -375,10 +385,35 @@ def test_the_journal_is_mended_from_the_database(crashed, caplog, change, told):
     with LabelStore(folder) as store:
         assert store.events() == events
     assert told in caplog.text
+    assert (folder / "labels.damaged-1.journal").exists() == ("was damaged" in told)
     (folder / "labels.sqlite").unlink()
     with LabelStore(folder) as store:
-        assert store.events() == events
+        assert (store.events(), store.classes) == (events, ("cat", "dog"))
     assert "labels.sqlite is missing: 10 of 10 answers were restored from labels.journal" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "at"),
+    [
+        (b'["cat", "dog"]', b'["cot", "dog"]', 1),
+        (b"Bob", b"Rob", 1),
+        (b"request-7", b"request-8", 1),
+        (b"request-7", b"request-8", 2),  # in the index, which no reading of the rows sees
+    ],
+)
+def test_a_value_that_changed_in_the_database_is_told_and_restored(store, was, now, at, caplog):
+    """SQLite has no checksum of what it stores."""
+    for k in range(10):
+        store.record(f"item{k}", "label", "cat", who="Bob" if k == 4 else "Ada", request=f"request-{k}")
+    events = store.events()
+    store.close()
+    parts = store.path.read_bytes().split(was)
+    assert len(parts) == 3 if b"request" in was else 2
+    store.path.write_bytes(was.join(parts[:at]) + now + was.join(parts[at:]))
+    with LabelStore(store.folder) as again:
+        assert (again.events(), again.classes) == (events, ("cat", "dog"))
+    [told] = caplog.messages
+    assert "The damaged file is kept as labels.damaged-1.sqlite" in told
 
 
 def test_an_answer_that_only_the_journal_has_is_kept(crashed, caplog):
@@ -415,6 +450,11 @@ def test_an_old_store_opens_and_gets_a_journal(crashed, tmp_path, caplog):
     for read_only in (True, False, False):
         with LabelStore(folder, read_only=read_only) as store:
             assert (store.events(), store.classes) == (events, ("cat", "dog"))
+    raw = (folder / "labels.sqlite").read_bytes()  # the rows of then have no checksum; the journal has
+    (folder / "labels.sqlite").write_bytes(raw.replace(b"item3", b"item4"))
+    with LabelStore(folder) as store:
+        assert store.events() == events
+    assert "labels.sqlite has lost 1 answer" in caplog.text
     (folder / "labels.journal").write_bytes(b"")
     with LabelStore(folder) as store:
         assert store.record("more", "label", "cat", who="Ada").seq == 11
@@ -514,6 +554,23 @@ def test_what_the_database_refuses_leaves_the_journal_too(store, caplog):
     store._db.before = None
     with reopened(store) as again:
         assert again.labels() == {"a": "cat"}
+    assert not caplog.messages
+
+
+def test_what_could_not_be_cut_from_the_journal_is_written_over(store, monkeypatch, caplog):
+    store._db = Commits(store._db, before=sqlite3.OperationalError("disk I/O error"))
+    results = iter([os.ftruncate, failing(OSError(errno.EIO, "Input/output error"))])
+    monkeypatch.setattr(os, "ftruncate", lambda *args: next(results)(*args))
+    with pytest.raises(StoreError, match="the answer was not kept"):
+        store.record("a name that is long, so that more than the next answer is left of it", "label", "cat", who="Ada")
+    monkeypatch.undo()
+    assert b"long" in (store.folder / "labels.journal").read_bytes()
+    store._db.before = None
+    store.record("a", "label", "dog", who="Ada")
+    assert b"long" not in (store.folder / "labels.journal").read_bytes()
+    store.record("b", "label", "dog", who="Ada")
+    with reopened(store) as again:
+        assert again.labels() == {"a": "dog", "b": "dog"}
     assert not caplog.messages
 
 
