@@ -368,6 +368,20 @@ def test_a_damaged_checkpoint_is_named(warm, tmp_path, raw):
         run(WARM, folder)
 
 
+def test_a_checkpoint_with_one_bit_changed_is_refused_and_a_first_network_is_trained_anew(warm, tmp_path):
+    folder = unfinished(warm, tmp_path)
+    for path in (folder / "weights/random/0-0.safetensors", *(folder / "first").iterdir()):
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"0-0\.safetensors is damaged .*its digest is not that of its contents"):
+        run(WARM, folder)
+    Task(folder, "random", 0).path.unlink()
+    assert without_cost(run(WARM, folder)) == without_cost(load_records(warm))
+
+
+def without_cost(found):
+    return [{key: value for key, value in record.items() if key != "cost"} for record in found]
+
+
 def without_checksums(path):
     """Records that a stranger may have written, or an earlier version."""
     return re.sub(r', "checksum": "[0-9a-f]{16}"', "", path.read_text())
