@@ -96,7 +96,8 @@ def run(count: int, seed: int = 0, answers: int = 60) -> Tally:
     tally, draw, heard = Tally(), random.Random(seed), Warnings()
     log = logging.getLogger("foretaste")
     beside = "/dev/shm" if Path("/dev/shm").is_dir() else None  # flushing costs nothing there
-    before, logging.root.manager.disable = logging.root.manager.disable, 0
+    before = logging.root.manager.disable  # ``python -m fuzz`` wants no log
+    logging.disable(logging.NOTSET)
     log.addHandler(heard)
     try:
         with tempfile.TemporaryDirectory(dir=beside) as top:
@@ -111,5 +112,5 @@ def run(count: int, seed: int = 0, answers: int = 60) -> Tally:
                 shutil.rmtree(case)
     finally:
         log.removeHandler(heard)
-        logging.root.manager.disable = before
+        logging.disable(before)
     return tally
