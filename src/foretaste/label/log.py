@@ -269,7 +269,7 @@ def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: 
         )
     named = [*(names for _, names in read), json.loads(database.settings.get("classes", "[]"))]
     named = [names for names in named if isinstance(names, list) and all(isinstance(name, str) for name in names)]
-    classes = max(named, key=len, default=[])
+    classes: list[str] = max(named, key=len, default=[])
     if any(names != classes[: len(names)] for names in named):
         raise two_stores
     events = [both[seq] for seq in sorted(both)]
