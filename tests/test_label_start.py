@@ -313,6 +313,31 @@ def test_status_export_and_import(folder, tmp_path):
         close_desk(fresh)
 
 
+def test_an_import_ends_without_a_server(folder, tmp_path, monkeypatch):
+    """It went on to serve the page."""
+
+    def serve(*args, **options):
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr("foretaste.cli.label.prepare_server", serve)
+    (tmp_path / "labels.csv").write_text("file,label\n1.png,cat\n2.png,dog\n")
+    words = ["--classes", "cat,dog", "--import", tmp_path / "labels.csv", "--export", tmp_path / "again.jsonl"]
+    got = CliRunner().invoke(app, ["label", str(folder), *map(str, words)])
+    assert got.exit_code == 0, got.output
+    assert "2 labels taken in, of 2 rows" in got.stdout
+    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 2
+    with LabelStore(folder / ".foretaste") as store:
+        assert store.labels() == {"1.png": "cat", "2.png": "dog"}
+    assert "item (3.pgn) is not here" in told("label", folder, "--import", typo(tmp_path))
+    with LabelStore(folder / ".foretaste") as store:  # and the folder was given back
+        assert len(store.events()) == 2
+
+
+def typo(folder):
+    (folder / "typo.csv").write_text("file,label\n3.pgn,cat\n")
+    return folder / "typo.csv"
+
+
 def test_an_export_into_the_folder_is_its_labels(folder):
     """The column was called item, and ``ft.open`` left the file out."""
     desk = opened(folder, check_every=0)

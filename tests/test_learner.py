@@ -1,6 +1,7 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -14,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 import foretaste as ft
+from foretaste.errors import seal_json
 from foretaste.label import choose
 from foretaste.label import session as session_module
 from foretaste.lookahead.dense import DenseState
-from foretaste.network import MLP, Diverged, seeded
+from foretaste.network import MLP, Diverged, read_tensors, seeded
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
 N = 40
@@ -923,7 +926,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         ft.Learner.load(tmp_path, net=Keyed().double(), pool={"a": points(1)[:, :1], "b": points()[:, 1:]})
     path = tmp_path / "learner.json"
     text = path.read_text()
-    path.write_text(text.replace("network-", "../network-"))
+    path.write_text(seal_json(unsealed(text).replace("network-", "../network-")))
     with pytest.raises(ValueError, match=r"expected one that learner\.save\(\) wrote"):
         ft.Learner.load(tmp_path, net=Keyed().double())
     path.write_text(text[: len(text) // 2])
@@ -948,10 +951,49 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
 def test_damage_in_learner_json_names_the_folder(tmp_path: Path, key: str, changed) -> None:
     make("l2").save(tmp_path)
     path = tmp_path / "learner.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps(found | {key: changed(found[key])}))
+    found = json.loads(unsealed(path.read_text()))
+    path.write_text(seal_json(json.dumps(found | {key: changed(found[key])})))
     with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         ft.Learner.load(tmp_path)
+
+
+def unsealed(text: str) -> str:
+    return re.sub(r', "checksum": "[0-9a-f]{16}"', "", text)
+
+
+def test_a_saved_learner_with_one_bit_changed_is_refused(tmp_path: Path) -> None:
+    """It was loaded, with other labels, weights or items."""
+    learner, draw = make("l2"), random.Random(0)
+    learner.save(tmp_path)
+    files = [path for path in tmp_path.iterdir() if path.suffix in (".json", ".safetensors")]
+    assert len(files) == 3
+    for path in files:
+        raw = path.read_bytes()
+        for _ in range(40):
+            changed = bytearray(raw)
+            changed[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
+            path.write_bytes(changed)
+            with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+                ft.Learner.load(tmp_path)
+        learner.save(tmp_path)  # a damaged file is written again, though one of its name is there
+        assert ft.Learner.load(tmp_path).labels == learner.labels
+    assert_same(ft.Learner.load(tmp_path), learner)
+
+
+def test_a_learner_of_an_earlier_version_is_loaded_with_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = make("l2")
+    learner.save(tmp_path)
+    ft.Learner.load(tmp_path)
+    assert "earlier version" not in caplog.text
+    path = tmp_path / "learner.json"
+    path.write_text(unsealed(path.read_text()).replace('"version": 2', '"version": 1'))
+    for file in tmp_path.glob("*.safetensors"):
+        tensors, about = read_tensors(file)
+        save_file(tensors, file, metadata=about)
+    assert_same(ft.Learner.load(tmp_path), learner)
+    assert "was saved by an earlier version, without digests" in caplog.text
 
 
 def test_a_dataset_is_given_again(tmp_path: Path) -> None:

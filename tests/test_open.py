@@ -63,6 +63,15 @@ def test_a_mixed_table_is_the_same_from_any_source(tmp_path, kind):
     np.testing.assert_allclose(points.x.numpy(), np.stack(columns, 1).astype(float), atol=1e-6)
 
 
+def test_dates_with_a_time_zone_are_moments(tmp_path):
+    """Noon in Paris comes before noon in London, and that before noon in New York."""
+    days = ["2024-02-01T12:00:00+01:00", "2024-02-01T12:00:00", "2024-02-01T12:00:00-05:00", "2024-02-01T12:00:00Z"]
+    rows = [{"id": f"p{k}", "met": day, "city": "ab"[k % 2], "label": "ab"[k % 2]} for k, day in enumerate(days)]
+    hours = ft.open(rows).x.numpy()[:, 0]
+    expected = np.array([11.0, 12.0, 17.0, 12.0])
+    np.testing.assert_allclose(hours, (expected - expected.mean()) / expected.std(), atol=1e-5)
+
+
 def test_rare_categories_share_a_column_and_names_are_left_out(tmp_path):
     rows = [
         {"kind": "ab"[k % 2] if k < 36 else f"rare{k}", "owner": f"owner {k}", "label": "xy"[k % 2]} for k in range(40)

@@ -280,11 +280,13 @@ KINDS = {
     "folder of a run, resumed": Kind(make_run, (lambda r: run_study(OF_RUN, r / "run"), make_report), writes=True),
     "saved dataset": Kind(make_dataset, (lambda r: load(r / SET), lambda r: read_points(r / SET))),
     "saved dataset of numbers": Kind(make_number_dataset, (lambda r: read_points(r / SET),)),
-    "labels.sqlite": Kind(make_store, (read_store, lambda r: LabelStore(r, read_only=True).labels()), writes=True),
+    "labels.sqlite": Kind(
+        make_store, (read_store, lambda r: LabelStore(r, read_only=True).labels()), checked=True, writes=True
+    ),
     "labels to import": Kind(
         make_exchange, tuple(partial(lambda name, r: read_labels(r / name, ITEMS), name) for name in EXCHANGED)
     ),
-    "saved learner": Kind(make_learner, (read_learner,)),
+    "saved learner": Kind(make_learner, (read_learner,), checked=True),
     "features on disk": Kind(make_features_on_disk, (read_features,), checked=True, writes=True),
     "features of fewer points": Kind(make_fewer_features_on_disk, (read_features,), checked=True, writes=True),
 }

@@ -3,6 +3,7 @@
 import os
 import secrets
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,9 @@ def label_command(
     import_: Annotated[
         list[Path] | None,
         typer.Option(
-            "--import", help="Take in labels: .csv, .jsonl, .json or class folders.", rich_help_panel=EXCHANGE_PANEL
+            "--import",
+            help="Take in labels and end: .csv, .jsonl, .json or class folders.",
+            rich_help_panel=EXCHANGE_PANEL,
         ),
     ] = None,
     export: Annotated[
@@ -104,19 +107,21 @@ def label_command(
     """
     from foretaste.label import close_desk, open_desk
 
+    opening = partial(
+        open_desk, source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
+        label=column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100, trains_itself=retrain,
+        lease_seconds=lease, seed=seed, start=False,
+    )  # fmt: skip
+    if import_:
+        _import(opening(), import_)
     if export:
         _export(source, store, export)
+    if import_ or export:
         return
     opened, token = prepare_server(host, port)
     with opened:
-        desk = open_desk(
-            source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
-            label=column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
-            trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
-        )  # fmt: skip
+        desk = opening()
         try:
-            for path in import_ or ():
-                _import(desk, path)
             _serve(desk, opened, host, token, allow_host or [], browser)
         finally:
             close_desk(desk)
@@ -165,11 +170,16 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     serve_app(page, opened, host=host, token=token, names=names)
 
 
-def _import(desk: "LabelDesk", path: Path) -> None:
-    from foretaste.label import import_labels, read_labels
+def _import(desk: "LabelDesk", paths: list[Path]) -> None:
+    """Take labels into the store of a desk, and close it."""
+    from foretaste.label import close_desk, import_labels, read_labels
 
-    rows = read_labels(path, list(desk.data.ids))
-    say(f"{path}: {import_labels(desk.store, rows)} labels taken in, of {len(rows)} rows")
+    try:
+        for path in paths:
+            rows = read_labels(path, list(desk.data.ids))
+            say(f"{path}: {import_labels(desk.store, rows)} labels taken in, of {len(rows)} rows")
+    finally:
+        close_desk(desk)
 
 
 def _export(source: Path, store: Path | None, outs: list[Path]) -> None:

@@ -4,10 +4,11 @@ learner.py has the learner's methods, session.py what it holds. pool.py reads th
 model.py the linearised network that follows them. choose.py says which item next, training.py trains the network anew,
 progress.py says when to and when to stop, explain.py what a label would change, saving.py writes it all to a folder.
 
-start.py opens a folder for labelling. store.py keeps every answer on the disk, worker.py the learner on its thread,
-desk.py says who gets which item, copies.py what counts for items that are the same. server.py has the routes of the
-page in page/, guard.py who may call them. exchange.py takes labels in and out, answers.py gives
-them to those who only read, label_studio.py speaks with Label Studio.
+start.py opens a folder for labelling. store.py keeps every answer on the disk, log.py reads it from the two files in
+which it lies, journal.py writes one of them. worker.py keeps the learner on its thread, desk.py says who gets which
+item, copies.py what counts for items that are the same. server.py has the routes of the page in page/, guard.py who may
+call them. exchange.py takes labels in and out, answers.py gives them to those who only read, label_studio.py speaks
+with Label Studio.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.

@@ -1,7 +1,7 @@
 """Labels in and out: CSV, JSON lines, folders of pictures, and tasks of Label Studio.
 
-The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); what has the ending of no
-file is a folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
+The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); what has no ending is a
+folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
 """
 
 import csv
@@ -21,21 +21,7 @@ from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cel
 from foretaste.label.copies import CopyGroups
 from foretaste.label.store import LabelStore
 
-# Names of files, never meant as folders.
-OTHER_FORMATS = (
-    ".html",
-    ".ndjson",
-    ".npz",
-    ".ods",
-    ".parquet",
-    ".sqlite",
-    ".tsv",
-    ".txt",
-    ".xls",
-    ".xlsx",
-    ".xml",
-    ".zip",
-)
+FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*")  # of the name of a file, and not of a folder such as day.2
 EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
 ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
 LARGEST_IMPORT = 500_000_000
@@ -105,13 +91,17 @@ def export_labels(
     if ending in (".csv", ".jsonl", ".json"):
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.part")
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(export_text(rows, ending.lstrip("."), field=field))
-        part.replace(out)
+        try:
+            with part.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(export_text(rows, ending.lstrip("."), field=field))
+            part.replace(out)
+        finally:
+            part.unlink(missing_ok=True)
         return out
-    if ending in OTHER_FORMATS:
+    if FILE_ENDING.fullmatch(ending) and not out.is_dir():
         raise ValueError(
-            f"labels are not written as {ending}; name a .csv, .jsonl, .json (Label Studio), or a new folder"
+            f"labels are not written as {ending}; name a .csv, .jsonl, .json (Label Studio), or a new folder without "
+            "an ending"
         )
     if root is None:
         raise ValueError(f"{out} would be a folder of pictures, and these items are none; name a .csv, .jsonl or .json")
