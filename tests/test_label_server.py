@@ -74,7 +74,7 @@ def test_a_repeated_request_is_kept_once(client, desk):
         ({"who": "  "}, 422, "who"),
         ({"more": 1}, 422, "more"),
         ({"item": 7}, 422, "item"),
-        ({"item": "\ud800"}, 422, ""),
+        ({"item": "\ud800"}, 400, "not JSON"),
     ],
 )
 def test_bad_bodies_are_refused_in_a_sentence(client, desk, change, status, error):
@@ -171,7 +171,26 @@ def test_the_page_is_part_of_the_package():
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "192.168.0.5:8765"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8765",
+        "127.0.0.1.evil.example",
+        "",
+        "192.168.0.5:8765",
+        "[::1]evil.example",
+        "[::1]:8765@evil.example",
+        "[::1].evil.example:8765",
+        "127.0.0.1:8765.evil.example",
+        "localhost:evil.example",
+        "localhost:8765:evil.example",
+        "evil.example@localhost:8765",
+        "localhost:",
+        "localhost/",
+        "[localhost]",
+        " localhost",
+        "::1",
+    ],
 )
 def test_foreign_host_headers_are_refused(client, host):
     for got in (
@@ -192,7 +211,9 @@ def test_more_names_can_be_allowed_and_addresses_in_figures_beyond_this_machine(
     wide = Client(Guard(app, host="0.0.0.0", token=TOKEN, names=["Lab.example"]))
     assert wide.get("/health", host="lab.example:80").status == 200
     assert wide.get("/health", host="10.0.0.7:8765").status == 200
-    assert wide.get("/health", host="other.example").status == 421
+    assert wide.get("/health", host="[fe80::7]:8765").status == 200
+    for host in ("other.example", "10.0.0.7.other.example", "[fe80::7]other.example", "10.0.0.7:other.example"):
+        assert wide.get("/health", host=host).status == 421
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -202,6 +223,13 @@ def test_more_names_can_be_allowed_and_addresses_in_figures_beyond_this_machine(
         {"origin": "https://evil.example"},
         {"origin": "null"},
         {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://evil.example://127.0.0.1:8765"},
+        {"origin": "http://evil.example/://127.0.0.1:8765"},
+        {"origin": "evil://127.0.0.1:8765"},
+        {"origin": "http://evil.example@127.0.0.1:8765"},
+        {"origin": "127.0.0.1:8765"},
+        {"origin": "http://127.0.0.1:8765/"},
+        {"origin": ""},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "same-site"},
         {"sec_fetch_site": "none"},
@@ -251,7 +279,50 @@ def test_long_bodies_are_refused(client):
     assert client.post("/api/next", long).status == 413
     assert client.post("/api/next", b"{}", content_length=str(10**9)).status == 413
     assert client.post("/api/next", b"{}", content_length="-1").status == 413
-    assert client.post("/api/next", b"[" * 60_000).status == 400  # deeper than a parser goes
+    assert client.post("/api/next", b"{}", content_length="9" * 5000).status == 413
+
+
+NO_JSON = {
+    "deep lists": b"[" * 60_000,
+    "deep objects": b'{"a":' * 12_000,
+    "half a pair of surrogates": b'{"token": "\\ud800"}',
+    "half a pair as a name": b'{"\\udfff": 1}',
+    "half a pair in bytes": b'{"token": "\xed\xa0\x80"}',
+    "not UTF-8": b'{"token": "\xff"}',
+    "UTF-16": '{"token": "x"}'.encode("utf-16"),
+    "a number of too many figures": b'{"token": ' + b"9" * 5000 + b"}",
+    "nothing": b"",
+    "words": b"token",
+}
+
+
+@pytest.mark.parametrize("body", NO_JSON.values(), ids=NO_JSON)
+def test_a_body_that_is_no_json_is_refused_on_every_route(desk, body):
+    open_guard = Guard(make_app(desk))
+    locked = Guard(make_app(desk), host="0.0.0.0", token=TOKEN)
+    for guard in (open_guard, locked):
+        for path in ("/api/login", *ROUTES):
+            got = Client(guard).post(path, body, authorization=f"Bearer {TOKEN}")
+            assert (got.status, "not JSON" in got.json["error"]) == (400, True), (path, got)
+    assert Client(locked).post("/api/login", body).status == 400  # from a stranger
+    assert not locked.sessions
+    assert desk.store.events() == []
+
+
+def test_odd_numbers_and_names_in_an_address_are_no_error_of_ours(client):
+    for path in (f"/api/item/{'9' * 5000}", "/api/item/NaN", f"/api/picture/{'9' * 5000}/large", "/api/export/\x00"):
+        assert client.get(path).status in (404, 422), path
+    for query in ("who=%ED%A0%80", "who=%FF", "who=" + "x" * 201, "who=" + "[" * 200):
+        assert client.get(f"/api/state?{query}").status in (200, 422), query
+
+
+def test_cookies_that_are_kept_are_bounded(desk, monkeypatch):
+    monkeypatch.setattr("foretaste.label.guard.SESSIONS_KEPT", 3)
+    guard = Guard(make_app(desk), host="0.0.0.0", token=TOKEN)
+    client = Client(guard)
+    cookies = [client.post("/api/login", {"token": TOKEN}).headers["set-cookie"].split(";")[0] for _ in range(5)]
+    assert len(guard.sessions) == 3
+    assert [client.get("/api/state", cookie=c).status for c in cookies] == [401, 401, 200, 200, 200]
 
 
 # Beyond this machine
