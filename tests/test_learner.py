@@ -913,6 +913,31 @@ def test_a_program_that_ends_stops_a_training_in_the_background():
     assert (done.returncode, done.stdout, done.stderr) == (0, "end True\n", "")
 
 
+def test_a_training_that_a_daemon_starts_is_waited_for_at_exit_too() -> None:
+    """Threads inherit it: the training was a daemon, was cut off within torch at exit, and the process aborted."""
+    learner, go = make("l2", train=lambda net, x, y: go.wait(60)), threading.Event()
+    starter = threading.Thread(target=learner.retrain, daemon=True)
+    starter.start()
+    starter.join(60)
+    daemon = learner._now.worker.daemon
+    go.set()
+    assert learner.wait(60)
+    assert not daemon
+
+
+def test_a_training_in_the_background_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretaste.network.sgd.PROGRESS_REPORTS", 1000)  # every 100 steps
+    learner = make("l2", fit_options={"steps": 100_000})
+    before = learner.net
+    learner.stop_training()  # none is under way
+    learner.retrain()
+    learner.stop_training()
+    assert learner.wait(120)
+    assert learner.net is before
+    assert learner.status()["training"] == {"running": False, "count": 1, "failure": None}
+    learner.teach(20, truth("l2", 20))  # and it goes on
+
+
 def test_a_network_that_is_trained_on_elsewhere_does_not_reach_the_learner(tmp_path: Path) -> None:
     """Θ of the pool is of the weights as they were; outputs of new points came from the new weights."""
     net, x = network(3), points()

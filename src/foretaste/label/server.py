@@ -6,11 +6,13 @@ a JPEG of our own making, whatever the file was.
 
 import io
 import logging
+import signal
 import socket
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 import uvicorn
@@ -242,7 +244,7 @@ class _PictureCache:
     """Encoded pictures, the last ones in memory."""
 
     def __init__(self, desk: LabelDesk) -> None:
-        self.desk, self.lock = desk, Lock()
+        self.desk, self.lock = desk, threading.Lock()
         self.kept: OrderedDict[tuple[int, str], tuple[bytes, str]] = OrderedDict()
 
     def get(self, number: int, size: str) -> tuple[bytes, str]:
@@ -310,8 +312,11 @@ def serve_app(
     token: str | None = None,
     names: Iterable[str] = (),
     routes: dict[str, int] | None = None,
-) -> None:
-    """Serve an application behind the guard until the process is asked to stop. No access log: nothing to leak."""
+) -> int | None:
+    """Serve an application behind the guard until a signal asks to stop. No access log: nothing to leak.
+
+    Returns the signal, SIGINT or SIGTERM; the caller then closes what is open.
+    """
     guard = Guard(app, host=host, token=token, names=names, routes=routes)
     config = uvicorn.Config(
         guard,
@@ -325,4 +330,26 @@ def serve_app(
         ws="none",
         lifespan="off",
     )
-    uvicorn.Server(config).run(sockets=[opened])
+    server = _Server(config)
+    server.run(sockets=[opened])
+    return server.ended_by
+
+
+class _Server(uvicorn.Server):
+    """A server that returns when a signal has ended it. uvicorn's own raises the signal again, and SIGTERM kills."""
+
+    @property
+    def ended_by(self) -> int | None:
+        return self._captured_signals[0] if self._captured_signals else None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # only that one may listen to signals
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)

@@ -50,6 +50,7 @@ class LiveLearner(Protocol):
     def track_record(self) -> list[dict[str, Any]]: ...
     def recall(self, record: Iterable[Mapping[str, Any]]) -> None: ...
     def retrain(self, wait: bool = False) -> None: ...
+    def stop_training(self) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
@@ -100,7 +101,7 @@ class LearnerWorker(threading.Thread):
         goal: float = STOP_GOAL,
         trains_itself: bool = True,
     ) -> None:
-        super().__init__(name="foretaste-learner", daemon=True)
+        super().__init__(name="foretaste-learner")  # no daemon: it would be cut off within torch at exit
         self.view = ModelView(
             checked=tuple((int(n), int(k), int(m)) for n, k, m in checked), record=tuple(dict(p) for p in record)
         )
@@ -174,15 +175,18 @@ class LearnerWorker(threading.Thread):
             self._retrain = True
             self._turn.notify_all()
 
-    def close(self, seconds: float = 5.0) -> None:
-        """Stop the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """Stop the thread and a training, and wait until both have ended the step they are in."""
         with self._turn:
             self._closing = True
             self._turn.notify_all()
+        if self._learner is not None:
+            self._learner.stop_training()
         if self.is_alive():
             self.join(seconds)
-        if self._learner is not None:
-            self._learner.wait(seconds)  # a training in the background ends before the interpreter does
+        if self._learner is not None:  # the thread may have started one since
+            self._learner.stop_training()
+            self._learner.wait(seconds)
 
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
@@ -201,6 +205,11 @@ class LearnerWorker(threading.Thread):
 
     # The thread
 
+    @property
+    def _ending(self) -> bool:
+        """Whether the desk is closed, or the program ends without having closed it."""
+        return self._closing or not threading.main_thread().is_alive()
+
     def run(self) -> None:
         try:
             self._phase = "features"
@@ -208,6 +217,8 @@ class LearnerWorker(threading.Thread):
             self._words = built.words
             self._take_over(built.learner)
         except Exception as error:  # told on the page; labelling goes on in a random order
+            if self._ending:
+                return
             log.warning("the model could not be made: %s", error)
             self._phase, self._error = "failed", str(error) or type(error).__name__
             self._publish(absorbed=self._told)
@@ -216,12 +227,14 @@ class LearnerWorker(threading.Thread):
             try:
                 self._one_turn()
             except Exception as error:
+                if self._ending:  # the store is closed perhaps
+                    return
                 log.warning("the model could not follow: %s", error, exc_info=True)
                 self._error = str(error) or type(error).__name__
                 self._publish(absorbed=self._told)
 
     def _progress(self, done: int, total: int) -> None:
-        if self._closing:
+        if self._ending:
             raise RuntimeError("the desk was closed")
         self._done, self._total = done, total
 
@@ -241,11 +254,11 @@ class LearnerWorker(threading.Thread):
         assert learner is not None
         was = learner.training
         with self._turn:
-            while not (self._dirty or self._retrain or self._stale or self._closing):
+            while not (self._dirty or self._retrain or self._stale or self._ending):
                 self._turn.wait(IDLE_SECONDS)
                 if was and not learner.training:
                     break
-            return not self._closing
+            return not self._ending
 
     def _one_turn(self) -> None:
         learner = self._learner
@@ -302,7 +315,7 @@ class LearnerWorker(threading.Thread):
         self._publish(absorbed=number, ready=tuple(ready), whole=False)
         for _ in range(max(self._tabs, self._ahead - 1)):
             with self._turn:
-                if self._dirty or self._closing:
+                if self._dirty or self._ending:
                     return
             more = [str(i) for i in learner.query(1)]
             if not more:
@@ -328,7 +341,7 @@ class LearnerWorker(threading.Thread):
         reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
         for item in shown:
             with self._turn:
-                if self._dirty or self._closing:
+                if self._dirty or self._ending:
                     return
             if self._known.get(item) is None:
                 reasons[item] = describe_reason(learner.explain(item))
@@ -337,7 +350,7 @@ class LearnerWorker(threading.Thread):
     def _measure(self, learner: LiveLearner) -> None:
         """Accuracy on the items that measure, and advice."""
         with self._turn:
-            if self._dirty or self._closing:
+            if self._dirty or self._ending:
                 return
         truth = {i: label for i in self._checks if (label := self._label_of(i)) is not None}
         checked = list(self.view.checked)
