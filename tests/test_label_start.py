@@ -214,18 +214,36 @@ def test_links_that_lead_out_are_refused(folder, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_picture_that_becomes_a_link_later_is_not_served(folder, tmp_path):
+@pytest.mark.parametrize("by", ["the file", "its folder", "a table"])
+def test_a_picture_that_becomes_a_link_later_is_not_served(tmp_path, by):
     """Someone changes the folder while the page is open."""
-    (tmp_path / "secret.txt").write_text("secret")
-    desk = opened(folder)
+    folder, secret = tmp_path / "photos", tmp_path / "secret"
+    for k in range(4):
+        picture(folder / "unsorted" / f"{k}.png", k)
+        picture(secret / f"{k}.png", 10 + k)
+    source = folder
+    if by == "a table":
+        source = folder / "labels.csv"
+        source.write_text("file,label\n" + "".join(f"unsorted/{k}.png,\n" for k in range(4)))
+    desk = opened(source)
     client = Client(Guard(make_app(desk)))
-    (folder / "3.png").unlink()
-    (folder / "3.png").symlink_to(tmp_path / "secret.txt")
+    if by == "its folder":
+        (folder / "unsorted").rename(folder / "was")
+        (folder / "unsorted").symlink_to(secret)
+    else:
+        (folder / "unsorted" / "3.png").unlink()
+        (folder / "unsorted" / "3.png").symlink_to(secret / "3.png")
     got = client.get("/api/picture/3/large")
-    assert got.status == 422
-    assert b"secret" not in got.body
-    os.unlink(folder / "4.png")
-    assert client.get("/api/picture/4/large").status == 422
+    assert (got.status, got.headers["content-type"]) == (422, "application/json")
+    assert "unsorted/3.png cannot be read (it has become a link out of the folder)" in got.json["error"]
+    with pytest.raises(ValueError, match="out of the folder"):
+        desk.data.items.digest_of(3)
+    if by == "the file":  # links within the folder are followed
+        (folder / "unsorted" / "3.png").unlink()
+        (folder / "unsorted" / "3.png").symlink_to(folder / "unsorted" / "2.png")
+        assert client.get("/api/picture/3/large").body == client.get("/api/picture/2/large").body
+        os.unlink(folder / "unsorted" / "2.png")
+        assert client.get("/api/picture/2/small").status == 422
     close_desk(desk)
 
 

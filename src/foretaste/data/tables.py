@@ -131,6 +131,14 @@ def stays_inside(top: Path, path: Path) -> bool:
         return False
 
 
+def file_inside(top: Path, name: str) -> Path:
+    """The file ``name`` of a folder, its links followed; raises if they lead out of ``top`` (itself resolved) by now."""
+    path = (top / name).resolve()
+    if not path.is_relative_to(top):
+        raise ValueError("it has become a link out of the folder")
+    return path
+
+
 def _file_rows(path: Path, columns: FileColumns, gaps: bool) -> list[FileRow]:
     rows, wrong, at = list[FileRow](), list[str](), columns.at
     tops = (path.parent.absolute(), path.parent.resolve())
