@@ -132,7 +132,7 @@ def stays_inside(top: Path, path: Path) -> bool:
 
 
 def file_inside(top: Path, name: str) -> Path:
-    """The file ``name`` of a folder, its links followed; raises if they lead out of ``top`` (itself resolved) by now."""
+    """A file of the folder ``top`` (itself resolved), its links followed; raises if they lead out of it by now."""
     path = (top / name).resolve()
     if not path.is_relative_to(top):
         raise ValueError("it has become a link out of the folder")

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 import uvicorn
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 PICTURE_SIDES = {"large": 1280, "small": 160}
 PICTURES_KEPT = 200  # encoded, in memory
+PICTURE_THREADS = 4  # that make them
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
@@ -187,14 +189,16 @@ def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> No
     def recent() -> dict[str, Any]:
         return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
 
+    threads = CapacityLimiter(PICTURE_THREADS)  # of their own: those who wait for room to decode hold up no answer
+
     @app.get("/api/picture/{number}/{size}")
-    def picture(number: int, size: str) -> Response:
+    async def picture(number: int, size: str) -> Response:
         check_known("size", size, PICTURE_SIDES)
         _item_name(desk, number)
         if desk.data.kind != "pictures":
             raise KeyError("these items are no pictures")
         try:
-            body, media = pictures.get(number, size)
+            body, media = await to_thread.run_sync(pictures.get, number, size, limiter=threads)
         except MemoryError:
             raise ValueError("the picture claims more memory than there is") from None
         except Exception as error:  # a decoder may raise anything on rubbish
@@ -252,7 +256,8 @@ class _PictureCache:
             if (number, size) in self.kept:
                 self.kept.move_to_end((number, size))
                 return self.kept[number, size]
-        made = encode_picture(self.desk.data.items[number], PICTURE_SIDES[size])
+        items, side = self.desk.data.items, PICTURE_SIDES[size]
+        made = encode_picture(items.shown(number, side) if hasattr(items, "shown") else items[number], side)
         with self.lock:
             self.kept[number, size] = made
             while len(self.kept) > PICTURES_KEPT:
