@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import foretaste
+from foretaste.data.pictures import readable_picture
 from foretaste.label.guard import LARGEST_BODY, Guard, is_loopback
-from foretaste.label.server import PAGE_FILES, encode_picture, make_app, open_port
+from foretaste.label.server import PAGE_FILES, PictureCache, encode_picture, make_app, open_port
 from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
 
 TAB = {"tab": "tab-00000001", "who": "Ada"}
@@ -414,6 +416,46 @@ def test_what_is_hidden_in_a_picture_stays_behind():
     assert media == "image/png"
     assert b"script" not in body
     assert Image.open(io.BytesIO(body)).size == (20, 40)
+
+
+@pytest.mark.parametrize("side", [40, 700])  # a PNG, a JPEG
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_no_metadata_of_a_picture_is_served(kind, side):
+    """Where and when it was taken, by whom, with what: in EXIF, comments, colour profiles, XMP, text."""
+    secret = b"52.5200N 13.4050E by Ada"
+    exif, text = Image.Exif(), PngInfo()
+    exif[0x010E] = secret.decode()
+    exif.get_ifd(0x8825)[1] = "N"  # a place
+    text.add_text("Comment", secret.decode())
+    held = {"exif": exif, "icc_profile": secret, "xmp": secret, "dpi": (123, 123)}
+    held |= {"comment": secret} if kind == "JPEG" else {"pnginfo": text} if kind == "PNG" else {}
+    out = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(out, kind, **held)
+    assert out.getvalue().count(secret) > 1
+    image = Image.open(out)
+    for given in (image, readable_picture(Image.open(out)), readable_picture(Image.open(out), 1280)):
+        body, media = encode_picture(given, 1280)
+        assert media == ("image/png" if side == 40 else "image/jpeg")
+        assert secret not in body
+        served = Image.open(io.BytesIO(body))
+        assert not served.getexif()
+        assert set(served.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+        assert served.info.get("jfif_density", (1, 1)) == (1, 1)
+
+
+def test_the_pictures_that_are_kept_are_bounded_and_the_last_ones_asked_for(desk, monkeypatch):
+    monkeypatch.setattr("foretaste.label.server.PICTURES_KEPT", 3)
+    made, cache = [], PictureCache(desk)
+    monkeypatch.setattr("foretaste.label.server.encode_picture", lambda image, side: made.append(image) or (b"x", "y"))
+    for number in (0, 1, 2, 0, 3, 4):  # 0 is asked for again
+        cache.get(number, "small")
+    assert list(cache.kept) == [(0, "small"), (3, "small"), (4, "small")]
+    assert len(made) == 5
+    cache.get(0, "small")
+    assert len(made) == 5
+    cache.get(0, "large")  # another picture
+    assert len(made) == 6
+    assert len(cache.kept) == 3
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])

@@ -77,7 +77,7 @@ class UndoBody(TabBody):
 def make_app(desk: LabelDesk) -> FastAPI:
     """The application behind the guard."""
     app = FastAPI(title="foretaste", docs_url=None, redoc_url=None, openapi_url=None)
-    pictures = _PictureCache(desk)
+    pictures = PictureCache(desk)
     _add_page(app)
     _add_errors(app)
     _add_answer_routes(app, desk)
@@ -168,7 +168,7 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         return {"ok": True, "state": desk.state(body.who)}
 
 
-def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> None:
+def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "PictureCache") -> None:
     """What reads."""
 
     @app.get("/health")
@@ -244,7 +244,7 @@ def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
     return {"text": text[:80]}
 
 
-class _PictureCache:
+class PictureCache:
     """Encoded pictures, the last ones in memory."""
 
     def __init__(self, desk: LabelDesk) -> None:
