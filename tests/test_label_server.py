@@ -4,8 +4,12 @@ import io
 import json
 import logging
 import re
+import socket
 import struct
+import threading
+import time
 import zlib
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,16 @@ from PIL.PngImagePlugin import PngInfo
 import foretaste
 from foretaste.data.pictures import readable_picture
 from foretaste.label.guard import LARGEST_BODY, Guard, is_loopback
-from foretaste.label.server import PAGE_FILES, PictureCache, encode_picture, make_app, open_port
+from foretaste.label.server import (
+    OPEN_CONNECTIONS,
+    OPEN_PER_ADDRESS,
+    PAGE_FILES,
+    PictureCache,
+    encode_picture,
+    make_app,
+    make_server,
+    open_port,
+)
 from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
 
 TAB = {"tab": "tab-00000001", "who": "Ada"}
@@ -261,6 +274,144 @@ def test_there_is_no_answer_to_a_preflight(client):
     got = client.call("OPTIONS", "/api/next", b"", {"origin": "https://evil.example"})
     assert got.status >= 400
     assert not [h for h in got.headers if h.startswith("access-control")]
+
+
+@contextmanager
+def served(app):
+    """A real server on a port of its own."""
+    server, opened = make_server(app), open_port("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield server, opened.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def sent(address, raw):
+    connection = socket.create_connection(address, timeout=60)
+    connection.sendall(raw)
+    return connection
+
+
+def answered(address, raw):
+    """Whether there is an answer, and a good one."""
+    with suppress(ConnectionError), sent(address, raw) as connection, connection.makefile("rb") as lines:
+        return lines.readline().startswith(b"HTTP/1.1 200 ")
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+UNFINISHED = {
+    "nothing": b"",
+    "headers": b"GET /health HTTP/1.1\r\nhost: loc",
+    "a body": b"POST /api/login HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: 100\r\n\r\n{",
+    "a body in chunks": b"POST /api/answer HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n",
+    "a body that is refused": b"POST /api/next HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{",
+    "a second request": b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea",
+}
+
+
+@pytest.mark.parametrize("raw", UNFINISHED.values(), ids=UNFINISHED)
+def test_requests_that_never_end_lock_nobody_out(desk, raw):
+    """255 of them did."""
+    with served(Guard(make_app(desk))) as (server, address), ExitStack() as opened:
+        for _ in range(OPEN_CONNECTIONS - 1):
+            opened.enter_context(sent(address, raw))
+        until(lambda: answered(address, HEALTH))
+        assert len(server.server_state.connections) <= OPEN_PER_ADDRESS + 1
+
+
+@pytest.mark.parametrize("raw", UNFINISHED.values(), ids=UNFINISHED)
+def test_requests_that_never_end_are_ended(desk, raw, monkeypatch):
+    monkeypatch.setattr("foretaste.label.server.SLOW_SECONDS", 0.2)
+    with served(Guard(make_app(desk))) as (server, address), sent(address, raw) as connection:
+        with suppress(ConnectionResetError):
+            while connection.recv(10_000):
+                pass
+        until(lambda: not server.server_state.connections)
+    assert desk.store.events() == []
+
+
+@pytest.mark.parametrize("last", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("parts", [1, 100])
+def test_answers_that_nobody_takes_are_ended(monkeypatch, parts, last):
+    monkeypatch.setattr("foretaste.label.server.SLOW_SECONDS", 0.2)
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for k in range(parts):
+            await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": k + 1 < parts})
+
+    with served(app) as (server, address), socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address)
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + last + b"\r\n")
+        until(lambda: server.server_state.total_requests or server.server_state.connections)
+        until(lambda: not server.server_state.connections)
+
+
+def test_a_connection_that_is_used_stays_open(desk, monkeypatch):
+    """The time of a request counts from its first byte, and none runs while we work."""
+    monkeypatch.setattr("foretaste.label.server.SLOW_SECONDS", 100.0)
+
+    async def work(scope, receive, send):
+        [here] = server.server_state.connections
+        timers.append(here.timer)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    timers, begun = [], []
+    with served(work) as (server, address), sent(address, b"") as connection:
+        for _ in range(3):
+            until(lambda: server.server_state.connections)
+            [here] = server.server_state.connections
+            until(lambda here=here: here.timer is not None)
+            begun.append(here.timer.when())
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            reply = b""
+            while b"\r\n\r\n" not in reply:
+                reply += connection.recv(10_000)
+            assert reply.startswith(b"HTTP/1.1 200")
+    assert timers == [None] * 3
+    assert begun == sorted(set(begun))
+
+
+def test_pictures_that_wait_for_room_hold_up_no_answer(tmp_path):
+    go, data = threading.Event(), pictures()
+    data.items = [SlowItem(go) for _ in data.ids]
+    desk = open_desk(tmp_path / "store", data)
+    try:
+        with served(Guard(make_app(desk))) as (_, address), ExitStack() as opened:
+            for k in range(60):
+                raw = f"GET /api/picture/{k % 20}/large HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+                opened.enter_context(sent(address, raw.encode()))
+            assert answered(address, HEALTH)
+            go.set()
+    finally:
+        go.set()
+        close_desk(desk)
+
+
+class SlowItem:
+    """A picture that waits."""
+
+    def __init__(self, go):
+        self.go = go
+
+    def __len__(self):
+        self.go.wait(60)
+        raise ValueError("no picture")
 
 
 def test_every_answer_carries_the_headers(client):

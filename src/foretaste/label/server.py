@@ -4,6 +4,7 @@ Pictures are asked for by number, never by path, and are decoded and encoded ane
 a JPEG of our own making, whatever the file was.
 """
 
+import asyncio
 import io
 import logging
 import signal
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
+import h11
 import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
@@ -23,6 +25,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
 from foretaste.label.desk import Asked, LabelDesk
@@ -38,6 +41,9 @@ PICTURE_THREADS = 4  # that make them
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
+OPEN_CONNECTIONS = 256
+OPEN_PER_ADDRESS = 128
+SLOW_SECONDS = 30.0  # for a whole request to come, for a part of an answer to be taken, and between two requests
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -322,25 +328,101 @@ def serve_app(
 
     Returns the signal, SIGINT or SIGTERM; the caller then closes what is open.
     """
-    guard = Guard(app, host=host, token=token, names=names, routes=routes)
-    config = uvicorn.Config(
-        guard,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=3,
-        limit_concurrency=256,
-        h11_max_incomplete_event_size=32 * 1024,
-        ws="none",
-        lifespan="off",
-    )
-    server = _Server(config)
+    server = make_server(Guard(app, host=host, token=token, names=names, routes=routes))
     server.run(sockets=[opened])
     return server.ended_by
 
 
-class _Server(uvicorn.Server):
+def make_server(guard: AsgiApp) -> "SignalledServer":
+    """A server that is not started yet."""
+    config = uvicorn.Config(
+        guard,
+        http=BoundedConnection,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(SLOW_SECONDS),
+        timeout_graceful_shutdown=3,
+        limit_concurrency=OPEN_CONNECTIONS,
+        h11_max_incomplete_event_size=32 * 1024,
+        ws="none",
+        lifespan="off",
+    )
+    return SignalledServer(config)
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is closed if they are slow, or if their address has too many.
+
+    uvicorn has no limit on the time of a request: those that never end would fill all places, and lock everybody out.
+    Where an address has more than ``OPEN_PER_ADDRESS``, the one that has waited longest for the rest of a request goes.
+    So whoever asks in earnest gets in, also from an address that others fill.
+    """
+
+    waits_since = 0.0
+    quiet = True  # whether nothing of the next request has come
+    takes = True  # whether they take the answer
+    ended = False
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+        theirs = [c for c in self.connections if isinstance(c, BoundedConnection) and c.address == self.address]
+        theirs = [c for c in theirs if not c.ended]
+        if len(theirs) > OPEN_PER_ADDRESS:
+            min((c for c in theirs if c.timer is not None), key=lambda c: c.waits_since)._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.quiet:  # the time of a request counts from its first byte
+            self.quiet = False
+            self._stop_watching()
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.quiet = True
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.takes = False
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.takes = True
+        self._watch()
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _watch(self) -> None:
+        """Let the clock run as long as it is their turn: to ask, or to take an answer, its last part too."""
+        asks = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if self.takes and not asks and not self.transport.is_closing():
+            self._stop_watching()
+        elif self.timer is None and self in self.connections:
+            self.waits_since = self.loop.time()
+            self.timer = self.loop.call_later(SLOW_SECONDS, self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+        self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class SignalledServer(uvicorn.Server):
     """A server that returns when a signal has ended it. uvicorn's own raises the signal again, and SIGTERM kills."""
 
     @property
