@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -247,3 +248,20 @@ def test_a_worker_that_never_started_closes():
     worker = LearnerWorker(lambda progress: None, ["cat"])
     worker.close()
     assert not worker.is_alive()
+
+
+def test_tabs_without_a_sign_of_life_are_forgotten(desk, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("foretaste.label.desk.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for k in range(50):
+        clock[0] += 10
+        desk.next(f"tab-{k}", "Ada", count=0)
+        desk.alive("tab-0", "Bob")
+        assert len(desk._seen) <= 7
+    assert {"tab-0", "tab-49", "tab-44"} <= set(desk._seen)
+    assert "tab-40" not in desk._seen
+    assert desk.state()["active"] == len(desk._seen)
+    clock[0] += 100
+    assert desk.state()["active"] == 0
+    label(desk, "p000.png")
+    assert list(desk._seen) == ["tab1"]

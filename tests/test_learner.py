@@ -1,5 +1,6 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
+import gc
 import json
 import re
 import subprocess
@@ -17,7 +18,9 @@ from torch import nn
 import foretaste as ft
 from foretaste.label import choose
 from foretaste.label import session as session_module
+from foretaste.label.model import LiveModel
 from foretaste.lookahead.dense import DenseState
+from foretaste.lookahead.problem import Problem, ThetaBlocks
 from foretaste.network import MLP, Diverged, seeded
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
@@ -111,6 +114,40 @@ def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.Monk
         learner.unlabel([11, 3])
     assert len(folded._now.model._shown.base) > 6
     assert_same(plain, folded)
+
+
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+def test_what_labels_and_trainings_leave_behind_is_freed_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old kernels waited for the garbage collector, which counts objects and does not see how large they are."""
+    monkeypatch.setattr("foretaste.label.model.MOST_KEPT", 4)
+    learner = make(kind, watch=15, fit_options={"steps": 3})
+
+    def alive() -> list[int]:
+        return [sum(type(o) is each for o in gc.get_objects()) for each in (LiveModel, Problem, ThetaBlocks)]
+
+    learner.query(1)
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        for i in range(10, 30):
+            learner.query(1)
+            learner.teach(i, truth(kind, i))
+            learner.predict()
+            learner.explain(i + 1)
+            learner.status()
+        learner.relabel(3, 0)
+        learner.predict()
+        learner.retrain(wait=True)
+        learner.unlabel([4, 12])
+        learner.predict()
+        learner.retrain()
+        assert learner.wait(60)
+        learner.query(1)
+        assert alive() == before
+    finally:
+        gc.enable()
+    assert before[2] == 0  # Θ is held once, by the model
 
 
 def test_predictions_are_the_linearised_network() -> None:
