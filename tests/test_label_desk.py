@@ -8,7 +8,7 @@ import pytest
 
 from foretaste.label import StoreConflict
 from foretaste.label.desk import class_keys, wilson
-from foretaste.label.worker import LearnerWorker, describe_advice, describe_change
+from foretaste.label.worker import LearnerWorker, describe_advice, describe_change, return_free_memory
 from label_cases import MemoryItems, close_desk, open_desk, pictures
 
 
@@ -265,3 +265,15 @@ def test_tabs_without_a_sign_of_life_are_forgotten(desk, monkeypatch):
     assert desk.state()["active"] == 0
     label(desk, "p000.png")
     assert list(desk._seen) == ["tab1"]
+
+
+def test_free_memory_goes_back_to_the_system_now_and_then(desk, monkeypatch):
+    calls = []
+    monkeypatch.setattr("foretaste.label.worker.TRIMMED_EVERY", 4)
+    monkeypatch.setattr("foretaste.label.worker.return_free_memory", lambda: calls.append(desk.worker._labels))
+    for k in range(10):
+        label(desk, f"p{k:03d}.png", ["cat", "dog"][k % 2])
+    desk.worker.close()
+    assert calls
+    assert all(now - last >= 4 for last, now in zip([0, *calls], calls))
+    return_free_memory()  # on any machine

@@ -4,6 +4,7 @@ Requests never wait for the learner longer than they want to. They read the late
 whole. Until the learner is there (its features are computed first) views are empty and the desk asks at random.
 """
 
+import ctypes
 import logging
 import threading
 from collections import Counter
@@ -22,6 +23,7 @@ IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
 STOP_GOAL = 0.02  # share of open items that may be wrong when one stops
 RECORD_KEPT = 200  # of the predictions before a label came; advice looks at the last 50
+TRIMMED_EVERY = 50  # labels after which free memory goes back to the system
 KEPT_EVERY = 5  # labels after which what was measured is written again
 
 BuildProgress = Callable[[int, int], None]  # done, of how many
@@ -107,6 +109,7 @@ class LearnerWorker(threading.Thread):
         )
         self._build, self._classes, self._keep = build, list(classes), keep
         self._kept: int | None = None  # labels when the measures were last kept
+        self._trimmed = 0  # labels when free memory last went back
         self._trains_itself, self._goal = trains_itself, real_number("goal", goal, 0)
         self._turn = threading.Condition()
         self._dirty: dict[str, None] = {}
@@ -277,6 +280,9 @@ class LearnerWorker(threading.Thread):
         if learner.ready:
             self._explain(learner, items, before if self._labels != labels else None)
             self._measure(learner)
+        if abs(self._labels - self._trimmed) >= TRIMMED_EVERY:
+            self._trimmed = self._labels
+            return_free_memory()
         self._error = ""
 
     def _follow(self, learner: LiveLearner, items: Iterable[str]) -> None:
@@ -374,6 +380,15 @@ class LearnerWorker(threading.Thread):
         with self._turn:
             self.view = replace(self.view, **changes)
             self._turn.notify_all()
+
+
+def return_free_memory() -> None:
+    """Give free pages back to the system. glibc keeps what large tensors of several threads leave: 200 MB and more."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+    trim(0)
 
 
 def describe_change(item: str, before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
