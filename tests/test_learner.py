@@ -1,5 +1,6 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
+import gc
 import json
 import random
 import re
@@ -22,7 +23,9 @@ import foretaste as ft
 from foretaste.errors import seal_json
 from foretaste.label import choose
 from foretaste.label import session as session_module
+from foretaste.label.model import LiveModel
 from foretaste.lookahead.dense import DenseState
+from foretaste.lookahead.problem import Problem, ThetaBlocks
 from foretaste.network import MLP, Diverged, read_tensors, seeded
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
@@ -116,6 +119,40 @@ def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.Monk
         learner.unlabel([11, 3])
     assert len(folded._now.model._shown.base) > 6
     assert_same(plain, folded)
+
+
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+def test_what_labels_and_trainings_leave_behind_is_freed_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old kernels waited for the garbage collector, which counts objects and does not see how large they are."""
+    monkeypatch.setattr("foretaste.label.model.MOST_KEPT", 4)
+    learner = make(kind, watch=15, fit_options={"steps": 3})
+
+    def alive() -> list[int]:
+        return [sum(type(o) is each for o in gc.get_objects()) for each in (LiveModel, Problem, ThetaBlocks)]
+
+    learner.query(1)
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        for i in range(10, 30):
+            learner.query(1)
+            learner.teach(i, truth(kind, i))
+            learner.predict()
+            learner.explain(i + 1)
+            learner.status()
+        learner.relabel(3, 0)
+        learner.predict()
+        learner.retrain(wait=True)
+        learner.unlabel([4, 12])
+        learner.predict()
+        learner.retrain()
+        assert learner.wait(60)
+        learner.query(1)
+        assert alive() == before
+    finally:
+        gc.enable()
+    assert before[2] == 0  # Θ is held once, by the model
 
 
 def test_predictions_are_the_linearised_network() -> None:
@@ -1067,6 +1104,31 @@ def test_a_program_that_ends_stops_a_training_in_the_background():
     """Cut off within torch, the process would abort; waited for, it would train for hours."""
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end True\n", "")
+
+
+def test_a_training_that_a_daemon_starts_is_waited_for_at_exit_too() -> None:
+    """Threads inherit it: the training was a daemon, was cut off within torch at exit, and the process aborted."""
+    learner, go = make("l2", train=lambda net, x, y: go.wait(60)), threading.Event()
+    starter = threading.Thread(target=learner.retrain, daemon=True)
+    starter.start()
+    starter.join(60)
+    daemon = learner._now.worker.daemon
+    go.set()
+    assert learner.wait(60)
+    assert not daemon
+
+
+def test_a_training_in_the_background_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretaste.network.sgd.PROGRESS_REPORTS", 1000)  # every 100 steps
+    learner = make("l2", fit_options={"steps": 100_000})
+    before = learner.net
+    learner.stop_training()  # none is under way
+    learner.retrain()
+    learner.stop_training()
+    assert learner.wait(120)
+    assert learner.net is before
+    assert learner.status()["training"] == {"running": False, "count": 1, "failure": None}
+    learner.teach(20, truth("l2", 20))  # and it goes on
 
 
 def test_a_network_that_is_trained_on_elsewhere_does_not_reach_the_learner(tmp_path: Path) -> None:

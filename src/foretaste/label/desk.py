@@ -128,7 +128,7 @@ class LabelDesk:
         with self._lock:
             if again:
                 self._again = len(self.store.events())
-            self._seen[tab] = (who, time.monotonic())
+            self._see(tab, who)
             held = [item for item in self.store.held(tab) if item in self.number and self._is_open(item)][:count]
             picked = self._pick(count - len(held), {*held})
             got = self.store.lease([*held, *picked], tab=tab, who=who)
@@ -149,7 +149,7 @@ class LabelDesk:
         if item not in self.number:
             raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000]).split(' Known')[0]}")
         with self._lock:
-            self._seen[tab] = (who, time.monotonic())
+            self._see(tab, who)
         guess = self.worker.view.likely.get(item)
         purpose = "check" if self.copies.first(item) in self._is_check else "teach"
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
@@ -166,7 +166,7 @@ class LabelDesk:
     def alive(self, tab: str, who: str) -> list[str]:
         """A sign of life: the tab keeps what it holds. Returns what that is."""
         with self._lock:
-            self._seen[tab] = (who, time.monotonic())
+            self._see(tab, who)
             return self.store.lease(self.store.held(tab), tab=tab, who=who)
 
     def leave(self, tab: str, items: Sequence[str] | None = None) -> None:
@@ -283,6 +283,14 @@ class LabelDesk:
 
     def _ask(self, item: str) -> Asked:
         return Asked(self.number[item], item, item in self._is_check)
+
+    def _see(self, tab: str, who: str) -> None:
+        """A sign of life of a tab, with the lock held. Tabs without one for a while are forgotten."""
+        now = time.monotonic()
+        self._seen.pop(tab, None)  # to the end: the oldest sign stands first
+        self._seen[tab] = (who, now)
+        while now - next(iter(self._seen.values()))[1] >= ACTIVE_SECONDS:
+            del self._seen[next(iter(self._seen))]
 
     def _active(self) -> list[str]:
         now = time.monotonic()

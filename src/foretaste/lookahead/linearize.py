@@ -188,10 +188,11 @@ def make_state(p: Problem, method: str) -> State:
         warn_unfitted(p)
         return kernels.load()
 
-    p = replace(p, kernels=replace(kernels, load=load))
+    # Not p again: ``load`` would hold what holds ``load``, and the kernels would wait for the garbage collector.
+    told = replace(p, kernels=replace(kernels, load=load))
     if method == "direct" or not math.isinf(p.time):
-        return DirectState(p, (), LoadedTheta(p.kernels))
-    return DenseState(p, (), Posterior(p))
+        return DirectState(told, (), LoadedTheta(told.kernels))
+    return DenseState(told, (), Posterior(told))
 
 
 def is_misfit(ridge: object) -> bool:
