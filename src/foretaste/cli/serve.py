@@ -64,14 +64,16 @@ def serve_command(
             Path(source), classes=split_classes(classes), store=store, text=text, id=id_, label=label,
             backbone=backbone, check_every=0, seed=seed,
         )  # fmt: skip
-        link = LabelStudioLink(desk, studio, project)
+        address = f"http://{host}:{opened.getsockname()[1]}"
+        link = LabelStudioLink(desk, studio, project, address=address)
         try:
-            link.start()
-            at = opened.getsockname()[1]
             say(
                 f"{desk.title}: {len(desk.open_ids)} items, classes {', '.join(desk.store.classes)}",
-                f"ML backend http://{host}:{at}, webhook http://{host}:{at}/webhook (Ctrl-C stops)",
+                f"ML backend {address}, webhook {address}/webhook (Ctrl-C stops)",
             )
+            if studio is not None:
+                say(*(f"note: {fault}" for fault in link.check()))
+            link.start()
             if token:
                 say(f"token {token}: the password of the backend, any name; and Authorization: Bearer of the webhook")
             web = make_app(desk)

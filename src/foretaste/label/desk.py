@@ -78,6 +78,7 @@ class LabelDesk:
         self.data, self.store, self.worker, self.title = data, store, worker, title
         self.notes: list[str] = []
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
+        self.away: set[str] = set()  # items that the learner need not rank: nobody can be asked for them
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}
         self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
@@ -105,7 +106,7 @@ class LabelDesk:
         if item in self._is_check or item in self.twins or item in self.broken:
             return ""
         if event is None or event.kind == "skip":
-            return None
+            return "" if item in self.away else None
         return event.label if event.label is not None else ""
 
     # What the page asks
