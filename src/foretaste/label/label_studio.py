@@ -15,6 +15,7 @@ only one that is spoken to.
 import json
 import logging
 import re
+import secrets
 import threading
 import time
 import urllib.error
@@ -54,7 +55,7 @@ HEAR_SECONDS = 10.0  # a webhook that has not come so long after our own change 
 LARGEST_REPLY = 200_000_000
 TASKS_A_PAGE = 500
 SAMPLING = "Uncertainty sampling"
-VERSIONS = re.compile(r"foretaste-\d+-\d+")  # model versions of ours, also of earlier sessions
+VERSIONS = re.compile(r"foretaste-\d+-[0-9a-f]+")  # model versions of ours, also of earlier sessions
 
 
 class LabelStudio:
@@ -144,7 +145,7 @@ class LabelStudioLink(threading.Thread):
         self.order: tuple[str, ...] = ()  # the items of the current version, best first
         self.reads = 0  # how often the whole project was read
         self._closing = threading.Event()
-        self._count, self._due = 0, 0.0  # versions so far; when the project is read again
+        self._due = 0.0  # when the project is read again
         self._resend = False  # whether the current order must be posted again
         self._told: set[str] = set()  # faults that were told
         self._scores: dict[int, float] = {}  # task → score of the current order
@@ -353,8 +354,7 @@ class LabelStudioLink(threading.Thread):
             ranked = [(item, self.said.open[item]) for item in ready if item in self.said.open]
             self._resend = self.said.moved = False
         if ranked:
-            self._count += 1
-            old, version = self.version, f"foretaste-{int(time.time())}-{self._count}"
+            old, version = self.version, f"foretaste-{int(time.time())}-{secrets.token_hex(4)}"  # never one of before
             rows = [
                 {"task": task} | self.prediction(item, rank) | {"model_version": version}
                 for rank, (item, task) in enumerate(ranked)

@@ -184,6 +184,8 @@ class StudioTasks:
         annotations = [*_objects(body, "annotation"), *_objects(body, "annotations")]
         if action == "TASKS_CREATED":  # their annotations do not come with them
             return None
+        if not tasks and not annotations and not self.whole:
+            raise ValueError("the webhook has no payload; turn it on in its settings")
         if action == "TASKS_DELETED":
             for number in [_number(task.get("id"), "a task") for task in tasks]:
                 items |= self._put(number, None)
@@ -192,7 +194,7 @@ class StudioTasks:
             numbers = [_number(annotation.get("id"), "an annotation") for annotation in annotations]
             homes = [self._home.get(number, -1) for number in numbers]
             if not numbers or not all(at in self.tasks for at in homes):
-                if self.whole:  # of a task that is no item here, or newer than the last reading
+                if self.whole:  # of a task that is no item here, or made since the last reading
                     return None
                 raise ValueError(f"annotations {numbers!s:.60} are not known here, so what they said stays")
             for number, at in zip(numbers, homes):
