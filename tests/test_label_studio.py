@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ class PlainStudio:
         words = dict(pair.split("=") for pair in query.split("&") if pair)
         way, last = path.rpartition("/")[::2]
         if path == "/api/tasks":
-            return self.page(int(words["page"]), int(words["page_size"]))
+            return self.page(int(words["page"]), int(words["page_size"]), words["include"].split(","))
         if way == "/api/tasks":
             task = self.find(int(last))
             if method == "PATCH":
@@ -72,11 +73,11 @@ class PlainStudio:
             self.project |= body
         return dict(self.project)
 
-    def page(self, page, size):
+    def page(self, page, size, fields):
         tasks = list(self.tasks.values())[(page - 1) * size : page * size]
         if not tasks and page > 1:
             raise ConnectionError("Label Studio answered 404: Invalid page.")
-        rows = [task | {"annotations": self.annotations_of(task["id"])} for task in tasks]
+        rows = [task | {"annotations": self.annotations_of(task["id"], fields)} for task in tasks]
         return {"tasks": json.loads(json.dumps(rows)), "total": len(self.tasks)}
 
     def find(self, task):
@@ -88,15 +89,16 @@ class PlainStudio:
         """Predictions with labels that are not in the configuration are dropped without an error."""
         return all(r["value"]["choices"][0] in PARSED[r["from_name"]]["labels"] for r in result)
 
-    def annotations_of(self, task):
-        return [a for a in self.annotations.values() if a["task"] == task]
+    def annotations_of(self, task, fields):
+        """The fields that are asked for are those of annotations too."""
+        found = [a for a in self.annotations.values() if a["task"] == task]
+        return [{name: value for name, value in a.items() if name in fields} for a in found]
 
     def annotate(self, task, *labels, who=7, skip=False, at=None):
         """A person annotates or skips a task. Returns the webhook."""
         number = at or 1 + max(self.annotations, default=20)
-        stamp = f"2026-01-02T00:00:{len(self.calls) % 60:02d}.{number:06d}Z"
         annotation = {"id": number, "task": task, "result": choose(*labels) if labels else [], "completed_by": who,
-                      "was_cancelled": skip, "updated_at": f"{time.time():020.6f}", "created_at": stamp}  # fmt: skip
+                      "was_cancelled": skip, "updated_at": datetime.now(UTC).isoformat()}  # fmt: skip
         self.annotations[number] = annotation
         action = "ANNOTATION_UPDATED" if at else "ANNOTATION_CREATED"
         return {"action": action, "annotation": annotation, "task": self.tasks[task], "project": dict(self.project)}
@@ -511,12 +513,13 @@ def test_a_webhook_that_is_blocked_is_told(opened, monkeypatch, caplog, arrives)
 
 
 def test_serve_says_what_is_wrong(tmp_path, monkeypatch):
-    (tmp_path / "texts.csv").write_text("id,text\n" + "".join(f"r{k},text number {k}\n" for k in range(6)))
     studio = PlainStudio(TEXTS.items, sampling="Sequential sampling")
     monkeypatch.setattr("foretaste.label.LabelStudio", lambda url, key: studio)
+    monkeypatch.setattr("foretaste.label.open_desk", lambda *_, **__: open_desk(tmp_path / "store", TEXTS))
+    monkeypatch.setattr("foretaste.label.close_desk", close_desk)
     monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
     monkeypatch.setenv("LABEL_STUDIO_API_KEY", "secret")
-    words = ["serve", str(tmp_path / "texts.csv"), "--classes", "cat,dog", "--url", "http://x", "--port", "0"]
+    words = ["serve", "texts.csv", "--classes", "cat,dog", "--url", "http://x", "--port", "0"]
     got = CliRunner().invoke(command, words)
     assert got.exit_code == 0, got.output
     assert "note: project 1 of Label Studio has the sampling mode 'Sequential sampling'" in got.stdout
@@ -544,7 +547,8 @@ def test_an_answer_that_is_not_kept_is_not_acknowledged(linked, monkeypatch):
 @pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"1.5", b"NaN", b"true", b'"7"', b"null", b"[]", b"9" * 30])
 def test_numbers_that_overflow_end_nothing(linked, number):
     bodies = [
-        b'{"action": "ANNOTATION_CREATED", "task": {"id": %s}, "annotation": {"id": 1, "task": 100}}' % number,
+        b'{"action": "ANNOTATION_CREATED", "task": {"id": %s}, "annotation": {"id": 1, "task": 100, "result": []}}'
+        % number,
         b'{"action": "ANNOTATION_CREATED", "task": {"id": 100}, "annotation": {"id": %s, "task": %s}}'
         % (number, number),
         b'{"action": "ANNOTATIONS_DELETED", "annotations": [{"id": %s}]}' % number,

@@ -1,7 +1,7 @@
-"""Throw generated calls, networks, files, interrupts and threads at the package: ``make fuzz``.
+"""Throw generated calls, networks, files, webhooks, interrupts and threads at the package: ``make fuzz``.
 
     python -m fuzz                     # with tests/ on the path: the long run
-    python -m fuzz --calls 1000 --networks 0 --files 0 --interrupts 0 --threads 0
+    python -m fuzz --calls 1000 --networks 0 --files 0 --webhooks 0 --interrupts 0 --threads 0
 
 Prints a line for each part with counts by outcome, and examples of whatever is neither right nor a clear error. The
 exit code is 1 if anything came that must not: a wrong answer, a hang, something executed or left behind, or more than
@@ -16,20 +16,21 @@ from collections.abc import Callable
 
 import torch
 
-from . import calls, faults, files, networks
+from . import calls, faults, files, networks, webhooks
 from .outcomes import Tally, limit_memory
 
 PARTS: dict[str, tuple[Callable[[int, int], Tally], int]] = {
     "calls": (calls.run, 50_000),
     "networks": (networks.run, 2000),
     "files": (files.run, 5000),
+    "webhooks": (webhooks.run, 20_000),
     "interrupts": (faults.interrupts, 2000),
     "threads": (faults.threads, 200),
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="fuzz", description="Generated calls, networks, files, interrupts, threads.")
+    parser = argparse.ArgumentParser(prog="fuzz", description="Generated calls, networks, files, webhooks, threads.")
     parser.add_argument("--seed", type=int, default=0)
     for name, (_, count) in PARTS.items():
         parser.add_argument(f"--{name}", type=int, default=count, help=f"how many, default {count}")

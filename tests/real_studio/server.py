@@ -90,7 +90,8 @@ class RealStudio:
         self.api.call("POST", f"/api/projects/{project}/import", [{"data": data} | more for data in texts])
 
     def tasks(self, project: int) -> dict[int, dict[str, Any]]:
-        path = f"/api/tasks?project={project}&page_size=1000&fields=all&resolve_uri=false"
+        fields = "id,data,annotations,result,was_cancelled,completed_by,updated_at,predictions,model_version,score"
+        path = f"/api/tasks?project={project}&page_size=1000&fields=all&resolve_uri=false&include={fields}"
         return {task["id"]: task for task in self.api.call("GET", path)["tasks"]}
 
     def annotate(self, task: int, label: str) -> int:

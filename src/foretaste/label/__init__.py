@@ -6,7 +6,7 @@ progress.py says when to and when to stop, explain.py what a label would change,
 
 start.py opens a folder for labelling. store.py keeps every answer on the disk, worker.py the learner on its thread,
 desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who may call them. exchange.py
-takes labels in and out, label_studio.py speaks with Label Studio.
+takes labels in and out, label_studio.py speaks with Label Studio, studio_tasks.py keeps the store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.

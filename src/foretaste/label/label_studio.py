@@ -54,6 +54,7 @@ LONGEST_RETRY = 60.0
 HEAR_SECONDS = 10.0  # a webhook that has not come so long after our own change of the project is blocked
 LARGEST_REPLY = 200_000_000
 TASKS_A_PAGE = 500
+TASK_FIELDS = ("id", "data", "annotations", "result", "was_cancelled", "completed_by", "updated_at")  # of both
 SAMPLING = "Uncertainty sampling"
 VERSIONS = re.compile(r"foretaste-\d+-[0-9a-f]+")  # model versions of ours, also of earlier sessions
 
@@ -328,7 +329,7 @@ class LabelStudioLink(threading.Thread):
         found, page, read, total = dict[int, StudioTask](), 1, 0, 1
         while read < total:  # a page beyond the last is an error there
             path = f"/api/tasks?project={self.project}&page={page}&page_size={TASKS_A_PAGE}&fields=all"
-            reply = self.studio.call("GET", f"{path}&resolve_uri=false&include=id,data,annotations")
+            reply = self.studio.call("GET", f"{path}&resolve_uri=false&include={','.join(TASK_FIELDS)}")
             tasks, total = reply["tasks"], int(reply["total"])
             found |= dict(known for known in map(self.said.read_task, tasks) if known is not None)
             if not tasks:

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from foretaste.errors import printable
@@ -64,7 +65,7 @@ class StudioAnswer:
 
     label: str | None
     skipped: bool
-    at: str
+    at: float  # seconds since 1970
     who: str
 
 
@@ -165,15 +166,15 @@ class StudioTasks:
 
     def _read_answer(self, annotation: Any) -> tuple[int, StudioAnswer]:
         """The number of an annotation, and what it says."""
-        if not isinstance(annotation, Mapping):
-            raise ValueError(f"an annotation is {annotation!r:.60}; expected an object")
+        if not isinstance(annotation, Mapping) or not isinstance(annotation.get("result"), list):
+            raise ValueError(f"an annotation is {annotation!r:.60}; expected an object with a result, a list")
         choices = chosen(annotation, None if self.choices is None else self.choices.name)
         who = annotation.get("completed_by")
         who = who.get("id") if isinstance(who, Mapping) else who
         return _number(annotation.get("id"), "an annotation"), StudioAnswer(
             choices[0] if len(choices) == 1 else None,
             bool(annotation.get("was_cancelled")),
-            str(annotation.get("updated_at") or ""),
+            _moment(annotation.get("updated_at")),
             printable(f"label-studio:{who or 'annotator'}")[:80],
         )
 
@@ -310,3 +311,11 @@ def _number(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"the number of {what} is {value!r:.60}; expected a whole number")
     return value
+
+
+def _moment(value: Any) -> float:
+    """Seconds since 1970; 0 for what is no time."""
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return 0.0
