@@ -273,6 +273,35 @@ def test_the_project_is_read_every_so_often(opened, monkeypatch):
     linked.settled([100, 102, 104, 105])
 
 
+def test_a_webhook_that_comes_during_a_reading_counts_more(linked, monkeypatch):
+    """What was read before it came is older; and a task that comes then is found by another reading."""
+    studio, calls, seen = linked.studio, linked.studio.call, []
+
+    def call(method, path, body=None):
+        reply = calls(method, path, body)
+        if path.startswith("/api/tasks?") and not seen:
+            seen.append(path)
+            assert linked.link.hook(studio.annotate(100, "cat")) == "kept"
+            assert linked.link.hook(studio.annotate(101, "dog")) == "kept"
+            assert linked.link.hook(studio.remove(22)) == "kept"
+            del studio.tasks[102]
+            gone = {"action": "TASKS_DELETED", "tasks": [{"id": 102}], "project": dict(studio.project)}
+            assert linked.link.hook(gone) == "kept"
+            studio.tasks[106] = {"id": 106, "data": {"text": TEXTS.items[2]}}
+            assert linked.link.hook({"action": "TASKS_CREATED"}) == "queued"
+        return reply
+
+    linked.settled([100, 101, 102, 103, 104, 105])
+    monkeypatch.setattr(studio, "call", call)
+    reads = linked.link.reads
+    linked.hook({"action": "TASKS_CREATED"})
+    until(lambda: linked.link.reads > reads)
+    assert linked.desk.store.labels() == {"r0": "cat"}
+    until(lambda: linked.link.reads > reads + 1)
+    until(lambda: {*studio.order()} == {101, 103, 104, 105, 106} == {*studio.scores()})
+    assert linked.desk.store.labels() == {"r0": "cat"}
+
+
 def test_what_happened_while_we_were_not_there(linked):
     """Annotated, changed, deleted, skipped and imported between two runs: the second begins with it."""
     studio = linked.studio

@@ -7,6 +7,6 @@ Nothing is installed here. Label Studio wants an environment of its own (about 1
 Then, from the root of the repository:
 
     export LABEL_STUDIO=/tmp/label-studio/bin/label-studio
-    PYTHONPATH=src:tests .venv/bin/python -m real_studio.check    # what must hold, step by step; about three minutes
+    PYTHONPATH=src:tests .venv/bin/python -m real_studio.check    # what must hold, step by step; 4 to 10 minutes
     PYTHONPATH=src:tests .venv/bin/python -m real_studio.record   # writes tests/fixtures/label_studio_webhooks.json
 """
