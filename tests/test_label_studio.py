@@ -408,6 +408,24 @@ def test_deleted_tasks_break_no_order(linked, caplog):
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) <= 2
 
 
+def test_a_task_that_comes_back_under_another_number_takes_its_place(linked, monkeypatch):
+    """The ranking is the same, the task is not; and the first two imports of predictions fail."""
+    studio, calls, failing = linked.studio, linked.studio.call, [1, 2]
+
+    def call(method, path, body=None):
+        if path.endswith("/import/predictions") and failing:
+            raise ConnectionError(f"fails {failing.pop()} more times")
+        return calls(method, path, body)
+
+    linked.settled([100, 101, 102, 103, 104, 105])
+    monkeypatch.setattr(studio, "call", call)
+    del studio.tasks[102]
+    studio.tasks[106] = {"id": 106, "data": {"text": TEXTS.items[2]}}
+    linked.hook({"action": "TASKS_CREATED"})
+    until(lambda: studio.order() == [100, 101, 106, 103, 104, 105])
+    assert not failing
+
+
 def test_a_project_with_a_part_of_the_items_has_a_full_order(opened):
     """The best ten of those that are there, not those of the best ten that are there."""
     items = MemoryItems("text", [f"r{k}" for k in range(60)], [f"text number {k}" for k in range(60)])

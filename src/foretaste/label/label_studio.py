@@ -50,7 +50,7 @@ READ_SECONDS = 60.0  # between two readings of the whole project,
 READ_SHARE = 0.05  # which take at most this share of the time
 SOON_SECONDS = 0.5  # after a webhook that says too little: its change may not be committed yet
 RETRY_SECONDS = 0.5  # after a failure; twice as long after each further one
-LONGEST_RETRY = 60.0
+LONGEST_RETRY = 15.0
 HEAR_SECONDS = 10.0  # a webhook that has not come so long after our own change of the project is blocked
 LARGEST_REPLY = 200_000_000
 TASKS_A_PAGE = 500
@@ -213,8 +213,8 @@ class LabelStudioLink(threading.Thread):
             # A new best item at once; the rest of the ranking once, when it is whole.
             new = ready[:1] != last[:1] if ready else view.whole and last
             if new or self._resend or self.said.moved or (view.whole and ready != last):
-                if self._try(self._push, ready):
-                    last = ready
+                self._resend = not self._try(self._push, ready)
+                last = last if self._resend else ready
             elif self.version:
                 more = self._try(self._tidy)
             if self._hooked and not self._heard and time.monotonic() > self._listens_since + HEAR_SECONDS:
@@ -353,7 +353,7 @@ class LabelStudioLink(threading.Thread):
         assert studio is not None
         with self.said.lock:
             ranked = [(item, self.said.open[item]) for item in ready if item in self.said.open]
-            self._resend = self.said.moved = False
+            self.said.moved = False
         if ranked:
             old, version = self.version, f"foretaste-{int(time.time())}-{secrets.token_hex(4)}"  # never one of before
             rows = [
