@@ -349,6 +349,12 @@ def test_what_people_say_on_our_own_page_stays(linked):
     linked.desk.answer("tab-0001", "Bob", "r2", "relabel", "dog")
     linked.again()
     assert linked.desk.store.labels() == {"r0": "dog", "r1": "dog", "r2": "dog"}
+    said = studio.annotate(102, "cat", at=22)  # the same once more: she means it
+    linked.hook(said)
+    assert linked.desk.store.labels()["r2"] == "cat"
+    linked.desk.answer("tab-0001", "Bob", "r2", "relabel", "dog")
+    linked.hook(said)  # the same webhook twice
+    assert linked.desk.store.labels()["r2"] == "dog"
 
 
 def test_of_several_annotations_the_last_counts(linked):

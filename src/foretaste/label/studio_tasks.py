@@ -119,6 +119,7 @@ class StudioTasks:
         self._touched: dict[int, float] = {}  # task → when a webhook spoke of it
         self._tab = ""  # under which the log has what this project said
         self._said: dict[str, str | None] = {}  # item → a class, "" for a skip: what Label Studio said last
+        self._fresh: set[str] = set()  # items of which it has just spoken: also who says the same again is heard
         self._strange: set[str | None] = set()  # labels that were complained about
 
     def speak_as(self, tab: str) -> None:
@@ -209,9 +210,11 @@ class StudioTasks:
             if item is not None:
                 known = self.tasks.get(at, StudioTask(item))
                 known = known if known.item == item else StudioTask(item)
-                old = known.answers.get(number, answer)
-                latest = old if old.at > answer.at else answer  # a webhook that comes late changes nothing
-                items |= self._put(at, replace(known, answers={**known.answers, number: latest}))
+                items |= self._put(at, known)
+                old = known.answers.get(number)
+                if old is None or old.at < answer.at:  # one that comes late, or twice, changes nothing
+                    items |= self._put(at, replace(known, answers={**known.answers, number: answer}))
+                    self._fresh.add(item)
         return items if annotations else None
 
     def _put(self, number: int, task: StudioTask | None) -> set[str]:
@@ -253,7 +256,7 @@ class StudioTasks:
                 said = "no one choice" if wanted is None else f"the label {printable(wanted)!r:.80}, no class here"
                 log.warning("Label Studio: an annotation has %s; such annotations are not learned", said)
             wanted = None
-        if numbers and wanted != self._said.get(item):
+        if numbers and (wanted != self._said.get(item) or item in self._fresh):
             if wanted:
                 self._answer(item, wanted, given[-1].who)
             else:
@@ -261,6 +264,7 @@ class StudioTasks:
                 if wanted == "" and self.desk.store.state_of(item) is None:
                     self.desk.answer(self._tab_of(item), answers[-1][1].who, item, "skip", patience=0)
             self._said[item] = wanted
+            self._fresh.discard(item)
             self.desk.leave(self._tab_of(item))
         self._place(item, next((n for n in numbers if not self.tasks[n].answers), None))
 
