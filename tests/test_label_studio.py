@@ -355,6 +355,9 @@ def test_what_people_say_on_our_own_page_stays(linked):
     linked.desk.answer("tab-0001", "Bob", "r2", "relabel", "dog")
     linked.hook(said)  # the same webhook twice
     assert linked.desk.store.labels()["r2"] == "dog"
+    studio.annotate(102, "cat", at=22)  # once more, and no webhook tells
+    linked.hook({"action": "TASKS_CREATED"})
+    until(lambda: linked.desk.store.labels()["r2"] == "cat")
 
 
 def test_of_several_annotations_the_last_counts(linked):

@@ -144,7 +144,11 @@ class StudioTasks:
             self._touched = {number: at for number, at in self._touched.items() if at >= since}
             # A webhook knows more than what was read before it came.
             kept = {number: self.tasks[number] for number in self._touched if number in self.tasks}
-            self.tasks = {n: task for n, task in found.items() if n not in self._touched} | kept
+            read = {number: task for number, task in found.items() if number not in self._touched}
+            for number, task in read.items():
+                if number in self.tasks and any(self._is_news(number, *answer) for answer in task.answers.items()):
+                    self._fresh.add(task.item)
+            self.tasks = read | kept
             self._of, self._home = defaultdict(list), {}
             for number, task in sorted(self.tasks.items()):
                 self._of[task.item].append(number)
@@ -211,11 +215,15 @@ class StudioTasks:
                 known = self.tasks.get(at, StudioTask(item))
                 known = known if known.item == item else StudioTask(item)
                 items |= self._put(at, known)
-                old = known.answers.get(number)
-                if old is None or old.at < answer.at:  # one that comes late, or twice, changes nothing
+                if self._is_news(at, number, answer):  # one that comes late, or twice, changes nothing
                     items |= self._put(at, replace(known, answers={**known.answers, number: answer}))
                     self._fresh.add(item)
         return items if annotations else None
+
+    def _is_news(self, task: int, number: int, answer: StudioAnswer) -> bool:
+        """Whether an annotation of a known task is new, or has changed since."""
+        old = self.tasks[task].answers.get(number)
+        return old is None or old.at < answer.at
 
     def _put(self, number: int, task: StudioTask | None) -> set[str]:
         """Replace what is known of a task; None if it is gone. Returns the items that it was or is about."""
