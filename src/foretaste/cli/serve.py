@@ -63,17 +63,19 @@ def serve_command(
             Path(source), classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
             label=column_or_none(label), backbone=backbone, check_every=0, seed=seed, start=False,
         )  # fmt: skip
-        link = LabelStudioLink(desk, studio, project)
+        address = f"http://{host}:{opened.getsockname()[1]}"
+        link = LabelStudioLink(desk, studio, project, address=address)
         try:
             web = make_app(desk)  # before the threads: it changes the filters of warnings, which threads share
             add_ml_backend(web, link)
             desk.worker.start()
-            link.start()
-            at = opened.getsockname()[1]
             say(
                 f"{desk.title}: {len(desk.open_ids)} items, classes {', '.join(desk.store.classes)}",
-                f"ML backend http://{host}:{at}, webhook http://{host}:{at}/webhook (Ctrl-C stops)",
+                f"ML backend {address}, webhook {address}/webhook (Ctrl-C stops)",
             )
+            if studio is not None:
+                say(*(f"note: {fault}" for fault in link.check()))
+            link.start()
             if token:
                 say(f"token {token}: the password of the backend, any name; and Authorization: Bearer of the webhook")
             ended_by = serve_app(web, opened, host=host, token=token, names=allow_host or [], routes=WEBHOOK_BODIES)

@@ -80,6 +80,7 @@ class LabelDesk:
         self.rows: Mapping[str, int] = {}  # item → its row, where items are named by what they hold
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
         self.copies = CopyGroups(self.twins)
+        self.away: set[str] = set()  # items that the learner need not rank: nobody can be asked for them
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}
         self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
@@ -110,7 +111,7 @@ class LabelDesk:
             return ""
         event = self._answer_of(item)
         if event is None or event.kind == "skip":
-            return None
+            return "" if item in self.away else None
         return event.label if event.label is not None else ""
 
     def skipped(self) -> set[str]:
