@@ -19,6 +19,7 @@ from foretaste.label import choose
 from foretaste.label import session as session_module
 from foretaste.lookahead.dense import DenseState
 from foretaste.network import MLP, Diverged, seeded
+from foretaste.network.sgd import TrainingRecipe, diverged_error
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
 N = 40
@@ -717,6 +718,27 @@ def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptu
     assert "the network from before stays" in caplog.text
     assert learner.status()["training"]["failure"].startswith("Diverged")
     torch.testing.assert_close(outputs(learner), before)
+
+
+def test_a_training_that_diverges_is_repeated_at_half_the_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = sys.modules["foretaste.network.fit"]
+    real = module.train_fast
+
+    def train(fast: str, net: nn.Module, x: torch.Tensor, goal: object, how: TrainingRecipe, *rest: object) -> float:
+        if how.max_lr > 0.2:
+            nn.init.constant_(next(net.parameters()), torch.nan)
+            raise diverged_error("the loss is nan at step 1 of 50", how)
+        return real(fast, net, x, goal, how, *rest)
+
+    monkeypatch.setattr(module, "train_fast", train)
+    fast, slow = (make("l2", fit_options={"max_lr": rate, "steps": 50}) for rate in (0.5, 0.125))
+    for learner in (fast, slow):
+        learner.retrain(wait=True)
+    assert "the loss is nan at step 1 of 50, with max_lr=0.25; trying again with max_lr=0.125" in caplog.text
+    assert fast.status()["training"]["failure"] is None
+    assert_same(fast, slow)
 
 
 def test_a_training_that_makes_nan_leaves_the_old_network() -> None:
