@@ -708,6 +708,31 @@ def test_a_training_that_waits_for_itself_is_refused(own: bool) -> None:
         learner.teach([0, 1, 2], [0, 1, 2]) if own else learner.retrain(wait=True)
 
 
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+def test_the_expected_error_counts_every_class_of_the_open_items(kind: str) -> None:
+    """l2: how often another output than the largest mean is the largest, of outputs drawn with 0.3 s² S_jj."""
+    learner = make(kind)
+    asked = learner.query(1)
+    learner.teach(range(10, 30), [truth(kind, i) for i in range(10, 30)])
+    learner.ignore([35])
+    now = learner._now
+    state, book = now.model.follow(now.book), now.book
+    left = [i for i in range(N) if i not in (*book.labels, *asked, 35)]
+    mean, g = state.pool_mean[left], torch.Generator().manual_seed(0)
+    if kind == "ce":
+        want = 1 - torch.softmax(mean, 1).amax(1)
+    else:
+        sigma = (0.3 * now.model.scale(book) * state.variance_blocks[left, 0, 0]).sqrt()
+        drawn = mean + sigma[:, None] * torch.randn(20_000, *mean.shape, generator=g, dtype=torch.float64)
+        want = (drawn.argmax(2) != mean.argmax(1)).double().mean(0)
+    error = learner.status()["error"]
+    assert error["model"] == pytest.approx(float(want.mean()), abs=0.005)
+    record = list(book.predictions.values())
+    made = sum(p.predicted != p.label for p in record)
+    assert error["ratio"] == pytest.approx((made + 5) / (sum(p.error for p in record) + 5))
+    assert error["corrected"] == pytest.approx(error["model"] * error["ratio"])
+
+
 def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptureFixture) -> None:
     learner = make("l2", fit_options={"max_lr": 1e9, "steps": 50})
     before = outputs(learner)
