@@ -160,8 +160,9 @@ def expected_by_learner(problem: FirstBatchProblem, loss: str, seed: int) -> lis
     """One label at a time: what ``status()["error"]`` expects of the open items, and what is wrong there."""
     C = int(problem.y.max()) + 1
     at = torch.randperm(len(problem.x), generator=torch.Generator().manual_seed(seed))[:LEARNER_POOL]
-    x, truth, records = problem.x[at], problem.y[at].tolist(), []
-    learner = Learner(pool=x, classes=C, seed=seed, loss=loss, fit_options={"steps": 600})
+    truth: dict[Any, int] = dict(enumerate(problem.y[at].tolist()))
+    records = []
+    learner = Learner(pool=problem.x[at], classes=C, seed=seed, loss=loss, fit_options={"steps": 600})
     for n in range(1, min(EXPECTED_AT[C][-1], LEARNER_POOL // 2) + 1):
         [i] = learner.query(1)
         learner.teach(i, truth[i])
@@ -169,7 +170,7 @@ def expected_by_learner(problem: FirstBatchProblem, loss: str, seed: int) -> lis
             learner.retrain(wait=True)
         if n in EXPECTED_AT[C] and learner.ready:
             error = learner.status()["error"]
-            left = [i for i in range(LEARNER_POOL) if i not in learner.labels]
+            left = [i for i in truth if i not in learner.labels]
             wrong = sum(y != truth[i] for i, y in zip(left, learner.predict(left))) / len(left)
             found = {"labels": n, "expected": error["corrected"], "model": error["model"], "wrong": wrong}
             records.append({"problem": problem.name, "by": "learner", "loss": loss, "seed": seed, **found})
@@ -209,7 +210,8 @@ if __name__ == "__main__":
         out, seeds, first, *files = sys.argv[2:]
         problem = digits_problem()
         if files:
-            problem = text_problem(*files) if len(files) == 1 else feature_problem(*files, "CIFAR10 features")
+            texts = len(files) == 1
+            problem = text_problem(files[0]) if texts else feature_problem(files[0], files[1], "CIFAR10 features")
         found = json.loads(Path(out).read_text()) if Path(out).exists() else []
         for seed in range(int(first), int(first) + int(seeds)):
             for loss in ("l2", "ce"):

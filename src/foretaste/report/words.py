@@ -259,7 +259,7 @@ def caveat(s: Summary) -> str:
 def learned_labels(s: Summary) -> tuple[bool, str]:
     """Whether every network learned its labels, as look-ahead assumes, and which did not."""
     failed = s.unlearned()
-    repeated = {name: n for name in s.arms if (n := sum(r.get("retries", 0) > 0 for r in s.of(name)))}
+    repeated = {name: n for name in s.arms if (n := sum(bool(r.get("retries")) for r in s.of(name)))}
     again = ""
     if repeated:
         times = _join_names([f"{n} of {name}" for name, n in repeated.items()])
@@ -267,7 +267,7 @@ def learned_labels(s: Summary) -> tuple[bool, str]:
     if not failed:
         return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}.{again}"
     parts = _join_names([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
-    diverged = {name: n for name in s.arms if (n := sum(r.get("diverged", False) for r in s.of(name)))}
+    diverged = {name: n for name in s.arms if (n := sum(bool(r.get("diverged")) for r in s.of(name)))}
     more = ""
     if diverged:
         times = _join_names([f"{n} of {name}" for name, n in diverged.items()])
