@@ -27,6 +27,7 @@ from foretaste.label.model import LiveModel
 from foretaste.lookahead.dense import DenseState
 from foretaste.lookahead.problem import Problem, ThetaBlocks
 from foretaste.network import MLP, Diverged, read_tensors, seeded
+from foretaste.network.sgd import TrainingRecipe, diverged_error
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
 N = 40
@@ -858,6 +859,31 @@ def test_a_training_that_waits_for_itself_is_refused(own: bool) -> None:
         learner.teach([0, 1, 2], [0, 1, 2]) if own else learner.retrain(wait=True)
 
 
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+def test_the_expected_error_counts_every_class_of_the_open_items(kind: str) -> None:
+    """l2: how often another output than the largest mean is the largest, of outputs drawn with 0.3 s² S_jj."""
+    learner = make(kind)
+    asked = learner.query(1)
+    learner.teach(range(10, 30), [truth(kind, i) for i in range(10, 30)])
+    learner.ignore([35])
+    now = learner._now
+    state, book = now.model.follow(now.book), now.book
+    left = [i for i in range(N) if i not in (*book.labels, *asked, 35)]
+    mean, g = state.pool_mean[left], torch.Generator().manual_seed(0)
+    if kind == "ce":
+        want = 1 - torch.softmax(mean, 1).amax(1)
+    else:
+        sigma = (0.3 * now.model.scale(book) * state.variance_blocks[left, 0, 0]).sqrt()
+        drawn = mean + sigma[:, None] * torch.randn(20_000, *mean.shape, generator=g, dtype=torch.float64)
+        want = (drawn.argmax(2) != mean.argmax(1)).double().mean(0)
+    error = learner.status()["error"]
+    assert error["model"] == pytest.approx(float(want.mean()), abs=0.005)
+    record = list(book.predictions.values())
+    made = sum(p.predicted != p.label for p in record)
+    assert error["ratio"] == pytest.approx((made + 5) / (sum(p.error for p in record) + 5))
+    assert error["corrected"] == pytest.approx(error["model"] * error["ratio"])
+
+
 def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptureFixture) -> None:
     learner = make("l2", fit_options={"max_lr": 1e9, "steps": 50})
     before = outputs(learner)
@@ -868,6 +894,27 @@ def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptu
     assert "the network from before stays" in caplog.text
     assert learner.status()["training"]["failure"].startswith("Diverged")
     torch.testing.assert_close(outputs(learner), before)
+
+
+def test_a_training_that_diverges_is_repeated_at_half_the_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = sys.modules["foretaste.network.fit"]
+    real = module.train_fast
+
+    def train(fast: str, net: nn.Module, x: torch.Tensor, goal: object, how: TrainingRecipe, *rest: object) -> float:
+        if how.max_lr > 0.2:
+            nn.init.constant_(next(net.parameters()), torch.nan)
+            raise diverged_error("the loss is nan at step 1 of 50", how)
+        return real(fast, net, x, goal, how, *rest)
+
+    monkeypatch.setattr(module, "train_fast", train)
+    fast, slow = (make("l2", fit_options={"max_lr": rate, "steps": 50}) for rate in (0.5, 0.125))
+    for learner in (fast, slow):
+        learner.retrain(wait=True)
+    assert "the loss is nan at step 1 of 50, with max_lr=0.25; trying again with max_lr=0.125" in caplog.text
+    assert fast.status()["training"]["failure"] is None
+    assert_same(fast, slow)
 
 
 def test_a_training_that_makes_nan_leaves_the_old_network() -> None:

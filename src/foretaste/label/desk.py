@@ -115,8 +115,8 @@ class LabelDesk:
         return event.label if event.label is not None else ""
 
     def skipped(self) -> set[str]:
-        """What people have skipped. The answer "skip" without a tab opens an item again, and is none of these."""
-        return {item for item, event in self.store.current().items() if event.kind == "skip" and event.tab}
+        """What people have skipped."""
+        return {item for item, event in self.store.current().items() if event.kind == "skip"}
 
     # What the page asks
 
