@@ -571,7 +571,7 @@ def test_a_webhook_that_is_blocked_is_told(opened, monkeypatch, caplog, arrives)
 def test_serve_says_what_is_wrong(tmp_path, monkeypatch):
     studio = PlainStudio(TEXTS.items, sampling="Sequential sampling")
     monkeypatch.setattr("foretaste.label.LabelStudio", lambda url, key: studio)
-    monkeypatch.setattr("foretaste.label.open_desk", lambda *_, **__: open_desk(tmp_path / "store", TEXTS))
+    monkeypatch.setattr("foretaste.label.open_desk", lambda *_, **__: open_desk(tmp_path / "store", TEXTS, start=False))
     monkeypatch.setattr("foretaste.label.close_desk", close_desk)
     monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
     monkeypatch.setenv("LABEL_STUDIO_API_KEY", "secret")
@@ -634,7 +634,7 @@ def test_numbers_that_overflow_end_nothing(linked, number):
     ],
 )  # fmt: skip
 def test_odd_webhooks_change_nothing_and_stop_nothing(linked, body):
-    assert linked.hook(body).status in (200, 422)
+    assert linked.hook(body).status in (200, 400, 422)
     assert linked.hook(linked.studio.annotate(105, "cat")).status == 200
     assert linked.desk.store.labels() == {"r5": "cat"}
     assert linked.link.is_alive()
