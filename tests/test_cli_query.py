@@ -185,7 +185,7 @@ def spoil(where, **changes):
         ("U", {"x": None}, r"has ids; expected x, and y and ids"),
         ("L", {"y": None}, r"L\.npz has no labels"),
         ("L", {"y": np.zeros(29, int)}, r"y is int64 \(29,\); expected one for each of 30 points"),
-        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat', 'dog'; Its"),
+        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat', 'dog'; its"),
         ("L", {"y": np.arange(30)}, "are no class of the network: '10'"),
         ("L", {"y": -np.arange(30)}, "are no class of the network"),
     ],

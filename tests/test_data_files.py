@@ -452,7 +452,7 @@ def test_load_names_the_files_it_looked_for(tmp_path, monkeypatch):
     [
         ("cifra10", {}, ValueError, "unknown data set 'cifra10'; did you mean 'cifar10'.*Known: digits"),
         ("Fashion_MNIST", {}, ValueError, "did you mean 'fashion-mnist'"),
-        ("xyzzy", {}, ValueError, "unknown data set 'xyzzy'; Known: digits"),
+        ("xyzzy", {}, ValueError, "unknown data set 'xyzzy'; known: digits"),
         ("some/where", {}, FileNotFoundError, "some/where is not there"),
         ("gone.npz", {}, FileNotFoundError, "gone.npz is not there"),
         ("digits", {"normalise": "standard"}, ValueError, "'standard'; expected one of auto, none, measured"),

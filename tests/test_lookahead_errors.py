@@ -84,8 +84,8 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"method": "features"}, "unknown method 'features'; Known: auto, dense, direct"),
-        ({"loss": "mse"}, "unknown loss 'mse'; The network was trained with one of: l2, ce"),
+        ({"method": "features"}, "unknown method 'features'; known: auto, dense, direct"),
+        ({"loss": "mse"}, "unknown loss 'mse'; the network was trained with one of: l2, ce"),
         ({"ridge": -1.0}, "ridge is -1.0"),
         ({"ridge": float("nan")}, "ridge is nan"),
         ({"time": 0.0}, "time is 0.0"),
