@@ -386,7 +386,7 @@ def test_more_than_the_pool_has_takes_what_is_left(files, strategy):
     words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--network", "mlp", "--steps", 20]
     got = invoke("query", *words, "--strategy", strategy, "-n", 61, "--watch", 1000, "--out", files / "r.csv")
     assert got.exit_code == 0, got.output
-    assert "-n 61: the pool has 60 points left, and all of them are chosen" in got.stdout
+    assert "-n 61: the pool has 60 points left, and all of it is chosen" in got.stdout
     assert "--watch 1000: the pool has 60 points left" in got.stdout
     assert [row["picked"] for row in table(files / "r.csv")] == ["1"] * 60
 

@@ -33,7 +33,8 @@ def test_a_name_that_is_nothing_like_it_is_not_suggested(name: str) -> None:
     ("name", "near"),
     [
         ("ID", "id"), ("Label", "label"), ("labels", "label"), ("lable", "label"), ("labe", "label"),
-        ("text_clean", "text"), ("regoin", "region"), ("incom", "income"), ("ages", "age"), ("net_income", "income"), ("reg", "region"),
+        ("text_clean", "text"), ("regoin", "region"), ("incom", "income"), ("ages", "age"),
+        ("net_income", "income"), ("reg", "region"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_near_is_suggested(name: str, near: str) -> None:

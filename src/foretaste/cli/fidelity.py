@@ -9,7 +9,7 @@ import typer
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, check_output_folder, console, progress_bar, say
 from foretaste.cli.problem import describe_network, make_problem, train_problem
-from foretaste.errors import format_seconds, printable
+from foretaste.errors import counted, format_seconds, printable
 
 if TYPE_CHECKING:
     from foretaste.cli.problem import LabellingProblem
@@ -96,7 +96,7 @@ def fidelity_command(
     check_fidelity(len(p.x_U), p.loss, candidates, repeats, watch, outputs, ridges)  # before anything is trained
     train: dict[str, Any] = {"max_lr": max_lr, "batch_size": batch, "weight_decay": weight_decay}
     if weights is None:
-        say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
+        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
         with progress_bar("training") as progress:
             p = train_problem(p, progress, steps=steps, seed=seed, **train)
     train["steps"] = retrain_steps or steps

@@ -13,7 +13,7 @@ from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, console_warnings, progress_bar, say
 from foretaste.cli.picks import write_picks
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
-from foretaste.errors import csv_cell, format_seconds
+from foretaste.errors import counted, csv_cell, format_seconds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +134,7 @@ def query_command(
         hint = "" if points.kind == "pictures" else " (if it has, --label names their column)"
         say(f"{points.where} has no labels{hint}. {first_batch_words(p, strategy)}")
     elif weights is None:
-        say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
+        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
         with progress_bar("training") as progress:
             p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
@@ -166,9 +166,9 @@ def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | No
     """``batch_size`` and ``watch`` that a pool of U points allows, and a note for each that was larger."""
     notes = []
     if n > U:
-        notes.append(f"-n {n}: the pool has {U} points left, and all of them are chosen")
+        notes.append(f"-n {n}: the pool has {counted(U, 'point')} left, and all of it is chosen")
     if watch is not None and watch > U:
-        notes.append(f"--watch {watch}: the pool has {U} points left, and all of them are watched")
+        notes.append(f"--watch {watch}: the pool has {counted(U, 'point')} left, and all of it is watched")
     return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
 
 
@@ -213,7 +213,8 @@ def check_query_settings(
         raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
     outputs, output = problem.outputs, how["output"]
     if isinstance(output, int) and output >= outputs:
-        raise ValueError(f"--output {output} and the network has {outputs} outputs; expected 0 to {outputs - 1}")
+        expected = "0" if outputs == 1 else f"0 to {outputs - 1}"
+        raise ValueError(f"--output {output} and the network has {counted(outputs, 'output')}; expected {expected}")
     request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
     found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
     if {"classes", "regression"} & {*found.needs}:
@@ -294,12 +295,12 @@ def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
     made = "with the weights given" if p.predicts else "untrained"
     made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else made
     text = [
-        f"{len(q)} of {len(p.x_U)} points chosen by {q.info['strategy']} ({q.info['select']}); "
+        f"{len(q)} of {counted(len(p.x_U), 'point')} chosen by {q.info['strategy']} ({q.info['select']}); "
         f"network: {p.name}, {made}."
     ]
     residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
     if residual is not None and len(p.x_L):
-        text.append(f"Mean squared residual of the {len(p.x_L)} labelled points: {residual:.1e}.")
+        text.append(f"Mean squared residual of the {counted(len(p.x_L), 'labelled point')}: {residual:.1e}.")
     stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
     spent = f" ({', '.join(stages)})" if stages else ""
     return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}. Ranking: {out}"])

@@ -10,7 +10,7 @@ import typer
 
 from foretaste.cli.app import app, check_output_folder, console, counting_bar, progress_bar, say, usable_cores
 from foretaste.cli.report import print_summary
-from foretaste.errors import format_seconds
+from foretaste.errors import counted, format_seconds
 
 if TYPE_CHECKING:
     from foretaste.study import Study
@@ -89,7 +89,7 @@ def run_command(
         study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
     )
     if len(records) < study.size:
-        say(f"Stopped after {minutes:g} minutes: {len(records)} of {study.size} records. The same command resumes.")
+        say(f"Stopped after {minutes:g} min: {len(records)} of {study.size} records. The same command resumes.")
     if not records:
         raise typer.Exit
     page = report.folder(folder)
@@ -146,7 +146,7 @@ def run_with_bar(study: "Study", processes: int, **arguments: Any) -> list[Any]:
         def show(record: Any) -> None:
             text = record["arm"]
             if "accuracy" in record:
-                text += f", {record['labelled']} labels: {record['accuracy']:.1%}"
+                text += f", {counted(record['labelled'], 'label')}: {record['accuracy']:.1%}"
             bars.update(task, advance=1, description=f"{text:<36}")
 
         return run(study, processes=processes, seen=show, answers=find_answers, **arguments)

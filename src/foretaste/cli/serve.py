@@ -9,6 +9,7 @@ import typer
 from foretaste.cli.app import app, say
 from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.cli.label import SourceArgument, StoreOption, close_or_exit, end_served, prepare_server, sigterm_exits
+from foretaste.errors import counted
 
 KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 
@@ -70,7 +71,7 @@ def serve_command(
             add_ml_backend(web, link)
             desk.worker.start()
             say(
-                f"{desk.title}: {len(desk.open_ids)} items, classes {', '.join(desk.store.classes)}",
+                f"{desk.title}: {counted(len(desk.open_ids), 'item')}, classes {', '.join(desk.store.classes)}",
                 f"ML backend {address}, webhook {address}/webhook (Ctrl-C stops)",
             )
             if studio is not None:

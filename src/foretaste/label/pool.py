@@ -134,7 +134,10 @@ def check_ids(ids: Iterable[Hashable], n: int) -> tuple[Hashable, ...]:
     """The ids, as text or whole numbers, all different."""
     known = tuple(plain_id(i) for i in ids)
     if len(known) != n:
-        raise ValueError(f"ids has {len(known)} entries and pool {n} items; expected one id for each item")
+        raise ValueError(
+            f"ids has {counted(len(known), 'entry', 'entries')} and pool {counted(n, 'item')}; expected "
+            "one id for each item"
+        )
     seen: set[Hashable] = set()
     twice = [i for i in known if i in seen or seen.add(i)]  # type: ignore[func-returns-value]
     if twice:

@@ -186,7 +186,7 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
             f"changed. Put the file back as it was; or name a new folder with --store: the labels in {store.folder} "
             "stay there"
         )
-    are = "1 item with an answer is" if len(lost) == 1 else f"{len(lost)} items with an answer are"
+    are = counted(len(lost), "item with an answer is", "items with an answer are")
     note = f"{are} not in {Path(where).name} now, removed or changed; what was said is kept in {STORE_FILE}"
     return replace(points, notes=(*points.notes, note))
 

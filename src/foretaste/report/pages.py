@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from foretaste.errors import format_bytes, format_seconds, printable
+from foretaste.errors import counted, format_bytes, format_seconds, printable
 from foretaste.report.charts import area_charts, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
 from foretaste.report.summary import Interval, Summary, query_cost, summarize, wins, without_spread
@@ -303,7 +303,7 @@ def _queried_pictures(s: Summary, pictures: Pictures, classes: Sequence[str] | N
             arms.append({"name": name, "ink": inks[name], "queries": queries})
     if not arms:
         return None
-    same = f" At {s.counts[0]} labels every arm looks at the same network." if s.shared_start else ""
+    same = f" At {counted(s.counts[0], 'label')} every arm looks at the same network." if s.shared_start else ""
     note = (
         f"Seed {seed}, in the order of the query.{same} Below each picture: the class that the network predicted, and "
         "the true class where that was wrong."
@@ -322,8 +322,8 @@ def _pictured_query(record: Record, pictures: Pictures, classes: Sequence[str] |
         for i, p, t in [point for point in points if point[0] in pictures][:PICTURES_PER_QUERY]
     ]
     wrong, kinds = sum(p != t for _, p, t in points), len(set(record["labels"]))
-    note = f"at {record['labelled']} labels: {wrong} of {len(points)} mistaken, {kinds} "
-    note += "class" if kinds == 1 else "classes"
+    note = f"at {counted(record['labelled'], 'label')}: {wrong} of {len(points)} mistaken, "
+    note += counted(kinds, "class", "classes")
     if len(shown) < len(points):
         note += f"; {len(shown)} of them shown"
     return {"note": note, "pictures": shown}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretaste.errors import format_seconds, join_words
+from foretaste.errors import counted, format_seconds, join_words
 from foretaste.report.summary import LEAST_SEEDS, NO_WIDTH, WHOLE_QUERY, Interval, QueryCost, Summary
 
 FEW_BASELINES = 2  # baselines that get a sentence each
@@ -48,7 +48,7 @@ def headline(s: Summary) -> str:
     """
     best, *rest = s.ranked()
     if not rest:
-        return f"{best} reached {s.accuracy(best, len(s.counts) - 1).mean:.1f} % with {s.counts[-1]} labels"
+        return f"{best} reached {s.accuracy(best, len(s.counts) - 1).mean:.1f} % with {counted(s.counts[-1], 'label')}"
     if len(s.counts) == 1:
         return "Nothing has been measured after a query yet"
     if len(s.seeds) < LEAST_SEEDS:
@@ -171,9 +171,9 @@ def _range_of_leads(leads: Mapping[str, Interval], names: Sequence[str]) -> list
 
 def _span(s: Summary) -> str:
     if len(s.counts) == 1:
-        return f"{_count_seeds(s)} at {s.counts[0]} labels"
+        return f"{_count_seeds(s)} at {counted(s.counts[0], 'label')}"
     cycles = len(s.counts) - 1
-    span = f"{cycles} {'cycle' if cycles == 1 else 'cycles'} ({s.counts[1]} to {s.counts[-1]} labels)"
+    span = f"{counted(cycles, 'cycle')} ({s.counts[1]} to {s.counts[-1]} labels)"
     return f"{span} and {_count_seeds(s)}"
 
 
@@ -266,7 +266,7 @@ def learned_labels(s: Summary) -> tuple[bool, str]:
         again = f" Trainings that diverged and were repeated at a lower learning rate: {times}."
     if not failed:
         return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}.{again}"
-    parts = _join_names([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
+    parts = _join_names([f"{name} in {n} of {counted(len(s.of(name)), 'training')}" for name, n in failed.items()])
     diverged = {name: n for name in s.arms if (n := sum(bool(r.get("diverged")) for r in s.of(name)))}
     more = ""
     if diverged:
