@@ -14,15 +14,15 @@ import numpy as np
 from markupsafe import Markup
 
 from foretaste.errors import counted, format_bytes, format_seconds, printable
-from foretaste.report.charts import area_charts, cost_charts, learning_charts, wins_decidable
+from foretaste.report.charts import area_charts, bars_are_cut, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
-from foretaste.report.summary import Interval, Summary, query_cost, summarize, wins, without_spread
+from foretaste.report.summary import LEAST_SEEDS, Interval, Summary, query_cost, summarize, wins, without_spread
 from foretaste.report.tables import arm_cells, arm_columns
 from foretaste.report.words import (
     WINS_EXPLAINED,
     caveat,
     details,
-    format_interval,
+    format_cell,
     headline,
     learned_labels,
     list_stages,
@@ -197,7 +197,11 @@ def findings(s: Summary) -> dict[str, Any]:
 def study_sections(s: Summary, name: str) -> list[PageSection]:
     """The charts and tables of one set of arms. ``name`` keeps the ids on one page apart."""
     start = ", but for the start that all share" if s.shared_start else ""
-    note = f"Mean over seeds; bars are its 95 % interval{start}." if len(s.seeds) > 1 else "One seed, so no intervals."
+    note = f"Mean over seeds; bars are its 95 % interval{start}."
+    if len(s.seeds) < LEAST_SEEDS:
+        note = f"{'One seed' if len(s.seeds) == 1 else 'Two seeds'}, so no intervals."
+    elif bars_are_cut(s):
+        note += " Bars of accuracies are cut at 0 and 100, where arrowheads say that they go on."
     if len(s.bases) > 1:
         note += " Baselines are grey; the table says which is whose."
     curves = PageSection("Learning curves", [note], inline_charts(learning_charts(s), f"{name}curves"))
@@ -232,10 +236,10 @@ def _area_section(s: Summary, name: str) -> PageSection | None:
         return None
     cells = {}
     for a in s.arms:
-        cells[a] = [format_interval(s.area(a))]
+        cells[a] = [format_cell(s.area(a))]
         if a in s.against:
             e = s.area_lead(a, s.against[a])
-            cells[a] += [format_interval(e, sign=True), s.against[a], _verdict_of(e)]
+            cells[a] += [format_cell(e, sign=True), s.against[a], _verdict_of(e)]
         elif s.against:
             cells[a] += ["", "", ""]
     columns = ["arm", "area", *(["difference", "to", "by its interval"] if s.against else [])]

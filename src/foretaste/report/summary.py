@@ -14,6 +14,7 @@ from foretaste.study import Record
 
 RANDOM = "random"  # an arm of this name is the baseline of those that name none
 LEAST_SEEDS = 3  # fewer seeds decide nothing
+WHOLE_SCALE = 100  # points
 NO_WIDTH = 1e-9  # points; an interval this narrow is rounding
 WHOLE_QUERY = "total"  # a stage of this name is the sum of the others
 
@@ -27,6 +28,15 @@ class Interval:
     mean: float
     half: float | None
     n: int
+
+    @property
+    def shown_half(self) -> float | None:
+        """Half the width as pages show it; None where it says nothing: fewer than three seeds, or wider than the scale.
+
+        Student's t for two seeds is 12.7: they give ± 136.7 where they differ by 21.5 points.
+        """
+        said = self.half is not None and self.n >= LEAST_SEEDS and self.half <= WHOLE_SCALE
+        return self.half if said else None
 
     @property
     def doubt(self) -> str | None:
