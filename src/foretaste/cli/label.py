@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli.app import app, say
+from foretaste.cli.app import app, say, with_examples
 from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.errors import counted, printable
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from foretaste.label import LabelDesk, LabelStore
 
 TOKEN_VARIABLE = "FORETASTE_TOKEN"
-SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"
+SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"  # of --help
 
-SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a table.")]
+SourceArgument = Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, or a table.")]
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -33,7 +33,14 @@ StoreOption = Annotated[
 ]
 
 
-@app.command("label")
+@app.command(
+    "label",
+    **with_examples(
+        "foretaste label photos/ --classes cat,dog",
+        "foretaste label reviews.csv --text body --classes good,bad",
+        "foretaste label photos/ --export labels.csv",
+    ),
+)
 def label_command(
     source: SourceArgument,
     classes: Annotated[
@@ -51,6 +58,7 @@ def label_command(
         list[Path] | None,
         typer.Option(
             "--import",
+            metavar="PATH",
             help="Take in labels and end: .csv, .jsonl, .json or class folders.",
             rich_help_panel=EXCHANGE_PANEL,
         ),
@@ -58,6 +66,7 @@ def label_command(
     export: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="PATH",
             help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder.",
             rich_help_panel=EXCHANGE_PANEL,
         ),
@@ -94,7 +103,9 @@ def label_command(
     ] = 8765,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL),
+        typer.Option(
+            metavar="NAME", help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL
+        ),
     ] = None,
     lease: Annotated[
         float,
@@ -106,7 +117,7 @@ def label_command(
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.", rich_help_panel=SERVER_PANEL)
     ] = True,
 ) -> None:
-    """Label a folder of pictures, or the texts or rows of a CSV, in the browser. The same command resumes.
+    """Label a folder of pictures, or the texts or rows of a table, in the browser. The same command resumes.
 
     Every answer is on the disk before it is acknowledged, and changes the model at once. Ctrl-C stops.
     """
@@ -259,7 +270,7 @@ def _check_source(source: Path, store: Path | None) -> None:
         raise FileNotFoundError(f"{source} does not exist; expected a folder of pictures, or a CSV")
 
 
-@app.command("status")
+@app.command("status", **with_examples("foretaste status photos/"))
 def status_command(
     source: SourceArgument,
     store: StoreOption = None,

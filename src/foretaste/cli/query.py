@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli import inputs as given
-from foretaste.cli.app import app, console, console_warnings, progress_bar, say
+from foretaste.cli.app import app, console, console_warnings, progress_bar, say, with_examples
 from foretaste.cli.picks import write_picks
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
 from foretaste.errors import counted, csv_cell, format_seconds
@@ -25,7 +25,14 @@ RANKED_COLUMNS = ("rank", "picked", "id", "score", "predicted", "probability", "
 SHOWN_ROWS = 10
 
 
-@app.command("query")
+@app.command(
+    "query",
+    **with_examples(
+        "foretaste query photos/ -n 20",
+        "foretaste query reviews.csv --text body --label topic",
+        "foretaste query photos/ --strategy margin --network resnet18 --size 64 --save",
+    ),
+)
 def query_command(
     data: given.DataArgument = None,
     labelled: given.LabelledOption = None,
@@ -45,21 +52,48 @@ def query_command(
     page: Annotated[
         str | None, typer.Option(help="The HTML page of the chosen points. Default: beside the CSV; none: no page.")
     ] = None,
-    select: Annotated[str, typer.Option(help="auto, top, greedy or fantasy.")] = "auto",
+    select: Annotated[
+        str, typer.Option(help="auto, top, greedy or fantasy.", rich_help_panel=given.KERNEL_PANEL)
+    ] = "auto",
     output: Annotated[
-        str, typer.Option(help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.")
+        str,
+        typer.Option(
+            help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = "auto",
     ridge: Annotated[
-        float | None, typer.Option(min=0, help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='Memory for the kernel, such as "8GB".', rich_help_panel=given.KERNEL_PANEL)
+    ] = None,
     precision: Annotated[
-        str, typer.Option(help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.")
+        str,
+        typer.Option(
+            help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = "auto",
     watch: Annotated[
-        int | None, typer.Option(min=1, help="Score by this many points of the pool, not by all: less memory.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Score by this many points of the pool, not by all: less memory.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = None,
-    options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Options of the strategy, such as scale=0.1.", rich_help_panel=given.KERNEL_PANEL
+        ),
+    ] = None,
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
