@@ -4,8 +4,10 @@ import errno
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +52,9 @@ COMMAND_ORDER = (
 RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
 
 
+GIVEN_WORDS = f"{__name__}.words"  # of the command line, in the context's ``meta``
+
+
 class FlagsWithoutType:
     """Help in which a flag takes no value: typer shows it as <bool>."""
 
@@ -81,6 +86,10 @@ class ForetasteGroup(PlainGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         known = [name for name in COMMAND_ORDER if name in self.commands]
         return [*known, *(name for name in self.commands if name not in known)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[GIVEN_WORDS] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         log = logging.getLogger("foretaste")
@@ -203,6 +212,22 @@ def say(*lines: str) -> None:
     """Print plain lines: no markup, no colours, no wrapping."""
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def how_made(ctx: typer.Context, seed: int, device: str) -> dict[str, str]:
+    """What repeats a page: the command, the seed, the versions, the date."""
+    import torch
+
+    from foretaste.study import software_versions
+
+    where = software_versions(torch.device(device))
+    return {
+        "command": printable(shlex.join(["foretaste", *ctx.meta[GIVEN_WORDS]])),
+        "seed": str(seed),
+        "versions": ", ".join(f"{name} {version}" for name, version in where.items() if name != "device"),
+        "machine": where["device"],
+        "date": f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+    }
 
 
 def check_output_folder(out: Path | None) -> None:

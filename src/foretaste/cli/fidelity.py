@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli import inputs as given
-from foretaste.cli.app import app, check_output_folder, console, progress_bar, say, with_examples
+from foretaste.cli.app import app, check_output_folder, console, how_made, progress_bar, say, with_examples
 from foretaste.cli.problem import describe_network, make_problem, train_problem
 from foretaste.errors import counted, format_seconds, printable
 
@@ -28,6 +28,7 @@ COMPARED_PANEL = "What is compared"  # of --help
     ),
 )
 def fidelity_command(
+    ctx: typer.Context,
     data: given.DataArgument = None,
     labelled: given.LabelledOption = None,
     pool: given.PoolOption = None,
@@ -132,7 +133,7 @@ def fidelity_command(
         p, train=train, candidates=candidates, repeats=repeats, watch=watch,
         outputs=outputs, ridges=ridges, budget=budget, seed=seed,
     )  # fmt: skip
-    records[0]["network"] = p.name
+    records[0]["network"], records[0]["made"] = p.name, how_made(ctx, seed, str(p.x_U.device))
     records[0]["data"] = "scikit-learn's digits" if demo else printable(p.points.where)
     report_fidelity(records, out, p.classes)
 

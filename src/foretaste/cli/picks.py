@@ -25,8 +25,9 @@ def write_picks(
     *,
     summary: str,
     warnings: list[str],
+    made: dict[str, str],
 ) -> Path:
-    """Write the page of the chosen points."""
+    """Write the page of the chosen points. ``made`` says how: the command, the seed, the versions, the date."""
     from foretaste.losses import probabilities
     from foretaste.report import Pick, picks_page
 
@@ -52,7 +53,7 @@ def write_picks(
         "network": p.name,
         "strategy": f"{q.info['strategy']} ({q.info['select']})",
         "time": format_seconds(q.seconds["total"]),
-    }
+    } | made
     when = "next" if len(p.x_L) else "first"
     head = f"Label this one {when}" if len(picks) == 1 else f"Label these {len(picks)} {when}"
     return picks_page(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli import inputs as given
-from foretaste.cli.app import app, console, console_warnings, progress_bar, say, with_examples
+from foretaste.cli.app import app, console, console_warnings, how_made, progress_bar, say, with_examples
 from foretaste.cli.picks import write_picks
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
 from foretaste.errors import counted, csv_cell, format_seconds
@@ -34,6 +34,7 @@ SHOWN_ROWS = 10
     ),
 )
 def query_command(
+    ctx: typer.Context,
     data: given.DataArgument = None,
     labelled: given.LabelledOption = None,
     pool: given.PoolOption = None,
@@ -173,7 +174,8 @@ def query_command(
             p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
-    choose_points(p, ask, seed, out, page_path(page, out))
+    made = how_made(ctx, seed, str(p.x_U.device))
+    choose_points(p, ask, seed, out, page_path(page, out), made)
 
 
 def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
@@ -206,7 +208,9 @@ def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | No
     return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
 
 
-def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None) -> None:
+def choose_points(
+    problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None, made: dict[str, str]
+) -> None:
     """Query, write the ranked CSV and the page, print the summary and the first rows."""
     import foretaste as ft
     from foretaste.tangent import freeze, outputs
@@ -231,7 +235,7 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     if page is not None:
         told = summary.rpartition(" Ranking: ")[0]
         told = told if len(p.x_L) else f"Nothing is labelled yet. {first_batch_words(p, ask['strategy'])} {told}"
-        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings)
+        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings, made=made)
         say(f"The page: {page.resolve()}")
 
 

@@ -421,6 +421,7 @@ def _how_measured(about: Mapping[str, Any]) -> dict[str, str]:
         "moved with no new label": f"{about['drift']:.3g}, by a label {about['change']:.3g}",
         "seed": str(about["seed"]),
         "time": format_seconds(about["seconds"]),
+        **about.get("made", {}),  # none in records of older versions, nor from Python
     }
     return {key: value for key, value in how.items() if value}
 
