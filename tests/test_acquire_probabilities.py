@@ -41,7 +41,7 @@ def test_ce_is_softmax():
 
 
 def test_never_guessed():
-    with pytest.raises(ValueError, match="unknown loss 'mse'; Known: ce, l2"):
+    with pytest.raises(ValueError, match="unknown loss 'mse'; known: ce, l2"):
         probabilities(torch.zeros(2, 3), "mse")
     with pytest.raises(ValueError, match="one output has no classes"):
         probabilities(torch.zeros(2, 1), "l2")

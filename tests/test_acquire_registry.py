@@ -44,7 +44,7 @@ def test_unknown_names_give_the_nearest():
     register("aardvark")(lambda state: state)
     with pytest.raises(ValueError, match=r"did you mean 'aardvark'\? Registered: aardvark, "):
         find_strategy("aardvrk")
-    with pytest.raises(ValueError, match=r"unknown strategy 'xyzzy'; Registered: "):
+    with pytest.raises(ValueError, match=r"unknown strategy 'xyzzy'; registered: "):
         find_strategy("xyzzy")
 
 
@@ -60,7 +60,7 @@ def test_options_are_checked_against_the_dataclass():
         ValueError, match=r"unknown option 'scal' of strategy 'gain'; did you mean 'scale'\? It takes: scale"
     ):
         find_strategy("gain").settings({"scal": 1})
-    with pytest.raises(ValueError, match="unknown option 'a' of strategy 'entropy'; It takes: none"):
+    with pytest.raises(ValueError, match="unknown option 'a' of strategy 'entropy'; it takes: none"):
         find_strategy("entropy").settings({"a": 1})
     with pytest.raises(ValueError, match="scale=-1; expected a positive"):
         find_strategy("gain").settings({"scale": -1})
@@ -160,7 +160,7 @@ def test_what_a_study_needs_to_know_is_declared_beside_the_name():
     assert {name for name in strategies() if find_strategy(name).instant} == {"random"}
     with pytest.raises(ValueError, match=r"strategy 'mine' names 'scal'.*did you mean 'scale'"):
         register("mine", calibrates="scal")(lambda state, scale=None: state)
-    with pytest.raises(ValueError, match=r"strategy 'mine' names 'epochs'.*It takes: scale"):
+    with pytest.raises(ValueError, match=r"strategy 'mine' names 'epochs'.*it takes: scale"):
         register("mine", small={"epochs": 1})(lambda state, scale=None: state)
     assert "mine" not in strategies()
 

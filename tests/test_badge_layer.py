@@ -95,7 +95,7 @@ def test_a_named_layer_gives_its_input():
         ({"layer": "heda"}, r"unknown layer 'heda' in options={\"layer\": …}; did you mean 'head'"),
         ({"layer": 3}, "layer=3 of strategy 'badge'"),
         ({"gradient": "los"}, "gradient='los' of strategy 'badge'; did you mean 'loss'"),
-        ({"first": "random"}, "first='random' of strategy 'badge'.*Known: largest, uniform"),
+        ({"first": "random"}, "first='random' of strategy 'badge'.*known: largest, uniform"),
         ({"bias": 1}, "bias=1 of strategy 'badge'; expected True or False"),
         ({"layers": "head"}, "unknown option 'layers' of strategy 'badge'; did you mean 'layer'"),
     ],

@@ -1,11 +1,15 @@
 """The command line, through typer's runner and as a process."""
 
+import contextlib
 import doctest
 import re
+import shlex
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
+import typer.rich_utils
 from typer.testing import CliRunner
 
 import foretaste
@@ -38,6 +42,57 @@ def test_help_lists_commands_and_options():
     assert "bench" not in got.stdout
     text = plain(invoke("demo", "--help").stdout)
     assert all(name in text for name in ("--out", "--seeds", "--quick"))
+
+
+HELP_OF = [
+    [],
+    ["demo"],
+    ["query"],
+    ["label"],
+    ["status"],
+    ["serve"],
+    ["fidelity"],
+    ["run"],
+    ["report"],
+    ["data"],
+    ["data", "get"],
+]
+
+
+@pytest.mark.parametrize("words", HELP_OF, ids=" ".join)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_reads_as_words(words, columns, monkeypatch):
+    """Flags show no type, and options that may come twice no list of Python; nothing is wider than the window."""
+    monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", columns)
+    text = plain(invoke(*words, "--help").stdout)
+    assert not re.findall(r"-.*(<bool>|list\[)", text)
+    assert max(map(len, text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("name", ["query", "label", "status", "serve", "fidelity", "run", "report"])
+def test_help_has_examples_that_the_command_takes(name):
+    command = typer.main.get_command(app).commands[name]
+    text = plain(invoke(name, "--help").stdout)
+    examples = [line.strip() for line in text.partition("Examples:")[2].splitlines() if line.strip()]
+    assert len(examples) >= 1
+    for line in examples:
+        words = shlex.split(line.partition("#")[0])
+        words = words[next(k for k, word in enumerate(words) if "=" not in word) :]
+        assert words[:2] == ["foretaste", name]
+        with contextlib.suppress(typer.Exit):  # of --list
+            command.make_context(name, words[2:])  # raises on options and arguments that it does not take
+
+
+def test_options_of_query_come_in_groups():
+    command = typer.main.get_command(app).commands["query"]
+    groups = Counter(getattr(p, "rich_help_panel", None) for p in command.params if p.opts[0].startswith("-"))
+    assert len(groups) >= 4
+    assert max(groups.values()) <= 10
+
+
+def test_label_and_query_call_their_input_by_the_same_word():
+    for name in ("query", "label", "status", "serve", "fidelity"):
+        assert "DATA" in plain(invoke(name, "--help").stdout).split("Options")[0]
 
 
 def test_errors_are_one_line_and_code_two(tmp_path):

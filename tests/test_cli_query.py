@@ -1,7 +1,10 @@
 """``foretaste query``: files in, a ranked CSV out; files that do not fit are told, not guessed at."""
 
+import html
 import logging
 import re
+import shlex
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -89,6 +92,22 @@ def test_without_weights_it_trains_says_so_and_keeps_them_on_request(files):
     assert again.exit_code == 0, again.output
     assert "with the weights given" in again.stdout
     assert (files / "a.csv").read_bytes() == (files / "b.csv").read_bytes()
+
+
+def test_the_page_says_how_it_was_made(files):
+    """Whoever has the page can repeat it: the command with its quotes, the seed, the versions and the date."""
+    out = files / "two words.csv"
+    words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--seed", 3, "-n", 1, "--steps", 2, "--out", out]
+    got = invoke("query", "--network", "mlp", *words)
+    assert got.exit_code == 0, got.output
+    text = out.with_suffix(".html").read_text()
+    made = dict(re.findall(r"<dt>([a-z]+)</dt><dd>([^<]*)</dd>", text))
+    assert shlex.split(html.unescape(made["command"])) == ["foretaste", "query", "--network", "mlp", *map(str, words)]
+    assert made["seed"] == "3"
+    assert f"foretaste {version('foretaste')}" in made["versions"]
+    assert f"torch {torch.__version__.partition('+')[0]}" in made["versions"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d \S+", made["date"])
+    assert "Label this one next" in text
 
 
 def test_a_network_that_has_not_learned_is_warned_of(files, caplog):
@@ -185,7 +204,7 @@ def spoil(where, **changes):
         ("U", {"x": None}, r"has ids; expected x, and y and ids"),
         ("L", {"y": None}, r"L\.npz has no labels"),
         ("L", {"y": np.zeros(29, int)}, r"y is int64 \(29,\); expected one for each of 30 points"),
-        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat', 'dog'; Its"),
+        ("L", {"y": np.array(["cat"] * 15 + ["dog"] * 15)}, "2 labels are no class of the network: 'cat', 'dog'; its"),
         ("L", {"y": np.arange(30)}, "are no class of the network: '10'"),
         ("L", {"y": -np.arange(30)}, "are no class of the network"),
     ],
@@ -386,7 +405,7 @@ def test_more_than_the_pool_has_takes_what_is_left(files, strategy):
     words = ["--labelled", files / "L.npz", "--pool", files / "U.npz", "--network", "mlp", "--steps", 20]
     got = invoke("query", *words, "--strategy", strategy, "-n", 61, "--watch", 1000, "--out", files / "r.csv")
     assert got.exit_code == 0, got.output
-    assert "-n 61: the pool has 60 points left, and all of them are chosen" in got.stdout
+    assert "-n 61: the pool has 60 points left, and all of it is chosen" in got.stdout
     assert "--watch 1000: the pool has 60 points left" in got.stdout
     assert [row["picked"] for row in table(files / "r.csv")] == ["1"] * 60
 

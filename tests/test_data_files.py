@@ -159,7 +159,7 @@ def test_cifar100_fine_and_coarse(tmp_path, labels, meta):
     assert_holds(data, x, np.concatenate([held[p][f"{labels}_labels".encode()] for p in ("train", "test")]), 6)
     assert len(data.classes) == {"fine": 100, "coarse": 20}[labels]
     assert data.classes[7] == (labels[0] if meta else "") + "7"
-    assert any("classes occur in test and never in the pool" in note for note in data.notes)
+    assert any("in test and never in the pool" in note for note in data.notes)
 
 
 class Runs:
@@ -256,8 +256,8 @@ ENTRIES = [
     ({b"data": [1, 2], b"labels": [1, 2]}, "its images are list; expected uint8"),
     ({b"data": pictures(2, 1, 32).reshape(2, -1), b"labels": [1, 2]}, r"uint8 \(2, 1024\); expected uint8 \(n, 3072\)"),
     (cifar_entries(2, labels=[1, 2, 3]), "3 labels for 2 images"),
-    (cifar_entries(2, labels=[1, 10]), "1 labels out of range, the first 10 at 1"),
-    (cifar_entries(2, labels=[-1, 1]), "1 labels out of range, the first -1 at 0"),
+    (cifar_entries(2, labels=[1, 10]), "1 label out of range, the first 10 at 1"),
+    (cifar_entries(2, labels=[-1, 1]), "1 label out of range, the first -1 at 0"),
     (cifar_entries(2, labels=[[1], 2]), "expected one integer for each image"),
     (cifar_entries(2, labels=[b"1", b"2"]), "expected one integer for each image"),
     (cifar_entries(0, labels=[]), "n at least one"),
@@ -338,7 +338,7 @@ MATS = [
     ),
     (
         lambda raw: mat_bytes(X=X, y=np.array([1, 2, 2.5, 3])),
-        "1 labels are not whole numbers from 1 to 10, the first 2.5",
+        "1 label is not a whole number from 1 to 10, the first 2.5",
     ),
     (lambda raw: mat_bytes(X=X, y=np.array([1, 2, np.nan, 1e300])), "2 labels are not whole numbers"),
     (lambda raw: mat_bytes(X=np.zeros((32, 32, 3, 20_000), np.uint8), y=np.ones(20_000)), "above the limit of 50 MB"),
@@ -452,7 +452,7 @@ def test_load_names_the_files_it_looked_for(tmp_path, monkeypatch):
     [
         ("cifra10", {}, ValueError, "unknown data set 'cifra10'; did you mean 'cifar10'.*Known: digits"),
         ("Fashion_MNIST", {}, ValueError, "did you mean 'fashion-mnist'"),
-        ("xyzzy", {}, ValueError, "unknown data set 'xyzzy'; Known: digits"),
+        ("xyzzy", {}, ValueError, "unknown data set 'xyzzy'; known: digits"),
         ("some/where", {}, FileNotFoundError, "some/where is not there"),
         ("gone.npz", {}, FileNotFoundError, "gone.npz is not there"),
         ("digits", {"normalise": "standard"}, ValueError, "'standard'; expected one of auto, none, measured"),

@@ -404,7 +404,7 @@ def test_a_table_with_a_split_and_pictures_in_a_folder_of_their_own(tmp_path):
     assert data.classes == ("9", "10")
     assert data.files[0] == "images/0.png"
     assert (data.pool.tolist(), data.test.tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7])
-    assert "1 pictures of the folder do not stand in t.csv and were left out" in data.notes
+    assert "1 picture of the folder does not stand in t.csv: left out" in data.notes
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -500,7 +500,7 @@ def test_a_table_of_something_else_beside_class_folders_is_an_other_file(tmp_pat
     rows(tmp_path / "prices.csv", [["item", "price"], ["x", "3"]])
     data = folder(tmp_path)
     assert data.classes == ("a", "b")
-    assert data.notes == ("1 files are not pictures and were left out: 1 .csv",)
+    assert data.notes == ("1 file is not a picture and was left out: 1 .csv",)
 
 
 def test_a_table_without_files_is_not_taken_for_the_folder_it_lies_in(tmp_path):

@@ -75,7 +75,7 @@ def test_classes_of_an_npz_name_its_labels(tmp_path):
     points = read_points(tmp_path / "a.npz")
     assert (points.labels, points.classes, points.y.tolist()) == (["yes", None, "no"], ("no", "yes"), [1, -1, 0])
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([1, 2, 0]), classes=np.array(["no", "yes"]))
-    with pytest.raises(ValueError, match="1 labels are not among its 2 classes, counted from 0"):
+    with pytest.raises(ValueError, match="1 label is not among its 2 classes, counted from 0"):
         read_points(tmp_path / "a.npz")
 
 
@@ -117,7 +117,7 @@ def test_class_folders_beside_unsorted_photos(tmp_path):
     for x, item, file in zip(points.x, points.items, points.ids):
         np.testing.assert_array_equal(x.numpy().transpose(1, 2, 0), truth[file])
         np.testing.assert_array_equal(np.asarray(item), truth[file])
-    assert points.notes == ("1 files are not pictures and were left out: 1 .txt",)
+    assert points.notes == ("1 file is not a picture and was left out: 1 .txt",)
 
 
 def test_a_folder_without_class_folders_is_all_pool(tmp_path):
@@ -133,7 +133,7 @@ def test_a_table_of_files_with_gaps_and_pictures_it_does_not_name(tmp_path):
     assert parts(read_points(table)) == ({"3.png": "a", "0.png": "b"}, ["1.png"])
     points = read_points(tmp_path)
     assert parts(points) == ({"3.png": "a", "0.png": "b"}, ["1.png", "2.png", "4.png"])
-    assert "2 pictures of the folder do not stand in l.csv: they have no label" in points.notes
+    assert "2 pictures of the folder do not stand in l.csv: no label" in points.notes
     assert parts(read_points(write(tmp_path / "l.csv", [["file"], ["3.png"], ["1.png"]]))) == ({}, ["3.png", "1.png"])
 
 
@@ -225,7 +225,7 @@ def test_a_saved_dataset_of_numbers(hf, tmp_path):
     assert "1 column (text) has no numbers: left out" in points.notes
     with pytest.raises(ValueError, match="rows of 'embedding' differ in length"):
         read_points(saved(hf, tmp_path / "e", data | {"embedding": [[0], [2, 3], [4, 5]]}, **kinds))
-    with pytest.raises(ValueError, match="1 rows of 'embedding' have no finite number"):
+    with pytest.raises(ValueError, match="1 row of 'embedding' without finite numbers"):
         read_points(saved(hf, tmp_path / "f", data | {"embedding": [[0, np.nan], [2, 3], [4, 5]]}, **kinds))
     assert read_points(saved(hf, tmp_path / "g", {"text": ["a"]}, text=hf.Value("string"))).kind == "text"
 
@@ -238,7 +238,7 @@ def test_numbers_of_a_saved_dataset_in_rows_selected_and_of_every_kind(hf, tmp_p
     assert read_points(tmp_path / "d").x.tolist() == [[3, 1, 4, 5], [1, 1, 0.5, 1]]
     for name, values in (("a", [1, None, 3]), ("b", [None, True, True]), ("c", [[0, 1], None, [4, 5]])):
         path = saved(hf, tmp_path / name, data | {name: values}, **kinds)
-        with pytest.raises(ValueError, match=f"rows of '{name}' (have no finite number|differ in length or have none)"):
+        with pytest.raises(ValueError, match=f"of '{name}' (without finite numbers|differ in length or have none)"):
             read_points(path)
 
 

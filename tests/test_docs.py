@@ -76,3 +76,22 @@ def test_the_reference_has_every_export() -> None:
         home = next(module for found, module, _ in docs_pages.exports(folder) if found == name)
         if home.startswith(f"foretaste.{folder}.") and not home.startswith("foretaste.tangent.infinite."):
             assert re.search(rf"\b{name}\b", pages[folder]), f"{name} is not on the page of {folder}"
+
+
+DIFFERENCE = re.compile(r"(\*\*)?([−+-]\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)(?(1)\*\*)")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/findings.md", "docs/reproduction.md"])
+def test_bold_differences_are_those_whose_interval_excludes_zero(page):
+    """The rule that the pages state. 0.6 ± 0.6 may be either: the digits that are not shown decide."""
+    seen, wrong = 0, []
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+        for cell in line.split("|")[1:-1] if line.startswith("|") else ():
+            parts = [DIFFERENCE.fullmatch(part.strip()) for part in cell.split(" / ")]
+            for found in filter(None, parts):
+                mean, half = abs(float(found[2].replace("−", "-"))), float(found[3])
+                seen += 1
+                if mean != half and (mean > half) != bool(found[1]):
+                    wrong.append(found[0])
+    assert seen >= 7
+    assert wrong == []

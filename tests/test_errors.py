@@ -16,8 +16,35 @@ def test_examples_in_the_docstrings() -> None:
 def test_an_unknown_name_names_the_nearest_one() -> None:
     with pytest.raises(ValueError, match=r"unknown method 'dens'; did you mean 'dense'\? Known: dense, direct"):
         errors.check_known("method", "dens", ["direct", "dense"])
-    assert errors.did_you_mean("q", [], "Registered") == "; Registered: none"
+    assert errors.did_you_mean("q", [], "Registered") == "; registered: none"
     assert errors.did_you_mean("zzz", [f"n{i}" for i in range(50)]).endswith("n39 and 10 more")
+
+
+COLUMNS = ["id", "age", "income", "region", "plan", "text", "label", "x"]
+
+
+@pytest.mark.parametrize("name", ["target", "message", "comment", "name", "outcome", "tag", "y", "q", "", "sentiment"])
+def test_a_name_that_is_nothing_like_it_is_not_suggested(name: str) -> None:
+    assert errors.did_you_mean(name, COLUMNS, "Its columns").startswith("; its columns: id, age, ")
+    assert errors.did_you_mean(name, COLUMNS, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("ID", "id"), ("Label", "label"), ("labels", "label"), ("lable", "label"), ("labe", "label"),
+        ("text_clean", "text"), ("regoin", "region"), ("incom", "income"), ("ages", "age"),
+        ("net_income", "income"), ("reg", "region"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_near_is_suggested(name: str, near: str) -> None:
+    assert errors.did_you_mean(name, COLUMNS, None) == f"; did you mean {near!r}?"
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert [errors.counted(n, "label") for n in (0, 1, 2)] == ["0 labels", "1 label", "2 labels"]
+    assert errors.counted(1, "class is", "classes are") == "1 class is"
+    assert errors.counted(3, "class is", "classes are") == "3 classes are"
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, True, "3", None])

@@ -327,7 +327,11 @@ def test_the_command_on_digits(tmp_path):
     assert [r["misfit"] for r in records if r["kind"] == "setting"] == [True, False, False]
     assert "The default of foretaste query is output signs with ridge misfit" in text
     assert records[0]["network"] == "mlp"
-    assert "scikit-learn" in (tmp_path / "f" / "index.html").read_text(encoding="utf-8")
+    page = (tmp_path / "f" / "index.html").read_text(encoding="utf-8")
+    assert "scikit-learn" in page
+    for word in ("command", "seed", "versions", "date"):  # as on the page of a query
+        assert f"<dt>{word}</dt>" in page
+    assert "foretaste fidelity --demo --set &#39;hidden=[16]&#39; --candidates 3" in page
     assert {"changes.svg", "changes.pdf", "scores.svg", "scores.pdf"} <= {f.name for f in (tmp_path / "f").iterdir()}
     save(records, tmp_path / "again.jsonl")
     assert load(tmp_path / "again.jsonl") == records

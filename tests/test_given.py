@@ -391,7 +391,7 @@ def test_names_of_classes_work_alike_everywhere(names):
 @pytest.mark.parametrize(
     ("classes", "y", "message"),
     [
-        ([10, 3, 7], [0, 1, 2] * 2, "unknown class 0; Known: 10, 3, 7|unknown class 0"),
+        ([10, 3, 7], [0, 1, 2] * 2, "unknown class 0; known: 10, 3, 7|unknown class 0"),
         ([10, 3, 7], ["10", "3", "7"] * 2, "unknown class '10'"),
         ([10, 3, 3], [10, 3, 3] * 2, "classes has repeated names: 3"),
         ([10, "b", 7], [10, 3, 7] * 2, "all text, or all whole numbers"),

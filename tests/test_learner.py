@@ -1272,7 +1272,7 @@ def test_ids_and_labels_without_dimensions() -> None:
     assert (learner.labels[10], learner.labels[11]) == (1, 2)
     with pytest.raises(KeyError, match=r"unknown id 12\.0, of type float"):
         learner.teach(12.0, 1)
-    with pytest.raises(ValueError, match="for 1 ids; expected one label for each"):
+    with pytest.raises(ValueError, match="for 1 id; expected one label for each"):
         learner.teach([12], torch.tensor(1))
 
 

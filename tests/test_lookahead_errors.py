@@ -32,7 +32,7 @@ def test_labels_become_targets() -> None:
 @pytest.mark.parametrize(
     ("y", "says"),
     [
-        ([0, 1, 2, 3, 0, 1, 2], "1 labels outside the 3 classes.*first 3 at 3; expected 0 to 2"),
+        ([0, 1, 2, 3, 0, 1, 2], "1 label outside the 3 classes.*first 3 at 3; expected 0 to 2"),
         ([0, -1, 2, 0, 0, 1, 2], "first -1 at 1"),
         ([0, 1], r"y_L has shape \(2,\); expected 7 labels"),
         ([0.0] * 7, "class ids must be integers"),
@@ -84,8 +84,8 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"method": "features"}, "unknown method 'features'; Known: auto, dense, direct"),
-        ({"loss": "mse"}, "unknown loss 'mse'; The network was trained with one of: l2, ce"),
+        ({"method": "features"}, "unknown method 'features'; known: auto, dense, direct"),
+        ({"loss": "mse"}, "unknown loss 'mse'; the network was trained with one of: l2, ce"),
         ({"ridge": -1.0}, "ridge is -1.0"),
         ({"ridge": float("nan")}, "ridge is nan"),
         ({"time": 0.0}, "time is 0.0"),

@@ -29,7 +29,7 @@ Y = torch.arange(3)
         ({"output": math.nan}, "output is nan; expected a whole number.*or one of sum"),
         ({"output": np.arange(3)}, "output is a ndarray; expected a whole number"),
         ({"precision": np.array(["a", "b"])}, "unknown precision"),
-        ({"method": np.arange(3)}, "unknown method a ndarray; Known: auto, dense, direct"),
+        ({"method": np.arange(3)}, "unknown method a ndarray; known: auto, dense, direct"),
         ({"loss": 7}, "unknown loss a int"),
         ({"ridge": torch.zeros(2)}, "ridge is a Tensor; expected a number of at least 0"),
         ({"batch_size": 2.0}, "batch_size is 2.0; expected a whole number of at least 1"),

@@ -52,7 +52,7 @@ def test_a_mixed_table_is_the_same_from_any_source(tmp_path, kind):
     assert points.pool.tolist() == [2, 5, 8, 11]
     assert dict(points.items[4]) == {"age": points.items[4]["age"], "joined": "2024-01-05", "city": "Oslo"}
     assert float(points.items[4]["age"]) == 24
-    assert any("1 cells are missing (age 1)" in note for note in points.notes)
+    assert any("1 cell is missing (age 1)" in note for note in points.notes)
     # By hand: numbers standardised (the gap filled with the median), where the gap was, categories.
     age = np.array([np.nan if row["age"] is None else row["age"] for row in ROWS], dtype=float)
     age[3] = np.nanmedian(age)
@@ -110,7 +110,7 @@ def test_columns_that_are_named_or_cannot_be_decided(tmp_path):
     points = ft.open(rows, text="b", label="c")
     assert (points.kind, points.items[1], points.labels[1]) == ("text", "five six seven eight 1", "y")
     assert ft.open(rows, text=False).columns == ("a", "b", "c")
-    with pytest.raises(ValueError, match=r"has no column 'body' for the text; .*Its columns: a, b, c"):
+    with pytest.raises(ValueError, match=r"has no column 'body' for the text; its columns: a, b, c"):
         ft.open(rows, text="body")
     table = [{"age": k, "city": "AB"[k % 2], "label": "x"} for k in range(8)]
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_labels_that_look_like_gaps_are_classes_with_a_note(tmp_path):
     assert points.pool.tolist() == [4]
     assert points.notes == (
         "columns: label = label (by its name); features = size",
-        "2 labels are 'NA', which is taken as a class; leave them empty if it means that there is no label",
+        "2 labels are 'NA', which is taken as a class; leave the cell empty if it means that there is no label",
     )
     assert ft.open(path, classes=["cat", "dog", "NA"]).notes == points.notes[:1]
 
@@ -175,7 +175,9 @@ def test_a_label_that_is_no_number_is_refused_in_regression_at_once(tmp_path):
     """Also if nothing is without a label: the command then said that nothing is left to choose."""
     path = tmp_path / "t.csv"
     path.write_text("size,label\n1.5,0.5\n2.5,nan\n3.5,nan\n")
-    with pytest.raises(ValueError, match="2 labels are not finite numbers; leave them empty where there is no label"):
+    with pytest.raises(
+        ValueError, match="2 labels are not finite numbers; leave the cell empty where there is no label"
+    ):
         ft.open(path, regression=True)
 
 
@@ -187,7 +189,7 @@ def test_long_texts_and_cells_of_several_lines(tmp_path):
     points = ft.open(path, text="text")
     assert (len(points), len(points.items[0]), points.items[1]) == (3, len(long) - 1, "two\nlines here, of text")
     path.write_text(path.read_text() + "one cell\n")
-    with pytest.raises(ValueError, match="line 6: 1 cells where 2 columns are named"):
+    with pytest.raises(ValueError, match="line 6: 1 cell where 2 columns are named"):
         ft.open(path)
 
 
@@ -507,7 +509,7 @@ def test_minus_one_in_a_table_has_a_note():
     rows = [{"a": float(k), "label": label} for k, label in enumerate([0, 1, -1, -1])]
     points = ft.open(rows)
     assert len(points.pool) == 0
-    assert points.notes[-1].startswith("2 labels are '-1', which is taken as a class; leave them empty if")
+    assert points.notes[-1].startswith("2 labels are '-1', which is taken as a class; leave the cell empty if")
     assert ft.open([row for row in rows if row["label"]]).notes == points.notes[:1]
 
 

@@ -155,7 +155,7 @@ def test_more_than_the_pool_takes_the_pool_and_warns(strategy, caplog):
     with caplog.at_level(logging.WARNING, "foretaste"):
         q = query(NET, X_L, Y_L, X_U[:7], strategy=strategy, options=options, batch_size=20, ridge=RIDGE)
     assert sorted(q.indices.tolist()) == list(range(7))
-    assert "batch_size is 20 and the pool has 7 points; all are picked" in caplog.text
+    assert "batch_size is 20 and the pool has 7 points; all of it is picked" in caplog.text
 
 
 def test_a_loop_ends_without_an_error():
@@ -170,7 +170,7 @@ def test_a_loop_ends_without_an_error():
 def test_more_watched_points_than_the_pool_has_watch_all_of_it(caplog):
     with caplog.at_level(logging.WARNING, "foretaste"):
         q = ask(watch=26)
-    assert "watch is 26 and the pool has 25 points; all of them are watched" in caplog.text
+    assert "watch is 26 and the pool has 25 points; all of it is watched" in caplog.text
     assert torch.equal(q.scores, ask().scores)
     assert q.info["watched"] == 25
 

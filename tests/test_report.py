@@ -217,7 +217,31 @@ def test_headline_says_who_is_ahead_and_by_how_much():
     lead = s.lead("gain", "margin")
     assert report.headline(s) == f"gain came out best, {lead.mean:.1f} ± {lead.half:.1f} points above margin"
     assert "points above margin and" in report.details(s)
-    assert report.savings(s).endswith("was reached by gain with 30; margin with 30.")
+    e = s.accuracy("random", 2)
+    assert report.savings(s) == (
+        f"What random reached with 40 labels, {e.mean:.1f} ± {e.half:.1f} %, was reached by gain with 30 (30 in every "
+        "seed); margin with 30 (30 in every seed)."
+    )
+
+
+def test_saved_labels_have_their_range_over_seeds():
+    """By the means 30 labels are enough; one seed needs 40, and in another 40 do not reach it."""
+    at = {"gain": [(0.4, 0.8, 0.9), (0.4, 0.65, 0.9), (0.4, 0.69, 0.69)], "random": [(0.4, 0.6, 0.7)] * 3}
+    rows = [record(a, s, c, accuracy=x) for a, runs in at.items() for s, y in enumerate(runs) for c, x in enumerate(y)]
+    said = report.savings(report.summarize(rows))
+    assert said == (
+        "What random reached with 40 labels, 70.0 ± 0.0 %, was reached by gain with 30 (by seed: 30 to more than 40)."
+    )
+    fewer = report.summarize([r for r in rows if r["seed"] < 2])
+    assert report.savings(fewer).endswith("70.0 %, was reached by gain with 30 (by seed: 30 to 40).")
+    single = report.summarize([r for r in rows if r["seed"] == 0])
+    assert report.savings(single).endswith("70.0 %, was reached by gain with 30.")
+
+
+def test_a_single_arm_has_its_interval_in_the_headline():
+    s = report.summarize(records({"gain": 0.9}))
+    e = s.accuracy("gain", 2)
+    assert report.headline(s) == f"gain reached {e.mean:.1f} ± {e.half:.1f} % with 40 labels"
 
 
 def test_headline_says_only_what_the_intervals_say():
@@ -300,6 +324,29 @@ def test_two_seeds_that_differ_decide_nothing_either():
     assert s.lead("gain", "random").half < s.lead("gain", "random").mean
     assert not report.wins(s).any()
     assert report.headline(s) == "Nothing is decided: two seeds are too few for an interval"
+
+
+def test_two_seeds_have_a_dash_for_an_interval(tmp_path):
+    """Student's t of two seeds gives ± 136.7 where they differ by 21.5 points: that says nothing."""
+    rows = [r | {"accuracy": r["accuracy"] - 0.215 * r["seed"]} for r in records(seeds=2)]
+    s = report.summarize(rows)
+    assert s.accuracy("gain", 2).half > 100
+    text = read_page(report.page(s, tmp_path / "index.html")).text
+    assert re.findall(r"±\s*(.)", text) == ["–"] * (3 * (1 + 3 + 1) + 2 * 2)  # mean, cycles, areas; differences
+    assert "Two seeds, so no intervals" in text
+    out = io.StringIO()
+    Console(file=out, width=80).print(report.table(s))
+    assert set(re.findall(r"±(\S+)", out.getvalue())) == {"–"}
+    assert not report.curves(s).axes[0].collections  # no bars
+    assert not make_figure(area_charts(s)).axes[0].collections
+    for words in (report.headline(s), report.details(s), report.savings(s) or "", report.caveat(s)):
+        assert "±" not in words
+
+
+def test_an_interval_wider_than_the_scale_is_a_dash():
+    assert report.interval([0.0, 0.0, 100.0]).half > 100
+    assert report.interval([0.0, 0.0, 100.0]).shown_half is None
+    assert report.interval([2.0, 3.0, 4.0]).shown_half == report.interval([2.0, 3.0, 4.0]).half
 
 
 def test_headline_when_random_wins():
@@ -447,6 +494,27 @@ def test_axes_of_accuracy_end_at_100(tmp_path, top):
     assert area.get_xlim()[1] <= 100
     nothing = report.summarize([r | {"accuracy": 0.01 * r["accuracy"]} for r in rows])
     assert report.curves(nothing).axes[0].get_ylim()[0] >= 0
+
+
+def test_bars_end_at_0_and_100_with_an_arrowhead(tmp_path):
+    """No accuracy is beyond them. A bar that only met the frame looked like one that ends there."""
+    rows = [r | {"accuracy": min(r["accuracy"], 1.0)} for r in records({"gain": 1.0, "random": 0.9}, noise=0.03)]
+    s = report.summarize(rows)
+    beyond = [e for a in s.arms for c in (1, 2) for e in [s.accuracy(a, c)] if e.mean + e.half > 100]
+    figure = report.curves(s)
+    ends = np.array([bar.get_segments()[0][:, 1] for bar in figure.axes[0].collections])
+    assert ends.min() >= 0
+    assert ends.max() == 100
+    heads = [line for line in figure.axes[0].lines if line.get_marker() == "^"]
+    assert [line.get_ydata()[0] for line in heads] == [100] * len(beyond)
+    assert "cut at 0 and 100" in read_page(report.page(s, tmp_path / "cut.html")).text
+    assert "cut at 0 and 100" not in read_page(report.page(records(), tmp_path / "whole.html")).text
+    low = report.summarize([r | {"accuracy": 1 - r["accuracy"]} for r in rows])
+    heads = [line for line in report.curves(low).axes[0].lines if line.get_marker() == "v"]
+    assert [line.get_ydata()[0] for line in heads] == [0] * len(beyond)
+    areas = make_figure(area_charts(report.summarize([r | {"accuracy": min(1, r["accuracy"] + 0.4)} for r in rows])))
+    for bar in areas.axes[0].collections:
+        assert bar.get_segments()[0][:, 0].max() <= 100
 
 
 def test_titles_have_room_beside_long_names():

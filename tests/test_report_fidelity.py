@@ -121,7 +121,7 @@ def test_warnings_of_the_verdict():
     assert "had not come to rest" in verdict(made_up(drift=2.0)).warnings[0]
     bad = made_up()
     bad[1]["interpolates"] = False
-    assert "1 of 1 retrainings did not learn" in verdict(bad).warnings[0]
+    assert "1 of 1 retraining did not learn" in verdict(bad).warnings[0]
     assert best_setting(made_up(0.2))["output"] == "sum"
     skipped = made_up()
     skipped[4]["own"] = True

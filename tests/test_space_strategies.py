@@ -278,7 +278,7 @@ def test_lazy_is_greedy(ties, dtype):
 def test_a_coverage_that_is_nan_is_refused():
     k, g = torch.eye(4, dtype=torch.float64), torch.Generator().manual_seed(0)
     k[2, 1] = math.nan
-    with pytest.raises(ValueError, match="is NaN, for 1 candidates, first at 2"):
+    with pytest.raises(ValueError, match="is NaN, for 1 candidate, first at 2"):
         cover_greedily(lambda at: k[at], torch.zeros(4, dtype=torch.float64), 4, 2, g)
 
 

@@ -17,17 +17,66 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
-def did_you_mean(name: object, names: Iterable[str], listed: str = "Known") -> str:
-    """The end of a message about an unknown name: the nearest valid one, then all of them.
+def did_you_mean(name: object, names: Iterable[str], listed: str | None = "Known") -> str:
+    """The end of a message about an unknown name: a valid one that is near; then all, unless ``listed`` is None.
 
     >>> "unknown strategy 'mlmok'" + did_you_mean("mlmok", ["badge", "mlmoc"], "Registered")
     "unknown strategy 'mlmok'; did you mean 'mlmoc'? Registered: badge, mlmoc"
+    >>> "unknown strategy 'best'" + did_you_mean("best", ["badge", "mlmoc"], "Registered")
+    "unknown strategy 'best'; registered: badge, mlmoc"
     """
     names = [str(n) for n in names]
-    close = get_close_matches(str(name), names, 1)
-    guess = f"; did you mean {close[0]!r}?" if close else ";"
+    near = nearest_name(str(name), names)
+    guess = "" if near is None else f"; did you mean {near!r}?"
+    if listed is None:
+        return guess
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"{guess} {listed}: {', '.join(names[:LISTED]) or 'none'}{more}"
+    start = f"{guess} {listed}" if guess else f"; {listed[0].lower()}{listed[1:]}"
+    return f"{start}: {', '.join(names[:LISTED]) or 'none'}{more}"
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant: one letter in four differs at most, or one contains the other.
+
+    >>> nearest_name("Entrpoy", ["entropy", "eer"]), nearest_name("conf", ["least_confidence"])
+    ('entropy', 'least_confidence')
+    >>> nearest_name("target", ["age", "region"]) is None  # all letters of age, in order, and yet nothing like it
+    True
+    """
+    short: dict[str, str] = {}
+    for known in names:
+        short.setdefault(_folded(known), known)
+    given = _folded(name)
+    # Difflib is quick and finds candidates; its ratio alone takes target for age.
+    close = get_close_matches(given, short, 5, 0.6)
+    close += [known for known in short if len(given) > 3 and given in known]
+    return next((short[known] for known in close if _is_near(given, known)), None)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.casefold()) or name
+
+
+def _is_near(a: str, b: str) -> bool:
+    short, long = sorted((a, b), key=len)
+    if (len(short) > 2 and long.startswith(short)) or (len(short) > 3 and short in long):
+        return True
+    wrong = _edits(a, b)
+    return wrong <= max(1, len(long) // 4) and 2 * wrong < len(long)
+
+
+def _edits(a: str, b: str) -> int:
+    """Letters that were left out, added, replaced, or swapped with the next (optimal string alignment)."""
+    rows = [[*range(len(b) + 1)]]
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            least = min(row[-1] + 1, rows[-1][j] + 1, rows[-1][j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
+                least = min(least, rows[-2][j - 2] + 1)
+            row.append(least)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def check_known(kind: str, name: object, names: Iterable[str]) -> None:
@@ -99,6 +148,15 @@ def format_seconds(seconds: float) -> str:
     if seconds >= 9.95:
         return f"{seconds:.0f} s"
     return f"{seconds:.2g} s" if seconds >= 0.001 else "under 1 ms"
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """How many there are, in words that agree with it; ``many`` is ``one`` with an s unless given.
+
+    >>> counted(1, "file"), counted(2, "file"), counted(1, "class is", "classes are")
+    ('1 file', '2 files', '1 class is')
+    """
+    return f"{n} {one if n == 1 else many or one + 's'}"
 
 
 def join_words(parts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from foretaste.errors import did_you_mean
+from foretaste.errors import counted, did_you_mean
 from foretaste.losses import LOSSES
 
 NO_INPUTS = ("label", "labels", "target", "y")  # of a dataset's items: never inputs
@@ -453,8 +453,8 @@ def resolve_class_names(y: Any, classes: Any, C: int, name: str = "y_L") -> tupl
         names = check_class_names(classes)
         if len(names) != C:
             raise ValueError(
-                f"classes has {len(names)} names and the network has {C} outputs; expected {C} names in the order of "
-                "the outputs"
+                f"classes has {counted(len(names), 'name')} and the network has {counted(C, 'output')}; expected {C} "
+                "names in the order of the outputs"
             )
         return names
     if text is None:
@@ -462,8 +462,8 @@ def resolve_class_names(y: Any, classes: Any, C: int, name: str = "y_L") -> tupl
     found = tuple(sorted({str(label) for label in text.flat}))
     if len(found) != C:
         raise ValueError(
-            f"{name} has {len(found)} different labels ({', '.join(found[:8])}{', ...' * (len(found) > 8)}) and the "
-            f"network has {C} outputs; give classes=, all {C} names in the order of the outputs"
+            f"{name} has {counted(len(found), 'different label')} ({', '.join(found[:8])}{', ...' * (len(found) > 8)}) "
+            f"and the network has {C} outputs; give classes=, all {C} names in the order of the outputs"
         )
     return found
 

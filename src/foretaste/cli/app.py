@@ -4,15 +4,17 @@ import errno
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.segment import Segment
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from foretaste.errors import printable
 
@@ -50,12 +52,44 @@ COMMAND_ORDER = (
 RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
 
 
-class ForetasteGroup(TyperGroup):
+GIVEN_WORDS = f"{__name__}.words"  # of the command line, in the context's ``meta``
+
+
+class FlagsWithoutType:
+    """Help in which a flag takes no value: typer shows it as <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return list(params)
+
+
+class ForetasteCommand(FlagsWithoutType, TyperCommand):
+    """One command."""
+
+
+def with_examples(*lines: str) -> dict[str, Any]:
+    """What ``app.command`` takes for a command whose help ends with examples."""
+    # An empty line between them: older versions of typer join lines that have none.
+    return {"cls": ForetasteCommand, "epilog": "\n\n".join(["Examples:", *lines]) if lines else None}
+
+
+class PlainGroup(FlagsWithoutType, TyperGroup):
+    """Several commands."""
+
+
+class ForetasteGroup(PlainGroup):
     """Commands whose errors are one line and exit code 2. With --debug an error is Python's traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         known = [name for name in COMMAND_ORDER if name in self.commands]
         return [*known, *(name for name in self.commands if name not in known)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[GIVEN_WORDS] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         log = logging.getLogger("foretaste")
@@ -178,6 +212,22 @@ def say(*lines: str) -> None:
     """Print plain lines: no markup, no colours, no wrapping."""
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def how_made(ctx: typer.Context, seed: int, device: str) -> dict[str, str]:
+    """What repeats a page: the command, the seed, the versions, the date."""
+    import torch
+
+    from foretaste.study import software_versions
+
+    where = software_versions(torch.device(device))
+    return {
+        "command": printable(shlex.join(["foretaste", *ctx.meta[GIVEN_WORDS]])),
+        "seed": str(seed),
+        "versions": ", ".join(f"{name} {version}" for name, version in where.items() if name != "device"),
+        "machine": where["device"],
+        "date": f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+    }
 
 
 def check_output_folder(out: Path | None) -> None:

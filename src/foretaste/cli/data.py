@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
-from foretaste.cli.app import app, console, say
+from foretaste.cli.app import PlainGroup, app, console, say, with_examples
 from foretaste.errors import check_known, format_bytes
 
-data_app = typer.Typer(help="Data sets: which are known, which are on disk, and how to get them.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Data sets: which are known, which are on disk, and how to get them.", no_args_is_help=True, cls=PlainGroup
+)
 app.add_typer(data_app, name="data")
 
 DataFolder = Annotated[
@@ -16,7 +18,7 @@ DataFolder = Annotated[
 ]
 
 
-@data_app.command("list")
+@data_app.command("list", **with_examples())
 def list_data(folder: DataFolder = None) -> None:
     """List the data sets known by name, their licences, and where they are."""
     from rich.table import Table
@@ -37,7 +39,7 @@ def list_data(folder: DataFolder = None) -> None:
     console.print(table)
 
 
-@data_app.command("get")
+@data_app.command("get", **with_examples("foretaste data get cifar10"))
 def get_data(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="One or more names of `foretaste data list`.")],
     folder: DataFolder = None,

@@ -7,19 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli import inputs as given
-from foretaste.cli.app import app, check_output_folder, console, progress_bar, say
+from foretaste.cli.app import app, check_output_folder, console, how_made, progress_bar, say, with_examples
 from foretaste.cli.problem import describe_network, make_problem, train_problem
-from foretaste.errors import format_seconds, printable
+from foretaste.errors import counted, format_seconds, printable
 
 if TYPE_CHECKING:
     from foretaste.cli.problem import LabellingProblem
     from foretaste.data import Points
 
 DEMO_STEPS = 600
+COMPARED_PANEL = "What is compared"  # of --help
 
 
-@app.command("fidelity")
+@app.command(
+    "fidelity",
+    **with_examples(
+        "foretaste fidelity --demo",
+        "foretaste fidelity photos/ --candidates 8",
+        "foretaste fidelity --labelled L.npz --pool U.npz --network wrn1 --loss ce",
+    ),
+)
 def fidelity_command(
+    ctx: typer.Context,
     data: given.DataArgument = None,
     labelled: given.LabelledOption = None,
     pool: given.PoolOption = None,
@@ -29,20 +38,40 @@ def fidelity_command(
     weights: given.WeightsOption = None,
     demo: Annotated[bool, typer.Option("--demo", help="Use scikit-learn's digits and an MLP; under a minute.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the page and the records.")] = Path("fidelity"),
-    candidates: Annotated[int, typer.Option(min=1, help="Points of the pool to retrain on.")] = 8,
-    repeats: Annotated[int, typer.Option(min=1, help="Retrainings of each by another seed, for SGD's noise.")] = 2,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Points of the pool to retrain on.", rich_help_panel=COMPARED_PANEL)
+    ] = 8,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Retrainings of each by another seed, for SGD's noise.", rich_help_panel=COMPARED_PANEL
+        ),
+    ] = 2,
     retrain_steps: Annotated[
         int | None,
         typer.Option(min=1, help="Steps of each retraining. Default: as --steps.", rich_help_panel=given.NETWORK_PANEL),
     ] = None,
-    watch: Annotated[int, typer.Option(min=1, help="Points of the pool on which changes are measured.")] = 200,
+    watch: Annotated[
+        int,
+        typer.Option(min=1, help="Points of the pool on which changes are measured.", rich_help_panel=COMPARED_PANEL),
+    ] = 200,
     output: Annotated[
-        str, typer.Option(help="Kernel outputs to try (signs, sum, first, trace, full), separated by commas.")
+        str,
+        typer.Option(
+            help="Kernel outputs to try (signs, sum, first, trace, full), separated by commas.",
+            rich_help_panel=COMPARED_PANEL,
+        ),
     ] = "signs,sum,first,full",
     ridge: Annotated[
-        str, typer.Option(help="Ridges to try: misfit, or numbers relative to the kernel's mean diagonal.")
+        str,
+        typer.Option(
+            help="Ridges to try: misfit, or numbers relative to the kernel's mean diagonal.",
+            rich_help_panel=COMPARED_PANEL,
+        ),
     ] = "misfit,1e-6,1e-2",
-    budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='Memory for the kernel, such as "8GB".', rich_help_panel=COMPARED_PANEL)
+    ] = None,
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
@@ -96,7 +125,7 @@ def fidelity_command(
     check_fidelity(len(p.x_U), p.loss, candidates, repeats, watch, outputs, ridges)  # before anything is trained
     train: dict[str, Any] = {"max_lr": max_lr, "batch_size": batch, "weight_decay": weight_decay}
     if weights is None:
-        say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
+        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
         with progress_bar("training") as progress:
             p = train_problem(p, progress, steps=steps, seed=seed, **train)
     train["steps"] = retrain_steps or steps
@@ -104,7 +133,7 @@ def fidelity_command(
         p, train=train, candidates=candidates, repeats=repeats, watch=watch,
         outputs=outputs, ridges=ridges, budget=budget, seed=seed,
     )  # fmt: skip
-    records[0]["network"] = p.name
+    records[0]["network"], records[0]["made"] = p.name, how_made(ctx, seed, str(p.x_U.device))
     records[0]["data"] = "scikit-learn's digits" if demo else printable(p.points.where)
     report_fidelity(records, out, p.classes)
 

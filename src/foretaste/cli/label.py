@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli.app import app, say
+from foretaste.cli.app import app, say, with_examples
 from foretaste.cli.inputs import column_or_none, split_classes
-from foretaste.errors import printable
+from foretaste.errors import counted, printable
 
 if TYPE_CHECKING:
     from foretaste.label import LabelDesk, LabelStore
 
 TOKEN_VARIABLE = "FORETASTE_TOKEN"
-SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"
+SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"  # of --help
 
-SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a table.")]
+SourceArgument = Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, or a table.")]
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -33,7 +33,14 @@ StoreOption = Annotated[
 ]
 
 
-@app.command("label")
+@app.command(
+    "label",
+    **with_examples(
+        "foretaste label photos/ --classes cat,dog",
+        "foretaste label reviews.csv --text body --classes good,bad",
+        "foretaste label photos/ --export labels.csv",
+    ),
+)
 def label_command(
     source: SourceArgument,
     classes: Annotated[
@@ -51,6 +58,7 @@ def label_command(
         list[Path] | None,
         typer.Option(
             "--import",
+            metavar="PATH",
             help="Take in labels and end: .csv, .jsonl, .json or class folders.",
             rich_help_panel=EXCHANGE_PANEL,
         ),
@@ -58,6 +66,7 @@ def label_command(
     export: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="PATH",
             help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder.",
             rich_help_panel=EXCHANGE_PANEL,
         ),
@@ -94,7 +103,9 @@ def label_command(
     ] = 8765,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL),
+        typer.Option(
+            metavar="NAME", help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL
+        ),
     ] = None,
     lease: Annotated[
         float,
@@ -106,7 +117,7 @@ def label_command(
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.", rich_help_panel=SERVER_PANEL)
     ] = True,
 ) -> None:
-    """Label a folder of pictures, or the texts or rows of a CSV, in the browser. The same command resumes.
+    """Label a folder of pictures, or the texts or rows of a table, in the browser. The same command resumes.
 
     Every answer is on the disk before it is acknowledged, and changes the model at once. Ctrl-C stops.
     """
@@ -188,15 +199,17 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     address = f"http://{shown}:{at}/"
     state = desk.state()
-    say(f"{desk.title}: {state['total']} items, {state['labelled']} labelled, classes {', '.join(desk.store.classes)}")
+    say(
+        f"{desk.title}: {counted(state['total'], 'item')}, {state['labelled']} labelled, "
+        f"classes {', '.join(desk.store.classes)}"
+    )
     for note in desk.notes:
         say(f"  {note}")
     for said in desk.contradictions():
         say(f"  WARNING: {said}")
     if state["copies"]:
-        n = state["copies"]
-        many = f"{n} items are copies of others and get their label"
-        say(f"  {'1 item is a copy of another and gets its label' if n == 1 else many}")
+        one, many = "item is a copy of another and gets its label", "items are copies of others and get their label"
+        say(f"  {counted(state['copies'], one, many)}")
     say(f"labels are kept in {desk.store.path}")
     # Behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
     say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")
@@ -216,7 +229,7 @@ def _import(desk: "LabelDesk", paths: list[Path]) -> None:
     try:
         for path in paths:
             rows = read_labels(path, list(desk.data.ids))
-            say(f"{path}: {import_labels(desk.store, rows)} labels taken in, of {len(rows)} rows")
+            say(f"{path}: {counted(import_labels(desk.store, rows), 'label')} taken in, of {counted(len(rows), 'row')}")
     finally:
         close_desk(desk)
 
@@ -234,7 +247,7 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
         for out in outs:
             pictures = root if kept.setting("kind", "pictures") == "pictures" else None
             written = export_labels(rows, out, root=pictures, field=field)
-            say(f"{written}: {sum(row.label is not None for row in rows)} labels")
+            say(f"{written}: {counted(sum(row.label is not None for row in rows), 'label')}")
 
 
 def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
@@ -257,7 +270,7 @@ def _check_source(source: Path, store: Path | None) -> None:
         raise FileNotFoundError(f"{source} does not exist; expected a folder of pictures, or a CSV")
 
 
-@app.command("status")
+@app.command("status", **with_examples("foretaste status photos/"))
 def status_command(
     source: SourceArgument,
     store: StoreOption = None,
@@ -292,11 +305,15 @@ def status_lines(store: "LabelStore") -> list[str]:
     if checked := store.setting("checked", []):
         _, right, of = checked[-1]
         low, high = wilson(right, of)
-        lines.append(f"accuracy: {right / of:.0%} on {of} items drawn at random (95 %: {low:.0%} to {high:.0%})")
+        lines.append(
+            f"accuracy: {right / of:.0%} on {counted(of, 'item')} drawn at random (95 %: {low:.0%} to {high:.0%})"
+        )
     guessed = [e.guess == e.label for e in store.events() if e.kind == "label" and e.guess and e.purpose != "check"]
     if guessed:
         last = guessed[-PREQUENTIAL:]
-        lines.append(f"guessed before the answer: {sum(last) / len(last):.0%} of the last {len(last)} items asked")
+        lines.append(
+            f"guessed before the answer: {sum(last) / len(last):.0%} of the last {counted(len(last), 'item')} asked"
+        )
     for advice in (store.setting("advice", {}) or {}).values():
         lines.append(str(advice.get("text", "")))
     if events := store.events():

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.errors import format_seconds, printable
+from foretaste.errors import counted, format_seconds, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,9 @@ def write_picks(
     *,
     summary: str,
     warnings: list[str],
+    made: dict[str, str],
 ) -> Path:
-    """Write the page of the chosen points."""
+    """Write the page of the chosen points. ``made`` says how: the command, the seed, the versions, the date."""
     from foretaste.losses import probabilities
     from foretaste.report import Pick, picks_page
 
@@ -46,12 +47,13 @@ def write_picks(
         picks.append(Pick(rank=rank, id=p.ids[j], why=reasons.get(j, []), **said, **shown))
     about = {
         "data": printable(p.points.where),
-        "labelled": f"{len(p.x_L) or 'no'} points" + (f", {len(p.classes)} classes" if p.classes else ""),
-        "pool": f"{len(p.x_U)} points",
+        "labelled": (counted(len(p.x_L), "point") if len(p.x_L) else "no points")
+        + (f", {counted(len(p.classes), 'class', 'classes')}" if p.classes else ""),
+        "pool": counted(len(p.x_U), "point"),
         "network": p.name,
         "strategy": f"{q.info['strategy']} ({q.info['select']})",
         "time": format_seconds(q.seconds["total"]),
-    }
+    } | made
     when = "next" if len(p.x_L) else "first"
     head = f"Label this one {when}" if len(picks) == 1 else f"Label these {len(picks)} {when}"
     return picks_page(
@@ -102,8 +104,8 @@ def explain_picks(
         log.setLevel(level)
     sample = "the pool" if len(watched) == U else f"a sample of the pool, of {U}"
     return reasons, (
-        f"Below each: the two likeliest classes, and how many of {len(watched)} predictions on {sample} a label would "
-        "change, as look-ahead computes it without training."
+        f"Below each: the two likeliest classes, and how many of {counted(len(watched), 'prediction')} on {sample} a "
+        "label would change, as look-ahead computes it without training."
     )
 
 

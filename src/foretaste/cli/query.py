@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretaste.cli import inputs as given
-from foretaste.cli.app import app, console, console_warnings, progress_bar, say
+from foretaste.cli.app import app, console, console_warnings, how_made, progress_bar, say, with_examples
 from foretaste.cli.picks import write_picks
 from foretaste.cli.problem import describe_network, make_problem, save_problem, train_problem
-from foretaste.errors import csv_cell, format_seconds
+from foretaste.errors import counted, csv_cell, format_seconds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,16 @@ RANKED_COLUMNS = ("rank", "picked", "id", "score", "predicted", "probability", "
 SHOWN_ROWS = 10
 
 
-@app.command("query")
+@app.command(
+    "query",
+    **with_examples(
+        "foretaste query photos/ -n 20",
+        "foretaste query reviews.csv --text body --label topic",
+        "foretaste query photos/ --strategy margin --network resnet18 --size 64 --save",
+    ),
+)
 def query_command(
+    ctx: typer.Context,
     data: given.DataArgument = None,
     labelled: given.LabelledOption = None,
     pool: given.PoolOption = None,
@@ -45,21 +53,48 @@ def query_command(
     page: Annotated[
         str | None, typer.Option(help="The HTML page of the chosen points. Default: beside the CSV; none: no page.")
     ] = None,
-    select: Annotated[str, typer.Option(help="auto, top, greedy or fantasy.")] = "auto",
+    select: Annotated[
+        str, typer.Option(help="auto, top, greedy or fantasy.", rich_help_panel=given.KERNEL_PANEL)
+    ] = "auto",
     output: Annotated[
-        str, typer.Option(help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.")
+        str,
+        typer.Option(
+            help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = "auto",
     ridge: Annotated[
-        float | None, typer.Option(min=0, help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help='Memory for the kernel, such as "8GB".')] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='Memory for the kernel, such as "8GB".', rich_help_panel=given.KERNEL_PANEL)
+    ] = None,
     precision: Annotated[
-        str, typer.Option(help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.")
+        str,
+        typer.Option(
+            help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = "auto",
     watch: Annotated[
-        int | None, typer.Option(min=1, help="Score by this many points of the pool, not by all: less memory.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Score by this many points of the pool, not by all: less memory.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
     ] = None,
-    options: Annotated[list[str] | None, typer.Option(help="Options of the strategy, such as scale=0.1.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Options of the strategy, such as scale=0.1.", rich_help_panel=given.KERNEL_PANEL
+        ),
+    ] = None,
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
@@ -134,12 +169,13 @@ def query_command(
         hint = "" if points.kind == "pictures" else " (if it has, --label names their column)"
         say(f"{points.where} has no labels{hint}. {first_batch_words(p, strategy)}")
     elif weights is None:
-        say(f"No weights were given: training {describe_network(p)} on the {len(p.x_L)} labelled points.")
+        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
         with progress_bar("training") as progress:
             p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
-    choose_points(p, ask, seed, out, page_path(page, out))
+    made = how_made(ctx, seed, str(p.x_U.device))
+    choose_points(p, ask, seed, out, page_path(page, out), made)
 
 
 def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
@@ -166,13 +202,15 @@ def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | No
     """``batch_size`` and ``watch`` that a pool of U points allows, and a note for each that was larger."""
     notes = []
     if n > U:
-        notes.append(f"-n {n}: the pool has {U} points left, and all of them are chosen")
+        notes.append(f"-n {n}: the pool has {counted(U, 'point')} left, and all of it is chosen")
     if watch is not None and watch > U:
-        notes.append(f"--watch {watch}: the pool has {U} points left, and all of them are watched")
+        notes.append(f"--watch {watch}: the pool has {counted(U, 'point')} left, and all of it is watched")
     return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
 
 
-def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None) -> None:
+def choose_points(
+    problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None, made: dict[str, str]
+) -> None:
     """Query, write the ranked CSV and the page, print the summary and the first rows."""
     import foretaste as ft
     from foretaste.tangent import freeze, outputs
@@ -197,7 +235,7 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     if page is not None:
         told = summary.rpartition(" Ranking: ")[0]
         told = told if len(p.x_L) else f"Nothing is labelled yet. {first_batch_words(p, ask['strategy'])} {told}"
-        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings)
+        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings, made=made)
         say(f"The page: {page.resolve()}")
 
 
@@ -213,7 +251,8 @@ def check_query_settings(
         raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
     outputs, output = problem.outputs, how["output"]
     if isinstance(output, int) and output >= outputs:
-        raise ValueError(f"--output {output} and the network has {outputs} outputs; expected 0 to {outputs - 1}")
+        expected = "0" if outputs == 1 else f"0 to {outputs - 1}"
+        raise ValueError(f"--output {output} and the network has {counted(outputs, 'output')}; expected {expected}")
     request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
     found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
     if {"classes", "regression"} & {*found.needs}:
@@ -294,12 +333,12 @@ def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
     made = "with the weights given" if p.predicts else "untrained"
     made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else made
     text = [
-        f"{len(q)} of {len(p.x_U)} points chosen by {q.info['strategy']} ({q.info['select']}); "
+        f"{len(q)} of {counted(len(p.x_U), 'point')} chosen by {q.info['strategy']} ({q.info['select']}); "
         f"network: {p.name}, {made}."
     ]
     residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
     if residual is not None and len(p.x_L):
-        text.append(f"Mean squared residual of the {len(p.x_L)} labelled points: {residual:.1e}.")
+        text.append(f"Mean squared residual of the {counted(len(p.x_L), 'labelled point')}: {residual:.1e}.")
     stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
     spent = f" ({', '.join(stages)})" if stages else ""
     return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}. Ranking: {out}"])

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretaste.cli.app import app, check_output_folder, console, say
+from foretaste.cli.app import app, check_output_folder, console, say, with_examples
 
 if TYPE_CHECKING:
     from foretaste.report import Summary
 
 
-@app.command("report")
+@app.command(
+    "report", **with_examples("foretaste report runs/fig2a", "foretaste report runs/warm runs/cold --out comparison")
+)
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs; several are compared.")],
     out: Annotated[

@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli.app import app, check_output_folder, console, counting_bar, progress_bar, say, usable_cores
+from foretaste.cli.app import (
+    app,
+    check_output_folder,
+    console,
+    counting_bar,
+    progress_bar,
+    say,
+    usable_cores,
+    with_examples,
+)
 from foretaste.cli.report import print_summary
-from foretaste.errors import format_seconds
+from foretaste.errors import counted, format_seconds
 
 if TYPE_CHECKING:
     from foretaste.study import Study
+
+
+MACHINE_PANEL = "The machine"  # of --help
 
 
 def _list_studies(wanted: bool) -> None:
@@ -25,7 +37,14 @@ def _list_studies(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.command("run")
+@app.command(
+    "run",
+    **with_examples(
+        "foretaste run --list",
+        "foretaste run fig2a --smoke",
+        "foretaste run my_study.toml --set train.steps=600 --out runs/mine",
+    ),
+)
 def run_command(
     config: Annotated[
         str | None,
@@ -34,20 +53,31 @@ def run_command(
         ),
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, such as train.max_lr=0.1 or seeds=[0,1].")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="key=value, such as train.max_lr=0.1 or seeds=[0,1]."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Shrink the study to about a minute. Its numbers mean nothing.")
     ] = False,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes at once. Default: one per core, or one per GPU.")
+        int | None,
+        typer.Option(
+            min=1, help="Processes at once. Default: one per core, or one per GPU.", rich_help_panel=MACHINE_PANEL
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
-    plugin: Annotated[list[str] | None, typer.Option(help="A Python file that registers your own strategies.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda (all cards), cuda:1, or auto.", rich_help_panel=MACHINE_PANEL)
+    ] = "auto",
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="A Python file that registers your own strategies.")
+    ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this time, at the next record of each process. The same command resumes."),
+        typer.Option(
+            help="Stop after this time, at the next record of each process. The same command resumes.",
+            rich_help_panel=MACHINE_PANEL,
+        ),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Print what the study would cost, and stop.")] = False,
     list_: Annotated[
@@ -89,7 +119,7 @@ def run_command(
         study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
     )
     if len(records) < study.size:
-        say(f"Stopped after {minutes:g} minutes: {len(records)} of {study.size} records. The same command resumes.")
+        say(f"Stopped after {minutes:g} min: {len(records)} of {study.size} records. The same command resumes.")
     if not records:
         raise typer.Exit
     page = report.folder(folder)
@@ -146,13 +176,13 @@ def run_with_bar(study: "Study", processes: int, **arguments: Any) -> list[Any]:
         def show(record: Any) -> None:
             text = record["arm"]
             if "accuracy" in record:
-                text += f", {record['labelled']} labels: {record['accuracy']:.1%}"
+                text += f", {counted(record['labelled'], 'label')}: {record['accuracy']:.1%}"
             bars.update(task, advance=1, description=f"{text:<36}")
 
         return run(study, processes=processes, seen=show, answers=find_answers, **arguments)
 
 
-@app.command("demo")
+@app.command("demo", **with_examples())
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder of the page, the figure and the records.")] = Path("demo"),
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: 5, or 2 with --quick.")] = None,

@@ -6,14 +6,29 @@ from typing import Annotated
 
 import typer
 
-from foretaste.cli.app import app, say
-from foretaste.cli.inputs import column_or_none, split_classes
-from foretaste.cli.label import SourceArgument, StoreOption, close_or_exit, end_served, prepare_server, sigterm_exits
+from foretaste.cli.app import app, say, with_examples
+from foretaste.cli.inputs import DATA_PANEL, column_or_none, split_classes
+from foretaste.cli.label import (
+    MODEL_PANEL,
+    SERVER_PANEL,
+    SourceArgument,
+    StoreOption,
+    close_or_exit,
+    end_served,
+    prepare_server,
+    sigterm_exits,
+)
+from foretaste.errors import counted
 
 KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 
 
-@app.command("serve")
+@app.command(
+    "serve",
+    **with_examples(
+        "foretaste serve photos/ --classes cat,dog --url http://127.0.0.1:8080",
+    ),
+)
 def serve_command(
     source: SourceArgument,
     classes: Annotated[str | None, typer.Option(help="Names of the classes, separated by commas.")] = None,
@@ -21,24 +36,43 @@ def serve_command(
         str | None, typer.Option(help="Label Studio's address. Its token is read from $LABEL_STUDIO_API_KEY.")
     ] = None,
     project: Annotated[int, typer.Option(min=1, help="The number of the project in Label Studio.")] = 1,
-    text: Annotated[str | None, typer.Option(help="The column of a CSV that holds the text.")] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="The column of a CSV that holds ids.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of a CSV that holds labels given already.")] = None,
-    store: StoreOption = None,
-    backbone: Annotated[str, typer.Option(help="A pretrained network for the features, or none.")] = "auto",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. Others than this machine's need a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.")] = 9090,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another name by which the server may be called.")
+    text: Annotated[
+        str | None, typer.Option(help="The column of a table that holds the text.", rich_help_panel=DATA_PANEL)
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of random orders and trainings.")] = 0,
+    id_: Annotated[
+        str | None, typer.Option("--id", help="The column of a table that holds ids.", rich_help_panel=DATA_PANEL)
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="The column of a table that holds labels given already.", rich_help_panel=DATA_PANEL),
+    ] = None,
+    store: StoreOption = None,
+    backbone: Annotated[
+        str, typer.Option(help="A pretrained network for the features, or none.", rich_help_panel=MODEL_PANEL)
+    ] = "auto",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Others than this machine's need a token.", rich_help_panel=SERVER_PANEL
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.", rich_help_panel=SERVER_PANEL),
+    ] = 9090,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another name by which the server may be called.", rich_help_panel=SERVER_PANEL
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of random orders and trainings.", rich_help_panel=MODEL_PANEL)] = 0,
 ) -> None:
-    """Serve Label Studio's ML backend for a folder or a CSV, and keep its queue in our order.
+    """Serve Label Studio's ML backend for a folder or a table, and keep its queue in our order.
 
-    Add the address as a model and as a webhook of the project, and choose "Uncertainty sampling". Tasks are matched to
-    the items of the folder by name; nothing that a task points to is fetched. The labelling page is served too.
+    Add the address as a model and as a webhook of the project, and choose "Uncertainty sampling".
+
+    Tasks are matched to the items by name; nothing that a task points to is fetched. The labelling page is served too.
     """
     opened, token = prepare_server(host, port)
     from foretaste.label import (
@@ -70,7 +104,7 @@ def serve_command(
             add_ml_backend(web, link)
             desk.worker.start()
             say(
-                f"{desk.title}: {len(desk.open_ids)} items, classes {', '.join(desk.store.classes)}",
+                f"{desk.title}: {counted(len(desk.open_ids), 'item')}, classes {', '.join(desk.store.classes)}",
                 f"ML backend {address}, webhook {address}/webhook (Ctrl-C stops)",
             )
             if studio is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from foretaste.data.labels import NAMES_SHOWN, count_names, join_faults
 from foretaste.data.pictures import PICTURE_ENDINGS
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, Cells, Table, is_finite_number
-from foretaste.errors import did_you_mean
+from foretaste.errors import counted, did_you_mean
 
 TEXT_COLUMNS = (
     "text", "texts", "sentence", "review", "document", "content", "body", "message", "comment", "abstract", "tweet",
@@ -202,8 +202,8 @@ def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
     if gaps:
         listed = ", ".join(f"{name} {n}" for name, n in list(gaps.items())[:NAMES_SHOWN])
         notes.append(
-            f"{sum(gaps.values())} cells are missing ({listed}): numbers are filled with the median, words are a "
-            "category of their own"
+            f"{counted(sum(gaps.values()), 'cell is', 'cells are')} missing ({listed}): numbers are filled "
+            "with the median, words are a category of their own"
         )
     found = ColumnKinds(*(tuple(kinds[k]) for k in ("numbers", "dates", "words")))
     if not found.names:
@@ -405,7 +405,7 @@ def _describe_cells(cells: Cells) -> str:
     if _mostly(_is_date, cells):
         return "dates"
     n = len(set(present))
-    return f"{n} different {'word' if n == 1 else 'words'}"
+    return counted(n, "different word")
 
 
 def _present(cells: Cells) -> list[str]:

@@ -19,7 +19,7 @@ from foretaste.data.pictures import ImageSize, PictureProgress, open_picture
 from foretaste.data.points import Encode, Points
 from foretaste.data.tables import cell_text, file_inside, read_file_table
 from foretaste.data.text import TEXT_ENCODERS
-from foretaste.errors import did_you_mean, printable
+from foretaste.errors import counted, did_you_mean, printable
 
 POINT_ARRAYS, POINT_LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
 NO_CLASS_FOLDERS = ("unlabelled", "unlabeled", "unsorted")
@@ -80,7 +80,8 @@ def listed_points(root: Path, table: Path, how: ReadOptions, others: Sequence[st
     labels = [row.label for row in rows] + [None] * len(more)
     about = [f"labels are from {table.name}", *notes, *left]
     if more:
-        about.append(f"{len(more)} pictures of the folder do not stand in {table.name}: they have no label")
+        stand = counted(len(more), "picture of the folder does not stand", "pictures of the folder do not stand")
+        about.append(f"{stand} in {table.name}: no label")
     where = str(root) if others else str(table)
     return _file_pictures(root, where, [*files, *more], labels, how, tuple(about))
 
@@ -174,7 +175,9 @@ def named_classes(where: object, labels: list[str | None], classes: tuple[str, .
     """Class ids, counted from 0, as the names of their classes."""
     numbers = [None if label is None else int(label) for label in class_labels(labels, where)]
     if bad := sum(c is not None and not 0 <= c < len(classes) for c in numbers):
-        raise ValueError(f"{where}: {bad} labels are not among its {len(classes)} classes, counted from 0")
+        raise ValueError(
+            f"{where}: {counted(bad, 'label is', 'labels are')} not among its {len(classes)} classes, counted from 0"
+        )
     return [None if c is None else classes[c] for c in numbers]
 
 

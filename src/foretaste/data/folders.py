@@ -24,7 +24,7 @@ from foretaste.data.pictures import (
     open_picture,
 )
 from foretaste.data.tables import SIDES, FileRow, file_columns, file_inside, is_table, read_file_table, stays_inside
-from foretaste.errors import is_utf8, printable
+from foretaste.errors import counted, is_utf8, printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
 
@@ -198,7 +198,8 @@ def without_validation(rows: list[FileRow]) -> tuple[list[FileRow], list[str]]:
         return rows, []
     if "test" in sides:
         left = [row for row in rows if row.side != "val"]
-        return left, [f"{len(rows) - len(left)} validation pictures were left out; test measures"]
+        gone = counted(len(rows) - len(left), "validation picture was", "validation pictures were")
+        return left, [f"{gone} left out; test measures"]
     return [FileRow(r.file, r.label, "test" if r.side == "val" else r.side) for r in rows], []
 
 
@@ -206,7 +207,8 @@ def _rows_of_table(path: Path, here: FolderListing, skip_broken: bool) -> tuple[
     rows, remarks = read_file_table(path, skip_broken=skip_broken)
     notes = [f"labels are from {path.name}", *remarks]
     if unnamed := len(set(here.pictures) - {row.file for row in rows}):
-        notes.append(f"{unnamed} pictures of the folder do not stand in {path.name} and were left out")
+        stand = counted(unnamed, "picture of the folder does not stand", "pictures of the folder do not stand")
+        notes.append(f"{stand} in {path.name}: left out")
     labels = class_labels([row.label for row in rows], path)
     return [FileRow(row.file, label, row.side) for row, label in zip(rows, labels)], notes
 
@@ -290,4 +292,5 @@ def note_other_files(others: Iterable[str]) -> str | None:
     if not count:
         return None
     kinds = ", ".join(f"{n} {ending}" for ending, n in count.most_common(5))
-    return f"{sum(count.values())} files are not pictures and were left out: {kinds}"
+    left = counted(count.total(), "file is not a picture and was", "files are not pictures and were")
+    return f"{left} left out: {kinds}"

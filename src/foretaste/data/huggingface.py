@@ -25,7 +25,7 @@ from foretaste.data.pictures import (
     open_picture,
 )
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, Table, cell_text, stays_inside
-from foretaste.errors import check_regular, printable
+from foretaste.errors import check_regular, counted, printable
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
 NUMBER_TYPES = ("float", "double", "int", "uint", "bool")
@@ -364,7 +364,9 @@ def _number_column(path: str, part: Any, name: str) -> np.ndarray:
         column = pc.list_flatten(column)
     x_nd = pc.cast(column, "float32", safe=False).to_numpy().reshape(len(part), -1)
     if bad := int((~np.isfinite(x_nd)).any(1).sum()):
-        raise ValueError(f"{path}: {bad} rows of {name!r} have no finite number; mend them, or leave them out")
+        raise ValueError(
+            f"{path}: {counted(bad, 'row')} of {name!r} without finite numbers; mend or remove what is wrong"
+        )
     return x_nd
 
 

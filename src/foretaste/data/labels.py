@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from foretaste.errors import did_you_mean, is_utf8, printable
+from foretaste.errors import counted, did_you_mean, is_utf8, printable
 
 NAMES_SHOWN = 10  # in one message
 MOST_CLASSES = 100_000  # where labels are numbers: each number up to the largest is a class
@@ -166,7 +166,7 @@ def class_ids(labels: Sequence[str], classes: Sequence[str], where: object) -> n
     if unknown:
         more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
         raise ValueError(
-            f"{where}: {len(unknown)} labels are no class of the network: "
+            f"{where}: {counted(len(unknown), 'label is', 'labels are')} no class of the network: "
             f"{', '.join(map(repr, unknown[:NAMES_SHOWN]))}{more}{did_you_mean(unknown[0], classes, 'Its classes')}"
         )
     return np.array([at[label] for label in labels], dtype=np.int64)

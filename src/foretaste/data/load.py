@@ -23,7 +23,7 @@ from foretaste.data.points import Points, content_digests
 from foretaste.data.shipped import breast_cancer, docstrings, wine
 from foretaste.data.sources import read_points
 from foretaste.data.tables import LABEL_COLUMNS, file_columns, is_table
-from foretaste.errors import did_you_mean
+from foretaste.errors import counted, did_you_mean
 
 Answers = Callable[[Path], Callable[[Points], Points] | None]
 
@@ -160,7 +160,7 @@ def _labelled_points(points: Points, path: Path, test: float) -> Images:
         many = known.x.shape[1]
         notes = [f"{path.name}: {points.kind}, encoded as {many} numbers, fitted on all {len(points)} points"]
     if left := len(points) - len(known):
-        notes.append(f"{left} points have no label: left out")
+        notes.append(f"{counted(left, 'point has', 'points have')} no label: left out")
     if known.contradiction:
         notes.append(known.contradiction)
     read = blake2b(b"".join(content_digests(points)), digest_size=16).hexdigest() if encoded else None

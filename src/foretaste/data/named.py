@@ -15,7 +15,7 @@ import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET, FoundFiles, named_files, search_named
 from foretaste.data.dataset import Images, MeanAndStd, ids_of
-from foretaste.errors import format_bytes
+from foretaste.errors import counted, format_bytes
 
 DIGITS_TEST = 600
 DIGITS_STEP = 15  # scikit-learn stores 0 to 16: times 15 they fill a byte
@@ -140,7 +140,7 @@ def check_class_ids(raw: object, count: int, classes: int, file: str) -> np.ndar
     wrong = np.flatnonzero((y_n < 0) | (y_n >= classes))
     if len(wrong):
         raise ValueError(
-            f"{file}: {len(wrong)} labels out of range, the first {y_n[wrong[0]]} at {wrong[0]}; "
+            f"{file}: {counted(len(wrong), 'label')} out of range, the first {y_n[wrong[0]]} at {wrong[0]}; "
             f"expected 0 to {classes - 1}"
         )
     return y_n.astype(np.int64)
@@ -185,7 +185,11 @@ def join_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
 def note_unseen_classes(pool_y: np.ndarray, test_y: np.ndarray, classes: Sequence[str]) -> tuple[str, ...]:
     """A note if test has classes that the pool lacks: no queried label can teach them."""
     only = [classes[c] for c in np.setdiff1d(test_y, pool_y)]
-    return (f"{len(only)} classes occur in test and never in the pool: {', '.join(only[:5])}",) if only else ()
+    return (
+        (f"{counted(len(only), 'class occurs', 'classes occur')} in test and never in the pool: {', '.join(only[:5])}",)
+        if only
+        else ()
+    )
 
 
 def _idx_set(
@@ -287,8 +291,8 @@ def _read_mat(path: Path, most: int) -> SetPart:
     x_HWCn, y = held["X"], held["y"].ravel()
     wrong = np.flatnonzero(~((y >= 1) & (y <= 10) & (y == np.rint(y))))
     if len(wrong):
-        first = f"the first {y[wrong[0]]} at {wrong[0]}"
-        raise ValueError(f"{path}: {len(wrong)} labels are not whole numbers from 1 to 10, {first}")
+        words = counted(len(wrong), "label is not a whole number", "labels are not whole numbers")
+        raise ValueError(f"{path}: {words} from 1 to 10, the first {y[wrong[0]]} at {wrong[0]}")
     return SetPart(np.ascontiguousarray(x_HWCn.transpose(3, 2, 0, 1)), y.astype(np.int64) % 10, str(path))
 
 

@@ -15,7 +15,7 @@ from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.dataset import Images, stratified_or_raise
 from foretaste.data.labels import array_labels, check_words, class_labels
 from foretaste.data.named import DEFLATE_MOST, join_arrays, note_unseen_classes
-from foretaste.errors import format_bytes
+from foretaste.errors import counted, format_bytes
 
 SPLIT_ARRAYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
@@ -130,7 +130,9 @@ def _float32(x: np.ndarray, name: str) -> np.ndarray:
         kept = x.astype(np.float32)
     if bad := int((~np.isfinite(kept)).sum()):
         where = int(np.argwhere(~np.isfinite(kept))[0][0])
-        raise ValueError(f"{name}: {bad} numbers are not finite in float32, the first in row {where}")
+        raise ValueError(
+            f"{name}: {counted(bad, 'number is', 'numbers are')} not finite in float32, the first in row {where}"
+        )
     return kept
 
 

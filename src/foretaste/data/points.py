@@ -28,6 +28,7 @@ from foretaste.data.columns import (
 from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
 from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names, differing_labels
 from foretaste.data.tables import Cells, Table
+from foretaste.errors import counted
 
 CONTENT_BYTES = 8  # of a digest in a name
 NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
@@ -168,7 +169,9 @@ def checked_points(points: Points) -> Points:
         names = count_names(twice, "id {} stands", "ids {} stand")
         raise ValueError(f"{p.where}: {names} more than once; expected each once")
     if missing := p.ids.count(""):
-        raise ValueError(f"{p.where}: {missing} points have no id; fill it in, or leave the column out")
+        raise ValueError(
+            f"{p.where}: {counted(missing, 'point has', 'points have')} no id; fill it in, or leave the column out"
+        )
     check_words(p.where, "id", "ids", p.ids)
     check_words(p.where, "label", "labels", p.known_labels)
     if p.regression:
@@ -178,7 +181,8 @@ def checked_points(points: Points) -> Points:
     counts = Counter(label for label in labels if label is not None)
     missing_words = {w: n for w, n in counts.items() if w.lower() in MISSING_CELLS or (w == "-1" and len(counts) > 2)}
     notes = tuple(
-        f"{n} labels are {word!r}, which is taken as a class; leave them empty if it means that there is no label"
+        f"{counted(n, 'label is', 'labels are')} {word!r}, which is taken as a class; leave the cell empty if it means "
+        "that there is no label"
         for word, n in missing_words.items()
         if word not in (p.own_classes or ())
     )
@@ -311,9 +315,7 @@ def label_numbers(labels: Sequence[str], where: object) -> Tensor:
         y = torch.tensor([float(label) for label in labels])
     except ValueError as error:
         raise ValueError(f"{where}: regression wants numbers as labels ({error})") from None
-    if not torch.isfinite(y).all():
-        raise ValueError(
-            f"{where}: {int((~torch.isfinite(y)).sum())} labels are not finite numbers; leave them empty where there "
-            "is no label"
-        )
+    if bad := int((~torch.isfinite(y)).sum()):
+        words = counted(bad, "label is not a finite number", "labels are not finite numbers")
+        raise ValueError(f"{where}: {words}; leave the cell empty where there is no label")
     return y

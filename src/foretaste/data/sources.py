@@ -39,7 +39,7 @@ from foretaste.data.points import Encode, Points, checked_points, points_of_rows
 from foretaste.data.tables import TABLE_ENDINGS, Table, cell_text, file_columns, is_table, read_table
 from foretaste.data.text import TEXT_ENCODERS, encode_text
 from foretaste.data.torch_datasets import read_dataset_items
-from foretaste.errors import check_known
+from foretaste.errors import check_known, counted
 
 SOURCES = (
     "a path (a folder of pictures, a CSV, an .npz, a saved Hugging Face dataset), a Hugging Face or torch dataset, "
@@ -174,7 +174,7 @@ def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None
         items = [cell or "" for cell in table.columns[roles.text]]
         notes = points.notes
         if empty := items.count(""):
-            notes += (f"{empty} texts are empty",)
+            notes += (counted(empty, "text is empty", "texts are empty"),)
         return replace(points, items=items, encode=partial(encode_text, how=str(name)), notes=notes)
     if not roles.features:
         shown = describe_columns(table, list(table.columns))

@@ -14,7 +14,7 @@ import numpy as np
 
 from foretaste.data.labels import count_names, join_faults
 from foretaste.data.pictures import HOW_TO_SKIP
-from foretaste.errors import check_regular, format_bytes
+from foretaste.errors import check_regular, counted, format_bytes
 
 FILE_COLUMNS = (
     "file", "filename", "file_name", "filepath", "file_path", "path", "image", "image_path", "image_file", "img",
@@ -245,7 +245,7 @@ def _csv_table(path: Path) -> Table:
     if all(map(is_finite_number, head)):
         raise ValueError(f"{path}: its first line is numbers; expected names, such as id,label,width,height")
     if faults := [
-        f"line {line}: {len(row)} cells where {len(head)} columns are named"
+        f"line {line}: {counted(len(row), 'cell')} where {counted(len(head), 'column is', 'columns are')} named"
         for line, row in rows
         if len(row) != len(head)
     ]:

@@ -148,7 +148,7 @@ class LabelDesk:
     ) -> LabelEvent:
         """Keep an answer, and tell the learner. Returns when the disk has it and the learner has had a moment."""
         if item not in self.number:
-            raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000]).split(' Known')[0]}")
+            raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000], None)}")
         with self._lock:
             self._see(tab, who)
         guess = self.worker.view.likely.get(item)

@@ -421,7 +421,7 @@ def _match(path: Path, rows: Iterable[LabelRow], items: Sequence[str]) -> list[L
             found.append(replace(row, item=item))
     if lost:
         words = _named([printable(name) for name in lost], "item {} is", "items {} are")
-        raise ValueError(f"{path}: {words} not here{did_you_mean(lost[0], list(items)[:5000]).split(' Known')[0]}")
+        raise ValueError(f"{path}: {words} not here{did_you_mean(lost[0], list(items)[:5000], None)}")
     if twice := [item for item, n in Counter(row.item for row in found).items() if n > 1]:
         raise ValueError(f"{path}: {_named(twice, 'item {} stands', 'items {} stand')} there more than once")
     return found

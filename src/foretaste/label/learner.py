@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from foretaste.errors import check_callable, real_number, whole_number
+from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
 from foretaste.label.explain import explain_item
@@ -198,7 +198,7 @@ class Learner:
         with self._lock:
             book = self._now.book
             return (
-                f"Learner({len(self)} items, {len(book.labels)} labelled, {len(book.pending)} pending, "
+                f"Learner({counted(len(self), 'item')}, {len(book.labels)} labelled, {len(book.pending)} pending, "
                 f"strategy={self._now.ask.how.name!r}, {'trained' if self.ready else 'not trained yet'})"
             )
 
@@ -609,8 +609,8 @@ def _given_labels(pool: Pool, labels: Any) -> dict[Hashable, Any]:
     entries = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
     if len(entries) != len(pool):
         raise ValueError(
-            f"labels has {len(entries)} entries and pool {len(pool)} items; expected one for each item, None where "
-            "there is none, or a dict from id to label"
+            f"labels has {counted(len(entries), 'entry', 'entries')} and pool {counted(len(pool), 'item')}; expected "
+            "one for each item, None where there is none, or a dict from id to label"
         )
     return {i: y for i, y in zip(pool.ids, entries) if not _missing(y)}
 
@@ -639,10 +639,10 @@ def _pair(ids: Any, labels: Any) -> tuple[list[Any], list[Any]]:
     if _is_one(labels):
         if _is_one(ids):
             return names, [labels]
-        raise ValueError(f"labels is {labels!r:.40} for {len(names)} ids; expected one label for each")
+        raise ValueError(f"labels is {labels!r:.40} for {counted(len(names), 'id')}; expected one label for each")
     values = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
     if len(values) != len(names):
-        raise ValueError(f"there are {len(names)} ids and {len(values)} labels; expected one label for each")
+        raise ValueError(f"ids are {len(names)} and labels {len(values)}; expected one label for each")
     return names, values
 
 

@@ -7,7 +7,6 @@ all, and a pool for labelling has none. What is labelled already comes as ``labe
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from foretaste.connect import open as open_points
 from foretaste.data import read_points
-from foretaste.errors import printable
+from foretaste.errors import counted, nearest_name, printable
 from foretaste.given import check_index, has_plain_columns, is_frame, read_given, stack_items, text_labels
 from foretaste.network import prepare
 from foretaste.tangent import Inputs, take_points
@@ -135,7 +134,10 @@ def check_ids(ids: Iterable[Hashable], n: int) -> tuple[Hashable, ...]:
     """The ids, as text or whole numbers, all different."""
     known = tuple(plain_id(i) for i in ids)
     if len(known) != n:
-        raise ValueError(f"ids has {len(known)} entries and pool {n} items; expected one id for each item")
+        raise ValueError(
+            f"ids has {counted(len(known), 'entry', 'entries')} and pool {counted(n, 'item')}; expected "
+            "one id for each item"
+        )
     seen: set[Hashable] = set()
     twice = [i for i in known if i in seen or seen.add(i)]  # type: ignore[func-returns-value]
     if twice:
@@ -176,8 +178,7 @@ def unknown_item(i: object, known: Sequence[Hashable]) -> UnknownItemError:
             f"unknown id {shown_id(i)}, of type {type(i).__name__}; the ids of this pool are of type {', '.join(kinds)}"
         )
     names = {str(k): k for k in known[:NEAR_IDS]}
-    near = [names[name] for name in get_close_matches(str(i), names, 1)]
-    hint = (
-        f"; did you mean {shown_id(near[0])}?" if near else f"; the first of {len(known)} ids is {shown_id(known[0])}"
-    )
+    near = nearest_name(str(i), names)
+    first = f"; the first of {counted(len(known), 'id')} is {shown_id(known[0])}"
+    hint = first if near is None else f"; did you mean {shown_id(names[near])}?"
     return UnknownItemError(f"unknown id {shown_id(i)}{hint}")

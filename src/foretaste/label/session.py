@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
-from foretaste.errors import whole_number
+from foretaste.errors import counted, whole_number
 from foretaste.given import check_class_names
 from foretaste.label.book import Label, LabelBook, LabelKind
 from foretaste.label.choose import AskSettings, InputCover, ask_items
@@ -145,7 +145,8 @@ class Session:
     def trained_model(self) -> LiveModel:
         if self.model is None:
             raise RuntimeError(
-                f"nothing has been learned yet from {len(self.book.labels)} labels; teach items of two classes first"
+                f"nothing has been learned yet from {counted(len(self.book.labels), 'label')}; teach items of two "
+                "classes first"
             )
         return self.model
 
@@ -196,8 +197,8 @@ class Session:
     def next_training(self) -> Training:
         if not self.can_train():
             raise ValueError(
-                f"{len(self.book.labels)} labels are too few to train on; expected two classes, or two "
-                "different numbers in regression"
+                f"{counted(len(self.book.labels), 'label is', 'labels are')} too few to train on; expected two "
+                "classes, or two different numbers in regression"
             )
         self.trainings += 1
         return Training(dict(self.book.labels), self.trainings, threading.current_thread())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretaste.errors import counted
 from foretaste.label.copies import GIVEN
 from foretaste.label.desk import CHECK_EVERY, LabelDesk
 from foretaste.label.store import LEASE_SECONDS, STORE_FILE, LabelStore
@@ -186,7 +187,7 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
             f"changed. Put the file back as it was; or name a new folder with --store: the labels in {store.folder} "
             "stay there"
         )
-    are = "1 item with an answer is" if len(lost) == 1 else f"{len(lost)} items with an answer are"
+    are = counted(len(lost), "item with an answer is", "items with an answer are")
     note = f"{are} not in {Path(where).name} now, removed or changed; what was said is kept in {STORE_FILE}"
     return replace(points, notes=(*points.notes, note))
 

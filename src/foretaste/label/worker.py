@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from foretaste.errors import real_number
+from foretaste.errors import counted, real_number
 
 log = logging.getLogger(__name__)
 
@@ -415,13 +415,13 @@ def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
     words = f"If it is {found.get('label')}, " + (
         "no other prediction changes."
         if not changes
-        else f"{_count(changes, 'other prediction changes', 'other predictions change')}"
+        else f"{counted(changes, 'other prediction changes', 'other predictions change')}"
     )
     if pairs and changes:
         (before, after), n = pairs.most_common(1)[0]
         words += f", {'mostly ' if n < changes else ''}from {before} to {after}."
     if alike:
-        words += f" It stands for {_count(alike, 'item', 'items')} like it."
+        words += f" It stands for {counted(alike, 'item')} like it."
     return {"text": words, "changes": changes, "stands_for": alike}
 
 
@@ -440,10 +440,6 @@ def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:
             text = f"The last training failed, and the network from before stays: {failure}. {text}"
         advice["retrain"] = {"now": bool(drift.get("retrain")), "text": text}
     return advice
-
-
-def _count(n: int, one: str, many: str) -> str:
-    return f"{n} {one if n == 1 else many}"
 
 
 def _as_sentence(text: str) -> str:

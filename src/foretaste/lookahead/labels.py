@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretaste.errors import counted
 from foretaste.given import ClassName, label_tensor, labels_as_numbers, resolve_class_names
 from foretaste.losses import LOSSES
 from foretaste.tangent import Params
@@ -76,7 +77,7 @@ class LabelRules:
         if (bad := (t < 0) | (t >= self.C)).any():
             first = int(bad.nonzero()[0])
             raise ValueError(
-                f"{name} has {int(bad.sum())} labels outside the {self.C} classes of the network's outputs, "
+                f"{name} has {counted(int(bad.sum()), 'label')} outside the {self.C} classes of the network's outputs, "
                 f"first {int(t[first])} at {first}; expected 0 to {self.C - 1}. If they are names, give classes="
             )
         one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.home)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import did_you_mean, real_number, whole_number
+from foretaste.errors import counted, did_you_mean, real_number, whole_number
 from foretaste.given import ClassName, count_labels, holds_classes, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
@@ -300,7 +300,7 @@ def watched_points(
         return watch, {}
     n = count_points(x_U)
     if watch > n:
-        log.warning("watch is %d and the pool has %d points; all of them are watched", watch, n)
+        log.warning("watch is %d and the pool has %s; all of it is watched", watch, counted(n, "point"))
         return None, {}
     if outputs_U is None:
         order_U = torch.randperm(n, generator=seeded_generator(seed))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from foretaste.errors import check_counts, check_known, real_number, whole_number
+from foretaste.errors import check_counts, check_known, counted, real_number, whole_number
 from foretaste.losses import TrainingTargets, find_loss, training_targets
 from foretaste.network.cuda_graph import FAST_MODES, train_fast
 from foretaste.network.fit import (
@@ -348,7 +348,7 @@ def predict_losses(net: nn.Module, module: LossPrediction, x: Tensor | Mapping[s
     for what, values in (("outputs of net", f_NC.flatten(1)), ("predicted losses", guess_N[:, None])):
         if not (fine := torch.isfinite(values).all(1)).all():
             first = int((~fine).nonzero()[0])
-            raise ValueError(f"{what} are NaN or infinite for {int((~fine).sum())} points, first at {first}")
+            raise ValueError(f"{what} are NaN or infinite for {counted(int((~fine).sum()), 'point')}, first at {first}")
     return guess_N.cpu().double() if guess_N.device.type == "mps" else guess_N.double()
 
 

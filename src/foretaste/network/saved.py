@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from foretaste.errors import nearest_name
 from foretaste.network.build import NETWORKS, make_network
 from foretaste.network.sgd import PixelNormalise
 
@@ -293,8 +293,8 @@ def _check_weights(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str,
 
 
 def _nearest_key(key: str, names: Sequence[str]) -> str:
-    close = get_close_matches(key, names, 1, 0.7)
-    return f" (there is {close[0]})" if close else ""
+    near = nearest_name(key, names)
+    return f" (there is {near})" if near else ""
 
 
 def _list_keys(names: Sequence[str], most: int = 12) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretaste.acquire import added_coverage, register
-from foretaste.errors import real_number, whole_number
+from foretaste.errors import counted, real_number, whole_number
 from foretaste.losses import probabilities
 from foretaste.query.clusters import cluster_points
 from foretaste.query.lazy import LazyGains
@@ -65,7 +65,7 @@ def cover_greedily(
     first_U = gains(torch.arange(U, device=covered_W.device))
     if (bad := first_U.isnan()).any():
         first = int(bad.nonzero()[0])
-        raise ValueError(f"k or w of a coverage is NaN, for {int(bad.sum())} candidates, first at {first}")
+        raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
     lazy, picks = LazyGains(first_U, generator), list[int]()
     while len(picks) < batch_size:
         best, gain = lazy.pop(gains)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy, finish_scores
-from foretaste.errors import did_you_mean, whole_number
+from foretaste.errors import counted, did_you_mean, whole_number
 from foretaste.given import (
     ClassName,
     GivenPoints,
@@ -300,7 +300,9 @@ def prepare_request(request: Request, how: Strategy) -> Request:
         tensors = [t for t in given if isinstance(t, Tensor)]
         check_inputs(request.x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
     if request.batch_size > request.U:
-        log.warning("batch_size is %d and the pool has %d points; all are picked", request.batch_size, request.U)
+        log.warning(
+            "batch_size is %d and the pool has %s; all of it is picked", request.batch_size, counted(request.U, "point")
+        )
     changes: dict[str, Any] = {
         "batch_size": min(request.batch_size, request.U),
         "eager": not how.picks and "kernel" in how.needs,
@@ -439,7 +441,9 @@ def _check_ids(ids: Any, U: int, faults: list[str]) -> None:
         if not hasattr(ids, "__getitem__"):
             raise TypeError("it has no order")
         if len(ids) != U:
-            faults.append(f"ids has {len(ids)} entries and the pool {U} points; expected one each")
+            faults.append(
+                f"ids has {counted(len(ids), 'entry', 'entries')} and the pool {counted(U, 'point')}; expected one each"
+            )
         seen: dict[Any, int] = {}
         for i, one in enumerate(ids.tolist() if hasattr(ids, "tolist") else ids):
             if one in seen:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foretaste.errors import counted
 from foretaste.given import ClassName
 from foretaste.lookahead import State, linearize, watched_points
 from foretaste.losses import BinaryOutputs
@@ -181,4 +182,4 @@ class Query:
         more = ", ..." if len(points) > REPR_POINTS else ""
         first = ", ".join(map(repr, points[:REPR_POINTS]))
         how = f"{self.info.get('strategy')!r}, select={self.info.get('select')!r}"
-        return f"Query({len(self)} points by {how}: {name}=[{first}{more}])"
+        return f"Query({counted(len(self), 'point')} by {how}: {name}=[{first}{more}])"

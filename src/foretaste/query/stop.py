@@ -20,7 +20,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from foretaste.acquire import chance_among_classes, chance_of_error
-from foretaste.errors import join_words, real_number, whole_number
+from foretaste.errors import counted, join_words, real_number, whole_number
 from foretaste.lookahead import State, carry_misfit
 
 
@@ -218,7 +218,9 @@ class StablePredictions(StopRule):
             sizes = ", ".join(str(len(p)) for p in latest)
             raise ValueError(f"rounds have predictions of {sizes} points; watch the same in all: ft.linearize(watch=)")
         if len(latest) <= self.rounds:
-            return StopVerdict(False, f"predictions of {len(latest)} rounds are known, {self.rounds + 1} are compared")
+            return StopVerdict(
+                False, f"predictions of {counted(len(latest), 'round')} are known, {self.rounds + 1} are compared"
+            )
         least = min(float((a == b).double().mean()) for a, b in pairwise(latest))
         reason = f"predictions agree on {least:.1%} at least, {self.agree:.1%} is asked for"
         return StopVerdict(least >= self.agree, reason)

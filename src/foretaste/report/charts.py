@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MANY_CURVES = 8  # more curves than this are drawn fainter
 TICKS_WIDTH = 240  # points, for the numbers below a chart
+PERCENT = (0, 100)  # what an accuracy can be; an interval of Student's t may go beyond
 SHORTEST_BAR = 1e-3  # seconds; what is shorter is drawn as this long
 
 
@@ -124,9 +125,9 @@ def save_numbers(s: Summary, path: Path) -> None:
 
 def _draw_accuracy(ax: "Axes", s: Summary) -> None:
     lines = {name: [s.accuracy(name, c) for c in range(len(s.counts))] for name in s.arms}
-    _draw_lines(ax, s, lines)
+    _draw_lines(ax, s, lines, PERCENT)
     low, high = ax.get_ylim()
-    ax.set_ylim(max(low, 0), min(high, 100))  # an interval may go beyond 100 %, an accuracy cannot
+    ax.set_ylim(max(low, PERCENT[0]), min(high, PERCENT[1]))
     _name_lines(ax, s, lines)
     plain_axes(ax, "Test accuracy, %")
 
@@ -140,18 +141,38 @@ def _draw_difference(ax: "Axes", s: Summary) -> None:
     plain_axes(ax, f"Difference to {base}, points, paired by seed")
 
 
-def _draw_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> None:
+def bars_are_cut(s: Summary) -> bool:
+    """Whether the interval of an accuracy that is drawn goes beyond 0 or 100 %."""
+    drawn = [s.accuracy(name, c) for name in s.arms for c in range(_first_bar(s), len(s.counts))]
+    return any(bar_ends(e) != bar_ends(e, PERCENT) for e in (*drawn, *map(s.area, s.arms)))
+
+
+def bar_ends(e: Interval, within: tuple[float, float] = (-np.inf, np.inf)) -> tuple[float, float] | None:
+    """The two ends of an error bar, none of them beyond ``within``; None if there is no interval to draw."""
+    half = e.shown_half
+    return None if half is None else (max(e.mean - half, within[0]), min(e.mean + half, within[1]))
+
+
+def _first_bar(s: Summary) -> int:
+    """The cycle of the first error bar: the spread of a start that all share would set the range."""
+    return 1 if s.shared_start else 0
+
+
+def _draw_lines(
+    ax: "Axes", s: Summary, lines: dict[str, list[Interval]], within: tuple[float, float] = (-np.inf, np.inf)
+) -> None:
     inks = arm_inks(s)
     x = np.array(s.counts, dtype=float)
     step = min(0.07, 0.6 / len(lines)) * float(np.diff(x).min()) if len(x) > 1 else 0.0
     faint = 0.55 if len(lines) <= MANY_CURVES else 0.3
-    first = 1 if s.shared_start else 0  # the spread of a start that all share would set the range
     for k, (name, line) in enumerate(lines.items()):
         ink, y = inks[name], np.array([e.mean for e in line])
         at = x + step * (k - (len(lines) - 1) / 2)  # side by side, so that bars do not hide one another
-        for x_c, e in list(zip(at, line))[first:]:
-            if e.half is not None:
-                ax.vlines(x_c, e.mean - e.half, e.mean + e.half, color=ink.colour, alpha=faint, linewidth=1.3, zorder=2)
+        for x_c, e in list(zip(at, line))[_first_bar(s) :]:
+            if (ends := bar_ends(e, within)) is not None:
+                ax.vlines(x_c, *ends, color=ink.colour, alpha=faint, linewidth=1.3, zorder=2)
+                for y_c, head in _arrowheads(e, within, "v^"):
+                    ax.plot(x_c, y_c, head, color=ink.colour, alpha=faint, markersize=4, zorder=2, clip_on=False)
         ax.plot(
             x, y, color=ink.colour, marker=ink.marker, linestyle=ink.linestyle, markersize=4.5, linewidth=1.8, zorder=3,
             clip_on=False,
@@ -159,6 +180,12 @@ def _draw_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> Non
     ax.set_xlabel("labels", color=QUIET)
     room = min(8, int(TICKS_WIDTH / (6.4 * len(str(s.counts[-1])) + 12)))
     ax.set_xticks(x[np.unique(np.linspace(0, len(x) - 1, min(len(x), max(room, 2))).round().astype(int))])
+
+
+def _arrowheads(e: Interval, within: tuple[float, float], heads: str) -> list[tuple[float, str]]:
+    """Where an error bar is cut, and the arrowhead there."""
+    whole, cut = bar_ends(e), bar_ends(e, within)
+    return [] if whole is None or cut is None else [(b, head) for a, b, head in zip(whole, cut, heads) if a != b]
 
 
 def _name_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> None:
@@ -193,9 +220,9 @@ def _name_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> Non
 
 
 def _draw_areas(ax: "Axes", s: Summary) -> None:
-    _draw_dots(ax, s, {name: s.area(name) for name in s.arms}, hollow=False)
+    _draw_dots(ax, s, {name: s.area(name) for name in s.arms}, hollow=False, within=PERCENT)
     low, high = ax.get_xlim()
-    ax.set_xlim(max(low, 0), min(high, 100))
+    ax.set_xlim(max(low, PERCENT[0]), min(high, PERCENT[1]))
     plain_axes(ax, "Area under the curve, %", grid="x")
 
 
@@ -205,13 +232,21 @@ def _draw_area_leads(ax: "Axes", s: Summary) -> None:
     plain_axes(ax, "Paired difference to the baseline, points", grid="x")
 
 
-def _draw_dots(ax: "Axes", s: Summary, values: dict[str, Interval], hollow: bool) -> None:
+def _draw_dots(
+    ax: "Axes",
+    s: Summary,
+    values: dict[str, Interval],
+    hollow: bool,
+    within: tuple[float, float] = (-np.inf, np.inf),
+) -> None:
     """A dot and its interval. With ``hollow``, dots whose sign is not decided are left empty."""
     inks = arm_inks(s)
     for k, (name, e) in enumerate(values.items()):
         colour = inks[name].colour
-        if e.half is not None:
-            ax.hlines(k, e.mean - e.half, e.mean + e.half, color=colour, linewidth=1.8, zorder=2)
+        if (ends := bar_ends(e, within)) is not None:
+            ax.hlines(k, *ends, color=colour, linewidth=1.8, zorder=2)
+            for x, head in _arrowheads(e, within, "<>"):
+                ax.plot(x, k, head, color=colour, markersize=5, zorder=2, clip_on=False)
         face = "none" if hollow and not e.decided else colour
         ax.plot(e.mean, k, inks[name].marker, color=colour, markersize=7, markerfacecolor=face, zorder=3, clip_on=False)
     name_rows(ax, list(values))

@@ -55,13 +55,13 @@ def theorem_page(records: Sequence[Any], out: Path) -> tuple[str, list[str], lis
     headline = f"In kernel regression warm and cold start {_agreement(max(exact))}" if exact else "Warm and cold start"
     sentences = ["Theorem 3.1: as width grows, training on from the last weights ends where training anew does."]
     if (power := gap_power(records)) is not None:
-        band = "" if power.half is None else f" ± {power.half:.2f} (95 %, {power.n} seeds)"
+        band = "" if power.shown_half is None else f" ± {power.shown_half:.2f} (95 %, {power.n} seeds)"
         signed = f"{power.mean:.2f}".replace("-", "−")
         sentences.append(f"In trained networks the gap goes as width to the power {signed}{band}.")
     rows = [PageRow("kernel regression", [f"{max(exact):.1e}", "", str(len(exact))])] if exact else []
     for width, values in gaps.items():
         e = interval(values)
-        cells = [f"{e.mean:.3g}", "" if e.half is None else f"{e.half:.2g}", str(e.n)]
+        cells = [f"{e.mean:.3g}", "–" if e.shown_half is None else f"{e.shown_half:.2g}", str(e.n)]
         rows.append(PageRow(f"network of width {width}", cells))
     charts = [Chart("Gap against width", partial(_draw_gaps, gaps=gaps), 3.6)] if gaps else []
     save_figure(charts, out / "gap")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretaste.errors import counted
 from foretaste.report.charts import save_figures, save_numbers
 from foretaste.report.pages import findings, render_page, study_sections, with_versions
 from foretaste.report.runs import Run, read_run
@@ -57,7 +58,7 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
         "comparison.html",
         out / "index.html",
         title="foretaste: runs compared",
-        headline=f"{n} {'run' if n == 1 else 'runs'} compared",
+        headline=f"{counted(n, 'run')} compared",
         notes=list(dict.fromkeys(f"{run.title}: {line}" for run in every for line in run.notes)),
         warnings=list(dict.fromkeys(f"{run.title}: {line}" for run in every for line in run.warnings)),
         explanation=_explanation(found),

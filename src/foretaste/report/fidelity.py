@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretaste.errors import format_seconds
+from foretaste.errors import counted, format_seconds
 from foretaste.report.drawing import COLOURS, MARKERS, QUIET, Chart, plain_axes, save_figure
 from foretaste.report.pages import PageRow, PageSection, PageTable, inline_charts, render_page
 
@@ -137,9 +137,9 @@ def share_digits(s: Any) -> str:
 def _what_was_compared(about: Any, own: Any | None) -> str:
     n, times = len(about["candidates"]), about["repeats"]
     text = (
-        f"{n} {'candidate was' if n == 1 else 'candidates were'} labelled, each in two ways, and the network really "
+        f"{counted(n, 'candidate was', 'candidates were')} labelled, each in two ways, and the network really "
         f"retrained on {about['L']} + 1 points, {'once' if times == 1 else f'{times} times'} each; changes were seen "
-        f"on {about['W']} other points of the pool."
+        f"on {counted(about['W'], 'other point')} of the pool."
     )
     if own is not None and own["correlation"] is not None:
         said, default = describe_setting(own), about.get("query")  # None in records of older versions
@@ -232,7 +232,9 @@ def _cautions(records: Sequence[Any], about: Any) -> list[str]:
         )
     done = records_of_kind(records, "retraining")
     if missed := sum(not r["interpolates"] for r in done):
-        out.append(f"{missed} of {len(done)} retrainings did not learn their labels; more --retrain-steps may help.")
+        out.append(
+            f"{missed} of {counted(len(done), 'retraining')} did not learn the labels; more --retrain-steps may help."
+        )
     if about["agreement"] is not None and about["agreement"] < NOISY_RETRAINING:
         d, top = count_digits(about["agreement"], NOISY_RETRAINING), best_setting(records)
         text = "Retraining is itself noisy: two retrainings of one candidate by other seeds correlate at "
@@ -412,13 +414,14 @@ def _how_measured(about: Mapping[str, Any]) -> dict[str, str]:
     how = {
         "network": f"{about.get('network', '')} {about['parameters']:,} parameters, on {about['device']}".strip(),
         "data": f"{about.get('data', '')}: {about['L']} labelled, a pool of {about['U']}, {about['C']} classes",
-        "retraining": f"from the trained weights, {train}; {about['repeats']} seeds",
+        "retraining": f"from the trained weights, {train}; {counted(about['repeats'], 'seed')}",
         "labelled residual": f"{about['residual']:.2e}",
         "two retrainings correlate at": "not measured: one seed" if agreement is None else f"{agreement:.4f}",
         "no prediction expected beyond": "" if ceiling is None else f"{ceiling:.4f} (square root of the reliability)",
         "moved with no new label": f"{about['drift']:.3g}, by a label {about['change']:.3g}",
         "seed": str(about["seed"]),
         "time": format_seconds(about["seconds"]),
+        **about.get("made", {}),  # none in records of older versions, nor from Python
     }
     return {key: value for key, value in how.items() if value}
 

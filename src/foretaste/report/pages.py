@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from foretaste.errors import format_bytes, format_seconds, printable
-from foretaste.report.charts import area_charts, cost_charts, learning_charts, wins_decidable
+from foretaste.errors import counted, format_bytes, format_seconds, printable
+from foretaste.report.charts import area_charts, bars_are_cut, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
-from foretaste.report.summary import Interval, Summary, query_cost, summarize, wins, without_spread
+from foretaste.report.summary import LEAST_SEEDS, Interval, Summary, query_cost, summarize, wins, without_spread
 from foretaste.report.tables import arm_cells, arm_columns
 from foretaste.report.words import (
     WINS_EXPLAINED,
     caveat,
     details,
-    format_interval,
+    format_cell,
     headline,
     learned_labels,
     list_stages,
@@ -197,7 +197,11 @@ def findings(s: Summary) -> dict[str, Any]:
 def study_sections(s: Summary, name: str) -> list[PageSection]:
     """The charts and tables of one set of arms. ``name`` keeps the ids on one page apart."""
     start = ", but for the start that all share" if s.shared_start else ""
-    note = f"Mean over seeds; bars are its 95 % interval{start}." if len(s.seeds) > 1 else "One seed, so no intervals."
+    note = f"Mean over seeds; bars are its 95 % interval{start}."
+    if len(s.seeds) < LEAST_SEEDS:
+        note = f"{'One seed' if len(s.seeds) == 1 else 'Two seeds'}, so no intervals."
+    elif bars_are_cut(s):
+        note += " Bars of accuracies are cut at 0 and 100, where arrowheads say that they go on."
     if len(s.bases) > 1:
         note += " Baselines are grey; the table says which is whose."
     curves = PageSection("Learning curves", [note], inline_charts(learning_charts(s), f"{name}curves"))
@@ -232,10 +236,10 @@ def _area_section(s: Summary, name: str) -> PageSection | None:
         return None
     cells = {}
     for a in s.arms:
-        cells[a] = [format_interval(s.area(a))]
+        cells[a] = [format_cell(s.area(a))]
         if a in s.against:
             e = s.area_lead(a, s.against[a])
-            cells[a] += [format_interval(e, sign=True), s.against[a], _verdict_of(e)]
+            cells[a] += [format_cell(e, sign=True), s.against[a], _verdict_of(e)]
         elif s.against:
             cells[a] += ["", "", ""]
     columns = ["arm", "area", *(["difference", "to", "by its interval"] if s.against else [])]
@@ -303,7 +307,7 @@ def _queried_pictures(s: Summary, pictures: Pictures, classes: Sequence[str] | N
             arms.append({"name": name, "ink": inks[name], "queries": queries})
     if not arms:
         return None
-    same = f" At {s.counts[0]} labels every arm looks at the same network." if s.shared_start else ""
+    same = f" At {counted(s.counts[0], 'label')} every arm looks at the same network." if s.shared_start else ""
     note = (
         f"Seed {seed}, in the order of the query.{same} Below each picture: the class that the network predicted, and "
         "the true class where that was wrong."
@@ -322,8 +326,8 @@ def _pictured_query(record: Record, pictures: Pictures, classes: Sequence[str] |
         for i, p, t in [point for point in points if point[0] in pictures][:PICTURES_PER_QUERY]
     ]
     wrong, kinds = sum(p != t for _, p, t in points), len(set(record["labels"]))
-    note = f"at {record['labelled']} labels: {wrong} of {len(points)} mistaken, {kinds} "
-    note += "class" if kinds == 1 else "classes"
+    note = f"at {counted(record['labelled'], 'label')}: {wrong} of {len(points)} mistaken, "
+    note += counted(kinds, "class", "classes")
     if len(shown) < len(points):
         note += f"; {len(shown)} of them shown"
     return {"note": note, "pictures": shown}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretaste.errors import counted
 from foretaste.report.pages import render_page
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def picks_page(
     shown = [_shown_pick(pick) for pick in picks[:MOST_PICKS]]
     left = len(picks) - len(shown)
     if left:
-        sentences = [*sentences, f"The first {len(shown)} are shown; {left} more are in the CSV."]
+        sentences = [
+            *sentences,
+            f"The first {len(shown)} are shown; {counted(left, 'more is', 'more are')} in the CSV.",
+        ]
     kinds = {"picture" if p["src"] else "text" if p["text"] is not None else "row" for p in shown}
     return render_page(
         "picks.html",

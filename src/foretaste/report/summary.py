@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from foretaste.errors import counted
 from foretaste.study import Record
 
 RANDOM = "random"  # an arm of this name is the baseline of those that name none
 LEAST_SEEDS = 3  # fewer seeds decide nothing
+WHOLE_SCALE = 100  # points
 NO_WIDTH = 1e-9  # points; an interval this narrow is rounding
 WHOLE_QUERY = "total"  # a stage of this name is the sum of the others
 
@@ -26,6 +28,15 @@ class Interval:
     mean: float
     half: float | None
     n: int
+
+    @property
+    def shown_half(self) -> float | None:
+        """Half the width as pages show it; None where it says nothing: fewer than three seeds, or wider than the scale.
+
+        Student's t for two seeds is 12.7: they give ± 136.7 where they differ by 21.5 points.
+        """
+        said = self.half is not None and self.n >= LEAST_SEEDS and self.half <= WHOLE_SCALE
+        return self.half if said else None
 
     @property
     def doubt(self) -> str | None:
@@ -268,8 +279,8 @@ def common_block(
     seeds, cycles = block
     left_out = len(keys) - len(arms) * len(seeds) * cycles
     if sentences or left_out:
-        span = f"{list_seeds(seeds)} up to {labelled[cycles - 1]} labels"
-        rest = f"; {left_out} further records are left out." if left_out else "."
+        span = f"{list_seeds(seeds)} up to {counted(labelled[cycles - 1], 'label')}"
+        rest = f"; {counted(left_out, 'further record is', 'further records are')} left out." if left_out else "."
         sentences.append(f"Shown is what all arms have, {span}{rest}")
     return CommonBlock(tuple(arms), tuple(seeds), cycles, tuple(sentences))
 
@@ -312,7 +323,7 @@ def _unfinished_arms(
             progress = "nothing yet"
         else:
             progress = ", ".join(
-                f"{list_seeds(seeds)} {'unfinished at ' + str(labelled[n - 1]) + ' labels' if n else 'not begun'}"
+                f"{list_seeds(seeds)} {'unfinished at ' + counted(labelled[n - 1], 'label') if n else 'not begun'}"
                 for n, seeds in state
             )
         who = "every arm" if len(names) == len(plan) > 1 else "; ".join(names)  # names may have commas

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretaste.errors import format_seconds
 from foretaste.report.summary import Summary, query_cost, summarize
-from foretaste.report.words import caveat, format_interval
+from foretaste.report.words import caveat, format_cell
 from foretaste.study import Record
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def arm_columns(s: Summary, cycles: Sequence[int]) -> list[str]:
 
 def arm_cells(s: Summary, name: str, cycles: Sequence[int]) -> list[str]:
     """The cells of one arm, for these cycles."""
-    cells = [name, format_interval(s.average(name))]
+    cells = [name, format_cell(s.average(name))]
     if s.against:
-        cells.append(format_interval(s.lead(name, s.against[name]), sign=True) if name in s.against else "")
+        cells.append(format_cell(s.lead(name, s.against[name]), sign=True) if name in s.against else "")
     query = query_cost(s, name).query
     cells.append("" if query is None else format_seconds(query))
-    return cells + [format_interval(s.accuracy(name, c)) for c in cycles]
+    return cells + [format_cell(s.accuracy(name, c)) for c in cycles]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretaste.errors import format_seconds, join_words
+from foretaste.errors import counted, format_seconds, join_words
 from foretaste.report.summary import LEAST_SEEDS, NO_WIDTH, WHOLE_QUERY, Interval, QueryCost, Summary
 
 FEW_BASELINES = 2  # baselines that get a sentence each
@@ -18,9 +18,14 @@ WINS_EXPLAINED = (
 
 
 def format_interval(e: Interval, sign: bool = False) -> str:
-    """91.3 ± 1.2, or 91.3 where one seed gives no interval."""
+    """91.3 ± 1.2, or 91.3 where there is no interval that says something."""
     mean = f"{e.mean:+.1f}".replace("-", "−") if sign else f"{e.mean:.1f}"
-    return mean if e.half is None else f"{mean} ± {e.half:.1f}"
+    return mean if e.shown_half is None else f"{mean} ± {e.shown_half:.1f}"
+
+
+def format_cell(e: Interval, sign: bool = False) -> str:
+    """The same in a table: 91.3 ± – where several seeds give no such interval."""
+    return format_interval(e, sign) + (" ± –" if e.half is not None and e.shown_half is None else "")
 
 
 def _join_names(parts: Sequence[str]) -> str:
@@ -48,7 +53,8 @@ def headline(s: Summary) -> str:
     """
     best, *rest = s.ranked()
     if not rest:
-        return f"{best} reached {s.accuracy(best, len(s.counts) - 1).mean:.1f} % with {s.counts[-1]} labels"
+        e = s.accuracy(best, len(s.counts) - 1)
+        return f"{best} reached {format_interval(e)} % with {counted(s.counts[-1], 'label')}"
     if len(s.counts) == 1:
         return "Nothing has been measured after a query yet"
     if len(s.seeds) < LEAST_SEEDS:
@@ -171,9 +177,9 @@ def _range_of_leads(leads: Mapping[str, Interval], names: Sequence[str]) -> list
 
 def _span(s: Summary) -> str:
     if len(s.counts) == 1:
-        return f"{_count_seeds(s)} at {s.counts[0]} labels"
+        return f"{_count_seeds(s)} at {counted(s.counts[0], 'label')}"
     cycles = len(s.counts) - 1
-    span = f"{cycles} {'cycle' if cycles == 1 else 'cycles'} ({s.counts[1]} to {s.counts[-1]} labels)"
+    span = f"{counted(cycles, 'cycle')} ({s.counts[1]} to {s.counts[-1]} labels)"
     return f"{span} and {_count_seeds(s)}"
 
 
@@ -210,8 +216,8 @@ def savings(s: Summary) -> str | None:
 
     Example:
         >>> from foretaste import report, study
-        >>> report.savings(report.summarize(study.load("runs/fig2a")))
-        'What random reached with 40 labels, 70.5 %, was reached by gain with 30; margin with 30.'
+        >>> report.savings(report.summarize(study.load("runs/fig2a")))[:96]
+        'What random reached with 40 labels, 70.5 ± 1.2 %, was reached by gain with 30 (30 in every seed)'
     """
     if not 1 <= len(s.bases) <= FEW_BASELINES or len(s.counts) < 2:
         return None
@@ -219,16 +225,31 @@ def savings(s: Summary) -> str | None:
 
 
 def _saved_labels(s: Summary, base: str) -> str:
-    goal, others = s.accuracy(base, len(s.counts) - 1).mean, [a for a, b in s.against.items() if b == base]
+    goal, others = s.accuracy(base, len(s.counts) - 1), [a for a, b in s.against.items() if b == base]
     reached = []
     for name in sorted(others, key=s.ranked().index):
-        first = next((n for c, n in enumerate(s.counts[:-1]) if s.accuracy(name, c).mean >= goal), None)
-        reached += [f"{name} with {first}"] if first is not None else []
+        first = next((n for c, n in enumerate(s.counts[:-1]) if s.accuracy(name, c).mean >= goal.mean), None)
+        reached += [f"{name} with {first}{_labels_by_seed(s, name, base)}"] if first is not None else []
     if not reached:
         return f"No arm compared with {base} reached with fewer labels what {base} reached with {s.counts[-1]}."
     if len(reached) > NAMED_ARMS:
         reached = [*reached[: NAMED_ARMS - 1], f"{len(reached) - NAMED_ARMS + 1} others with fewer than {s.counts[-1]}"]
-    return f"What {base} reached with {s.counts[-1]} labels, {goal:.1f} %, was reached by {'; '.join(reached)}."
+    what = f"What {base} reached with {s.counts[-1]} labels, {format_interval(goal)} %,"
+    return f"{what} was reached by {'; '.join(reached)}."
+
+
+def _labels_by_seed(s: Summary, name: str, base: str) -> str:
+    """How far single seeds are from the means: labels until an arm has what its baseline has at the end."""
+    if len(s.seeds) == 1:
+        return ""
+    last, needed = len(s.counts) - 1, []
+    for seed in s.seeds:
+        reached = (n for c, n in enumerate(s.counts) if s.percent(name, seed, c) >= s.percent(base, seed, last))
+        needed.append(next(reached, s.counts[-1] + 1))
+    least, most = min(needed), max(needed)
+    if least == most <= s.counts[-1]:
+        return f" ({least} in every seed)"
+    return f" (by seed: {least} to {f'more than {s.counts[-1]}' if most > s.counts[-1] else most})"
 
 
 def caveat(s: Summary) -> str:
@@ -247,13 +268,12 @@ def caveat(s: Summary) -> str:
     """
     if len(s.seeds) == 1:
         return "One seed gives no interval: these differences may be chance. Run more seeds."
-    text = (
+    if len(s.seeds) < LEAST_SEEDS:
+        return f"Two seeds decide nothing, even where they agree, and give no interval: run {LEAST_SEEDS} or more."
+    return (
         f"± is the 95 % interval of the mean over {len(s.seeds)} seeds (Student’s t), of differences paired by seed; "
         "it is not corrected for the number of comparisons."
     )
-    if len(s.seeds) < LEAST_SEEDS:
-        text += f" Two seeds decide nothing, even where they agree: run {LEAST_SEEDS} or more."
-    return text
 
 
 def learned_labels(s: Summary) -> tuple[bool, str]:
@@ -266,7 +286,7 @@ def learned_labels(s: Summary) -> tuple[bool, str]:
         again = f" Trainings that diverged and were repeated at a lower learning rate: {times}."
     if not failed:
         return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}.{again}"
-    parts = _join_names([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
+    parts = _join_names([f"{name} in {n} of {counted(len(s.of(name)), 'training')}" for name, n in failed.items()])
     diverged = {name: n for name in s.arms if (n := sum(bool(r.get("diverged")) for r in s.of(name)))}
     more = ""
     if diverged:

@@ -25,6 +25,7 @@ from foretaste.study.loop import cycles as cycles
 from foretaste.study.records import Record as Record
 from foretaste.study.records import load_records as load  # noqa: F401
 from foretaste.study.records import save_records as save  # noqa: F401
+from foretaste.study.records import software_versions as software_versions
 from foretaste.study.run import log_errors_only as log_errors_only
 from foretaste.study.run import prepared as prepared
 from foretaste.study.run import run as run

@@ -9,7 +9,7 @@ import torch
 
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
-from foretaste.errors import format_seconds
+from foretaste.errors import counted, format_seconds
 from foretaste.network import fit, training_length
 from foretaste.query import query
 from foretaste.study.config import Arm, Network, Study, Trial
@@ -39,8 +39,8 @@ class Estimate:
         """The estimate as a sentence, for so many processes."""
         whole = self.seconds / max(1, processes)
         return (
-            f"about {format_seconds(whole)} on {processes} {'process' if processes == 1 else 'processes'}: "
-            f"{self.trainings} trainings ({format_seconds(self.train / self.trainings)} each, "
+            f"about {format_seconds(whole)} on {counted(processes, 'process', 'processes')}: "
+            f"{counted(self.trainings, 'training')} ({format_seconds(self.train / self.trainings)} each, "
             f"{1e3 * self.step:.1f} ms a step), queries {format_seconds(self.query / self.trainings)} each"
         )
 

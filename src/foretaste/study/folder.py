@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
-from foretaste.errors import check_regular
+from foretaste.errors import check_regular, counted
 from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, read_tensors, save_network
 from foretaste.study.config import Labels, Network, Study, Trial
@@ -294,9 +294,9 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
     train = study.train
     loss = LOSSES[train.loss].title
     length = (
-        f"{train.steps} steps"
+        counted(train.steps, "step")
         if train.steps
-        else f"{train.epochs} epochs"
+        else counted(train.epochs, "epoch")
         if train.epochs
         else f"{DEFAULT_STEPS} steps or {DEFAULT_EPOCHS} epochs, whichever is more,"
     )
@@ -310,8 +310,8 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         f"{len(data.classes)} classes; no point of the test set is ever trained on or queried",
         "network": _network_words(study.network)
         + (f", a head on features of {study.features.backbone}" if study.features else ""),
-        "training": f"SGD on the {loss}, {length} of at most {train.batch} points, one-cycle up to a learning rate of "
-        f"{lr}{augment}; {start}",
+        "training": f"SGD on the {loss}, {length} of at most {counted(train.batch, 'point')}, one-cycle up to a "
+        f"learning rate of {lr}{augment}; {start}",
         "labels": _labelling_words(study.labels),
         "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
         "seeds": ", ".join(map(str, study.seeds)),
@@ -324,13 +324,13 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         )
     where = software_versions(torch.device(device))
     words["versions"] = ", ".join(f"{name} {version}" for name, version in where.items() if name != "device")
-    words["machine"] = f"{where['device']}, {processes} {'process' if processes == 1 else 'processes'} of one thread"
+    words["machine"] = f"{where['device']}, {counted(processes, 'process', 'processes')} of one thread"
     return words
 
 
 def _labelling_words(labels: Labels) -> str:
-    offered = "the whole pool" if labels.subset is None else f"{labels.subset} points drawn anew"
-    return f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {labels.cycles} cycles"
+    offered = "the whole pool" if labels.subset is None else f"{counted(labels.subset, 'point')} drawn anew"
+    return f"{labels.init} at random, then {labels.per_cycle} a cycle of {offered}, {counted(labels.cycles, 'cycle')}"
 
 
 def _network_words(network: Network) -> str:

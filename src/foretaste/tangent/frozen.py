@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from foretaste.errors import did_you_mean, whole_number
+from foretaste.errors import counted, did_you_mean, whole_number
 
 log = logging.getLogger("foretaste")
 
@@ -473,7 +473,7 @@ def check_apart(compared: Tensor, tolerance: float) -> None:
 def check_output(frozen: FrozenNetwork, C: int) -> None:
     """Raise if ``output`` is the number of a logit that a network of C outputs does not have."""
     if isinstance(frozen.output, int) and not -C <= frozen.output < C:
-        raise ValueError(f"output={frozen.output} but net has {C} outputs")
+        raise ValueError(f"output={frozen.output} but net has {counted(C, 'output')}")
 
 
 @without_modes

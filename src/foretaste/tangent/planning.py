@@ -20,7 +20,7 @@ from numbers import Real
 import torch
 from torch import nn
 
-from foretaste.errors import format_bytes, real_number
+from foretaste.errors import counted, format_bytes, real_number
 from foretaste.tangent.accumulate import Block, ThetaSum
 from foretaste.tangent.rules import CONVOLUTIONS, ProductLayer
 from foretaste.tangent.survey import LayerParameter, Survey
@@ -124,7 +124,7 @@ class KernelPlan:
     slowdown: float = 1.0  # its operations, relative to those of a plan with all the memory it could use
 
     def __str__(self) -> str:
-        passes = "1 pass" if len(self.groups) == 1 else f"{len(self.groups)} passes"
+        passes = counted(len(self.groups), "pass", "passes")
         size, budget = format_bytes(self.nbytes), format_bytes(self.budget)
         cost = f", at {self.slowdown:.0f} times the work of an ample one" if self.slowdown >= SLOW_PLAN else ""
         return f"{passes} in chunks of {self.chunk_size}, about {size} of a budget of {budget}{cost}"
