@@ -1,10 +1,12 @@
 """The measurements behind docs/strategies.md: first batches, stopping rules, other libraries, large batches."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks import stopping
 from benchmarks.first_batch import (
     FirstBatchProblem,
     FirstBatchRow,
@@ -13,7 +15,14 @@ from benchmarks.first_batch import (
     measure_first_batches,
 )
 from benchmarks.scikit_activeml import PeerRow, peers_markdown
-from benchmarks.stopping import read_runs, run_rounds, stopping_markdown
+from benchmarks.stopping import (
+    expected_by_learner,
+    expected_by_look,
+    expected_markdown,
+    read_runs,
+    run_rounds,
+    stopping_markdown,
+)
 from benchmarks.strategies import time_large_batches
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +63,26 @@ def test_the_table_of_stopping_rules_is_that_of_the_records():
         assert accuracy in row
         assert saved.split("%")[0] in row
         assert given_up.replace("-", "−") in row
+
+
+def test_the_tables_of_expected_errors_are_those_of_the_records():
+    records = json.loads((ROOT / "results" / "stopping" / "expected.json").read_text())
+    lines = expected_markdown(records).splitlines()[2:]
+    assert len(lines) == 12
+    for line in lines:
+        by, problem, loss, cells = (cell.strip() for cell in line.split("|")[1:-1])
+        page = (ROOT / "docs" / {"look": "strategies.md", "learner": "learner.md"}[by]).read_text()
+        name = f"| {problem}, {'squared loss' if loss == 'l2' else 'cross-entropy'} |"
+        row = next(r for r in page.splitlines() if r.startswith(name))
+        assert row == f"{name} {' | '.join(cell.split(': ')[1] for cell in cells.split(', '))} |"
+
+
+def test_expected_errors_are_compared_with_true_ones(monkeypatch):
+    monkeypatch.setitem(stopping.EXPECTED_AT, 3, (6, 10))
+    monkeypatch.setattr(stopping, "LEARNER_POOL", 40)
+    for records in (expected_by_look(small_problem(), "l2", 0), expected_by_learner(small_problem(), "ce", 0)):
+        assert [r["labels"] for r in records] == [6, 10]
+        assert all(0 <= r["expected"] <= 1 and 0 <= r["wrong"] <= 1 for r in records)
 
 
 def test_rounds_of_a_run():
