@@ -26,6 +26,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 CLASSES = [str(k) for k in range(10)]
+OPEN = """n => !["", n].includes(document.getElementById("name").textContent)
+  && !document.querySelector("#classes button").disabled"""  # an item that came late is closed for a moment
 WATCH = """() => {
   window.times = [];
   let pressed = 0;
@@ -89,14 +91,12 @@ def time_browser(server: LabelServer, truth: dict[str, str], answers: int, pace:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.goto(server.address)
-        page.wait_for_function("() => document.getElementById('name').textContent !== ''")
+        page.wait_for_function(OPEN, arg="")
         page.evaluate(WATCH)
         for _ in range(answers):
             name = str(page.text_content("#name"))
             page.keyboard.press(truth[name])
-            page.wait_for_function(
-                "n => !['', n].includes(document.getElementById('name').textContent)", arg=name, polling=5
-            )
+            page.wait_for_function(OPEN, arg=name, polling=5)
             page.wait_for_timeout(1000 * pace)
         page.wait_for_timeout(500)
         times = page.evaluate("() => window.times")

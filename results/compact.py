@@ -6,11 +6,12 @@ A cycle of 1000 labels among 10,000 fills 90 kB of a record with ids. ``ids.npz`
 and for each arm and seed ``ARM/SEED/queried``, ``/predicted`` and ``/labels``, (cycles, 1000). All else stays.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from foretaste import study
 
 LISTS = ("queried", "predicted", "labels")
 
@@ -19,7 +20,7 @@ def compact(folder: Path) -> None:
     """Move the lists; records that have none left are as they were."""
     kept: dict[str, np.ndarray] = dict(np.load(folder / "ids.npz")) if (folder / "ids.npz").exists() else {}
     for file in sorted(folder.glob("records/*/*.jsonl")):
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        records = study.load(file)
         key = f"{file.parent.name}/{file.stem}"
         if records[0]["labelled_ids"]:
             kept[f"first/{file.stem}"] = np.asarray(records[0]["labelled_ids"], np.int32)
@@ -29,7 +30,7 @@ def compact(folder: Path) -> None:
                 kept[f"{key}/{name}"] = np.asarray(rows, np.int32 if name == "queried" else np.uint8)
         for r in records:
             r.update({"labelled_ids": [], **{name: [] for name in LISTS}})
-        file.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8")
+        study.save(records, file)
     np.savez_compressed(folder / "ids.npz", **kept)
 
 

@@ -109,8 +109,8 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
 
 
 def test_pictures_become_upright_and_square():
-    deep = Image.fromarray(np.full((4, 6), 65535, np.uint16))
-    assert np.asarray(upright_picture(deep)).min() == 255
+    deep = np.arange(0, 65536, 37, dtype=np.uint16)[:1764].reshape(42, 42)
+    assert (np.asarray(upright_picture(Image.fromarray(deep)))[..., 0] == np.rint(deep / 257)).all()
     clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
     assert np.asarray(upright_picture(clear)).min() == 255
     turned = Image.new("RGB", (6, 4))

@@ -193,6 +193,18 @@ def test_copies_are_passed_over_while_others_are_distinct(dtype, loss):
     assert len(set(picks)) == 30
 
 
+def test_distances_of_copies_are_zero_and_those_of_near_points_are_not():
+    q_UC, h_UD = normal(30, 3), normal(30, 12, seed=1)
+    near = normal(30, 12, seed=2)
+    q, h = torch.cat([q_UC] * 3), torch.cat([h_UD, h_UD * (1 + 1e-6 * near), h_UD * (1 + 1e-2 * near)])
+    norms = q.square().sum(1) * h.square().sum(1)
+    for j in range(30):
+        d_U, plain_U = (_squared_distances(q, h, norms, torch.tensor([j]), copy) for copy in (1e-8, 0))
+        assert d_U[j] == d_U[30 + j] == 0
+        assert plain_U[30 + j] > 0
+        assert d_U[60 + j] > 0
+
+
 def test_the_rest_of_copies_is_drawn_uniformly():
     x_U = normal(2, 4, seed=7).repeat_interleave(torch.tensor([1, 5]), 0)
     thirds = [int(ask(x_U=x_U, batch_size=3, seed=s).indices[2]) for s in range(300)]

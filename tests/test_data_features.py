@@ -18,7 +18,8 @@ def test_columns_are_features_but_for_id_and_label(tmp_path):
     assert np.array_equal(data.x.numpy(), [[i, i / 4] for i in range(20)])
     assert len(data.test) == 6
     assert sorted([*data.pool, *data.test]) == list(range(20))
-    assert data.notes == ("t.csv: 2 features of 20 points",)
+    columns = "columns: id = id (by its name); label = Label (by its name); features = height, width"
+    assert data.notes == (columns, "t.csv: 2 features of 20 points")
 
 
 def test_load_takes_it_and_measures_on_the_pool(tmp_path):
@@ -27,7 +28,7 @@ def test_load_takes_it_and_measures_on_the_pool(tmp_path):
     mean, std = data.normalise
     assert mean == pytest.approx(data.x[data.pool].mean(0).tolist())
     assert std == pytest.approx(data.x[data.pool].std(0, correction=0).tolist())
-    with pytest.raises(ValueError, match=r"size \(8\): only for folders of pictures.*this CSV names no files"):
+    with pytest.raises(ValueError, match=r"size \(8\): only for folders of pictures.*this table names no files"):
         load(tmp_path / "t.csv", size=8)
 
 

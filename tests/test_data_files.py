@@ -29,9 +29,10 @@ from data_files import (
     spoil,
     svhn_files,
 )
-from foretaste.data import NAMES, cifar10, cifar100, fashion_mnist, load, measured, mnist, npz, svhn
+from foretaste.data import NAMES, Images, cifar10, cifar100, fashion_mnist, load, measured, mnist, npz, svhn
 from foretaste.data.cifar import unpickle
 from foretaste.data.named import read_idx
+from foretaste.network import column_moments
 
 # idx
 
@@ -400,6 +401,31 @@ def test_own_data_is_measured_unless_told_and_constants_are_left_alone(tmp_path)
     np.testing.assert_allclose(std, np.where(pool.std(0) > 0, pool.std(0), 1), rtol=1e-12)
     assert std[2] == 1
     assert load("own.npz", tmp_path, normalise="none", test=0.5).normalise is None
+
+
+@pytest.mark.parametrize("shade", [3, 50, 255])
+def test_a_channel_that_never_varies_is_not_scaled_up(shade):
+    """The mean of n equal bytes / 255 is off by a rounding; the deviation was 3e-18, and pixels 1e8."""
+    x = torch.full((7, 2, 6, 6), shade, dtype=torch.uint8)
+    x[0, 1, 0, 0] = shade - 1
+    mean, std = measured(Images("t", x, torch.zeros(7), np.arange(7), np.arange(0), ()))
+    assert mean[0] == pytest.approx(shade / 255)
+    assert std[0] == 1
+    assert std[1] == pytest.approx(float((x[:, 1] / 255.0).double().std(correction=0)), rel=1e-5)
+
+
+@pytest.mark.parametrize("mean", [-1e-3, 0.1, 7, 1e6])
+def test_a_column_that_varies_by_rounding_alone_is_not_scaled_up(mean):
+    still = torch.full((50,), float(mean))
+    still[::2] = torch.nextafter(still[0], torch.tensor(torch.inf))
+    moving = mean * (1 + 1e-5 * torch.arange(50.0))
+    x = torch.stack([still, moving], 1)
+    assert still.std() > 0
+    got = measured(Images("t", x, torch.zeros(50), np.arange(50), np.arange(0), ()))
+    for mean_D, deviation_D in (got, column_moments(x)):
+        assert float(deviation_D[0]) == 1
+        assert float(mean_D[0]) == pytest.approx(mean, rel=1e-6)
+        assert float(deviation_D[1]) == pytest.approx(float(x[:, 1].double().std(correction=0)), rel=1e-5)
 
 
 def test_load_names_the_files_it_looked_for(tmp_path, monkeypatch):

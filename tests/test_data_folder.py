@@ -159,6 +159,16 @@ def test_transparency_is_laid_over_white_and_sixteen_bits_are_cut_with_notes(tmp
     assert "1 of 6 pictures have 16 bits a pixel: cut to 8" in data.notes
 
 
+def test_sixteen_bits_become_the_nearest_of_eight(tmp_path):
+    """65535 / 255 is 257; halves do not occur, for 257 is odd."""
+    deep = np.arange(0, 65536, 37, dtype=np.uint16)[:1764].reshape(42, 42)
+    for mode, kind in (("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")):
+        image = Image.frombytes(mode, (42, 42), deep.astype(kind).tobytes())
+        got, remark = picture_pixels(image, (42, 42), 1)
+        assert (got[0] == np.rint(deep / 257)).all()
+        assert remark == "have 16 bits a pixel: cut to 8"
+
+
 @pytest.mark.parametrize("measured", ["test", "val", "Validation"])
 def test_train_and_test_folders_are_pool_and_test(tmp_path, measured):
     classes_of(tmp_path / "train", {"a": 3, "b": 2})
@@ -219,6 +229,15 @@ def test_other_files_hidden_files_and_loose_pictures(tmp_path):
     assert len(data.x) == 6
     assert "2 files are not pictures and were left out: 1 .json, 1 .txt" in data.notes
     assert "1 picture (loose.png) lies in no class folder: left out" in data.notes
+
+
+def test_one_picture_in_two_class_folders_is_named(tmp_path):
+    classes_of(tmp_path, {"a": 5, "b": 5})
+    (tmp_path / "b" / "copy.png").write_bytes((tmp_path / "a" / "3.png").read_bytes())
+    (tmp_path / "a" / "same.png").write_bytes((tmp_path / "a" / "2.png").read_bytes())  # no contradiction
+    assert folder(tmp_path).notes == (
+        "1 picture has several labels: a/3.png (a) is b/copy.png (b). No network can learn both: give it one label",
+    )
 
 
 def test_class_folders_without_pictures(tmp_path):

@@ -171,6 +171,29 @@ def test_what_changes_the_digest(tmp_path):
     assert files() == 8
 
 
+@pytest.mark.parametrize("of", ["palette", "transparency", "orientation"])
+def test_what_stands_beside_the_pixels_of_a_picture_counts(of):
+    """The picture in the middle: the first and the last are computed again on every call, and would show it."""
+
+    def picture(value):
+        image = Image.new("P", (4, 4), 1)
+        image.putpalette([0, 0, 0, 255 * value if of == "palette" else 90, 80, 70])
+        if of == "transparency":
+            image.info["transparency"] = value
+        if of == "orientation":
+            image.getexif()[0x0112] = 1 + value
+        return image
+
+    def size_and_colour(items):
+        return torch.tensor([[*i.convert("RGBA").getpixel((0, 0)), i.getexif().get(0x0112, 1)] for i in items]).float()
+
+    backbone = Backbone("colour", nn.Identity().eval(), size_and_colour, "the first pixel")
+    plain = Image.new("RGB", (4, 4))
+    found = [ft.features(backbone, [plain, picture(value), plain]) for value in (0, 1)]
+    assert torch.equal(found[1][1], size_and_colour([picture(1)])[0])
+    assert not torch.equal(found[0], found[1])
+
+
 def test_a_changed_forward_is_seen_though_the_weights_are_the_same(tmp_path, caplog):
     class Scaled(nn.Module):
         factor = 1.0
@@ -204,6 +227,138 @@ def test_data_with_a_digest_of_its_own_is_not_read_for_it(tmp_path):
     Lazy.digest = "version 2"
     ft.features(mlp(), Lazy())
     assert len(list(feature_home().glob("*.npy"))) == 2
+
+
+# Points that come and go
+
+
+class Files:
+    """Points with a digest of each, as pictures on disk have; counts what is read."""
+
+    def __init__(self, x, names):
+        self.x, self.names, self.read = x, list(names), []
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, i):
+        self.read.append(self.names[i])
+        return self.x[self.names[i]]
+
+    def digest_of(self, i):
+        return bytes([self.names[i]])
+
+    @property
+    def digest(self):
+        return repr(self.names)
+
+
+@pytest.mark.parametrize("kind", ["files", "list", "tensor"])
+def test_an_added_point_is_computed_alone_and_the_old_file_goes(kind):
+    x = pixels(41)
+    make = {
+        "files": lambda names: Files(x, names),
+        "list": lambda names: [x[k] for k in names],
+        "tensor": lambda names: x[torch.tensor(list(names))],
+    }[kind]
+    module, told = Counted(conv()).eval(), []
+    ft.features(module, make(range(40)))
+    passes, names = module.passes, [*range(20), 40, *range(20, 40)]  # it sorts into the middle
+    found = ft.features(module, make(names), progress=lambda *at: told.append(at))
+    assert module.passes == passes + 2  # the point, and a look whether the network is still the same
+    assert told[0] == (40, 41)
+    assert told[-1] == (41, 41)
+    torch.testing.assert_close(found, ft.features(conv(), x[torch.tensor(names)], cache=False), rtol=1e-5, atol=1e-6)
+    assert len(list(feature_home().glob("*.npy"))) == 1
+    again = ft.features(module, make(names))
+    assert torch.equal(again, found)
+    assert module.passes == passes + 3
+
+
+def test_removed_and_reordered_points_cost_nothing():
+    x, module = pixels(40), Counted(conv()).eval()
+    whole = ft.features(module, Files(x, range(40))).clone()
+    passes = module.passes
+    names = [39, *range(5, 30)]
+    assert torch.equal(ft.features(module, Files(x, names)), whole[names])
+    assert module.passes == passes + 1
+    assert len(list(feature_home().glob("*.npy"))) == 2  # the larger one has more than the smaller
+    assert torch.equal(ft.features(module, Files(x, range(40))), whole)
+    assert module.passes == passes + 2
+
+
+def test_points_that_share_few_with_another_set_leave_its_file_alone():
+    x, module = pixels(60), Counted(conv()).eval()
+    first = ft.features(module, Files(x, range(40))).clone()
+    ft.features(module, Files(x, range(10, 60)))
+    assert len(list(feature_home().glob("*.npy"))) == 2
+    passes = module.passes
+    ft.features(module, Files(x, range(60)))  # all are known by now, in two files
+    assert module.passes == passes + 1
+    assert len(list(feature_home().glob("*.npy"))) == 1
+    assert torch.equal(ft.features(module, Files(x, range(40))), first)
+
+
+def test_rows_of_another_network_or_layer_are_not_taken():
+    x = pixels(20)
+    ft.features(conv(), Files(x, range(20)))
+    for module, how in ((conv(1), {}), (conv(), {"layer": "2"})):
+        wanted = ft.features(module, x, cache=False, **how)
+        torch.testing.assert_close(ft.features(module, Files(x, range(20)), **how), wanted)
+
+
+def test_rows_of_a_changed_forward_are_not_taken(caplog):
+    class Shifted(nn.Module):
+        by = 0.0
+
+        def forward(self, x):
+            return x.flatten(1) + self.by
+
+    x = pixels(20)
+    ft.features(Shifted().eval(), Files(x, range(19)))
+    Shifted.by = 1.0
+    assert torch.equal(ft.features(Shifted().eval(), Files(x, range(20))), x.flatten(1).float() / 255 + 1)
+    assert "the same weights and other features" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["rows", "items", "no items", "header", "a pipe"])
+def test_damaged_rows_of_another_file_are_not_taken(damage):
+    x, module = pixels(41), Counted(conv()).eval()
+    ft.features(module, Files(x, range(40)), chunk_size=8)
+    (file,) = feature_home().glob("*.npy")
+    other = {"rows": file, "header": file.with_suffix(".jsonl")}.get(damage, file.with_suffix(".items"))
+    raw = bytearray(other.read_bytes())
+    raw[-1 if damage == "items" else len(raw) // 2 if damage == "rows" else 3] ^= 1
+    other.write_bytes(raw[5:] if damage == "header" else raw)
+    if damage in ("no items", "a pipe"):
+        other.unlink()
+    if damage == "a pipe":
+        os.mkfifo(other)
+    passes = module.passes
+    found = ft.features(module, Files(x, range(41)))
+    torch.testing.assert_close(found, ft.features(conv(), x, cache=False), rtol=1e-5, atol=1e-6)
+    assert module.passes == passes + (1 + 4 if damage == "rows" else 2 + 6)  # what is before the damage is right
+
+
+def test_an_interrupted_run_serves_another_set_of_points():
+    x, stop = pixels(41), {"at": 33}
+
+    class Broken(Files):
+        def __getitem__(self, i):
+            if self.names[i] == stop["at"]:
+                raise KeyboardInterrupt
+            return super().__getitem__(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        ft.features(conv(), Broken(x, range(40)), chunk_size=8)
+    stop.clear()
+    stop["at"] = None
+    data, told = Broken(x, range(41)), []
+    found = ft.features(conv(), data, progress=lambda *at: told.append(at[0]))
+    assert told[0] == 32
+    assert set(data.read) == {0, 31, *range(32, 41)}
+    torch.testing.assert_close(found, ft.features(conv(), x, cache=False), rtol=1e-5, atol=1e-6)
+    assert not list(feature_home().glob("*.part"))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "header", "sums", "no sums", "sums of nonsense"])

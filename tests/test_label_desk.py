@@ -7,7 +7,7 @@ import pytest
 
 from foretaste.label import StoreConflict
 from foretaste.label.desk import class_keys, wilson
-from foretaste.label.worker import LearnerWorker, describe_advice, describe_change
+from foretaste.label.worker import LearnerWorker, describe_advice, describe_change, describe_reason
 from label_cases import MemoryItems, close_desk, open_desk, pictures
 
 
@@ -107,6 +107,67 @@ def test_skipped_items_come_last_and_set_aside_ones_never(tmp_path):
     assert (state["labelled"], state["unsure"], state["ignored"], state["left"]) == (2, 1, 1, 0)
 
 
+def test_an_item_that_is_skipped_again_rests_until_it_is_asked_for(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(4))
+
+    def skip_all():
+        order = []
+        while items := desk.next("tab1", "Ada", count=1):
+            order.append(items[0].item)
+            desk.answer("tab1", "Ada", order[-1], "skip")
+            assert len(order) < 20, "it never ends"
+        return order
+
+    first = skip_all()
+    assert len(set(first)) == 4
+    assert first[4:] == first[:4]  # each comes back once, in the same order
+    assert (desk.state()["parked"], desk.state()["left"]) == (4, 4)
+    desk.undo("tab1", "Ada")
+    assert [a.item for a in desk.next("tab1", "Ada")] == [first[-1]]
+    desk.answer("tab1", "Ada", first[-1], "skip")
+    assert desk.next("tab1", "Ada") == []
+    assert [a.item for a in desk.next("tab1", "Ada", count=1, again=True)] == [first[0]]
+    assert desk.state()["parked"] == 0
+    assert skip_all() == first[:4]
+    close_desk(desk)
+    desk = open_desk(tmp_path / "store", pictures(4))
+    assert skip_all() == first[:4]  # a new session asks once more
+    close_desk(desk)
+
+
+def test_skipped_items_leave_the_others_in_the_learners_order(desk):
+    until(lambda: desk.worker.view.ready)
+    asked = []
+    for _ in range(6):
+        asked.append(desk.next("tab1", "Ada", count=1)[0].item)
+        label(desk, asked[-1], None, kind="skip")
+        until(lambda: desk.worker.view.ready and asked[-1] not in desk.worker.view.ready)
+    assert asked == [f"p{k:03d}.png" for k in range(6)]
+    desk.undo("tab1", "Ada", patience=20)
+    label(desk, "p000.png", "cat")
+    until(lambda: desk.learner.labels == {"p000.png": "cat"})
+
+
+def test_the_name_of_a_request_holds_for_one_answer(desk):
+    def answer(item, kind="label", name=None):
+        return desk.answer("tab1", "Ada", item, kind, name, request="r1")
+
+    first = answer("p000.png", name="cat")
+    assert answer("p000.png", name="cat") == first
+    for item, kind, name in (
+        ("p001.png", "label", "cat"),
+        ("p000.png", "label", "dog"),
+        ("p000.png", "skip", None),
+    ):
+        with pytest.raises(ValueError, match=r"'r1' was a label of p000\.png before; nothing was kept"):
+            answer(item, kind, name)
+    with pytest.raises(ValueError, match="a name of its own"):
+        desk.undo("tab1", "Ada", request="r1")
+    assert desk.store.labels() == {"p000.png": "cat"}
+    again = desk.answer("tab1", "Ada", "p000.png", "label", "dog", request="r2")  # kept as a relabel
+    assert desk.answer("tab1", "Ada", "p000.png", "label", "dog", request="r2") == again
+
+
 def test_copies_and_broken_pictures_are_not_asked_for(tmp_path):
     desk = open_desk(tmp_path / "store", pictures(6), twins={"p001.png": "p000.png"}, broken={"p002.png": "no picture"})
     seen = []
@@ -117,6 +178,54 @@ def test_copies_and_broken_pictures_are_not_asked_for(tmp_path):
     close_desk(desk)
     assert sorted(seen) == ["p000.png", "p003.png", "p004.png", "p005.png"]
     assert (state["total"], state["copies"], state["broken"], state["left"]) == (4, 1, 1, 0)
+
+
+def test_a_label_of_any_copy_counts_for_all_of_them(tmp_path):
+    """It was kept from the learner where another copy was the first, and the item was asked again."""
+    desk = open_desk(tmp_path / "store", pictures(4), twins={"p001.png": "p000.png", "p002.png": "p000.png"})
+    label(desk, "p002.png", "dog")
+    label(desk, "p003.png", "cat")
+    until(lambda: desk.learner.labels == {"p000.png": "dog", "p003.png": "cat"})
+    assert desk.next("tab1", "Ada") == []
+    assert desk.show("p000.png")["answer"]["label"] == "dog"
+    state = desk.state("Ada")
+    assert (state["total"], state["labelled"], state["left"], state["mine"]) == (2, 2, 0, 2)
+    desk.undo("tab1", "Ada", patience=20)
+    desk.undo("tab1", "Ada", patience=20)
+    until(lambda: desk.learner.labels == {})
+    assert [a.item for a in desk.next("tab1", "Ada")] == ["p003.png", "p002.png"]  # what was undone is shown again
+    assert desk.next("tab2", "Bob") == []  # nor its copies to others
+    close_desk(desk)
+
+
+def test_the_last_answer_of_a_person_counts_where_copies_have_different_labels(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(4), twins={"p001.png": "p000.png"})
+    desk.store.record("p000.png", "label", "dog", who="given", purpose="teach")
+    label(desk, "p001.png", "cat")
+    until(lambda: desk.learner.labels == {"p000.png": "cat"})
+    (told,) = desk.contradictions()
+    assert told == "p000.png (dog, in the data) and p001.png (cat, by Ada) are copies: cat counts; relabel one of them"
+    assert sorted(a.item for a in desk.next("tab1", "Ada", count=4)) == ["p002.png", "p003.png"]
+    desk.leave("tab1")
+    label(desk, "p000.png", "cat", kind="relabel")
+    assert desk.contradictions() == []
+    close_desk(desk)
+
+
+def test_a_copy_of_an_item_that_measures_is_not_taught(tmp_path):
+    desk = open_desk(tmp_path / "store", pictures(100), check_every=5)
+    check = desk.check_ids[0]
+    label(desk, check, "cat")
+    close_desk(desk)
+    first = "p000.png" if check != "p000.png" else "p001.png"  # a copy that sorts before it
+    again = open_desk(tmp_path / "store", pictures(100), twins={check: first}, check_every=5)
+    assert first in again.check_ids
+    assert check not in again.check_ids
+    label(again, "p050.png" if check != "p050.png" else "p051.png", "dog")
+    until(lambda: set(again.learner.labels.values()) == {"dog"})
+    until(lambda: again.worker.describe()["phase"] == "first labels")
+    assert set(again.learner.labels.values()) == {"dog"}
+    close_desk(again)
 
 
 def test_items_that_measure_are_random_and_never_taught(tmp_path):
@@ -204,15 +313,49 @@ def test_the_prediction_before_the_answer_is_kept(desk):
     assert (event.guess, event.confidence) == ("dog", pytest.approx(0.9))
     until(lambda: desk.worker.view.changed and desk.worker.view.changed["item"] == item)
     assert desk.worker.view.changed["moved"] == 20
+    assert desk.worker.view.changed["most"] == [{"from": "dog", "to": "cat", "count": 20}]
     assert desk.curve(desk.worker.view)["running"] == [[3, 0.0, 1]]
+
+
+def test_the_chart_ends_at_the_count_beside_it(tmp_path):
+    """Items that measure count too, and answers that were taken back do not."""
+    desk = open_desk(tmp_path / "store", pictures(100), check_every=5)
+    for k in range(32):
+        item = desk.next("tab1", "Ada", count=1)[0].item
+        desk.answer("tab1", "Ada", item, "label", "cat" if k % 3 else "dog", patience=20)
+        if k == 30:
+            until(lambda: {desk.next("tab1", "Ada", count=1)[0].item} <= desk.worker.view.likely.keys())
+    until(lambda: desk.worker.view.checked and desk.worker.view.checked[-1][::2] == (26, 6))
+
+    def ends():
+        state = desk.state()
+        curve = state["curve"]
+        assert [p[0] for p in curve["running"]] == sorted({p[0] for p in curve["running"]})
+        assert [p[0] for p in curve["check"]] == sorted({p[0] for p in curve["check"]})
+        return state["labelled"], curve["labelled"], curve["running"][-1][0], curve["check"][-1][0]
+
+    assert ends() == (32, 32, 32, 32)
+    for _ in range(3):
+        desk.undo("tab1", "Ada", patience=20)
+    until(lambda: desk.worker.view.checked[-1][0] < 26)
+    labelled, curve, running, check = ends()
+    assert labelled == curve == 29
+    assert running <= 29
+    assert check <= 29
+    close_desk(desk)
 
 
 def test_keys_of_classes():
     assert class_keys(["cat", "dog"]) == [["1", "c"], ["2", "d"]]
     assert class_keys(["a", "B"]) == [["a"], ["b"]]
-    many = class_keys([f"class {k}" for k in range(30)])
-    used = [key for keys in many for key in keys]
-    assert len(used) == len(set(used))
+    for n in (30, 36):
+        many = class_keys([f"class {k}" for k in range(n)])
+        used = [key for keys in many for key in keys]
+        assert all(many)
+        assert len(used) == len(set(used)) == n
+    assert many[9] == ["0"]
+    assert class_keys([f"{k}th" for k in range(12)])[9:] == [["0", "i"], ["j"], ["k"]]
+    assert not any(class_keys([f"class {k}" for k in range(40)])[36:])
     assert class_keys(["ab", "a", "b"]) == [["1", "a"], ["2", "b"], ["3", "c"]]
 
 
@@ -231,6 +374,18 @@ def test_what_an_answer_changed():
     assert got == {"item": "a", "moved": 2, "of": 3, "most": [{"from": "x", "to": "y", "count": 2}]}
 
 
+def test_what_a_label_would_change_is_told_in_words():
+    def said(n, label="food"):
+        changed = [{"from": "cat", "to": "dog"}] * min(n, 2)
+        return describe_reason({"label": label, "changes": n, "changed": changed, "stands_for": n})["text"]
+
+    assert said(0) == "If it is food, no other prediction changes."
+    assert said(1) == "If it is food, 1 other prediction changes, from cat to dog. It stands for 1 item like it."
+    assert (
+        said(8) == "If it is food, 8 other predictions change, mostly from cat to dog. It stands for 8 items like it."
+    )
+
+
 def test_advice_to_stop_is_told_in_words():
     came = {"reason": "about 1.0 % are expected to be wrong; the goal is 2.0 %"}
     assert describe_advice(came | {"stop": True})["stop"]["text"] == f"You may stop: {came['reason']}."
@@ -241,6 +396,24 @@ def test_texts_and_rows_are_items_too(tmp_path):
     desk = open_desk(tmp_path / "store", MemoryItems("text", ["1", "2"], ["good", "bad"]))
     assert {a.item for a in desk.next("tab1", "Ada")} == {"1", "2"}
     close_desk(desk)
+
+
+def test_a_desk_that_is_closed_while_features_are_computed_says_nothing(tmp_path, caplog):
+    desk = open_desk(tmp_path / "store", start=False)
+    begun = threading.Event()
+
+    def build(progress):
+        while True:
+            progress(1, 20)
+            begun.set()
+
+    desk.worker._build = build
+    desk.worker.start()
+    assert begun.wait(60)
+    close_desk(desk)
+    desk.worker.join(60)
+    assert not desk.worker.is_alive()
+    assert caplog.text == ""
 
 
 def test_a_worker_that_never_started_closes():

@@ -63,11 +63,12 @@ def test_exports_of_label_studio_itself(tmp_path):
         {"data": {"image": "/data/local-files/?d=photos/sub/b.png"}, "annotations": [annotation("cat")]},
         {"data": {"image": "/data/upload/1/a.png"}, "annotations": [annotation("cat"), annotation("@dog", True)]},
         {"data": {"image": "f.png"}, "annotations": []},
+        {"data": {"image": "unseen.png"}, "annotations": [annotation("cat"), annotation("@dog"), {"result": []}]},
         {"image": "d%20e.png".replace("%20", " "), "choice": "@dog"},
     ]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     got = {row.item: row.label for row in read_labels(tmp_path / "tasks.json", ITEMS)}
-    assert got == {"sub/b.png": "cat", "a.png": "cat", "d e.png": "@dog"}
+    assert got == {"sub/b.png": "cat", "a.png": "cat", "unseen.png": "@dog", "d e.png": "@dog"}  # the last one counts
 
 
 def annotation(choice, cancelled=False):
@@ -89,12 +90,39 @@ def test_folders_come_back(tmp_path):
         export_labels(rows, out, root=root)
 
 
-def test_no_folder_is_named_like_a_file(store, tmp_path):
-    """labels.xlsx was a folder of pictures."""
-    out = tmp_path / "labels.xlsx"
-    with pytest.raises(ValueError, match=r"labels are not written as \.xlsx; name a \.csv, \.jsonl, \.json"):
+@pytest.mark.parametrize("ending", [".xlsx", ".coco", ".CVS", ".mp4"])
+def test_no_folder_is_named_like_a_file(store, tmp_path, ending):
+    """labels.xlsx and out.coco were folders of pictures."""
+    out = tmp_path / f"labels{ending}"
+    words = rf"labels are not written as \{ending.lower()}; name a \.csv, \.jsonl, \.json"
+    with pytest.raises(ValueError, match=words):
         export_labels(label_rows(store), out, root=tmp_path)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["sorted", "day.2", "2024.01.31", "made.before"])
+def test_other_names_are_folders(tmp_path, name):
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    if name == "made.before":
+        (tmp_path / name).mkdir()
+    out = export_labels([LabelRow("a.png", "cat")], tmp_path / name, root=tmp_path)
+    assert (out / "cat" / "a.png").is_file()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "json"])
+def test_an_export_that_fails_leaves_the_one_before(store, tmp_path, monkeypatch, ending):
+    path = export_labels(label_rows(store), tmp_path / "out" / f"labels.{ending}")
+    before = path.read_bytes()
+
+    def broken_off(*args, **options):
+        yield "item,la"
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("foretaste.label.exchange.export_text", broken_off)
+    with pytest.raises(OSError, match="No space left"):
+        export_labels([], path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_folders_copy_nothing_from_outside_and_take_no_odd_names(tmp_path):
@@ -147,7 +175,7 @@ def test_bad_files_are_refused_by_name(tmp_path, name, text, error):
 
 def test_a_file_that_is_not_utf8(tmp_path):
     (tmp_path / "l.csv").write_bytes(b"item,label\ncaf\xe9.png,cat\n")
-    with pytest.raises(ValueError, match="is not UTF-8"):
+    with pytest.raises(ValueError, match=r"l\.csv is not UTF-8: line 2, near 'café\.png,cat'.*iconv -f WINDOWS-1252"):
         read_labels(tmp_path / "l.csv", ITEMS)
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 import foretaste
+from foretaste.label import LabelStore
 from foretaste.label.guard import LARGEST_BODY, Guard, is_loopback
 from foretaste.label.server import PAGE_FILES, encode_picture, make_app, open_port
 from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
@@ -104,6 +106,19 @@ def test_a_full_disk_is_507_and_acknowledges_nothing(client, desk):
     assert got is not None
     assert (got.status, "the disk is full" in got.json["error"]) == (507, True)
     assert len(desk.store.events()) == k
+
+
+def test_a_folder_that_is_deleted_under_the_page_is_written_again_or_told(client, desk):
+    answer(client, "p000.png")
+    shutil.rmtree(desk.store.folder)
+    assert answer(client, "p001.png").status == 200
+    with LabelStore(desk.store.folder, read_only=True) as kept:
+        assert list(kept.labels()) == ["p000.png", "p001.png"]
+    desk.store._parent = (0, 0)  # as if the pictures' own folder were another
+    shutil.rmtree(desk.store.folder)
+    got = answer(client, "p002.png")
+    assert (got.status, "the answer was not kept" in got.json["error"]) == (503, True)
+    assert len(desk.store.events()) == 2
 
 
 def test_items_can_be_looked_at_again(client):

@@ -144,6 +144,52 @@ def test_copies_follow_their_first_and_broken_pictures_are_named(folder):
     close_desk(desk)
 
 
+def test_a_copy_that_is_added_later_and_sorts_first_is_not_asked(folder):
+    desk = opened(folder, check_every=0)
+    for k in range(7):
+        desk.answer("tab-1", "Ada", f"{k}.png", "label", "cat" if k % 2 else "dog")
+    close_desk(desk)
+    (folder / "0 new.png").write_bytes((folder / "3.png").read_bytes())
+    for _ in range(2):  # and after a restart
+        again = opened(folder, check_every=0)
+        assert again.wanted("0 new.png") == "cat"
+        assert again.wanted("3.png") == ""
+        assert [a.item for a in again.next("tab-1", "Ada")] == ["7.png"]
+        assert again.contradictions() == []
+        close_desk(again)
+    out = folder / "labels.csv"
+    assert CliRunner().invoke(app, ["label", str(folder), "--export", str(out)]).exit_code == 0
+    assert "0 new.png,cat,label,Ada," in out.read_text()
+
+
+def test_copies_with_different_labels_are_named_at_the_start(tmp_path, monkeypatch):
+    root = tmp_path / "photos"
+    for k, name in enumerate(["cat/a.png", "dog/b.png", "c.png"]):
+        picture(root / name, k)
+    (root / "dog" / "copy.png").write_bytes((root / "cat" / "a.png").read_bytes())
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: None)
+    monkeypatch.setattr("foretaste.label.worker.LearnerWorker.start", lambda self: None)
+    words = ["--backbone", "none", "--no-browser", "--port", "0"]
+    got = CliRunner().invoke(app, ["label", str(root), *words])
+    assert got.exit_code == 0, got.output
+    said = "cat/a.png (cat, in the data) and dog/copy.png (dog, in the data) are copies: dog counts"
+    assert said in " ".join(got.stdout.split())
+    assert said in " ".join(CliRunner().invoke(app, ["status", str(root)]).stdout.split())
+
+
+def test_a_label_that_changes_in_the_data_is_taken_in_unless_a_person_has_answered(tmp_path):
+    rows = tmp_path / "rows.csv"
+    table = "id,width,colour,label\na,1,red,cat\nb,2,blue,dog\nc,3,red,{}\nd,4,blue,{}\n"
+    rows.write_text(table.format("cat", "dog"))
+    desk = opened(rows, classes=None)
+    desk.answer("tab-1", "Ada", "d", "relabel", "cat")
+    close_desk(desk)
+    rows.write_text(table.format("dog", "dog"))
+    again = opened(rows, classes=None)
+    assert again.store.labels() == {"a": "cat", "b": "dog", "c": "dog", "d": "cat"}
+    close_desk(again)
+
+
 def test_texts_and_rows_of_a_csv(tmp_path):
     reviews = tmp_path / "reviews.csv"
     lines = [
@@ -267,6 +313,31 @@ def test_status_export_and_import(folder, tmp_path):
         close_desk(fresh)
 
 
+def test_an_import_ends_without_a_server(folder, tmp_path, monkeypatch):
+    """It went on to serve the page."""
+
+    def serve(*args, **options):
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr("foretaste.cli.label.prepare_server", serve)
+    (tmp_path / "labels.csv").write_text("file,label\n1.png,cat\n2.png,dog\n")
+    words = ["--classes", "cat,dog", "--import", tmp_path / "labels.csv", "--export", tmp_path / "again.jsonl"]
+    got = CliRunner().invoke(app, ["label", str(folder), *map(str, words)])
+    assert got.exit_code == 0, got.output
+    assert "2 labels taken in, of 2 rows" in got.stdout
+    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 2
+    with LabelStore(folder / ".foretaste") as store:
+        assert store.labels() == {"1.png": "cat", "2.png": "dog"}
+    assert "item (3.pgn) is not here" in told("label", folder, "--import", typo(tmp_path))
+    with LabelStore(folder / ".foretaste") as store:  # and the folder was given back
+        assert len(store.events()) == 2
+
+
+def typo(folder):
+    (folder / "typo.csv").write_text("file,label\n3.pgn,cat\n")
+    return folder / "typo.csv"
+
+
 def test_an_export_into_the_folder_is_its_labels(folder):
     """The column was called item, and ``ft.open`` left the file out."""
     desk = opened(folder, check_every=0)
@@ -275,7 +346,7 @@ def test_an_export_into_the_folder_is_its_labels(folder):
     close_desk(desk)
     got = CliRunner().invoke(app, ["label", str(folder), "--export", str(folder / "labels.csv")])
     assert got.exit_code == 0, got.output
-    points = ft.open(folder, encoder="pixels", size=8)
+    points = ft.open(folder, encoder="pixels", size=8, store=False)
     assert {points.ids[i]: points.labels[i] for i in points.labelled} == {"1.png": "cat", "2.png": "dog"}
     assert len(points) == 8
     again = opened(folder, classes=None)  # and labelling goes on as before
@@ -287,6 +358,18 @@ def test_status_of_a_folder_that_was_never_labelled(tmp_path):
     assert "start with `foretaste label`" in told("status", tmp_path)
     for words in (["status", tmp_path / "photso"], ["label", tmp_path / "photso", "--export", tmp_path / "a.csv"]):
         assert "photso does not exist; expected a folder of pictures, or a CSV" in told(*words)
+
+
+def test_the_routes_are_made_before_the_learners_thread_starts(folder, monkeypatch):
+    """Making them changes the filters of warnings, which are the whole process's: a thread may then raise a warning."""
+    made = []
+    monkeypatch.setattr("foretaste.label.make_app", lambda desk: made.append(desk.worker.is_alive()) or make_app(desk))
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **__: made.append("served"))
+    for command in (["label", "--no-browser"], ["serve"]):
+        words = [command[0], str(folder), *command[1:], "--classes", "cat,dog", "--backbone", "none", "--port", "0"]
+        got = CliRunner().invoke(app, words)
+        assert got.exit_code == 0, got.output
+    assert made == [False, "served"] * 2
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -1,6 +1,7 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -8,17 +9,21 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 import foretaste as ft
+from foretaste.errors import seal_json
 from foretaste.label import choose
 from foretaste.label import session as session_module
 from foretaste.lookahead.dense import DenseState
-from foretaste.network import MLP, Diverged, seeded
+from foretaste.network import MLP, Diverged, read_tensors, seeded
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
 N = 40
@@ -471,6 +476,115 @@ def test_a_hugging_face_dataset() -> None:
     assert learner.query(2) == ft.Learner(network(3), points()).query(2)
 
 
+def frame(x: torch.Tensor, **more: object) -> Any:
+    return pytest.importorskip("pandas").DataFrame(x.numpy(), **more)
+
+
+@pytest.mark.parametrize("columns", [None, ["a", "b", "c", "d"]])
+def test_the_rows_of_a_data_frame_are_items(columns: list[str] | None) -> None:
+    """Its columns were taken for items, or a bare KeyError came."""
+    x = points(n=60).float()
+    side = (x[:, 0] > 0).int().tolist()
+    how: dict[str, Any] = {"classes": 2, "fit_options": {"steps": 100}}
+    framed, plain = ft.Learner(pool=frame(x, columns=columns), **how), ft.Learner(pool=x, **how)
+    assert framed.ids == plain.ids == list(range(60))
+    for learner in (framed, plain):
+        for _ in range(3):
+            asked = learner.query(4)
+            learner.teach(asked, [side[int(i)] for i in asked])
+    assert framed.labels == plain.labels
+    torch.testing.assert_close(framed._outputs(None), plain._outputs(None))
+    with pytest.raises(TypeError, match=r"items is a data frame; .*items\[columns\]\.to_numpy\(\)"):
+        framed.predict(frame(x, columns=columns))
+
+
+def test_a_data_frame_has_ids_and_labels_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    x = points(n=12).float()
+    index = [f"row{i}" for i in range(12)]
+    assert ft.Learner(network(3), frame(x, index=index)).ids == index
+    assert ft.Learner(network(3), frame(x)[3:]).ids == list(range(3, 12))
+    named = frame(x, columns=list("abcd"), index=[0] * 12).assign(id=index, label=["cat", "dog", *[None] * 10])
+    learner = ft.Learner(pool=named)
+    assert (learner.ids, learner.classes) == (index, ["cat", "dog"])
+    assert learner.labels == {"row0": "cat", "row1": "dog"}
+    with pytest.raises(
+        ValueError, match=r"the index of pool repeats 0, .*pool\.reset_index\(drop=True\), or give ids="
+    ):
+        ft.Learner(network(3), frame(x, index=[0] * 12))
+    assert ft.Learner(network(3), frame(x, index=[0] * 12), ids=index).ids == index
+    mixed = frame(x, columns=list("abcd")).assign(city=["Rome", "Oslo", "Kyiv"] * 4, empty=None)
+    assert ft.Learner(pool=mixed, classes=2).query(2)
+    assert "pool: 1 column (empty) is empty: left out" in caplog.text
+
+
+def test_texts_are_read_as_ft_open_reads_them() -> None:
+    """numpy's TypeError came."""
+    texts = [f"{'good fine' if i % 2 else 'bad dull'} film number {i}" for i in range(20)]
+    words = ["bad", "good"]
+    opened = ft.Learner(pool=ft.open(texts), classes=words, fit_options={"steps": 100})
+    made: list[Any] = [texts, tuple(texts), np.array(texts), np.array(texts, dtype=object)]
+    for pool in made:
+        learner = ft.Learner(pool=pool, classes=words, fit_options={"steps": 100})
+        assert learner.ids == list(range(20))
+        assert learner.query(3) == [int(i) for i in opened.query(3)]
+        opened.release()
+    learner.teach(range(6), [words[i % 2] for i in range(6)])
+    assert learner.predict().tolist() == [words[i % 2] for i in range(20)]
+    with pytest.raises(ValueError, match=r"names of pictures as strings, such as 'a\.png'; give pathlib\.Path"):
+        ft.Learner(pool=["a.png", "b.png"], classes=2)
+
+
+def test_an_item_of_nested_lists_is_taken_whole() -> None:
+    """Of each item, only the first row was taken, as if it were x of (x, y)."""
+    x = torch.arange(24.0).reshape(6, 2, 2)
+    for pool in (x.tolist(), tuple(x.tolist()), [row.tolist() for row in x], list(x)):
+        assert torch.equal(ft.Learner(pool=pool, classes=2)._now.pool.read([0, 5]).float(), x[[0, 5]])
+
+
+def test_a_loader_is_a_pool_unless_it_shuffles() -> None:
+    items = Items(points())
+    loader = torch.utils.data.DataLoader(items, batch_size=7)
+    assert ft.Learner(network(3), loader).query(3) == ft.Learner(network(3), points()).query(3)
+    with pytest.raises(ValueError, match="pool is a DataLoader that shuffles"):
+        ft.Learner(network(3), torch.utils.data.DataLoader(items, shuffle=True))
+
+
+def test_opened_points_without_labels_or_with_numbers() -> None:
+    """They were refused: "there is 0 class", "regression has no classes"."""
+    x = points().numpy()
+    assert ft.Learner(network(3), ft.open(x)).classes == [0, 1, 2]
+    learner = ft.Learner(network(1), ft.open(x, label=[1.5, 2.5, *[None] * (N - 2)], regression=True))
+    assert learner.labels == {"0": 1.5, "1": 2.5}
+
+
+def test_whole_numbers_name_classes(tmp_path: Path) -> None:
+    trained = {i: [10, 1, 7][int(truth("l2", i))] for i in range(6)}
+    numbered, plain = make("l2", classes=[10, 1, 7], labels=trained), make("l2")
+    for learner, names in ((numbered, [10, 1, 7]), (plain, [0, 1, 2])):
+        learner.teach([20, 21, 22], [names[2], names[0], names[1]])
+        learner.relabel(22, names[0])
+    assert_same(numbered, plain)
+    assert (numbered.labels[20], numbered.labels[22]) == (7, 10)
+    assert set(numbered.predict().tolist()) <= {10, 1, 7}
+    assert numbered.explain(23, 7)["label"] == 7
+    assert numbered.status()["classes"].keys() == {"10", "1", "7"}
+    for label in (0, 2, True, "10", 3.5, object()):
+        with pytest.raises(ValueError, match="unknown class"):
+            numbered.teach(25, label)
+    numbered.teach(25, np.float64(7))  # a column with gaps has whole numbers as floats
+    numbered.save(tmp_path)
+    loaded = ft.Learner.load(tmp_path, net=network(3))
+    assert (loaded.classes, loaded.labels) == ([10, 1, 7], numbered.labels)
+    assert loaded.query(3) == numbered.query(3)
+    loaded.recall(numbered.track_record())
+
+
+def test_missing_labels_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    labels = pandas.Series([1, None, 0, *[None] * (N - 3)], dtype="Int64")
+    assert ft.Learner(network(3), points(), labels=labels).labels == {0: 1, 2: 0}
+
+
 def test_a_pool_with_labels_partly_filled_in() -> None:
     opened = SimpleNamespace(
         ids=[f"row{i}" for i in range(N)],
@@ -800,8 +914,11 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         ft.Learner.load(tmp_path)
     learner = ft.Learner(Keyed().double().eval(), {"a": points()[:, :1], "b": points()[:, 1:]})
     learner.save(tmp_path)
-    with pytest.raises(ValueError, match="give net="):
+    with pytest.raises(
+        ValueError, match=r"of a network of yours, .*; give net=, a network of the same kind, into"
+    ) as told:
         ft.Learner.load(tmp_path)
+    assert "wrn1" not in str(told.value)  # nothing that Learner.load does not take
     assert ft.Learner.load(tmp_path, net=Keyed().double()).query(3) == learner.query(3)
     with pytest.raises(ValueError, match="does not fit the network"):
         ft.Learner.load(tmp_path, net=network(3))
@@ -809,7 +926,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         ft.Learner.load(tmp_path, net=Keyed().double(), pool={"a": points(1)[:, :1], "b": points()[:, 1:]})
     path = tmp_path / "learner.json"
     text = path.read_text()
-    path.write_text(text.replace("network-", "../network-"))
+    path.write_text(seal_json(unsealed(text).replace("network-", "../network-")))
     with pytest.raises(ValueError, match=r"expected one that learner\.save\(\) wrote"):
         ft.Learner.load(tmp_path, net=Keyed().double())
     path.write_text(text[: len(text) // 2])
@@ -834,10 +951,49 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
 def test_damage_in_learner_json_names_the_folder(tmp_path: Path, key: str, changed) -> None:
     make("l2").save(tmp_path)
     path = tmp_path / "learner.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps(found | {key: changed(found[key])}))
+    found = json.loads(unsealed(path.read_text()))
+    path.write_text(seal_json(json.dumps(found | {key: changed(found[key])})))
     with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
         ft.Learner.load(tmp_path)
+
+
+def unsealed(text: str) -> str:
+    return re.sub(r', "checksum": "[0-9a-f]{16}"', "", text)
+
+
+def test_a_saved_learner_with_one_bit_changed_is_refused(tmp_path: Path) -> None:
+    """It was loaded, with other labels, weights or items."""
+    learner, draw = make("l2"), random.Random(0)
+    learner.save(tmp_path)
+    files = [path for path in tmp_path.iterdir() if path.suffix in (".json", ".safetensors")]
+    assert len(files) == 3
+    for path in files:
+        raw = path.read_bytes()
+        for _ in range(40):
+            changed = bytearray(raw)
+            changed[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
+            path.write_bytes(changed)
+            with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+                ft.Learner.load(tmp_path)
+        learner.save(tmp_path)  # a damaged file is written again, though one of its name is there
+        assert ft.Learner.load(tmp_path).labels == learner.labels
+    assert_same(ft.Learner.load(tmp_path), learner)
+
+
+def test_a_learner_of_an_earlier_version_is_loaded_with_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = make("l2")
+    learner.save(tmp_path)
+    ft.Learner.load(tmp_path)
+    assert "earlier version" not in caplog.text
+    path = tmp_path / "learner.json"
+    path.write_text(unsealed(path.read_text()).replace('"version": 2', '"version": 1'))
+    for file in tmp_path.glob("*.safetensors"):
+        tensors, about = read_tensors(file)
+        save_file(tensors, file, metadata=about)
+    assert_same(ft.Learner.load(tmp_path), learner)
+    assert "was saved by an earlier version, without digests" in caplog.text
 
 
 def test_a_dataset_is_given_again(tmp_path: Path) -> None:
@@ -1108,3 +1264,13 @@ def test_an_interrupted_teach_counts_no_prediction(monkeypatch: pytest.MonkeyPat
             a.teach([10, 11], [truth("l2", i) for i in (10, 11)])
     assert 10 not in a.labels
     assert a.status()["curve"] == []
+
+
+def test_pictures_of_sixteen_bits_are_scaled_and_not_cut_off():
+    """They were white from 256 of 65,535 on."""
+    deep = np.arange(0, 65536, 4100, dtype=np.uint16).reshape(4, 4)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
+    learner = ft.Learner(net, [Image.fromarray(deep), Image.new("L", (4, 4))], classes=["a", "b"])
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(np.rint(deep / 257) / 255).float()[None])
+    torch.testing.assert_close(learner.predict_proba([0]), ft.losses.probabilities(wanted, "l2"), check_dtype=False)

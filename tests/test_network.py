@@ -535,7 +535,10 @@ X, Y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
         ({"normalise": ((0, 0), 1)}, "one number or 4 each"),
         ({"normalise": "none"}, "one number or 4 each"),
         ({"normalise": 3}, "one number or 4 each"),
-        ({"net": MLP(4, classes=1)}, "one output; give floats"),
+        ({"net": MLP(4, classes=1)}, "one output tells two classes apart.*regression wants floats"),
+        ({"y": ["a", "b"] * 6}, "2 different labels \\(a, b\\) and the network has 3 outputs; give classes="),
+        ({"y": object()}, "y is a object that is no tensor of labels"),
+        ({"x": []}, "x has no labelled points"),
         ({"net": MLP(4).half()}, r"use net.float\(\)"),
         ({"net": MLP(4).requires_grad_(False)}, "nothing to train"),
         ({"net": nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double())}, "several devices or dtypes"),
@@ -558,10 +561,10 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_wrong_types():
-    with pytest.raises(TypeError, match="x is a ndarray"):
-        fit(MLP(4, (5,), 3), X.numpy(), Y)
-    with pytest.raises(TypeError, match="y is a list"):
-        fit(MLP(4, (5,), 3), X, Y.tolist())
+    with pytest.raises(TypeError, match="x is a str; expected a tensor, an array"):
+        fit(MLP(4, (5,), 3), "x", Y)
+    with pytest.raises(TypeError, match="x is a dict; expected one tensor"):
+        fit(MLP(4, (5,), 3), {"x": X}, Y)
     with pytest.raises(TypeError, match="net is a function"):
         fit(lambda x: x, X, Y)
 

@@ -45,6 +45,18 @@ def test_a_saved_network_comes_back_without_a_name(tmp_path, name, options, shap
     assert [p.name for p in path.parent.iterdir()] == ["net.safetensors"]
 
 
+def test_weights_with_one_bit_changed_are_refused(tmp_path):
+    path = save_network(MLP(4, (3,), 2), tmp_path / "net.safetensors", loss="ce")
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"net\.safetensors is damaged or was changed: its digest"):
+        load_network(None, path)
+    path.write_bytes(raw.replace(b'loss\\": \\"ce', b'loss\\": \\"l2'))
+    assert path.read_bytes() != raw
+    with pytest.raises(ValueError, match=r"net\.safetensors is damaged or was changed: its digest"):
+        load_network(None, path)
+
+
 def test_weights_of_others_need_a_name_and_bring_their_classes(tmp_path):
     net = build_network("wrn1", channels=1, classes=7, widen=1)
     save_file(net.state_dict(), tmp_path / "w.safetensors")

@@ -51,8 +51,8 @@ def test_names_from_an_iterator() -> None:
     assert torch.equal(ft.ntk(NET, X, params=iter(names)), ft.ntk(NET, X))
 
 
-@pytest.mark.parametrize("x_U", ["8GB", 0.5, None, [1.0], {"a": 1}])
-def test_a_pool_that_is_no_tensor(x_U) -> None:
+@pytest.mark.parametrize("x_U", ["8GB", 0.5, None, [], [1j], ["1.0"], object(), {"a": 1}])
+def test_a_pool_that_is_no_points(x_U) -> None:
     with pytest.raises((TypeError, ValueError), match="x_U"):
         ft.query(NET, X[:3], Y, x_U, batch_size=2, strategy="random")
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 import foretaste as ft
 from foretaste.data import encode_text, load, pad_tokens, pictures, read_points
+from foretaste.data.pictures import picture_bytes
 from foretaste.network import Backbone
 
 ROWS = [
@@ -60,6 +61,15 @@ def test_a_mixed_table_is_the_same_from_any_source(tmp_path, kind):
     cities = [row["city"] for row in ROWS]
     columns += [np.array([c == name for c in cities]) for name in ("Bern", "Oslo", "Rome", "Ulm")]
     np.testing.assert_allclose(points.x.numpy(), np.stack(columns, 1).astype(float), atol=1e-6)
+
+
+def test_dates_with_a_time_zone_are_moments(tmp_path):
+    """Noon in Paris comes before noon in London, and that before noon in New York."""
+    days = ["2024-02-01T12:00:00+01:00", "2024-02-01T12:00:00", "2024-02-01T12:00:00-05:00", "2024-02-01T12:00:00Z"]
+    rows = [{"id": f"p{k}", "met": day, "city": "ab"[k % 2], "label": "ab"[k % 2]} for k, day in enumerate(days)]
+    hours = ft.open(rows).x.numpy()[:, 0]
+    expected = np.array([11.0, 12.0, 17.0, 12.0])
+    np.testing.assert_allclose(hours, (expected - expected.mean()) / expected.std(), atol=1e-5)
 
 
 def test_rare_categories_share_a_column_and_names_are_left_out(tmp_path):
@@ -127,6 +137,11 @@ def test_texts_of_two_topics_lie_apart():
         encode_text(["!!", "", "..."])
 
 
+def test_texts_with_the_same_words_lie_at_one_place_without_a_warning():
+    """The SVD divides by their variance, which is none."""
+    assert (encode_text([f"a few words here {k}" for k in range(30)]).abs() < 1e-5).all()
+
+
 @pytest.mark.parametrize(
     "y",
     [
@@ -150,9 +165,10 @@ def test_labels_that_look_like_gaps_are_classes_with_a_note(tmp_path):
     assert points.classes == ("cat", "dog", "NA")
     assert points.pool.tolist() == [4]
     assert points.notes == (
+        "columns: label = label (by its name); features = size",
         "2 labels are 'NA', which is taken as a class; leave them empty if it means that there is no label",
     )
-    assert ft.open(path, classes=["cat", "dog", "NA"]).notes == ()
+    assert ft.open(path, classes=["cat", "dog", "NA"]).notes == points.notes[:1]
 
 
 def test_a_label_that_is_no_number_is_refused_in_regression_at_once(tmp_path):
@@ -284,6 +300,26 @@ def test_a_decompression_bomb_is_not_opened(tmp_path, monkeypatch):
     assert "b.png (more than 1,000 pixels, Pillow's limit)" in points.notes[0]
 
 
+def test_the_same_item_with_two_labels_is_a_warning_that_names_both(tmp_path, caplog):
+    for k in range(4):
+        save_photo(tmp_path / ("cat" if k % 2 else "dog") / f"{k}.jpg", (20, 30), k)
+    save_photo(tmp_path / "unsorted.jpg", (20, 30), 1)  # a copy without a label contradicts nobody
+    (tmp_path / "dog" / "again.jpg").write_bytes((tmp_path / "cat" / "3.jpg").read_bytes())
+    points = ft.open(tmp_path, encoder="pixels")
+    said = "1 picture has several labels: cat/3.jpg (cat) is dog/again.jpg (dog)"
+    assert any(said in note for note in points.notes)
+    assert said in caplog.text
+    texts = ["so dull", "so fine", "so dull", "so dull", "so fine"]
+    assert "2 texts have several labels: 0 (a) is 2 (b), 1 (b) is 4 (a)" in " ".join(
+        ft.open(texts, label=["a", "b", "b", "a", "a"]).notes
+    )
+    x = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
+    assert "1 point has several labels: 0 (a) is 2 (b)" in " ".join(ft.open((x, ["a", "b", "b"])).notes)
+    caplog.clear()
+    assert ft.open((x, [0.5, 1.0, 2.0]), regression=True).notes == ft.open((x, ["a", "b", None])).notes
+    assert caplog.text == ""
+
+
 class Means(torch.nn.Module):
     """A backbone that counts its passes."""
 
@@ -354,6 +390,35 @@ def test_load_reads_text_and_mixed_tables_for_studies(tmp_path):
     assert "4 points have no label: left out" in data.notes
     texts = [{"text": f"one {'red' if k % 2 else 'blue'} thing {k}", "label": "ab"[k % 2]} for k in range(20)]
     assert load(write_csv(tmp_path / "s.csv", texts)).x.shape[0] == 20
+
+
+def test_pictures_of_one_pattern_and_two_palettes_are_two():
+    made = []
+    for colour in ([0, 0, 0], [250, 0, 0], [0, 250, 0]):
+        made.append(Image.new("P", (6, 6)))
+        made[-1].putpalette(colour)
+    assert len({picture_bytes(made.__getitem__)(i) for i in range(3)}) == 3
+    points = ft.open(made, label=["black", "red", None], encoder=means())
+    assert points.notes == ()  # they were the same picture with two labels
+    assert points.x.tolist() == [[0, 0, 0], [250, 0, 0], [0, 250, 0]]
+    made[2] = made[1]
+    assert ft.open(made, encoder=means()).x.tolist() == [[0, 0, 0], [250, 0, 0], [250, 0, 0]]
+
+
+def test_float_pictures_reach_a_backbone_as_the_nearest_bytes():
+    """Every value between two bytes: cut off, each would be 1 too small half of the time."""
+    x = torch.linspace(0, 1, 4 * 3 * 8 * 8, dtype=torch.float64).reshape(4, 3, 8, 8)
+    seen = []
+
+    def as_batch(items):
+        seen.extend(items)
+        return torch.stack(list(items)).float()
+
+    found = ft.open(x.float(), encoder=Backbone("bytes", Means().eval(), as_batch, "bytes")).x
+    assert {item.dtype for item in seen} == {torch.uint8}
+    wanted = np.rint(255 * x.float().double().numpy())
+    np.testing.assert_allclose(found.numpy(), wanted.mean((2, 3)), rtol=1e-6)
+    assert (seen[0].numpy() == wanted[0]).all()
 
 
 # Transformers of the user's own.
@@ -443,7 +508,7 @@ def test_minus_one_in_a_table_has_a_note():
     points = ft.open(rows)
     assert len(points.pool) == 0
     assert points.notes[-1].startswith("2 labels are '-1', which is taken as a class; leave them empty if")
-    assert ft.open([row for row in rows if row["label"]]).notes == ()
+    assert ft.open([row for row in rows if row["label"]]).notes == points.notes[:1]
 
 
 def test_lists_of_paths_are_pictures_and_names_as_strings_are_refused(tmp_path):
@@ -457,3 +522,81 @@ def test_read_points_and_open_agree(tmp_path):
     a, b = read_points(ROWS), ft.open(ROWS)
     assert (a.ids, a.labels) == (b.ids, b.labels)
     assert torch.equal(a.x, b.x)
+
+
+# What `foretaste label` has collected
+
+
+def answered(source, answers, **how):
+    """A source that people have labelled: item → class, or another kind of answer."""
+    from foretaste.label import close_desk, open_desk
+
+    desk = open_desk(source, **{"backbone": "none", "start": False, "check_every": 0} | how)
+    for item, said in answers.items():
+        label = said if said in desk.store.classes else None
+        kind = "relabel" if label and desk.store.state_of(item) else "label" if label else said
+        desk.answer("tab-1", "Ada", item, kind, label)
+    close_desk(desk)
+
+
+def test_answers_of_the_page_are_labels_of_the_folder(tmp_path):
+    root = tmp_path / "photos"
+    for k in range(8):
+        save_photo(root / ("dog" if k == 7 else "") / f"{k}.png", (12, 12), k)
+    (root / "0 copy.png").write_bytes((root / "1.png").read_bytes())
+    answers = {
+        "1.png": "cat",
+        "2.png": "dog",
+        "3.png": "unsure",
+        "4.png": "ignore",
+        "5.png": "skip",
+        "dog/7.png": "cat",
+    }
+    answered(root, answers, classes=["dog", "cat", "bird"])
+    points = ft.open(root, encoder="pixels")
+    labels = {"0.png": None, "0 copy.png": "cat", "1.png": "cat", "2.png": "dog", "5.png": None, "6.png": None}
+    assert dict(zip(points.ids, points.labels)) == labels | {"dog/7.png": "cat"}
+    assert points.classes == ("dog", "cat", "bird")
+    assert points.notes == (
+        f"4 labels are from {root / '.foretaste'} (foretaste label): 1 of them in the place of another in the data; "
+        "2 items that people set aside or were not sure of are left out",
+    )
+    assert ft.open(root, encoder="pixels", classes=["cat", "dog"]).classes == ("cat", "dog")
+    plain = ft.open(root, encoder="pixels", store=False)
+    assert (len(plain), plain.known_labels, plain.notes) == (9, ["dog"], ())
+    os.rename(root / ".foretaste", tmp_path / "elsewhere")
+    assert ft.open(root, encoder="pixels").known_labels == ["dog"]
+    assert ft.open(root, encoder="pixels", store=tmp_path / "elsewhere").labels == points.labels
+    with pytest.raises(RuntimeError, match=r"has no labels\.sqlite; start with `foretaste label`"):
+        ft.open(root, encoder="pixels", store=root)
+
+
+def test_answers_of_the_page_are_labels_of_a_table(tmp_path):
+    path = write_csv(tmp_path / "t.csv", ROWS)
+    answered(path, {"p2": "maybe", "p5": "yes", "p0": "no"}, classes=["yes", "no", "maybe"])
+    points = ft.open(path)
+    wanted = {row["id"]: row["label"] for row in ROWS} | {"p2": "maybe", "p5": "yes", "p0": "no"}
+    assert dict(zip(points.ids, points.labels)) == wanted
+    assert any("3 labels are from" in note and "1 of them in the place" in note for note in points.notes)
+    data = load(path)
+    assert len(data.y) == 8  # a data set is what its files say, unless it is told of the answers
+    fewer = write_csv(tmp_path / "few.csv", ROWS[:6])
+    os.rename(tmp_path / "t.csv.foretaste", tmp_path / "few.csv.foretaste")
+    notes = " ".join(ft.open(fewer).notes)
+    assert "4 labels there are of items that are not here, such as p10" in notes
+    write_csv(fewer, [row | {"label": "3.5"} for row in ROWS])
+    numbers = ft.open(fewer, regression=True)
+    assert set(numbers.labels) == {"3.5"}
+    assert any("are classes: not read in regression" in note for note in numbers.notes)
+
+
+def test_labels_of_the_data_alone_need_no_word(tmp_path):
+    path = write_csv(tmp_path / "t.csv", ROWS)
+    notes = ft.open(path).notes
+    answered(path, {})
+    assert ft.open(path).notes == notes
+    write_csv(
+        path, [row | {"label": "no" if row["id"] == "p0" else row["label"]} for row in ROWS]
+    )  # said otherwise since
+    assert ft.open(path).labels[0] == "no"
+    assert ft.open(path).notes == notes

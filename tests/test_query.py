@@ -62,7 +62,7 @@ def test_default_query(strategy):
     assert q.scores.shape == (25,)
     assert q.scores.dtype == torch.float64
     assert q.indices[0] == int(q.scores.argmax())
-    assert q.ids is None
+    assert q.ids == q.indices.tolist()
     assert q.labels == []
     assert list(q.seconds) == ["outputs", "kernel", "score", "select", "total"]
     assert q.seconds["total"] >= sum(v for k, v in q.seconds.items() if k != "total")

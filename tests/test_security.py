@@ -368,6 +368,25 @@ def test_a_damaged_checkpoint_is_named(warm, tmp_path, raw):
         run(WARM, folder)
 
 
+def test_a_checkpoint_with_one_bit_changed_is_refused_and_a_first_network_is_trained_anew(warm, tmp_path):
+    folder = unfinished(warm, tmp_path)
+    for path in (folder / "weights/random/0-0.safetensors", *(folder / "first").iterdir()):
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"0-0\.safetensors is damaged .*its digest is not that of its contents"):
+        run(WARM, folder)
+    Task(folder, "random", 0).path.unlink()
+    assert without_cost(run(WARM, folder)) == without_cost(load_records(warm))
+
+
+def without_cost(found):
+    return [{key: value for key, value in record.items() if key != "cost"} for record in found]
+
+
+def without_checksums(path):
+    """Records that a stranger may have written, or an earlier version."""
+    return re.sub(r', "checksum": "[0-9a-f]{16}"', "", path.read_text())
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -383,7 +402,7 @@ def test_a_damaged_checkpoint_is_named(warm, tmp_path, raw):
 def test_a_damaged_record_is_named(warm, tmp_path, change, says):
     shutil.copytree(warm, tmp_path / "run")
     path = Task(tmp_path / "run", "random", 0).path
-    path.write_text(change(path.read_text()) + "\n")
+    path.write_text(change(without_checksums(path)) + "\n")
     for call in (report.read_run, lambda folder: run(WARM, folder)):
         with pytest.raises(
             ValueError, match=rf"0\.jsonl, line 1, is not a record: .*{says}.*Remove the file and start"
@@ -396,7 +415,7 @@ def test_an_unfinished_run_resumes_from_its_own_points_only(warm, tmp_path, quer
     """Records that were edited, or of a version that draws other first labels, were continued in silence."""
     folder = unfinished(warm, tmp_path)
     path = Task(folder, "random", 0).path
-    record = json.loads(path.read_text())
+    record = json.loads(without_checksums(path))
     change = {"labelled_ids": record["labelled_ids"][::-1]} if queried == "labelled" else {"queried": queried}
     path.write_text(json.dumps(record | change) + "\n")
     with pytest.raises(ValueError, match="arm 'random' and seed 0 have other labelled points in cycle 0 than this run"):
@@ -414,7 +433,9 @@ def test_an_unfinished_run_resumes_from_its_own_points_only(warm, tmp_path, quer
 def test_records_that_do_not_follow_one_another_are_named(warm, tmp_path, change, says):
     shutil.copytree(warm, tmp_path / "run")
     path = Task(tmp_path / "run", "random", 0).path
-    path.write_text("".join(json.dumps(r) + "\n" for r in change(*map(json.loads, path.read_text().splitlines()))))
+    path.write_text(
+        "".join(json.dumps(r) + "\n" for r in change(*map(json.loads, without_checksums(path).splitlines())))
+    )
     with pytest.raises(ValueError, match=rf"0\.jsonl, {says}"):
         run(WARM, tmp_path / "run")
 
@@ -604,7 +625,7 @@ def test_a_folder_of_a_run_names_no_code_that_is_run(warm, tmp_path, monkeypatch
     (tmp_path / "trap_of_test_security.py").write_text("open('executed', 'w')\ndef net(**options):\n    pass\n")
     shutil.copytree(warm, tmp_path / "run")
     for path in [tmp_path / "run" / "study.json", *(tmp_path / "run" / "records").rglob("*.jsonl")]:
-        text = path.read_text().replace('"mlp"', '"trap_of_test_security:net"')
+        text = without_checksums(path).replace('"mlp"', '"trap_of_test_security:net"')
         path.write_text(text.replace('"plugins": []', '"plugins": ["trap_of_test_security.py"]'))
     assert "trap_of_test_security.py" in (tmp_path / "run" / "study.json").read_text()
     report.folder(tmp_path / "run")

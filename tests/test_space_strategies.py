@@ -16,7 +16,7 @@ from foretaste.network import MLP, make_head
 from foretaste.query import clusters, cover_greedily
 from foretaste.query.clusters import cluster_points, seed_centres
 from foretaste.query.request import Request
-from foretaste.query.space import VectorSpace, find_space
+from foretaste.query.space import COPY_DISTANCE, VectorSpace, find_space
 from foretaste.query.temperature import expected_calibration_error
 
 L, U, BATCH = 4, 18, 6
@@ -391,3 +391,23 @@ def test_points_that_do_not_fit():
         ft.query(problem.net, x[:2], [0, 1], x[2:], strategy="maxherding")
     with pytest.raises(ValueError, match=r'the budget is 100 B; raise budget, or .*options={"space": "last"}'):
         problem.ask("kmeans", budget=100)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "products"])
+def test_copies_are_at_distance_zero_and_near_points_are_not(kind):
+    """Two passes of one point in float32 differ in their last bits: by 1e-7 here. Points 1e-4 apart are two."""
+    g = torch.Generator().manual_seed(0)
+    x = 5 + torch.randn(30, 40, generator=g, dtype=torch.float64)
+    off = torch.randn(30, 40, generator=g, dtype=torch.float64)
+    x_ND = torch.cat([x, x * (1 + 1e-7 * off), x * (1 + 1e-4 * off)])
+    space = VectorSpace("inputs", 0, x_ND, COPY_DISTANCE[torch.float32])
+    space = space.products() if kind == "products" else space
+    at = torch.arange(90)
+    d_NN = space.between(at, slice(None))
+    assert (d_NN[at, at] == 0).all()
+    assert (d_NN[at[:30], at[30:60]] == 0).all()
+    assert (d_NN[at[:30], at[60:]] > 0).all()
+    assert (d_NN >= 0).all()
+    exact = VectorSpace("inputs", 0, x_ND, 0.0).between(at, slice(None))
+    assert (exact[at[:30], at[30:60]] > 0).all()  # what the tolerance is for
+    assert (space.nearest_of(at[30:60])[:30] == 0).all()

@@ -32,6 +32,16 @@ def test_strategies_are_arms():
     assert (b.name, b.strategy, b.select) == ("random", "random", "auto")
 
 
+def test_named_strategies_and_tables_of_arms_add_up(tmp_path):
+    path = tmp_path / "both.toml"
+    path.write_text(
+        'strategies = ["margin", "random"]\n[[arms]]\nname = "wide"\nstrategy = "gain"\noptions = {scale = 1.0}\n'
+    )
+    both = read(path)
+    assert both.names == ("margin", "random", "wide")
+    assert both.arm("wide").options == {"scale": 1.0}
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [
@@ -41,7 +51,8 @@ def test_strategies_are_arms():
         ({"strategies": ["badge sequential"]}, "'badge' picks a batch by itself"),
         ({"strategies": ["gain", "gain"]}, "two arms are called 'gain'"),
         ({"strategies": "gain"}, "expected a list of names"),
-        ({"strategies": ["gain"], "arms": [{"strategy": "gain"}]}, "contradict each other"),
+        ({"strategies": ["gain"], "arms": [{"strategy": "gain"}]}, "two arms are called 'gain'"),
+        ({"strategies": ["gain"], "arms": {"strategy": "gain"}}, "arms={'strategy': 'gain'}; expected a list"),
         ({"arms": [{"name": "x"}]}, "arm 'x': has no strategy"),
         ({"arms": [{"strategy": "gain", "stratgy": 1}]}, "unknown key 'stratgy'; did you mean 'strategy'"),
         ({"arms": [{"strategy": "gain", "against": "rnd"}]}, "unknown against 'rnd'"),

@@ -1,7 +1,10 @@
 """Studies on features of a backbone, and the sets that come without a download."""
 
 import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,3 +135,60 @@ def test_a_python_without_sources_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(FileNotFoundError, match="has no source files of asyncio, decimal"):
         docstrings()
+
+
+ENCODE = """
+import hashlib
+import numpy as np
+from foretaste.data import TEXT_ENCODERS, encode_text
+rng = np.random.default_rng(0)
+texts = [" ".join(f"w{int(k)}" for k in np.minimum(rng.zipf(1.3, 30), 2999)) for _ in range(600)]
+for how in TEXT_ENCODERS:
+    print(hashlib.sha256(encode_text(texts, how).numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_text_is_encoded_alike_by_any_number_of_threads():
+    """Workers of a study have one thread each, and the process that starts them has all: bits of the SVD differed."""
+    made = []
+    for threads in ("1", "2"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        environment = os.environ | dict.fromkeys(names, threads)
+        words = [sys.executable, "-c", ENCODE]
+        made.append(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert made[0] == made[1]
+
+
+def text_table(path, word="red"):
+    lines = [f"one {word if k % 2 else 'blue'} thing {k},{'ab'[k % 2]}" for k in range(20)]
+    path.write_text("\n".join(["text,label", *lines, "a text without a label,"]))
+    return path
+
+
+def test_the_digest_of_text_is_of_what_was_read(tmp_path):
+    data = load(text_table(tmp_path / "t.csv"))
+    nearly = replace(data, x=torch.nextafter(data.x, torch.tensor(torch.inf)))
+    assert data_digest(nearly) == data_digest(data)
+    other = data_digest(load(text_table(tmp_path / "t.csv", "green")))
+    assert {part for part, digest in data_digest(data).items() if other[part] != digest} == {"items"}
+    unlabelled = tmp_path / "t.csv"
+    text_table(unlabelled).write_text(unlabelled.read_text().replace("without a label", "with other words"))
+    assert data_digest(load(unlabelled))["items"] != data_digest(data)["items"]  # the encoder is fitted on it too
+
+
+def test_a_run_of_texts_resumes_unless_the_texts_change(tmp_path):
+    text_table(tmp_path / "t.csv")
+    asked = study.study(
+        ["random"], seeds=(0,), data=Data(name="t.csv"), labels=Labels(init=4, per_cycle=2, cycles=1),
+        train=Train(steps=20),
+    )  # fmt: skip
+    first = run(asked, tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "study.json").read_text())
+    assert "x" not in about["digest"]["data"]
+    about["digest"]["data"] = {"x": "of an earlier version: the digest of numbers"}
+    (tmp_path / "run" / "study.json").write_text(json.dumps(about))
+    assert run(asked, tmp_path / "run") == first
+    text_table(tmp_path / "t.csv", "green")
+    with pytest.raises(ValueError, match="the data 't' has changed: the texts or rows"):
+        run(asked, tmp_path / "run")

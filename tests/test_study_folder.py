@@ -50,10 +50,10 @@ SMALL = Study(
 
 
 def timeless(folder):
-    """Every record's bytes, timings aside, by file."""
+    """Every record's bytes, timings and the checksum over them aside, by file."""
     return {
         str(path.relative_to(folder)): [
-            json.dumps({k: v for k, v in json.loads(text).items() if k != "cost"})
+            json.dumps({k: v for k, v in json.loads(text).items() if k not in ("cost", "checksum")})
             for text in path.read_text().splitlines()
         ]
         for path in sorted((folder / "records").rglob("*.jsonl"))
@@ -132,6 +132,50 @@ def test_processes_stop_at_the_time_limit_too(whole, tmp_path):
     assert run(SMALL, tmp_path, processes=2, minutes=1e-6) == []
     assert len(run(SMALL, tmp_path, minutes=60)) == SMALL.size
     assert timeless(tmp_path) == timeless(whole)
+
+
+def copy_with(whole, folder, change):
+    """A copy of a run in which the text of one file of records is another."""
+    shutil.copytree(whole, folder)
+    path = Task(folder, "gain", 0).path
+    path.write_text(change(path.read_text()))
+    return folder
+
+
+def without_checksum(text):
+    return re.sub(r', "checksum": "[0-9a-f]{16}"', "", text)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda text: text.replace('"accuracy": 0.', '"accuracy": 0.9', 1), 1),
+        (lambda text: text[: text.rfind('"accuracy"')] + text[text.rfind('"accuracy"') :].replace("0.", "0.9", 1), 4),
+        (lambda text: text.replace('"cost": {"train": ', '"cost": {"train": 1', 1), 1),
+        (lambda text: text.replace('"checksum"', '"checksun"').replace('"checksun"', '"checksum"', 1), 2),
+        (lambda text: "".join([*text.splitlines(True)[:1], without_checksum("".join(text.splitlines(True)[1:]))]), 2),
+    ],
+)
+def test_a_record_that_was_changed_is_told_by_report_and_resume(whole, tmp_path, change, line):
+    folder = copy_with(whole, tmp_path / "run", change)
+    before = Task(folder, "gain", 0).path.read_bytes()
+    for read in (load, report.read_run, lambda folder: run(SMALL, folder)):
+        with pytest.raises(ValueError, match=rf"0\.jsonl, line {line}, .* it was changed after it was written"):
+            read(folder)
+    assert Task(folder, "gain", 0).path.read_bytes() == before
+
+
+def test_records_of_an_earlier_version_have_no_checksum_and_are_read(whole, tmp_path):
+    """Lines that are added later have one."""
+    folder = copy_with(whole, tmp_path / "run", lambda text: without_checksum("".join(text.splitlines(True)[:2])))
+    assert len(load(folder)) == len(report.read_run(folder).records) == 14
+    run(SMALL, folder)
+    assert timeless(folder) == timeless(whole)
+    lines = Task(folder, "gain", 0).path.read_text().splitlines()
+    assert ["checksum" in line for line in lines] == [False, False, True, True]
+    assert all("checksum" not in record for record in load(folder))
+    copy_with(folder, tmp_path / "elsewhere", lambda text: text.replace("\n", "\r\n"))  # as git may check it out
+    assert load(tmp_path / "elsewhere") == load(folder)
 
 
 @pytest.mark.parametrize("cycle", [0, 2, 3])

@@ -72,7 +72,7 @@ BAD = {
     "bfloat16": (lambda: mlp().bfloat16(), X.bfloat16(), {}, "use net.float()"),
     "float16": (lambda: mlp().half(), X.half(), {}, "use net.float()"),
     "several dtypes": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3).double()).eval(), X, {}, "several devices or dtypes"),
-    "a numpy array": (mlp, X.numpy(), {}, "torch.from_numpy"),
+    "text": (mlp, ["a", "b"], {}, "x holds text, such as 'a'; expected numbers. ft.open encodes text"),
     "an empty dict": (mlp, {}, {}, "empty dict"),
     "no points": (mlp, X[:0], {}, "no points"),
     "x2 of another shape": (mlp, X, {"x2": torch.randn(3, 5)}, r"x2 has points of shape \(5,\); expected \(4,\)"),

@@ -1,10 +1,11 @@
-"""What errors, logs and reports share: checks of arguments, nearest names, sizes, durations; names from files."""
+"""What errors, logs and reports share: checks of arguments, nearest names, sizes, durations; names in files; seals."""
 
 import math
 import re
 import stat
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from hashlib import blake2b
 from numbers import Real
 from operator import index
 from os import PathLike
@@ -165,3 +166,36 @@ def check_regular(path: str | PathLike[str]) -> None:
         raise IsADirectoryError(f"{path} is a folder; expected a file")
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} is a pipe, a socket or a device; expected a regular file")
+
+
+# Text that tells whether it was changed. A seal tells damage and careless edits; who wants to can make a new one.
+
+SEAL = re.compile(r'(?:, )?"checksum": "([0-9a-f]{16})"\}')
+
+
+def checksum(text: str) -> str:
+    """16 hexadecimal digits that differ where the text does."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def seal_json(text: str) -> str:
+    """The text of a JSON object, with its own checksum as the last entry.
+
+    >>> seal_json('{"a": 1}')
+    '{"a": 1, "checksum": "165b44bb3d3e0923"}'
+    """
+    return f'{text[:-1]}{", " if len(text) > 2 else ""}"checksum": "{checksum(text)}"}}'
+
+
+def seal_holds(text: str) -> bool | None:
+    """Whether a JSON object is as it was sealed; None if it has no seal.
+
+    >>> seal_holds(seal_json('{"a": 1}')), seal_holds(seal_json('{"a": 1}').replace("1", "2", 1)), seal_holds("{}")
+    (True, False, None)
+    """
+    start = text.rfind('"checksum"')
+    if start < 0:
+        return None
+    start -= 2 if text[:start].endswith(", ") else 0
+    found = SEAL.fullmatch(text, start)
+    return found is not None and checksum(text[:start] + "}") == found[1]

@@ -8,11 +8,11 @@ f are a network's outputs, t the targets: 0/1 rows of class ids, or the numbers 
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretaste.errors import check_known
 
@@ -246,3 +246,30 @@ def _float_targets(y: Tensor, loss: str, outputs: int, dtype: torch.dtype) -> Tr
             f'loss="{loss}" takes class ids, or rows of probabilities that sum to 1; use loss="l2" for numbers'
         )
     return TrainingTargets(loss, t_NC, t_NC, classes=not criterion.quadratic)
+
+
+# A single logit with 0/1 labels is binary classification. With two outputs everything that needs classes works:
+#
+#     cross-entropy   (0, f)       softmax is (1 − σ(f), σ(f)). The kernel of their sum is Θ_f / 2, the same for both
+#                                  logits, so that their difference moves by Θ_f: binary cross-entropy with the logit f.
+#     squared loss    (1 − f, f)   Targets are 0/1 rows, the residuals (−e, e), and both move by the kernel Θ_f of the
+#                                  second: regression on 0/1, whose class is 1 where f > 1/2.
+
+
+class BinaryOutputs(nn.Module):
+    """A network of one output as a classifier of two classes. It only reads ``net``."""
+
+    def __init__(self, net: nn.Module, loss: str) -> None:
+        super().__init__()
+        self.net, self.quadratic = net, LOSSES[loss].quadratic
+        self.training = net.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        f_N1 = self.net(*args, **kwargs)
+        f_N1 = getattr(f_N1, "logits", f_N1)
+        return torch.cat([1 - f_N1 if self.quadratic else torch.zeros_like(f_N1), f_N1], 1)
+
+    @property
+    def kernel_output(self) -> str | int:
+        """The ``output`` of ``ft.ntk`` whose kernel both classes share."""
+        return 1 if self.quadratic else "sum"

@@ -1,7 +1,7 @@
-"""Throw generated calls, networks, files, interrupts and threads at the package: ``make fuzz``.
+"""Throw generated calls, networks, files, damage, interrupts and threads at the package: ``make fuzz``.
 
     python -m fuzz                     # with tests/ on the path: the long run
-    python -m fuzz --calls 1000 --networks 0 --files 0 --interrupts 0 --threads 0
+    python -m fuzz --calls 1000 --networks 0 --files 0 --logs 0 --interrupts 0 --threads 0
 
 Prints a line for each part with counts by outcome, and examples of whatever is neither right nor a clear error. The
 exit code is 1 if anything came that must not: a wrong answer, a hang, something executed or left behind, or more than
@@ -16,13 +16,14 @@ from collections.abc import Callable
 
 import torch
 
-from . import calls, faults, files, networks
+from . import calls, faults, files, logs, networks
 from .outcomes import Tally, limit_memory
 
 PARTS: dict[str, tuple[Callable[[int, int], Tally], int]] = {
     "calls": (calls.run, 50_000),
     "networks": (networks.run, 2000),
     "files": (files.run, 5000),
+    "logs": (logs.run, 600),
     "interrupts": (faults.interrupts, 2000),
     "threads": (faults.threads, 200),
 }

@@ -4,11 +4,13 @@ import copy
 import math
 import random
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import foretaste as ft
 from foretaste.network import MLP
@@ -27,8 +29,25 @@ ODD: list[Any] = [
     torch.tensor([True, False]), torch.zeros(4, dtype=torch.complex64), torch.zeros(4, 4, dtype=torch.float16),
     torch.eye(3, dtype=torch.uint8), 1j, type, nn.Linear(4, 3), torch.float64, "8GB", "12 parsecs",
 ]  # fmt: skip
+ODD_POINTS: list[Any] = [
+    [[1.0, 2.0], [3.0]], [[1.0] * 4] * 3, ["a text", "another"], [None, 1.0], [(torch.zeros(4), 0)] * 3,
+    [{"x": 1.0}] * 3, np.array([1, "a", None], dtype=object), np.array([[1.0, math.nan]]), np.full((3, 4), 1e300),
+    np.zeros((3, 4), ">f4"), np.ma.masked_equal(np.arange(8.0).reshape(2, 4), 3),
+    np.array(["2025-01-01"], "datetime64[D]"),
+    TensorDataset(torch.zeros(3, 4)), DataLoader(TensorDataset(torch.zeros(5, 4)), 2),
+    DataLoader(TensorDataset(torch.zeros(5, 4)), 2, shuffle=True), nn.Sequential(nn.Linear(4, 3)),
+]  # fmt: skip
+if find_spec("pandas"):
+    import pandas
+
+    ODD_POINTS += [
+        pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}), pandas.DataFrame(np.zeros((3, 4)), index=[0, 0, 1]),
+        pandas.DataFrame({"a": pandas.array([1, None], "Int64")}), pandas.DataFrame(), pandas.Series(["a", "b", None]),
+        pandas.Series([0, 1], index=[7, 9]), pandas.Series([1.5, math.nan], dtype="Float64"),
+    ]  # fmt: skip
 
 
+POINTS = ("x", "x2", "x_L", "x_U", "watch", "y", "y_L")
 LONG = ("steps", "epochs")
 CALLED = ("progress", "oracle", "strategy", "params")
 
@@ -45,6 +64,23 @@ class Problem:
         self.x_L = torch.randn(draw.randint(2, 5), 4, generator=g, dtype=torch.float64)
         self.y_L = torch.arange(len(self.x_L)) % self.C
         self.x_U = torch.randn(draw.randint(3, 8), 4, generator=g, dtype=torch.float64)
+
+    def points(self, x: Tensor, draw: random.Random) -> Any:
+        """The same points as users may have them."""
+        forms: list[Any] = [
+            lambda: x, lambda: x.numpy(), lambda: x.tolist(), lambda: list(x), lambda: TensorDataset(x),
+            lambda: TensorDataset(x, torch.zeros(len(x))), lambda: DataLoader(TensorDataset(x), draw.randint(1, 4)),
+        ]  # fmt: skip
+        if find_spec("pandas"):
+            forms.append(lambda: pandas.DataFrame(x.numpy()))
+        return draw.choice(forms)()
+
+    def labels(self, draw: random.Random) -> dict[str, Any]:
+        """The labels as ids or as names."""
+        words, numbers = [f"class{c}" for c in range(self.C)], [10 - c for c in range(self.C)]
+        if (names := draw.choice([None, words, numbers])) is None:
+            return {"y": draw.choice([self.y_L, self.y_L.tolist(), self.y_L.numpy()]), "classes": None}
+        return {"y": [names[int(c)] for c in self.y_L], "classes": names}
 
 
 def brute_force(net: nn.Module, x: Tensor, output: str = "sum") -> Tensor:
@@ -74,7 +110,7 @@ def close(got: Tensor, want: Tensor, what: str, tolerance: float = 1e-6) -> None
 
 def ntk_call(p: Problem, draw: random.Random) -> tuple[dict[str, Any], Any]:
     output = draw.choice(["sum", "first", "trace", "full"])
-    arguments = {"net": p.net, "x": p.x_U, "output": output}
+    arguments = {"net": p.net, "x": p.points(p.x_U, draw), "output": output}
 
     def run(a: dict[str, Any], odd: bool) -> None:
         got = ft.ntk(a.pop("net"), a.pop("x"), a.pop("x2", None), **a)
@@ -106,8 +142,10 @@ def query_call(p: Problem, draw: random.Random) -> tuple[dict[str, Any], Any]:
                 S = theta[L:, L:] - theta[L:, :L] @ torch.linalg.solve(A, theta[:L, L:])
                 close(q.scores, S.square().sum(0) / (S.diagonal() + 1e-3), "variance scores")
 
+    labels = p.labels(draw)
     arguments: dict[str, Any] = {
-        "net": p.net, "x_L": p.x_L, "y_L": p.y_L, "x_U": p.x_U, "strategy": strategy, "batch_size": batch_size,
+        "net": p.net, "x_L": p.points(p.x_L, draw), "y_L": labels["y"], "x_U": p.points(p.x_U, draw),
+        "classes": labels["classes"], "strategy": strategy, "batch_size": batch_size,
         "loss": loss, "ridge": 1e-3, "select": "auto", "oracle": None, "ids": None, "seed": 0, "watch": None,
         "output": "sum", "method": "auto", "budget": None, "params": None, "precision": "auto", "options": None,
         "progress": None,
@@ -127,7 +165,8 @@ def linearize_call(p: Problem, draw: random.Random) -> tuple[dict[str, Any], Any
         close(kept.release(j).mean, state.mean, "release")
 
     arguments: dict[str, Any] = {
-        "net": p.net, "x_L": p.x_L, "y_L": p.y_L, "x_U": p.x_U, "j": draw.randrange(len(p.x_U)),
+        "net": p.net, "x_L": p.points(p.x_L, draw), "y_L": p.y_L, "x_U": p.points(p.x_U, draw),
+        "j": draw.randrange(len(p.x_U)),
         "y": draw.randrange(p.C), "watch": None, "output": draw.choice(["sum", "first", "full"]), "ridge": 1e-3,
         "method": draw.choice(["auto", "dense"]), "loss": "l2", "time": math.inf, "params": None, "budget": None,
         "precision": "auto", "theta_scale": 1.0, "seed": 0,
@@ -144,7 +183,8 @@ def fit_call(p: Problem, draw: random.Random) -> tuple[dict[str, Any], Any]:
             raise WrongError(f"residual {done.residual}")
 
     arguments: dict[str, Any] = {
-        "net": p.net, "x": p.x_L, "y": p.y_L, "loss": "l2", "steps": 3, "epochs": None, "batch_size": 2, "max_lr": None,
+        "net": p.net, "x": p.points(p.x_L, draw), **p.labels(draw), "loss": "l2", "steps": 3, "epochs": None,
+        "batch_size": 2, "max_lr": None,
         "weight_decay": 0.0, "augment": None, "pad": 4, "start": "warm", "statistics": "labelled", "normalise": None,
         "seed": 0, "progress": None, "fast": "auto",
     }  # fmt: skip
@@ -161,7 +201,7 @@ def run(count: int, seed: int = 0) -> Tally:
         arguments, call = draw.choice([ntk_call, query_call, linearize_call, fit_call])(problem, draw)
         odd = draw.sample(sorted(arguments), draw.choice([0, 0, 1, 1, 1, 2]))
         for name in odd:
-            arguments[name] = draw.choice(ODD)
+            arguments[name] = draw.choice(ODD + ODD_POINTS if name in POINTS else ODD)
             if name in LONG and isinstance(arguments[name], int | float) and arguments[name] > 10:
                 arguments[name] = -1  # a long training is no fault
         before = snapshot_network(problem.net, problem.x_L, problem.y_L, problem.x_U)

@@ -170,6 +170,15 @@ def make_mixed(root: Path) -> None:
     (root / "a.csv").write_text("id,width,colour,day,label\n" + "\n".join(rows) + "\n")
 
 
+def make_parquet(root: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"width": [k * 1.5 if k % 4 else None for k in range(9)], "colour": ["red", "blue", "red"] * 3}
+    more = {"list": [[1.0]] * 9, "label": ["a", "b", None] * 3}
+    parquet.write_table(pyarrow.table(columns | more), root / "a.parquet")
+
+
 def read_encoded(path: Path) -> None:
     read_points(path).x  # noqa: B018  encoded when asked for
 
@@ -215,11 +224,15 @@ def make_features_on_disk(root: Path) -> None:
     read_features(root)
 
 
-def read_features(root: Path) -> Any:
+def make_fewer_features_on_disk(root: Path) -> None:
+    read_features(root, points=8)
+
+
+def read_features(root: Path, points: int = 10) -> Any:
     """Whatever lies in the cache, the features are those of the backbone."""
     torch.manual_seed(0)
     backbone = torch.nn.Linear(3, 4).eval()
-    return features(backbone, torch.arange(30.0).view(10, 3), cache=root)
+    return features(backbone, torch.arange(30.0).view(10, 3)[:points], cache=root)
 
 
 def make_learner(root: Path) -> None:
@@ -242,6 +255,7 @@ KINDS = {
     "csv of features": Kind(make_features, (lambda r: load(r / "a.csv"), lambda r: read_encoded(r / "a.csv"))),
     "csv of text": Kind(make_text, (lambda r: read_encoded(r / "a.csv"),)),
     "mixed table": Kind(make_mixed, (lambda r: read_encoded(r / "a.csv"),)),
+    "parquet": Kind(make_parquet, (lambda r: load(r / "a.parquet"), lambda r: read_encoded(r / "a.parquet"))),
     "csv of files": Kind(
         make_table,
         (load, read_encoded, lambda r: load(r / "labels.csv"), lambda r: read_points(r / "labels.csv").sizes),
@@ -266,12 +280,15 @@ KINDS = {
     "folder of a run, resumed": Kind(make_run, (lambda r: run_study(OF_RUN, r / "run"), make_report), writes=True),
     "saved dataset": Kind(make_dataset, (lambda r: load(r / SET), lambda r: read_points(r / SET))),
     "saved dataset of numbers": Kind(make_number_dataset, (lambda r: read_points(r / SET),)),
-    "labels.sqlite": Kind(make_store, (read_store, lambda r: LabelStore(r, read_only=True).labels()), writes=True),
+    "labels.sqlite": Kind(
+        make_store, (read_store, lambda r: LabelStore(r, read_only=True).labels()), checked=True, writes=True
+    ),
     "labels to import": Kind(
         make_exchange, tuple(partial(lambda name, r: read_labels(r / name, ITEMS), name) for name in EXCHANGED)
     ),
-    "saved learner": Kind(make_learner, (read_learner,)),
+    "saved learner": Kind(make_learner, (read_learner,), checked=True),
     "features on disk": Kind(make_features_on_disk, (read_features,), checked=True, writes=True),
+    "features of fewer points": Kind(make_fewer_features_on_disk, (read_features,), checked=True, writes=True),
 }
 SLOW = {"folder of a run, resumed": 0.3, "svhn": 0.5, "folder of pictures": 0.5, "saved dataset": 0.5}  # drawn less
 

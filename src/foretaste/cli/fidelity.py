@@ -52,6 +52,7 @@ def fidelity_command(
     size: given.SizeOption = None,
     channels: given.ChannelsOption = None,
     skip_broken: given.SkipBrokenOption = True,
+    store: given.KeptLabelsOption = None,
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
@@ -82,7 +83,7 @@ def fidelity_command(
     else:
         points, truth = given.read_inputs(
             data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
-            size=size, channels=channels, skip_broken=skip_broken, device=device,
+            size=size, channels=channels, skip_broken=skip_broken, store=store, device=device,
         )  # fmt: skip
         if not len(points.pool):
             raise ValueError(f"every point of {points.where} has a label; expected some without, to retrain on")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from foretaste.data import Points
 
 POINTS = (
-    "a folder of pictures, a CSV (of features, a mixed table, text, or file, label), an .npz (x, y, ids), or a Hugging "
-    "Face dataset"
+    "a folder of pictures, a CSV or Parquet file (of features, a mixed table, text, or file, label), an .npz (x, y, "
+    "ids), or a Hugging Face dataset"
 )
 HOW_TO_GET_A_BACKBONE = (
     "a small network is trained on the pixels; a pretrained backbone learns far more from few labels: "
@@ -122,7 +122,7 @@ LabelColumnOption = Annotated[
     str | None,
     typer.Option(
         "--label",
-        help="The column of labels, or their array. Default: label, class, category, ...",
+        help="The column of labels, or their array; none if nothing is labelled. Default: label, class, category, ...",
         rich_help_panel=DATA_PANEL,
     ),
 ]
@@ -135,7 +135,17 @@ TextColumnOption = Annotated[
     ),
 ]
 IdColumnOption = Annotated[
-    str | None, typer.Option("--id", help="The column of ids. Default: id, name, key.", rich_help_panel=DATA_PANEL)
+    str | None,
+    typer.Option("--id", help="The column of ids. Default: id, name, customer_id, ...", rich_help_panel=DATA_PANEL),
+]
+KeptLabelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Folder of the labels that `foretaste label` has collected, which count too. Default: where it keeps "
+        "them. none: leave them out.",
+        rich_help_panel=DATA_PANEL,
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
@@ -202,6 +212,7 @@ def read_inputs(
     size: int | None = None,
     channels: int | None = None,
     skip_broken: bool = True,
+    store: str | None = None,
     device: str = "auto",
     needs_labels: bool = True,
 ) -> "tuple[Points, list[str | None] | None]":
@@ -209,20 +220,21 @@ def read_inputs(
 
     Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
     """
-    from foretaste.connect import encode_with
+    from foretaste.connect import add_answers, encode_with, warn_of_contradiction
     from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
 
     paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
-    named: dict[str, Any] = {"label": label, "id": id, "text": _text_column(text)}
+    named: dict[str, Any] = {"label": column_or_none(label), "id": id, "text": column_or_none(text)}
     own = encoder if encoder in TEXT_ENCODERS else "auto"
     with progress_bar("reading") as progress:
         parts = [
             read_points(
                 path, regression=regression, encoder=own, skip_broken=skip_broken, progress=progress,
-                **{key: value for key, value in named.items() if key != "label" or path != pool},
+                ask=path != pool, **{key: value for key, value in named.items() if key != "label" or path != pool},
             )
             for path in paths
         ]  # fmt: skip
+    parts[0] = add_answers(parts[0], paths[0], False if store == "none" else store)
     known = parts[0].take(parts[0].labelled)
     if not len(known) and (needs_labels or not data):
         raise ValueError(
@@ -247,6 +259,7 @@ def read_inputs(
         if without := len(parts[0]) - len(known):
             note = f"{without} points have no label: left out. Without --pool they are the pool: give DATA alone"
             points = replace(points, notes=(*points.notes, note))
+    warn_of_contradiction(points)
     chosen, shape, said = choose_encoder(points, encoder, network, weights, size, channels)
     points = replace(points, notes=(*points.notes, *([said] if said else [])))
     bar = BarOfFeatures(chosen)
@@ -305,14 +318,15 @@ class BarOfFeatures:
         else:
             if self.show is None:
                 self.bars.close()
-                say(f"Features of {total} points by {self.encoder}: computed once, then kept.")
+                points = "1 point" if total - done == 1 else f"{total - done} points"
+                say(f"Features of {points} by {self.encoder}: computed once, then kept.")
                 self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
             self.show(done, total)
 
 
-def _text_column(text: str | None) -> str | bool | None:
-    """--text none (or false) reads a table."""
-    return False if text is not None and text.lower() in ("none", "false") else text
+def column_or_none(name: str | None) -> str | bool | None:
+    """The column of --text or --label; False for none (or false), which says that there is no such column."""
+    return False if name is not None and name.lower() in ("none", "false") else name
 
 
 def choose_encoder(

@@ -3,13 +3,14 @@
 import os
 import secrets
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretaste.cli.app import app, say
-from foretaste.cli.inputs import split_classes
+from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.errors import printable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "FORETASTE_TOKEN"
 SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"
 
-SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a CSV.")]
+SourceArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of pictures, or a table.")]
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -33,14 +34,20 @@ def label_command(
     classes: Annotated[
         str | None, typer.Option(help="Names of the classes, separated by commas. Not needed again later.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="The column of a CSV that holds the text.")] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="The column of a CSV that holds ids.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of a CSV that holds labels given already.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of a table that holds the text; none shows the other columns.")
+    ] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The column of a table that holds ids.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column of a table that holds labels given already; none if no column does.")
+    ] = None,
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
         typer.Option(
-            "--import", help="Take in labels: .csv, .jsonl, .json or class folders.", rich_help_panel=EXCHANGE_PANEL
+            "--import",
+            help="Take in labels and end: .csv, .jsonl, .json or class folders.",
+            rich_help_panel=EXCHANGE_PANEL,
         ),
     ] = None,
     export: Annotated[
@@ -100,19 +107,21 @@ def label_command(
     """
     from foretaste.label import close_desk, open_desk
 
+    opening = partial(
+        open_desk, source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
+        label=column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100, trains_itself=retrain,
+        lease_seconds=lease, seed=seed, start=False,
+    )  # fmt: skip
+    if import_:
+        _import(opening(), import_)
     if export:
         _export(source, store, export)
+    if import_ or export:
         return
     opened, token = prepare_server(host, port)
     with opened:
-        desk = open_desk(
-            source, classes=split_classes(classes), store=store, text=text, id=id_, label=label, backbone=backbone,
-            check_every=check_every, goal=goal / 100, trains_itself=retrain, lease_seconds=lease, seed=seed,
-            start=False,
-        )  # fmt: skip
+        desk = opening()
         try:
-            for path in import_ or ():
-                _import(desk, path)
             _serve(desk, opened, host, token, allow_host or [], browser)
         finally:
             close_desk(desk)
@@ -143,6 +152,8 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     say(f"{desk.title}: {state['total']} items, {state['labelled']} labelled, classes {', '.join(desk.store.classes)}")
     for note in desk.notes:
         say(f"  {note}")
+    for said in desk.contradictions():
+        say(f"  WARNING: {said}")
     if state["copies"]:
         n = state["copies"]
         many = f"{n} items are copies of others and get their label"
@@ -152,17 +163,23 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")
     if host in ("0.0.0.0", "::"):
         say(f"  from other machines: the same, with this machine's address in place of {shown}")
+    page = make_app(desk)  # before the thread: it changes the filters of warnings, which threads share
     desk.worker.start()
     if browser:
         webbrowser.open(f"{address}#token={token}" if token else address)
-    serve_app(make_app(desk), opened, host=host, token=token, names=names)
+    serve_app(page, opened, host=host, token=token, names=names)
 
 
-def _import(desk: "LabelDesk", path: Path) -> None:
-    from foretaste.label import import_labels, read_labels
+def _import(desk: "LabelDesk", paths: list[Path]) -> None:
+    """Take labels into the store of a desk, and close it."""
+    from foretaste.label import close_desk, import_labels, read_labels
 
-    rows = read_labels(path, list(desk.data.ids))
-    say(f"{path}: {import_labels(desk.store, rows)} labels taken in, of {len(rows)} rows")
+    try:
+        for path in paths:
+            rows = read_labels(path, list(desk.data.ids))
+            say(f"{path}: {import_labels(desk.store, rows)} labels taken in, of {len(rows)} rows")
+    finally:
+        close_desk(desk)
 
 
 def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
@@ -173,12 +190,26 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
     with LabelStore(store or store_folder(source), read_only=True) as kept:
         twins = kept.setting("twins", {})
         field = "image" if kept.setting("kind", "pictures") == "pictures" else "text"
-        rows = label_rows(kept, twins)
+        rows = label_rows(kept, twins, _rows_by_content(kept, source))
         root = source if source.is_dir() else source.parent
         for out in outs:
             pictures = root if kept.setting("kind", "pictures") == "pictures" else None
             written = export_labels(rows, out, root=pictures, field=field)
             say(f"{written}: {sum(row.label is not None for row in rows)} labels")
+
+
+def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
+    """Item → its row, where rows have no ids of their own. The file may have changed since, or be gone."""
+    if store.setting("ids") != "content":
+        return {}
+    from foretaste.data import content_names, read_points
+
+    try:
+        names = content_names(read_points(source, **store.setting("columns", {})))
+    except (OSError, ValueError) as error:
+        say(f"the export does not say which row is meant: {error}")
+        return {}
+    return {name: k for k, name in enumerate(names)}
 
 
 def _check_source(source: Path, store: Path | None) -> None:
@@ -205,7 +236,7 @@ def status_lines(store: "LabelStore") -> list[str]:
     """What the log says, in lines."""
     from collections import Counter
 
-    from foretaste.label import PREQUENTIAL, wilson
+    from foretaste.label import PREQUENTIAL, CopyGroups, wilson
 
     current = store.current()
     labels = Counter(e.label for e in current.values() if e.label is not None)
@@ -218,6 +249,7 @@ def status_lines(store: "LabelStore") -> list[str]:
     lines.append("classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes))
     people = Counter(e.who for e in current.values())
     lines.append("people: " + (", ".join(f"{printable(w)} {n}" for w, n in people.most_common()) or "nobody yet"))
+    lines += [f"WARNING: {said}" for said in CopyGroups(store.setting("twins", {})).contradictions(current)]
     if checked := store.setting("checked", []):
         _, right, of = checked[-1]
         low, high = wilson(right, of)

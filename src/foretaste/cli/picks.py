@@ -93,7 +93,8 @@ def explain_picks(
             parts = []
             for c in p_UC[j].topk(2).indices.tolist():
                 changed = int((state.lookahead(k, c).argmax(1) != now_W).sum())
-                parts.append(f"if {p.classes[c]}, {changed} {'changes' if changed == 1 else 'change'}")
+                what = "prediction changes" if changed == 1 else "predictions change"
+                parts.append(f"if {p.classes[c]}, {changed} {what}")
             reasons[j] = [_sentence(parts)]
     except (ValueError, MemoryError) as error:  # margin and its kin need no kernel, and have chosen
         return {}, f"What a label would change is not shown: {error}."

@@ -73,6 +73,7 @@ def query_command(
     size: given.SizeOption = None,
     channels: given.ChannelsOption = None,
     skip_broken: given.SkipBrokenOption = True,
+    store: given.KeptLabelsOption = None,
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
@@ -103,7 +104,7 @@ def query_command(
     ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
     points, truth = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
-        regression=regression, size=size, channels=channels, skip_broken=skip_broken, device=device,
+        regression=regression, size=size, channels=channels, skip_broken=skip_broken, store=store, device=device,
         needs_labels=False,
     )  # fmt: skip
     if not len(points.pool):
@@ -187,11 +188,10 @@ def choose_points(problem: "LabellingProblem", ask: dict[str, Any], seed: int, o
     summary, warnings = summarise_query(p, q, out), list[str]()
     say(summary)
     if not _has_learned(p, q):
-        warnings.append(
-            "The network has not learned its labels, which look-ahead assumes. Train longer (--steps), or run "
-            "`foretaste fidelity` before you trust the scores."
-        )
-        if console_warnings.count == before:
+        advice = ". Train longer (--steps), or run `foretaste fidelity` before you trust the scores"
+        why = f": {p.points.contradiction}" if p.points.contradiction else advice
+        warnings.append(f"The network has not learned its labels, which look-ahead assumes{why}.")
+        if console_warnings.count == before or p.points.contradiction:
             say(f"WARNING: {warnings[0]}")
     show_ranked(rows[: min(len(q), SHOWN_ROWS)])
     if page is not None:

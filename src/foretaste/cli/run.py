@@ -100,12 +100,15 @@ def run_command(
 
 def _study_data(study: "Study", device: str, smoke: bool) -> Any:
     """The data of a study, behind a bar while features are computed."""
+    from foretaste.label import find_answers
     from foretaste.study import prepared
 
     if study.features is None:
-        return prepared(study.data, device, standin=smoke)
+        return prepared(study.data, device, standin=smoke, answers=find_answers)
     with progress_bar(f"features of {study.features.backbone}") as progress:
-        return prepared(study.data, device, standin=smoke, features=study.features, progress=progress)
+        return prepared(
+            study.data, device, standin=smoke, features=study.features, progress=progress, answers=find_answers
+        )
 
 
 def command_line(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:
@@ -134,6 +137,7 @@ def study_devices(name: str) -> tuple[str, ...]:
 
 def run_with_bar(study: "Study", processes: int, **arguments: Any) -> list[Any]:
     """The records of a study, behind a progress bar. ``arguments`` are those of ``foretaste.study.run``."""
+    from foretaste.label import find_answers
     from foretaste.study import run
 
     with counting_bar() as bars:
@@ -145,7 +149,7 @@ def run_with_bar(study: "Study", processes: int, **arguments: Any) -> list[Any]:
                 text += f", {record['labelled']} labels: {record['accuracy']:.1%}"
             bars.update(task, advance=1, description=f"{text:<36}")
 
-        return run(study, processes=processes, seen=show, **arguments)
+        return run(study, processes=processes, seen=show, answers=find_answers, **arguments)
 
 
 @app.command("demo")

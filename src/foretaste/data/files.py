@@ -17,7 +17,7 @@ from foretaste.data.labels import array_labels, class_labels, count_names
 from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
 from foretaste.data.pictures import ImageSize, PictureProgress, open_picture
 from foretaste.data.points import Encode, Points
-from foretaste.data.tables import read_file_table
+from foretaste.data.tables import cell_text, read_file_table
 from foretaste.data.text import TEXT_ENCODERS
 from foretaste.errors import did_you_mean, printable
 
@@ -41,6 +41,7 @@ class ReadOptions:
     skip_broken: bool = True
     most: int = LARGEST_DATASET
     progress: PictureProgress | None = None
+    ask: bool = True
 
     @property
     def wants_text(self) -> str | bool | None:
@@ -203,11 +204,3 @@ def label_words(raw: Any, regression: bool, where: object) -> list[str | None]:
             "words), and None or NaN for no label"
         )
     return [None if word is None or float(word) == -1 else word for word in words]
-
-
-def cell_text(value: Any) -> str | None:
-    """A value of a data frame or a dict as the cell of a CSV."""
-    text = str(value).strip()  # pandas' NA cannot be compared, nor an array: by what they are called
-    if value is None or text in ("NaT", "<NA>") or (not isinstance(value, str) and text.lower() == "nan"):
-        return None
-    return text or None

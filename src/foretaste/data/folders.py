@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.dataset import Images, stratified
-from foretaste.data.labels import class_labels, count_names, natural_key
+from foretaste.data.labels import class_labels, count_names, differing_labels, natural_key
 from foretaste.data.pictures import (
     HOW_TO_SKIP,
     PICTURE_ENDINGS,
@@ -22,7 +23,7 @@ from foretaste.data.pictures import (
     decode_pictures,
     open_picture,
 )
-from foretaste.data.tables import SIDES, FileRow, file_columns, is_csv, read_file_table, stays_inside
+from foretaste.data.tables import SIDES, FileRow, file_columns, is_table, read_file_table, stays_inside
 from foretaste.errors import is_utf8, printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
@@ -93,7 +94,15 @@ def folder(
         if gone
         else ()
     )
-    return replace(data, files=tuple(r.file for r in kept), notes=(*notes, *left, *data.notes, *lost))
+    files = tuple(row.file for row in kept)
+    twice = differing_labels(
+        files,
+        [row.label for row in kept],
+        [(root / file).stat().st_size for file in files],
+        lambda i: blake2b((root / files[i]).read_bytes()).digest(),
+        ("picture", "pictures"),
+    )
+    return replace(data, files=files, notes=(*notes, *left, *data.notes, *lost, *([twice] if twice else [])))
 
 
 def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | None]:
@@ -102,11 +111,11 @@ def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | N
     If labels are ``needed`` and there are no class folders, a CSV without the columns counts too: its error says what
     is missing.
     """
-    given = path.is_file() and is_csv(path)
+    given = path.is_file() and is_table(path)
     if given:
         root, tables = path.parent, [path]
     elif path.is_dir():
-        root, tables = path, sorted(p for p in path.iterdir() if is_csv(p) and p.name[0] != "." and p.is_file())
+        root, tables = path, sorted(p for p in path.iterdir() if is_table(p) and p.name[0] != "." and p.is_file())
     else:
         raise FileNotFoundError(f"{path} is neither a folder nor a CSV; expected a folder of class folders, or a CSV")
     named = [p for p in tables if file_columns(p) is not None]

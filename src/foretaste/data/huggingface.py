@@ -24,8 +24,8 @@ from foretaste.data.pictures import (
     decode_pictures,
     open_picture,
 )
-from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, stays_inside
-from foretaste.errors import check_regular, did_you_mean, printable
+from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, Table, cell_text, stays_inside
+from foretaste.errors import check_regular, printable
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
 NUMBER_TYPES = ("float", "double", "int", "uint", "bool")
@@ -33,16 +33,14 @@ NUMBER_TYPES = ("float", "double", "int", "uint", "bool")
 
 @dataclass(frozen=True, eq=False)
 class DatasetParts:
-    """What a dataset holds, one of pictures, numbers and columns. Ids and labels are words; None without a column."""
+    """What a dataset holds: plain columns as in a CSV; and pictures, or the numbers of some columns."""
 
-    n: int
-    ids: list[str] | None
-    labels: list[str | None] | None  # None where a row has no label
+    table: Table  # labels are words
+    label: str | None
     classes: tuple[str, ...] | None  # of a ClassLabel
-    notes: tuple[str, ...]
     pictures: tuple[OpenPicture, Callable[[int], bytes]] | None = None
-    numbers: tuple[Tensor, tuple[str, ...]] | None = None  # (N, D) float32, and the names of its columns
-    columns: dict[str, list[str | None]] | None = None  # as cells of a CSV
+    # Of plain columns by name, and of all lists: (N, D) float32, the names of its columns, and notes.
+    numbers: Callable[[Sequence[str]], tuple[Tensor, tuple[str, ...], tuple[str, ...]]] | None = None
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -122,42 +120,39 @@ def hugging_face(
     return data
 
 
-def dataset_parts(source: Any, where: str, *, label: str | None = None, id: str | None = None) -> DatasetParts:
+def dataset_parts(source: Any, where: str, *, label: str | bool | None = None) -> DatasetParts:
     """What a dataset holds, given as its folder or as the object: pictures, lists of numbers, or plain columns.
 
     Of several splits, train is read. A label may be missing: null, or −1 for a ClassLabel.
     """
     part, notes = _training_split(where, _load_saved(source) if isinstance(source, Path) else source)
     features = part.features
-    label = _choose_own_label(where, features) if label is None else _choose_column("label", label, features, [])
-    plain = [name for name in features if name != label and _kind_of(features[name]) == "Value"]
-    at_id = id or next((name for spelling in ID_COLUMNS for name in plain if name.lower() == spelling), None)
-    if at_id is not None and at_id not in features:
-        raise ValueError(f"{where} has no column {at_id!r} for the id{did_you_mean(at_id, features, 'Its columns')}")
-    labels = None if label is None else _label_words(part, label)
-    classes = None if label is None else getattr(features[label], "names", None)
-    common: dict[str, Any] = {
-        "n": len(part),
-        "ids": None if at_id is None else [str(v) for v in _cells(part, at_id)],
-        "labels": labels,
-        "classes": None if classes is None else tuple(map(str, classes)),
-    }
+    of_label: str | None = None
+    if isinstance(label, str):
+        of_label = _choose_column("label", label, features, [])
+    elif label is None:
+        of_label = _choose_own_label(where, features)
+    plain = [name for name in features if name != of_label and _kind_of(features[name]) == "Value"]
+    columns = {name: [cell_text(v) for v in _cells(part, name)] for name in plain}
+    if of_label is not None:
+        columns[of_label] = _label_words(part, of_label)
+    classes = None if of_label is None else getattr(features[of_label], "names", None)
+    named = None if classes is None else tuple(map(str, classes))
+    table = Table(where, columns, range(len(part)), "row", notes)
     if image := _picture_columns(features):
         name = _choose_column("image", None, features, image)
         stored = _stored_pictures(part, name, local=not isinstance(source, Path))
-        return DatasetParts(**common, notes=notes, pictures=(lambda i: open_picture(stored(i)), stored))
+        return DatasetParts(table, of_label, named, pictures=(lambda i: open_picture(stored(i)), stored))
     listed = [name for name in features if _kind_of(features[name]) != "Value" and _holds_numbers(features[name])]
-    if listed or all(_holds_numbers(features[name]) for name in plain if name != at_id):
-        x, names, left = _number_columns(where, part, {label, at_id})
-        return DatasetParts(**common, notes=(*notes, *left), numbers=(x, names))
-    columns = {
-        name: [None if v is None or v != v else str(v).strip() or None for v in _cells(part, name)] for name in plain
-    }
-    if at_id is not None:
-        columns.pop(at_id)
-    others = [name for name in features if name not in (*plain, label)]
-    left = (f"{count_names(others, 'column {} is', 'columns {} are')} no words or numbers: left out",) if others else ()
-    return DatasetParts(**common, notes=(*notes, *left), columns=columns)
+    ids = [name for name in plain if name.lower() in ID_COLUMNS]
+    if listed or all(_holds_numbers(features[name]) for name in plain if name not in ids):
+        return DatasetParts(
+            table, of_label, named, numbers=lambda names: _number_columns(where, part, {*columns} - {*names})
+        )
+    if others := [name for name in features if name not in columns]:
+        shown = count_names(others, "column {} is", "columns {} are")
+        table = replace(table, notes=(*notes, f"{shown} no words or numbers: left out"))
+    return DatasetParts(table, of_label, named)
 
 
 def _load_saved(path: Path) -> Any:

@@ -43,6 +43,7 @@ class PictureItems(Sequence[Image.Image]):
     ) -> None:
         self.opened, self.stored, self.names = opened, stored, list(names)
         self.sizes, self.lengths = list(sizes), list(lengths)  # (height, width) upright; bytes as stored
+        self._digests: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -63,7 +64,17 @@ class PictureItems(Sequence[Image.Image]):
 
     def digest_of(self, i: int) -> bytes:
         """Of one picture as stored: the same file has the same digest, without decoding it."""
+        if self._digests is not None:
+            return self._digests[i]
         return blake2b(self.stored(i), digest_size=16).digest()
+
+    def by_content(self) -> tuple["PictureItems", list[int]]:
+        """The pictures in the order of their digests, each read once, and which of them each is."""
+        digests = [self.digest_of(i) for i in range(len(self))]
+        order = sorted(range(len(self)), key=digests.__getitem__)
+        some = self.take(order)
+        some._digests = [digests[i] for i in order]
+        return some, order
 
     @cached_property
     def digest(self) -> str:
@@ -157,13 +168,13 @@ def picture_sizes(items: Sequence[Any]) -> Counter[tuple[int, int]]:
     return Counter(items.sizes) if isinstance(items, PictureItems) else Counter()
 
 
-def item_digest(items: Sequence[Any], i: int) -> bytes:
-    """Equal for equal items: a picture as stored, the text, the row or the numbers."""
+def item_digest(items: Sequence[Any], i: int, size: int = 16) -> bytes:
+    """Equal for equal items: a picture as stored, the text, the row or the numbers. ``size`` in bytes, at most 16."""
     if isinstance(items, PictureItems):
-        return items.digest_of(i)
+        return items.digest_of(i)[:size]
     item = items[i]
     raw = np.ascontiguousarray(item.numpy()).tobytes() if isinstance(item, Tensor) else repr(item).encode()
-    return blake2b(raw, digest_size=16).digest()
+    return blake2b(raw, digest_size=size).digest()
 
 
 def take_items(items: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:

@@ -1,7 +1,8 @@
 """Labels as class names: their order, which numbers are classes, and how messages list names."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -34,6 +35,36 @@ def count_names(names: Iterable[str], one: str, many: str, most: int = NAMES_SHO
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     text, shown = one if len(ordered) == 1 else many, f"({', '.join(ordered[:most])}{more})"
     return f"{len(ordered)} {text.replace('{}', shown)}"
+
+
+def differing_labels(
+    names: Sequence[str],
+    labels: Sequence[str | None],
+    rough: Sequence[object],
+    digest_of: Callable[[int], object],
+    what: tuple[str, str],
+) -> str | None:
+    """A note on items that are equal and have different labels; None if there are none.
+
+    Only items of equal ``rough`` are read by ``digest_of``. ``what`` is the word for one item, and for several.
+    """
+    known = [i for i, label in enumerate(labels) if label is not None]
+    count = Counter(rough[i] for i in known)
+    groups: dict[object, dict[str, str]] = {}
+    for i in known:
+        if count[rough[i]] > 1:
+            groups.setdefault(digest_of(i), {}).setdefault(str(labels[i]), names[i])
+    told = [" is ".join(f"{name} ({label})" for label, name in found.items()) for found in groups.values()]
+    told = [said for said, found in zip(told, groups.values()) if len(found) > 1]
+    if not told:
+        return None
+    one = len(told) == 1
+    more = f" and {len(told) - NAMES_SHOWN} more" if len(told) > NAMES_SHOWN else ""
+    head = f"1 {what[0]} has" if one else f"{len(told)} {what[1]} have"
+    return (
+        f"{head} several labels: {', '.join(told[:NAMES_SHOWN])}{more}. No network can learn both: "
+        f"give {'it' if one else 'each'} one label"
+    )
 
 
 def check_words(where: object, one: str, many: str, words: Iterable[str]) -> None:

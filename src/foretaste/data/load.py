@@ -5,6 +5,7 @@ A new format has a file of its own; enter it here, for studies, and in sources.p
 
 import os
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -14,15 +15,17 @@ from foretaste.data.cifar import cifar10, cifar100
 from foretaste.data.dataset import Images, check_normalise_choice, stratified_or_raise, with_normalisation
 from foretaste.data.folders import folder as picture_folder
 from foretaste.data.huggingface import hugging_face, is_saved_dataset
-from foretaste.data.labels import index_labels
+from foretaste.data.labels import NAMES_SHOWN, index_labels
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
 from foretaste.data.pictures import ImageSize
-from foretaste.data.points import Points
+from foretaste.data.points import Points, content_digests
 from foretaste.data.shipped import breast_cancer, docstrings, wine
 from foretaste.data.sources import read_points
-from foretaste.data.tables import feature_table, file_columns, is_csv
+from foretaste.data.tables import LABEL_COLUMNS, file_columns, is_table
 from foretaste.errors import did_you_mean
+
+Answers = Callable[[Path], Callable[[Points], Points] | None]
 
 NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
     "digits": lambda folder, most: digits(),
@@ -49,6 +52,7 @@ def load(
     channels: int | None = None,
     skip_broken: bool = False,
     most: int = LARGEST_DATASET,
+    answers: Answers | None = None,
 ) -> Images:
     """Load a data set by name, or from a file or folder of your own.
 
@@ -63,6 +67,7 @@ def load(
         channels: 1 or 3, for files of pictures.
         skip_broken: leave out pictures that cannot be read; ``notes`` names them.
         most: bytes in memory; more is refused before it is read.
+        answers: finds what puts labels into the points of a path that people have labelled elsewhere, or None.
 
     Returns:
         The data set.
@@ -84,18 +89,23 @@ def load(
         _check_only_pictures(of_pictures, f"{name} has its own")
         return with_normalisation(NAMED_READERS[name](where, most), normalise, known=True)
     path = _locate_path(name, where)
+    answered = None if answers is None else answers(path)
+    if answered is not None:
+        read = read_points(path, size=size, channels=channels, skip_broken=skip_broken, most=most)
+        if (points := answered(read)) is not read:
+            data = _labelled_points(points, path, test)
+            scaled = points.kind in ("text", "table")
+            return data if scaled else with_normalisation(data, normalise, known=False)
     if path.suffix.lower() == ".npz":
         _check_only_pictures(of_pictures, "an .npz is read as it is")
         return with_normalisation(npz(path, test=test, most=most), normalise, known=False)
-    if is_csv(path) and path.is_file() and file_columns(path) is None:
-        _check_only_pictures(of_pictures, "this CSV names no files")
-        points = read_points(path)
-        if points.kind != "features":
-            return _encoded_points(points, path, test)
-        return with_normalisation(feature_table(path, test=test), normalise, known=False)
+    if is_table(path) and path.is_file() and file_columns(path) is None:
+        _check_only_pictures(of_pictures, "this table names no files")
+        data = _labelled_points(read_points(path), path, test)
+        return data if data.read else with_normalisation(data, normalise, known=False)
     if is_saved_dataset(path):
         data = hugging_face(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
-    elif path.is_dir() or is_csv(path):
+    elif path.is_dir() or is_table(path):
         data = picture_folder(path, size=size, channels=channels, test=test, skip_broken=skip_broken, most=most)
     else:
         raise ValueError(
@@ -105,21 +115,58 @@ def load(
     return with_normalisation(data, normalise, known=data.normalise is not None)
 
 
-def _encoded_points(points: Points, path: Path, test: float) -> Images:
-    """A CSV of text or a mixed table, encoded; already scaled. Rows without a label are left out."""
-    points.x  # noqa: B018  encoders are fitted on all points, labelled or not
+def feature_table(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
+    """A labelled table of numbers: a column label (or class, target), perhaps an id, and features.
+
+    Args:
+        path: a CSV or TSV with a first line of names, or a Parquet file.
+        test: share of each class to measure on, always the same points.
+
+    Returns:
+        The data set; ``x`` is (N, D) float32. Rows without a label are left out.
+
+    Raises:
+        ValueError: the table has no labels, one class, labels that are measurements, or cells that are no numbers.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from foretaste.data import feature_table
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "iris.csv"
+        >>> _ = file.write_text("label,width,height\\n" + "a,1,2\\nb,3,4\\n" * 5)
+        >>> data = feature_table(file)
+        >>> data.classes, data.x.shape, len(data.test)
+        (('a', 'b'), torch.Size([10, 2]), 2)
+    """
+    file = Path(path).expanduser()
+    points = read_points(file, text=False)
+    if points.kind != "features":
+        raise ValueError(f"{file} holds {points.kind}; expected a number in every cell beside id and label")
+    return _labelled_points(points, file, test)
+
+
+def _labelled_points(points: Points, path: Path, test: float) -> Images:
+    """The points of a path that have a label. Text and mixed tables are encoded, and so scaled already."""
+    encoded, pictures = points.kind in ("text", "table"), points.kind == "pictures"
+    if not pictures:
+        points.x  # noqa: B018  encoders are fitted on all points, labelled or not
     known = points.take(points.labelled)
     if not len(known):
-        raise ValueError(
-            f"{path} has no labels; a study needs them: expected a column label, class, category or target"
-        )
+        have = f"has columns {', '.join(points.columns[:NAMES_SHOWN])} and" if points.columns else "has"
+        raise ValueError(f"{path} {have} none for the label; expected one of {', '.join(LABEL_COLUMNS)}")
     y_N, classes = index_labels(known.known_labels, path)
     pool, held = stratified_or_raise(y_N, test, path)
-    notes = [f"{path.name}: {points.kind}, encoded as {known.x.shape[1]} numbers, fitted on all {len(points)} points"]
+    notes = [] if pictures else [f"{path.name}: {known.x.shape[1]} features of {len(y_N)} points"]
+    if encoded:
+        many = known.x.shape[1]
+        notes = [f"{path.name}: {points.kind}, encoded as {many} numbers, fitted on all {len(points)} points"]
     if left := len(points) - len(known):
         notes.append(f"{left} points have no label: left out")
-    y = torch.from_numpy(y_N)
-    return Images(path.stem, known.x, y, pool, held, classes, notes=(*points.notes, *notes))
+    if known.contradiction:
+        notes.append(known.contradiction)
+    read = blake2b(b"".join(content_digests(points)), digest_size=16).hexdigest() if encoded else None
+    y, files = torch.from_numpy(y_N), tuple(known.ids) if pictures else None
+    notes = [*points.notes, *notes]
+    return Images(path.stem, known.x, y, pool, held, classes, files=files, notes=tuple(notes), read=read)
 
 
 def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:

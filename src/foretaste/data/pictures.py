@@ -60,11 +60,13 @@ def open_picture(source: str | PathLike[str] | bytes) -> Image.Image:
 
 
 def picture_bytes(opened: OpenPicture) -> Callable[[int], bytes]:
-    """The contents of pictures that are in no file: mode, size and pixels."""
+    """The contents of pictures that are in no file: mode, size, pixels, and what else decides how they look."""
 
     def stored(i: int) -> bytes:
         with opened(i) as image:
-            return f"{image.mode} {image.size} ".encode() + image.tobytes()
+            beside = image.getpalette(), image.info.get("transparency"), image.getexif().get(EXIF_ORIENTATION)
+            told = "".join(f"{part} " for part in beside if part is not None)
+            return f"{image.mode} {image.size} {told}".encode() + image.tobytes()
 
     return stored
 

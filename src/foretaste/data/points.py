@@ -3,10 +3,12 @@
 What has a label trains; the rest is the pool. ``read_points`` (sources.py) makes them from any source.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,6 @@ from torch import Tensor
 
 from foretaste.data.columns import (
     MISSING_CELLS,
-    Cells,
-    Table,
     TableRows,
     column_kinds,
     encode_table,
@@ -26,9 +26,16 @@ from foretaste.data.columns import (
     number_matrix,
 )
 from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
-from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names
+from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names, differing_labels
+from foretaste.data.tables import Cells, Table
 
-POINT_KINDS = ("pictures", "text", "table", "features")
+CONTENT_BYTES = 8  # of a digest in a name
+NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
+ITEM_WORDS = {
+    "pictures": ("picture", "pictures"), "text": ("text", "texts"), "table": ("row", "rows"),
+    "features": ("point", "points"),
+}  # fmt: skip
+POINT_KINDS = tuple(ITEM_WORDS)
 Encode = Callable[[Sequence[Any]], Tensor]
 
 
@@ -48,6 +55,7 @@ class Points:
         columns: names of the columns of a table.
         notes: what a reader must know: what was left out, filled in or chosen.
         encode: makes ``x`` of ``items``; None where the items are ``x``.
+        id_column: the column of a table that the ids are from.
 
     Example:
         >>> import torch
@@ -70,6 +78,7 @@ class Points:
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     encode: Encode | None = None
+    id_column: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -120,6 +129,14 @@ class Points:
         y = torch.full((len(self),), -1)
         y[at] = torch.from_numpy(class_ids(self.known_labels, self.classes, self.where))
         return y
+
+    @cached_property
+    def contradiction(self) -> str | None:
+        """A note on items that are equal and have different labels, which no network can learn; None if none are."""
+        if self.regression:
+            return None
+        digest_of = partial(item_digest, self.items)
+        return differing_labels(self.ids, self.labels, _rough_sizes(self), digest_of, ITEM_WORDS[self.kind])
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Points":
         """Some of the points, in that order."""
@@ -176,8 +193,34 @@ def points_of_rows(points: Points) -> Points:
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
     kinds, notes = column_kinds(table)
     names = tuple(name for name in table.columns if name in kinds.names)
-    rows = TableRows(table.only(names))
+    rows = TableRows(table.only(names), table)
     return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))
+
+
+def content_names(points: Points) -> list[str]:
+    """A name for each point that follows what it holds, so that rows may move and labels be filled in.
+
+    Copies are counted, NAME and NAME-2. The name of a text begins with its first words.
+    """
+    starts = ["picture" if points.kind == "pictures" else "row"] * len(points)
+    if points.kind == "text":
+        words = (re.findall(r"\w+", text.lower())[:NAME_WORDS] for text in points.items)
+        starts = ["-".join(first)[:NAME_LETTERS] or "text" for first in words]
+    seen, names = Counter[bytes](), list[str]()
+    for start, digest in zip(starts, content_digests(points)):
+        seen[digest] += 1
+        names.append(f"{start}-{digest.hex()}" + (f"-{seen[digest]}" if seen[digest] > 1 else ""))
+    return names
+
+
+def content_digests(points: Points) -> list[bytes]:
+    """A digest of what each point holds; that of a row is the same in any order of the columns."""
+    items = points.items
+    if isinstance(items, TableRows):
+        return [blake2b(row, digest_size=CONTENT_BYTES).digest() for row in items.contents()]
+    if isinstance(items, Tensor) and points.columns:  # in the order that ``contents`` of a mixed table has
+        items = items[:, [points.columns.index(name) for name in sorted(points.columns)]]
+    return [item_digest(items, i, CONTENT_BYTES) for i in range(len(points))]
 
 
 def join_sources(labelled: Points, pool: Points) -> Points:

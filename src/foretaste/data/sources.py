@@ -20,10 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.columns import Table, TableRows, choose_columns, describe_columns, read_csv
+from foretaste.data.columns import TableRows, choose_columns, describe_columns
 from foretaste.data.files import (
     ReadOptions,
-    cell_text,
     folder_points,
     label_words,
     listed_points,
@@ -37,7 +36,7 @@ from foretaste.data.labels import array_labels, count_names
 from foretaste.data.npz import Layout, lay_out_points
 from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
 from foretaste.data.points import Encode, Points, checked_points, points_of_rows
-from foretaste.data.tables import file_columns, is_csv
+from foretaste.data.tables import TABLE_ENDINGS, Table, cell_text, file_columns, is_table, read_table
 from foretaste.data.text import TEXT_ENCODERS, encode_text
 from foretaste.data.torch_datasets import read_dataset_items
 from foretaste.errors import check_known
@@ -54,6 +53,7 @@ def read_points(
     label: Any = None,
     text: str | bool | None = None,
     id: str | None = None,
+    ask: bool = True,
     classes: Sequence[str] | None = None,
     regression: bool = False,
     encoder: "str | Encode" = "auto",
@@ -68,9 +68,11 @@ def read_points(
 
     Args:
         source: a path, a dataset, arrays or rows, as ``ft.open`` lists them.
-        label: the column of labels, or their array in an .npz; for arrays and lists the labels themselves.
+        label: the column of labels, or their array in an .npz; for arrays and lists the labels themselves. False: none.
         text: the column of text; False reads a table, True must find a text. None decides by the columns.
         id: the column of ids.
+        ask: stop where a column of a table may be the label under another name, mostly empty; False takes it as a
+            feature.
         classes: all classes in order; None takes the source's own, or those of the labels.
         regression: labels are numbers and stay as written. Otherwise they are classes: 1.0 is class 1, and numbers
             that are not whole are an error.
@@ -103,9 +105,11 @@ def read_points(
         check_known("encoder", encoder, ("auto", *TEXT_ENCODERS))
     how = ReadOptions(
         label, text, id, None if classes is None else tuple(map(str, classes)), regression, encoder, size, channels,
-        layout, skip_broken, most, progress,
+        layout, skip_broken, most, progress, ask,
     )  # fmt: skip
     points = replace(_read_source(source, how), regression=regression)
+    if label is False:
+        points = replace(points, labels=[None] * len(points))
     if how.classes is not None:
         points = replace(points, own_classes=how.classes)
     if callable(encoder):
@@ -135,7 +139,7 @@ def _read_source(source: Any, how: ReadOptions) -> Points:
 
 
 def _read_path(path: Path, how: ReadOptions) -> Points:
-    if how.label is not None and not isinstance(how.label, str):
+    if not isinstance(how.label, str | bool | None):
         raise TypeError(f"label is a {type(how.label).__name__} and the source a file; expected the name of a column")
     if is_saved_dataset(path):
         return _points_of_dataset(path, str(path), how)
@@ -145,22 +149,26 @@ def _read_path(path: Path, how: ReadOptions) -> Points:
         raise FileNotFoundError(f"{path} does not exist; expected an .npz, a CSV, or a folder of pictures")
     if path.suffix.lower() == ".npz":
         return npz_points(path, how)
-    if not is_csv(path):
-        raise ValueError(f"{path}: unknown ending {path.suffix!r}; expected .npz, .csv, .tsv, or a folder of pictures")
-    if not how.wants_text and how.label is None and file_columns(path, labelled=False) is not None:
+    if not is_table(path):
+        known = ", ".join((".npz", *TABLE_ENDINGS))
+        raise ValueError(f"{path}: unknown ending {path.suffix!r}; expected {known}, or a folder of pictures")
+    if not how.wants_text and not isinstance(how.label, str) and file_columns(path, labelled=False) is not None:
         return listed_points(path.parent, path, how)
-    return _points_of_table(read_csv(path), how)
+    return _points_of_table(read_table(path), how)
 
 
 def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None] | None = None) -> Points:
     """Text, a mixed table, or features; a row without an id is called by its position."""
-    roles = choose_columns(table, id=how.id, label=how.label, text=how.wants_text)
+    roles = choose_columns(
+        table, id=how.id, label=how.label, text=how.wants_text, regression=how.regression,
+        ask=how.ask and labels is None,
+    )  # fmt: skip
     if labels is None:
         labels = [None] * len(table) if roles.label is None else table.columns[roles.label]
-    ids = [str(i) for i in range(len(table))] if roles.id is None else [cell or "" for cell in table.columns[roles.id]]
-    if bad := [table.lines[i] for i, name in enumerate(ids) if not name]:
-        raise ValueError(f"{table.where}: {table.row} {bad[0]}: no {roles.id}; fill it in, or leave the column out")
-    points = Points(table.where, "text", [], ids, list(labels), roles.id is not None, notes=roles.notes)
+    ids = _row_ids(table, roles.id)
+    points = Points(
+        table.where, "text", [], ids, list(labels), roles.id is not None, notes=roles.notes, id_column=roles.id
+    )
     if roles.text is not None:
         name = how.encoder if how.encoder in TEXT_ENCODERS else TEXT_ENCODERS[0]
         items = [cell or "" for cell in table.columns[roles.text]]
@@ -174,9 +182,20 @@ def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None
     return points_of_rows(replace(points, items=TableRows(table.only(roles.features))))
 
 
+def _row_ids(table: Table, column: str | None) -> list[str]:
+    """The cells of the column of ids; positions without one."""
+    if column is None:
+        return [str(i) for i in range(len(table))]
+    ids = [cell or "" for cell in table.columns[column]]
+    if bad := [table.lines[i] for i, name in enumerate(ids) if not name]:
+        raise ValueError(f"{table.where}: {table.row} {bad[0]}: no {column}; fill it in, or leave the column out")
+    return ids
+
+
 def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     """A pandas DataFrame: the same rules as a CSV; an index that is no range is the ids, if there is no column."""
-    label = how.label if how.label is None or isinstance(how.label, str) else array_labels(np.asarray(how.label))
+    named = isinstance(how.label, str | bool | None)
+    labels = None if named else array_labels(np.asarray(how.label))
     names = [str(name) for name in frame.columns]
     if twice := {name for name in names if names.count(name) > 1}:
         stand = count_names(twice, "column {} stands", "columns {} stand")
@@ -184,8 +203,7 @@ def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     columns = {name: [cell_text(v) for v in frame.iloc[:, k].tolist()] for k, name in enumerate(names)}
     index = [str(v) for v in frame.index.tolist()]
     table = Table("the data frame", columns, [int(i) for i in range(len(frame))], "row")
-    given = replace(how, label=label if isinstance(label, str) else None)
-    points = _points_of_table(table, given, None if isinstance(label, str | None) else label)
+    points = _points_of_table(table, how if named else replace(how, label=None), labels)
     if not points.own_ids and index != points.ids and len({*index}) == len(index):
         points = replace(points, ids=index, own_ids=True)
     return points
@@ -194,7 +212,7 @@ def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
 def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
     """Texts, dicts (rows), pictures, paths of pictures, or vectors."""
     first = source[0]
-    labels = None if how.label is None or isinstance(how.label, str) else _labels_beside(how, len(source))
+    labels = None if isinstance(how.label, str | bool | None) else _labels_beside(how, len(source))
     if all(isinstance(item, str) for item in source):
         if all(os.path.splitext(item)[1].lower() in PICTURE_ENDINGS for item in source):
             raise ValueError(
@@ -237,7 +255,7 @@ def _points_of_array(source: "Tensor | np.ndarray", how: ReadOptions) -> Points:
 
 def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:
     """Labels that came beside arrays: None, NaN, "" and, among whole numbers, −1 are missing."""
-    if how.label is None:
+    if how.label is None or how.label is False:
         return [None] * n
     if isinstance(how.label, str):
         raise TypeError(
@@ -276,19 +294,27 @@ def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
 
 
 def _points_of_dataset(source: Any, where: str, how: ReadOptions) -> Points:
-    """A Hugging Face dataset: pictures, lists of numbers (features), or rows as in a CSV."""
-    got = dataset_parts(source, where, label=how.label, id=how.id)
-    ids = [str(i) for i in range(got.n)] if got.ids is None else got.ids
-    labels: list[str | None] = [None] * got.n if got.labels is None else got.labels
-    if got.pictures is not None:
-        names = [f"row[{i}]" for i in range(got.n)]
-        points = picture_points(where, *got.pictures, names, labels, how)
-        kept = [int(name[4:-1]) for name in points.ids]
-        points = replace(points, ids=[ids[i] for i in kept])
-    elif got.numbers is not None:
-        points = Points(where, "features", got.numbers[0], ids, labels, columns=got.numbers[1])
+    """A Hugging Face dataset: pictures, numbers and lists of them (features), or rows as in a CSV."""
+    got = dataset_parts(source, where, label=how.label)
+    how = replace(how, label=got.label or how.label)
+    if got.pictures is None and got.numbers is None:
+        return replace(_points_of_table(got.table, how), own_classes=got.classes)
+    roles = choose_columns(
+        got.table, id=how.id, label=how.label, text=False, regression=how.regression,
+        ask=how.ask and got.pictures is None,
+    )  # fmt: skip
+    labels = [None] * len(got.table) if roles.label is None else got.table.columns[roles.label]
+    ids = _row_ids(got.table, roles.id)
+    if got.numbers is not None:
+        x, columns, left = got.numbers(roles.features)
+        notes = (*roles.notes, *left)
+        points = Points(where, "features", x, ids, list(labels), columns=columns)
     else:
-        table = Table(where, got.columns or {}, range(got.n), "row")
-        points = _points_of_table(table, replace(how, id=None, label=None), labels)
-        points = replace(points, ids=ids)
-    return replace(points, own_ids=got.ids is not None, own_classes=got.classes, notes=(*got.notes, *points.notes))
+        assert got.pictures is not None
+        notes = got.table.notes
+        points = picture_points(where, *got.pictures, [f"row[{i}]" for i in range(len(ids))], labels, how)
+        points = replace(points, ids=[ids[int(name[4:-1])] for name in points.ids])
+    return replace(
+        points, own_ids=roles.id is not None, id_column=roles.id, own_classes=got.classes,
+        notes=(*notes, *points.notes),
+    )  # fmt: skip

@@ -1,20 +1,20 @@
-"""Tables: a CSV that names files and their labels, and a CSV of features, one point a line."""
+"""Tables on disk, CSV, TSV or Parquet: one reader for all; and tables that name files and their labels."""
 
 import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import numpy as np
-import torch
 
-from foretaste.data.dataset import Images, stratified_or_raise
-from foretaste.data.labels import NAMES_SHOWN, class_labels, count_names, index_labels, join_faults
+from foretaste.data.labels import count_names, join_faults
 from foretaste.data.pictures import HOW_TO_SKIP
-from foretaste.errors import check_regular
+from foretaste.errors import check_regular, format_bytes
 
 FILE_COLUMNS = (
     "file", "filename", "file_name", "filepath", "file_path", "path", "image", "image_path", "image_file", "img",
@@ -24,11 +24,36 @@ SPLIT_COLUMNS = ("split", "set", "subset", "partition")
 ID_COLUMNS = ("id", "ids", "name", "key", "index")
 SIDES = {"pool": "pool", "train": "pool", "training": "pool", "test": "test", "testing": "test"}
 SIDES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
-CSV_ENDINGS = (".csv", ".tsv")
-LARGEST_CSV = 10**9  # bytes
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet")
+LARGEST_TABLE = 10**9  # bytes
 LONGEST_CELL = 10_000_000  # characters: a book
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LONGEST_FILE_NAME = 255  # bytes, on all usual systems
+
+Cells = list[str | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns by name, all of one length. ``lines`` are the numbers of the rows in their file, for messages."""
+
+    where: str
+    columns: Mapping[str, Cells]
+    lines: Sequence[int]
+    row: str = "line"  # what a row is called in messages
+    notes: tuple[str, ...] = ()  # what was left out in reading it
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def only(self, names: Sequence[str]) -> "Table":
+        """Some of the columns, in that order."""
+        return Table(self.where, {name: self.columns[name] for name in names}, self.lines, self.row)
+
+    def take(self, rows: Sequence[int]) -> "Table":
+        """Some of the rows, in that order."""
+        columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
+        return Table(self.where, columns, [self.lines[i] for i in rows], self.row)
 
 
 @dataclass(frozen=True)
@@ -40,48 +65,21 @@ class FileRow:
     side: str | None  # None without a column for it
 
 
-@dataclass(frozen=True)
-class FileColumns:
-    """Where file, label and split stand in a table, all its names, and the separator."""
-
-    at: dict[str, int]
-    names: list[str]
-    separator: str
+def is_table(path: Path) -> bool:
+    """Whether the name ends in .csv, .tsv or .parquet."""
+    return path.suffix.lower() in TABLE_ENDINGS
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureTable:
-    """A CSV of numbers. Ids and labels are words; None without such a column."""
-
-    x: np.ndarray  # (N, D) float32
-    names: tuple[str, ...]  # (D,) of the features
-    ids: list[str] | None
-    labels: list[str | None] | None  # None where the cell is empty
-
-
-def is_csv(path: Path) -> bool:
-    """Whether the name ends in .csv or .tsv."""
-    return path.suffix.lower() in CSV_ENDINGS
-
-
-def file_columns(path: Path, *, labelled: bool = True) -> FileColumns | None:
-    """The columns of a table of files; None if there is no column for the file (or for the label, if ``labelled``)."""
-    check_regular(path)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        first = lines.readline(100_000)
-    separator = max(",;\t", key=first.count)
-    try:
-        names = next(csv.reader([first.strip("\r\n")], delimiter=separator), [])
-    except csv.Error:  # whoever reads the table says what is wrong
-        return None
-    names = [name.strip() for name in names]
+def file_columns(path: Path, *, labelled: bool = True) -> dict[str, str] | None:
+    """The columns of file, label and split; None if there is none for the file (or for the label, if ``labelled``)."""
+    names = table_names(path)
     plain = [name.lower().replace(" ", "_").replace("-", "_") for name in names]
-    at = {}
+    found = {}
     for what, spellings in (("file", FILE_COLUMNS), ("label", LABEL_COLUMNS), ("split", SPLIT_COLUMNS)):
-        if found := [s for s in spellings if s in plain]:
-            at[what] = plain.index(found[0])
+        if usual := [s for s in spellings if s in plain]:
+            found[what] = names[plain.index(usual[0])]
     needed = {"file", "label"} if labelled else {"file"}
-    return FileColumns(at, names, separator) if needed <= set(at) else None
+    return found if needed <= set(found) else None
 
 
 def read_file_table(
@@ -92,12 +90,9 @@ def read_file_table(
     A path that leads out of the folder and a file that stands twice are errors. So is an empty label, unless ``gaps``
     are allowed; then the column may be missing too. ``skip_broken`` leaves out files that are missing.
     """
-    if path.stat().st_size > LARGEST_CSV:
-        raise ValueError(f"{path} has {path.stat().st_size / 1e9:.3g} GB; a table of labels has less than 1 GB")
     found = file_columns(path, labelled=not gaps)
     if found is None:
-        with path.open(encoding="utf-8-sig", errors="replace") as lines:
-            have = lines.readline(300).strip()
+        have = ",".join(table_names(path))[:300]
         raise ValueError(
             f"{path}: no column for the file or none for the label; its first line is {have!r}, expected names such as "
             f"file,label or file,label,split (also {', '.join(FILE_COLUMNS[1:4])}; {', '.join(LABEL_COLUMNS[1:5])}; "
@@ -131,43 +126,26 @@ def stays_inside(top: Path, path: Path) -> bool:
         return False
 
 
-def _file_rows(path: Path, columns: FileColumns, gaps: bool) -> list[FileRow]:
-    rows, wrong, at = list[FileRow](), list[str](), columns.at
+def _file_rows(path: Path, found: Mapping[str, str], gaps: bool) -> list[FileRow]:
+    table = read_table(path)
+    rows, wrong = list[FileRow](), list[str]()
     tops = (path.parent.absolute(), path.parent.resolve())
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines, delimiter=columns.separator)
-            next(reader, None)
-            for cells in reader:
-                if not any(cell.strip() for cell in cells):
-                    continue
-                line = f"line {reader.line_num}"
-                if len(cells) != len(columns.names):
-                    wrong.append(f"{line}: {len(cells)} cells where {len(columns.names)} columns are named")
-                    continue
-                named, label = cells[at["file"]].strip(), cells[at["label"]].strip() if "label" in at else ""
-                side = SIDES.get(cells[at["split"]].strip().lower()) if "split" in at else None
-                if not named or (not label and not gaps):
-                    wrong.append(f"{line}: no {'label' if named else 'file'}")
-                elif "split" in at and side is None:
-                    wrong.append(f"{line}: split {cells[at['split']]!r}; expected {', '.join(SIDES)}")
-                elif (
-                    "\0" in named
-                    or max(len(os.fsencode(part)) for part in re.split(r"[/\\]", named)) > LONGEST_FILE_NAME
-                ):
-                    wrong.append(f"{line}: {named[:20]!r}... cannot be the name of a file")
-                elif (file := _path_inside(named, tops)) is None:
-                    wrong.append(f"{line}: {named} leads out of the folder")
-                else:
-                    rows.append(FileRow(file, label or None, side))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    except csv.Error as error:
-        raise ValueError(f"{path} cannot be read as a CSV: {error}") from None
+    for i, line in enumerate(table.lines):
+        cells = {what: table.columns[name][i] for what, name in found.items()}
+        named, label, split = cells["file"], cells.get("label"), cells.get("split") or ""
+        side = SIDES.get(split.lower()) if "split" in found else None
+        if not named or (not label and not gaps):
+            wrong.append(f"{table.row} {line}: no {'label' if named else 'file'}")
+        elif "split" in found and side is None:
+            wrong.append(f"{table.row} {line}: split {split!r}; expected {', '.join(SIDES)}")
+        elif "\0" in named or max(len(os.fsencode(part)) for part in re.split(r"[/\\]", named)) > LONGEST_FILE_NAME:
+            wrong.append(f"{table.row} {line}: {named[:20]!r}... cannot be the name of a file")
+        elif (file := _path_inside(named, tops)) is None:
+            wrong.append(f"{table.row} {line}: {named} leads out of the folder")
+        else:
+            rows.append(FileRow(file, label, side))
     if wrong:
         raise ValueError(f"{path}: {join_faults(wrong)}")
-    if not rows:
-        raise ValueError(f"{path} names no files")
     return rows
 
 
@@ -209,96 +187,153 @@ def _file_prefix(base: Path, rows: list[FileRow]) -> str:
     return ""
 
 
-def feature_table(path: str | os.PathLike[str], *, test: float = 0.2) -> Images:
-    """A labelled CSV of numbers: a column label (or class, target), perhaps an id, and features.
+def table_names(path: Path) -> list[str]:
+    """The names of the columns, without reading the rows."""
+    check_regular(path)
+    if path.suffix.lower() == ".parquet":
+        with _parquet(path) as file:
+            return [str(name).strip() for name in file.schema_arrow.names]
+    with path.open(encoding=_encoding(path), errors="replace", newline="") as lines:
+        first = lines.readline(100_000)
+    try:
+        names = next(csv.reader([first.strip("\r\n")], delimiter=_separator(first)), [])
+    except csv.Error:  # whoever reads the table says what is wrong
+        return []
+    return [name.strip() for name in names]
 
-    Args:
-        path: a CSV or TSV with a first line of names.
-        test: share of each class to measure on, always the same points.
 
-    Returns:
-        The data set; ``x`` is (N, D) float32.
+def read_table(path: Path) -> Table:
+    """A CSV or TSV with a line of names, or a Parquet file. Cells are stripped words; an empty one is None.
 
     Raises:
-        ValueError: the table has no labels, one class, labels that are measurements, or cells that are no numbers.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> from foretaste.data import feature_table
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "iris.csv"
-        >>> _ = file.write_text("label,width,height\\n" + "a,1,2\\nb,3,4\\n" * 5)
-        >>> data = feature_table(file)
-        >>> data.classes, data.x.shape, len(data.test)
-        (('a', 'b'), torch.Size([10, 2]), 2)
+        ImportError: a Parquet file, and pyarrow is not installed.
+        ValueError: the file cannot be read, or has no rows; all bad lines at once.
     """
-    file = Path(path).expanduser()
-    got = read_feature_table(file)
-    if got.labels is None:
-        raise ValueError(
-            f"{file} has columns {', '.join(got.names[:NAMES_SHOWN])} and none for the label; expected one of "
-            f"{', '.join(LABEL_COLUMNS)} (and one of {', '.join(FILE_COLUMNS[:3])} where the points are pictures)"
-        )
-    y_N, classes = index_labels([label for label in class_labels(got.labels, file) if label is not None], file)
-    pool, held = stratified_or_raise(y_N, test, file)
-    note = f"{file.name}: {len(got.names)} features of {len(y_N)} points"
-    return Images(file.stem, torch.from_numpy(got.x), torch.from_numpy(y_N), pool, held, classes, notes=(note,))
-
-
-def read_feature_table(path: Path) -> FeatureTable:
-    """A labelled CSV of numbers. Columns id (or name, key) and label (or class, target) are not features."""
-    head, rows = table_lines(path)
-    plain = [name.lower() for name in head]
-    at_id, at_label = (
-        next((plain.index(s) for s in names if s in plain), None) for names in (ID_COLUMNS, LABEL_COLUMNS)
-    )
-    at_x = [k for k in range(len(head)) if k not in (at_id, at_label)]
-    if not at_x:
-        raise ValueError(f"{path} has columns {', '.join(head)} and no features; expected numbers beside id and label")
-    needed = [k for k in (at_id, at_label) if k is not None]
-    faults, x_ND = [], np.empty((len(rows), len(at_x)), np.float32)
-    for n, (line, row) in enumerate(rows):
-        if len(row) != len(head):
-            faults.append(f"line {line}: {len(row)} cells where {len(head)} columns are named")
-            continue
-        bad = [head[k] for k in at_x if not is_finite_number(row[k])]
-        if bad:
-            faults.append(f"line {line}: {', '.join(bad[:3])} not a finite number")
-            continue
-        x_ND[n] = [float(row[k]) for k in at_x]
-        faults += [f"line {line}: no {head[k]}" for k in needed if not row[k].strip()]
-    if faults:
-        raise ValueError(
-            f"{path}: {join_faults(faults)}; expected numbers beside id and label, or a column {FILE_COLUMNS[0]} that "
-            "names pictures"
-        )
-    ids = None if at_id is None else [row[at_id].strip() for _, row in rows]
-    labels = None if at_label is None else [row[at_label].strip() or None for _, row in rows]
-    return FeatureTable(x_ND, tuple(head[k] for k in at_x), ids, labels)
-
-
-def table_lines(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names in the first line, and the other lines with their numbers."""
     check_regular(path)
-    if path.stat().st_size > LARGEST_CSV:
-        raise ValueError(f"{path} has {path.stat().st_size / 1e9:.3g} GB; for more than 1 GB use an .npz")
+    if (size := path.stat().st_size) > LARGEST_TABLE:
+        raise ValueError(f"{path} has {format_bytes(size)}; for more than {format_bytes(LARGEST_TABLE)} use an .npz")
+    table = _parquet_table(path) if path.suffix.lower() == ".parquet" else _csv_table(path)
+    if not len(table):
+        raise ValueError(f"{path} has no points; expected at least one")
+    return table
+
+
+def _csv_table(path: Path) -> Table:
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))  # of the process; Python's own is 131,072
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            separator = max(",;\t", key=lines.readline().count)
+        with path.open(encoding=_encoding(path), newline="") as lines:
+            separator = _separator(lines.readline())
             lines.seek(0)
-            csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))  # of the process; Python's own is 131,072
             reader = csv.reader(lines, delimiter=separator)
             # The number of the row's last line: a cell in quotes may have several.
             rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read as a CSV in UTF-8: {error}") from None
+    except UnicodeError:
+        raise ValueError(how_to_utf8(path)) from None
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as a CSV: {error}") from None
     if not rows:
         raise ValueError(f"{path} is empty; expected a first line of names, then a point a line")
     head = [name.strip() for name in rows.pop(0)[1]]
     if all(map(is_finite_number, head)):
         raise ValueError(f"{path}: its first line is numbers; expected names, such as id,label,width,height")
-    if not rows:
-        raise ValueError(f"{path} has no points; expected at least one")
-    return head, rows
+    if faults := [
+        f"line {line}: {len(row)} cells where {len(head)} columns are named"
+        for line, row in rows
+        if len(row) != len(head)
+    ]:
+        raise ValueError(f"{path}: {join_faults(faults)}")
+    columns = [(name, [row[k].strip() or None for _, row in rows]) for k, name in enumerate(head)]
+    # Commas at the ends of lines, as spreadsheets write them, are no columns.
+    columns = [(name, cells) for name, cells in columns if name or any(cells)]
+    return Table(str(path), _by_name(path, columns), [line for line, _ in rows])
+
+
+def _parquet_table(path: Path) -> Table:
+    with _parquet(path) as file:
+        unpacked = sum(file.metadata.row_group(k).total_byte_size for k in range(file.metadata.num_row_groups))
+        if unpacked > LARGEST_TABLE:
+            raise ValueError(
+                f"{path} unpacks to {format_bytes(unpacked)}; for more than {format_bytes(LARGEST_TABLE)} use an .npz"
+            )
+        read = file.read()
+        read.validate(full=True)  # Arrow trusts the offsets in a file
+        names = [str(name).strip() for name in read.column_names]
+        columns = [(name, _parquet_cells(column)) for name, column in zip(names, read.columns)]
+    known = _by_name(path, [(name, cells) for name, cells in columns if cells is not None])
+    left = [f"{name}: {column.type}" for name, column in zip(names, read.columns) if name not in known]
+    note = count_names(left, "column {} has", "columns {} have") + " no words or numbers: left out"
+    how_to = "; for lists of numbers give datasets.Dataset.from_parquet(...)" if "list<" in note else ""
+    return Table(str(path), known, range(read.num_rows), "row", (note + how_to,) if left else ())
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """An open Parquet file. What Arrow says against it names the file."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ImportError(
+            f"{path}: reading Parquet needs the package pyarrow: pip install 'foretaste[parquet]', or save it as a CSV"
+        ) from None
+    try:
+        with path.open("rb") as raw:
+            yield ParquetFile(raw)
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())[:300]}") from None
+
+
+def _parquet_cells(column: Any) -> Cells | None:
+    """A column as the cells of a CSV; None if it holds something else than words, numbers, truth values and times."""
+    from pyarrow import types
+
+    kind = getattr(column.type, "value_type", column.type) if types.is_dictionary(column.type) else column.type
+    if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind) or types.is_dictionary(kind):
+        return None
+    return [cell_text(value.isoformat() if hasattr(value, "isoformat") else value) for value in column.to_pylist()]
+
+
+def cell_text(value: Any) -> str | None:
+    """A value of a data frame, a dict or a Parquet file as the cell of a CSV."""
+    text = str(value).strip()  # pandas' NA cannot be compared, nor an array: by what they are called
+    if value is None or text in ("NaT", "<NA>") or (not isinstance(value, str) and text.lower() == "nan"):
+        return None
+    return text or None
+
+
+def _by_name(path: Path, columns: Sequence[tuple[str, Cells]]) -> dict[str, Cells]:
+    names = [name for name, _ in columns]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path}: {count_names(twice, 'column {} stands', 'columns {} stand')} twice; rename one")
+    return dict(columns)
+
+
+def _separator(first: str) -> str:
+    return max(",;\t", key=first.count)
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8, with a mark or without; or UTF-16, if the mark says so."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def how_to_utf8(path: Path) -> str:
+    """What to do about a file that is not UTF-8. What it is instead cannot be known, so nothing is guessed."""
+    if _encoding(path) == "utf-16":
+        return f"{path} begins as UTF-16 does and cannot be read as such; save it as UTF-8"
+    raw = path.read_bytes()
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+    line, start = raw.count(b"\n", 0, at) + 1, raw.rfind(b"\n", 0, at) + 1
+    word = raw[max(start, at - 12) : at + 12].partition(b"\n")[0].decode("cp1252", "replace").strip()
+    return (
+        f"{path} is not UTF-8: line {line}, near {word!r} as Windows-1252 (also called Latin-1 or ANSI) would have it. "
+        'Save it as "CSV UTF-8" in your spreadsheet; or, if that word is right, '
+        f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8-{path.name}"
+    )
 
 
 def is_finite_number(cell: str) -> bool:

@@ -20,7 +20,8 @@ def encode_text(texts: Sequence[str], how: str = "tfidf") -> Tensor:
     """Texts as rows of numbers: words weighed by TF-IDF (or hashed), then reduced by a truncated SVD.
 
     Everything is fitted on all texts given, labelled or not. Words count with the logarithm of their number in a text;
-    words that occur in one text alone are left out. Rows are centred, then brought to length 1.
+    words that occur in one text alone are left out. Rows are centred, then brought to length 1. The numbers do not
+    depend on how many threads there are.
 
     Args:
         texts: strings, of any language that separates words. Empty texts are rows like any other.
@@ -39,6 +40,7 @@ def encode_text(texts: Sequence[str], how: str = "tfidf") -> Tensor:
     """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
+    from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
     check_known("text encoder", how, TEXT_ENCODERS)
     texts = [str(text) for text in texts]
@@ -58,10 +60,14 @@ def encode_text(texts: Sequence[str], how: str = "tfidf") -> Tensor:
     if made is None or not made.nnz:
         raise ValueError(f"none of {len(texts)} texts has a word; is it the right column? Name it with text=")
     D = min(TEXT_NUMBERS, *(side - 1 for side in made.shape))
-    rows = TruncatedSVD(D, random_state=0).fit_transform(made) if D >= 1 else made.toarray()
+    # Several threads add in another order: the last bits would depend on how many there are. And a ratio of variances,
+    # which nobody asks for, is 0 / 0 where all texts have the same words.
+    with threadpool_limits(1), np.errstate(invalid="ignore"):
+        rows = TruncatedSVD(D, random_state=0).fit_transform(made) if D >= 1 else made.toarray()
     rows = rows - rows.mean(0)
     length_N1 = np.linalg.norm(rows, axis=1, keepdims=True)
-    return torch.from_numpy(np.ascontiguousarray(rows / np.where(length_N1 > 0, length_N1, 1), dtype=np.float32))
+    length_N1[length_N1 < 1e-6] = 1  # rows had about length 1: the rest is rounding, which must not be scaled up
+    return torch.from_numpy(np.ascontiguousarray(rows / length_N1, dtype=np.float32))
 
 
 def pad_tokens(

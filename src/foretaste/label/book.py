@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from foretaste.errors import did_you_mean, whole_number
+from foretaste.given import ClassName, check_class_names
 
 Label = int | float  # a class id, or the number of a regression
 
@@ -20,10 +21,13 @@ class LabelKind:
 
     C: int
     regression: bool = False
-    names: tuple[str, ...] | None = None
+    names: tuple[ClassName, ...] | None = None
 
     def read(self, label: Any) -> Label:
-        """A class id of a name or of an id; a float in regression. Raises if it is no label of this kind."""
+        """A class id of a name or of an id; a float in regression. Raises if it is no label of this kind.
+
+        Where names are whole numbers, a number is a name.
+        """
         if isinstance(label, Tensor | np.ndarray | np.generic) and np.ndim(label) == 0:
             label = label.item()
         if self.regression:
@@ -34,18 +38,22 @@ class LabelKind:
             if not math.isfinite(y):
                 raise ValueError(f"the label is {label!r:.60}; expected a finite number")
             return y
-        if isinstance(label, str):
-            if self.names is None:
-                raise ValueError(
-                    f"the label is {label!r:.60}, and the classes have no names; give a class id, or classes="
-                )
-            if label not in self.names:
-                raise ValueError(f"unknown class {label!r:.60}{did_you_mean(label, self.names, 'Classes')}")
+        if isinstance(label, str) and self.names is None:
+            raise ValueError(f"the label is {label!r:.60}, and the classes have no names; give a class id, or classes=")
+        if self.names is not None and (isinstance(label, str) or not isinstance(self.names[0], str)):
+            if not isinstance(label, str | Real) or isinstance(label, bool) or label not in self.names:
+                raise ValueError(f"unknown class {label!r:.60}{did_you_mean(label, map(str, self.names), 'Classes')}")
             return self.names.index(label)
         if isinstance(label, bool) and self.C == 2:
             return int(label)
+        return self.check_stored(label)
+
+    def check_stored(self, label: Any) -> Label:
+        """A label as the book keeps it: a class id, or the number of a regression."""
+        if self.regression:
+            return self.read(label)
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.C:
-            named = f", or one of {', '.join(self.names[:10])}" if self.names else ""
+            named = f", or one of {', '.join(map(str, self.names[:10]))}" if self.names else ""
             raise ValueError(f"the label is {label!r:.60}; expected a class id from 0 to {self.C - 1}{named}")
         return label
 
@@ -117,15 +125,14 @@ class LabelBook:
         """Read what ``as_json`` wrote; a position outside the pool or a label of another kind raises."""
         book = LabelBook()
         for p, y in found["labels"]:
-            book.labels[_position(p, n)] = kind.read(y)
+            book.labels[_position(p, n)] = kind.check_stored(y)
         for p in found["pending"]:
             book.pending[_position(p, n)] = None
         for p in found["ignored"]:
             book.ignored[_position(p, n)] = None
         for p, predicted, label, error, surprise, trained in found["predictions"]:
-            book.predictions[_position(p, n)] = Prediction(
-                int(p), kind.read(predicted), kind.read(label), float(error), float(surprise), int(trained)
-            )
+            known = kind.check_stored(predicted), kind.check_stored(label)
+            book.predictions[_position(p, n)] = Prediction(int(p), *known, float(error), float(surprise), int(trained))
         return book
 
 
@@ -136,19 +143,16 @@ def _position(p: Any, n: int) -> int:
 
 
 def resolve_kind(
-    classes: Sequence[str] | int | None, outputs: int | None, labels: Sequence[Any], loss: str, regression: bool
+    classes: Sequence[ClassName] | int | None, outputs: int | None, labels: Sequence[Any], loss: str, regression: bool
 ) -> LabelKind:
     """The kind of labels, from what the user said, the network's outputs, and the labels there are."""
     given = [y for y in labels if y is not None]
-    names: tuple[str, ...] | None = None
+    names: tuple[ClassName, ...] | None = None
     if isinstance(classes, int | np.integer):
         count: int | None = whole_number("classes", classes, 1)
     elif classes is not None:
-        if isinstance(classes, str) or not all(isinstance(c, str) for c in classes):
-            raise TypeError(f"classes is {classes!r:.80}; expected a list of names, as text, or their number")
-        names, count = tuple(classes), len(classes)
-        if len(set(names)) != len(names):
-            raise ValueError(f"classes has repeated names: {', '.join(names[:20])}")
+        names = check_class_names(classes)
+        count = len(names)
     else:
         count = None
         texts = sorted({y for y in given if isinstance(y, str)})

@@ -15,6 +15,7 @@ from math import sqrt
 from typing import Any, Protocol
 
 from foretaste.errors import did_you_mean, whole_number
+from foretaste.label.copies import GIVEN, CopyGroups
 from foretaste.label.store import LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
 
@@ -25,7 +26,6 @@ PATIENCE = 0.15  # seconds that an answer waits for the learner, so that the nex
 PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
 ACTIVE_SECONDS = 60.0
 CURVE_POINTS = 150
-GIVEN = "given"  # who gave the labels that were in the data already
 RECENT_SHOWN = 24
 
 
@@ -57,7 +57,7 @@ class LabelDesk:
         store: The log. Its classes must be set.
         worker: The thread with the learner.
         title: What the page calls it.
-        twins: Item → the item that it is a copy of; copies are not asked for.
+        twins: Item → the item that it is a copy of; copies are not asked for, and a label of any counts for all.
         broken: Item → why it cannot be shown; not asked for.
         check_every: One item in so many measures; 0 for none.
         seed: Of the random order and of the items that measure.
@@ -77,42 +77,57 @@ class LabelDesk:
     ) -> None:
         self.data, self.store, self.worker, self.title = data, store, worker, title
         self.notes: list[str] = []
+        self.rows: Mapping[str, int] = {}  # item → its row, where items are named by what they hold
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
+        self.copies = CopyGroups(self.twins)
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}
         self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
         self._asked = 0
+        self._again = len(store.events())  # what was skipped twice before this event is asked again
         shuffled = list(self.open_ids)
         random.Random(seed).shuffle(shuffled)
         spare = min(CHECK_MOST, len(shuffled) // 10) if check_every and len(shuffled) >= CHECK_LEAST_POOL else 0
-        kept = [e.item for e in store.events() if e.purpose == "check"]  # also after the folder has grown
-        taught = {e.item for e in store.events() if e.purpose == "teach"}
+        first = self.copies.first
+        kept = [first(e.item) for e in store.events() if e.purpose == "check"]  # also after the folder has grown
+        taught = {first(e.item) for e in store.events() if e.purpose == "teach"}
         fresh = [i for i in shuffled if i not in taught]
         kept = [i for i in dict.fromkeys(kept) if i in self.number]
         self.check_ids = list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))]
         checks = set(self.check_ids)
         self.shuffled = [item for item in shuffled if item not in checks]
         self._is_check = checks
-        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of)
+        self._left_out = {*checks, *self.twins, *self.broken}  # never taught
+        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of, self.skipped)
 
     # What the learner should know
 
     def wanted(self, item: str) -> str | None:
         """What the learner should know of an item: a class, "" if it is set aside, None if it is open."""
-        event = self.store.state_of(item)
-        if item in self._is_check or item in self.twins or item in self.broken:
+        if item in self._left_out:
             return ""
+        event = self._answer_of(item)
         if event is None or event.kind == "skip":
             return None
         return event.label if event.label is not None else ""
 
+    def skipped(self) -> set[str]:
+        """What people have skipped. The answer "skip" without a tab opens an item again, and is none of these."""
+        return {item for item, event in self.store.current().items() if event.kind == "skip" and event.tab}
+
     # What the page asks
 
-    def next(self, tab: str, who: str, count: int = 2) -> list[Asked]:
-        """Items for a tab: those it holds, and new ones up to ``count``. Each is held for this tab alone."""
+    def next(self, tab: str, who: str, count: int = 2, again: bool = False) -> list[Asked]:
+        """Items for a tab: those it holds, and new ones up to ``count``. Each is held for this tab alone.
+
+        A skipped item comes after all others. One that is skipped again is parked: it comes back when ``again`` asks
+        for all that is parked, or in the next session.
+        """
         with self._lock:
+            if again:
+                self._again = len(self.store.events())
             self._seen[tab] = (who, time.monotonic())
             held = [item for item in self.store.held(tab) if item in self.number and self._is_open(item)][:count]
             picked = self._pick(count - len(held), {*held})
@@ -136,16 +151,16 @@ class LabelDesk:
         with self._lock:
             self._seen[tab] = (who, time.monotonic())
         guess = self.worker.view.likely.get(item)
-        purpose = "check" if item in self._is_check else "teach"
+        purpose = "check" if self.copies.first(item) in self._is_check else "teach"
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
-        self.worker.wait_for(self.worker.tell(item), patience)
+        self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
         return event
 
     def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> LabelEvent:
         """Take back the last answer of a person in this tab, or else of this person."""
         event = self.store.undo(who=who, tab=tab, request=request)
-        self.worker.wait_for(self.worker.tell(event.item), patience)
+        self.worker.wait_for(self.worker.tell(self.copies.first(event.item)), patience)
         return event
 
     def alive(self, tab: str, who: str) -> list[str]:
@@ -161,12 +176,12 @@ class LabelDesk:
             if items is None:
                 self._seen.pop(tab, None)
         for item in gone:
-            self.worker.tell(item)
+            self.worker.tell(self.copies.first(item))
 
     def show(self, item: str) -> dict[str, Any]:
         """What the page shows beside an item."""
         view = self.worker.view
-        event = self.store.state_of(item)
+        event = self._answer_of(item)
         return {
             "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
             "reason": view.reasons.get(item),
@@ -177,8 +192,8 @@ class LabelDesk:
 
     def state(self, who: str = "") -> dict[str, Any]:
         """Progress, balance, curves, advice: all that the page shows and that is not about one item."""
-        view, current, total = self.worker.view, self.store.current(), len(self.open_ids)
-        here = {item: event for item, event in current.items() if item in self.number}
+        view, total = self.worker.view, len(self.open_ids)
+        here = {item: event for item, event in self._answers().items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
         counts = Counter(event.label for event in here.values() if event.label is not None)
         people = Counter(event.who for event in here.values() if event.who != GIVEN)
@@ -192,6 +207,7 @@ class LabelDesk:
             "ignored": kinds["ignore"],
             "skipped": kinds["skip"],
             "left": max(0, total - done),
+            "parked": sum(self._is_parked(event) for event in here.values()),
             "copies": len(self.twins),
             "broken": len(self.broken),
             "classes": [
@@ -208,19 +224,32 @@ class LabelDesk:
             "model": self.worker.describe(),
         }
 
+    def contradictions(self) -> list[str]:
+        """A sentence for each group of copies that have different labels."""
+        return self.copies.contradictions(self.store.current())
+
     def curve(self, view: ModelView) -> dict[str, Any]:
         """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
-        right, at, labels = list[bool](), list[int](), 0
-        for event in self.store.events():
-            if event.kind == "label" and event.purpose != "check":
-                labels += 1
-                if event.guess is not None:
-                    right.append(event.guess == event.label)
-                    at.append(labels)
+        right, at = list[bool](), list[int]()
+        labelled, taught, reached = set[str](), 0, {0: 0}  # reached[n]: items labelled when n of them were taught
+        events = self.store.events()
+        undone = {event.undoes for event in events}
+        for event in events:
+            if event.undoes is not None or event.seq in undone or event.item not in self.number:
+                continue
+            before = len(labelled)
+            (labelled.discard if event.label is None else labelled.add)(event.item)
+            if event.item not in self._left_out:
+                taught += len(labelled) - before
+            reached[taught] = len(labelled)
+            if event.kind == "label" and event.purpose != "check" and event.guess is not None:
+                right.append(event.guess == event.label)
+                at.append(len(labelled))
         shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
         running = [[at[k], _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]
         return {
-            "check": [[n, k / m, *wilson(k, m)] for n, k, m in view.checked if m],
+            "labelled": len(labelled),
+            "check": [[reached[n], k / m, *wilson(k, m)] for n, k, m in view.checked if m and n <= taught],
             "checked": view.checked[-1][2] if view.checked else 0,
             "running": running,
             "window": PREQUENTIAL,
@@ -241,8 +270,15 @@ class LabelDesk:
 
     # Inside
 
+    def _answers(self) -> dict[str, LabelEvent]:
+        """The answer that counts for each item that is asked for."""
+        return self.copies.in_force(self.store.current())
+
+    def _answer_of(self, item: str) -> LabelEvent | None:
+        return self.copies.answer(item, self.store.state_of)
+
     def _label_of(self, item: str) -> str | None:
-        event = self.store.state_of(item)
+        event = self._answer_of(item)
         return None if event is None else event.label
 
     def _ask(self, item: str) -> Asked:
@@ -253,13 +289,17 @@ class LabelDesk:
         return [tab for tab, (_, at) in list(self._seen.items()) if now - at < ACTIVE_SECONDS]
 
     def _is_open(self, item: str) -> bool:
-        event = self.store.state_of(item)
-        return event is None or event.kind == "skip"
+        event = self._answer_of(item)
+        return event is None or (event.kind == "skip" and not self._is_parked(event))
+
+    def _is_parked(self, event: LabelEvent) -> bool:
+        """Whether an item was skipped twice in a row, the second time after parked items were last asked for."""
+        return event.kind == event.before_kind == "skip" and event.seq > self._again
 
     def _pick(self, count: int, taken: set[str]) -> list[str]:
         """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
-        taken, picked = taken | set(self.store.held()), list[str]()
-        current = self.store.current()
+        taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
+        current = self._answers()
 
         def first(items: Sequence[str], skipped: bool = False) -> str | None:
             return next((i for i in items if i not in taken and (i in current) == skipped), None)
@@ -269,7 +309,7 @@ class LabelDesk:
             item = first(self.check_ids) if due else None
             item = item or first(self.worker.view.ready) or first(self.shuffled) or first(self.check_ids)
             if item is None:
-                skipped = sorted((e.seq, i) for i, e in current.items() if e.kind == "skip" and i in self.number)
+                skipped = sorted((e.seq, i) for i, e in current.items() if i in self.number and self._is_open(i))
                 item = first([i for _, i in skipped], skipped=True)
             if item is None:
                 break
@@ -280,7 +320,9 @@ class LabelDesk:
 
 
 def class_keys(classes: Sequence[str]) -> list[list[str]]:
-    """The keys of each class: itself if all are single characters; else 1 to 9, and a letter of its name.
+    """The keys of each class: itself if all are single characters; else 1 to 9 and 0, and a letter of its name.
+
+    With more classes than letters, those that have a digit get no letter. 36 classes have a key each.
 
     >>> class_keys(["cat", "dog", "cow"])
     [['1', 'c'], ['2', 'd'], ['3', 'o']]
@@ -292,11 +334,11 @@ def class_keys(classes: Sequence[str]) -> list[list[str]]:
         return [[name] for name in names]
     letters = list("abcdefghijklmnopqrstuvwxyz")
     taken = set[str]()
-    keys = list[list[str]]()
-    for k, name in enumerate(names):
-        free = [c for c in (*name, *letters) if c in letters and c not in taken]
+    keys = [[digit] for digit in "1234567890"[: len(names)]] + [[] for _ in names[10:]]
+    for k in range(10 if len(names) > len(letters) else 0, len(names)):
+        free = [c for c in (*names[k], *letters) if c in letters and c not in taken]
         taken |= set(free[:1])
-        keys.append([*([str(k + 1)] if k < 9 else []), *free[:1]])
+        keys[k] += free[:1]
     return keys
 
 

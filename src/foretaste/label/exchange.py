@@ -1,7 +1,7 @@
 """Labels in and out: CSV, JSON lines, folders of pictures, and tasks of Label Studio.
 
-The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); what has the ending of no
-file is a folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
+The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); what has no ending is a
+folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
 """
 
 import csv
@@ -11,30 +11,17 @@ import re
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
+from foretaste.label.copies import CopyGroups
 from foretaste.label.store import LabelStore
 
-# Names of files, never meant as folders.
-OTHER_FORMATS = (
-    ".html",
-    ".ndjson",
-    ".npz",
-    ".ods",
-    ".parquet",
-    ".sqlite",
-    ".tsv",
-    ".txt",
-    ".xls",
-    ".xlsx",
-    ".xml",
-    ".zip",
-)
+FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*")  # of the name of a file, and not of a folder such as day.2
 EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
 ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
 LARGEST_IMPORT = 500_000_000
@@ -53,23 +40,30 @@ class LabelRow:
     who: str = ""
     at: str = ""
     purpose: str = ""
+    row: int | None = None  # of a table without ids, counted from 0
 
 
-def label_rows(store: LabelStore, twins: dict[str, str] | None = None) -> list[LabelRow]:
+def label_rows(
+    store: LabelStore, twins: Mapping[str, str] | None = None, rows_of: Mapping[str, int] | None = None
+) -> list[LabelRow]:
     """What the store knows now, one row an item, in the order of the answers.
 
-    ``twins``: item → the item that it is a copy of. Copies get the same row, and say so in ``purpose``.
+    ``twins``: item → the item that it is a copy of. Copies without an answer of their own get the row that counts for
+    all of them, and say so in ``purpose``.
+    ``rows_of``: item → its row in a table without ids, where it is there still.
     """
-    rows = {}
+    rows, groups = {}, CopyGroups(twins or {})
     for item, event in sorted(store.current().items(), key=lambda pair: pair[1].seq):
         kind = "label" if event.label is not None else event.kind
         rows[item] = LabelRow(item, event.label, kind, event.who, event.at, event.purpose or "")
     copies = [
-        LabelRow(copy, rows[first].label, rows[first].kind, rows[first].who, rows[first].at, "copy")
-        for copy, first in (twins or {}).items()
-        if first in rows and copy not in rows
+        replace(rows[event.item], item=copy, purpose="copy")
+        for first, event in groups.in_force(store.current()).items()
+        for copy in groups.members(first)
+        if copy not in rows
     ]
-    return [*rows.values(), *copies]
+    found = [*rows.values(), *copies]
+    return [replace(row, row=rows_of.get(row.item)) for row in found] if rows_of else found
 
 
 def export_labels(
@@ -97,13 +91,17 @@ def export_labels(
     if ending in (".csv", ".jsonl", ".json"):
         out.parent.mkdir(parents=True, exist_ok=True)
         part = out.with_name(f"{out.name}.part")
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(export_text(rows, ending.lstrip("."), field=field))
-        part.replace(out)
+        try:
+            with part.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(export_text(rows, ending.lstrip("."), field=field))
+            part.replace(out)
+        finally:
+            part.unlink(missing_ok=True)
         return out
-    if ending in OTHER_FORMATS:
+    if FILE_ENDING.fullmatch(ending) and not out.is_dir():
         raise ValueError(
-            f"labels are not written as {ending}; name a .csv, .jsonl, .json (Label Studio), or a new folder"
+            f"labels are not written as {ending}; name a .csv, .jsonl, .json (Label Studio), or a new folder without "
+            "an ending"
         )
     if root is None:
         raise ValueError(f"{out} would be a folder of pictures, and these items are none; name a .csv, .jsonl or .json")
@@ -113,17 +111,19 @@ def export_labels(
 def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") -> Iterator[str]:
     """The text of an export, piece by piece: "csv", "jsonl" or "json" (Label Studio). ``field``: as in a task."""
     check_known("format", kind, ("csv", "jsonl", "json"))
+    rows = list(rows)
+    columns = (*EXPORT_COLUMNS, "row") if any(row.row is not None for row in rows) else EXPORT_COLUMNS
     if kind == "csv":
         sink = _Lines()
         writer = csv.writer(sink, lineterminator="\n")
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
-        names = ("file" if field == "image" else "item", *EXPORT_COLUMNS[1:])
-        for cells in (names, *([getattr(row, c) or "" for c in EXPORT_COLUMNS] for row in rows)):
+        names = ("file" if field == "image" else "item", *columns[1:])
+        for cells in (names, *(["" if (v := getattr(row, c)) is None else str(v) for c in columns] for row in rows)):
             writer.writerow([_protected(cell) for cell in cells])
             yield sink.line
     elif kind == "jsonl":
         for row in rows:
-            yield json.dumps({c: getattr(row, c) for c in EXPORT_COLUMNS}, ensure_ascii=False) + "\n"
+            yield json.dumps({c: getattr(row, c) for c in columns}, ensure_ascii=False) + "\n"
     else:
         tasks = [label_studio_task(row, field) for row in rows if row.label is not None]
         yield json.dumps(tasks, ensure_ascii=False, indent=1) + "\n"
@@ -231,8 +231,10 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
         check_known("format", ending, ("csv", "jsonl", "json"))
         try:
             pairs = list({"csv": _read_csv, "jsonl": _read_lines, "json": _read_label_studio}[ending](path))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+        except UnicodeDecodeError:
+            from foretaste.data import how_to_utf8
+
+            raise ValueError(how_to_utf8(path)) from None
     return _match(path, pairs, items)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from foretaste.errors import check_callable, real_number, whole_number
+from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
 from foretaste.label.explain import explain_item
 from foretaste.label.model import ModelSettings
-from foretaste.label.pool import Pool, make_pool, plain_id, shown_id, unknown_item
+from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
@@ -33,12 +34,16 @@ class Learner:
         net: a trained torch network in eval mode that returns (N, C). It is copied: the learner's trainings leave yours
             as it is, and what you do with yours later does not reach the learner. None (default): a small network of
             the learner's own, trained as soon as two classes have labels.
-        pool: the items: an array or tensor (N, ...), a dict of tensors for a network called as ``net(**x)``, a
-            map-style dataset of x or (x, y), a Hugging Face dataset, or what ``ft.open`` returns. A dataset is read
+        pool: the items: an array or tensor (N, ...), a list of them or of numbers, a dict of tensors for a network
+            called as ``net(**x)``, a map-style dataset of x or (x, y), a Hugging Face dataset, a DataLoader that does
+            not shuffle, or what ``ft.open`` returns. A list of texts and a data frame, whose rows are the items, are
+            read as ``ft.open`` reads them: text by TF-IDF, and a column called label has labels. A dataset is read
             when its items are needed. Labels inside a dataset's items are not read.
-        ids: your ids, text or whole numbers, all different. Default: those of ``pool`` if it has any, else positions.
-        classes: names of the classes in the order of the network's outputs, or their number. Default: those of
-            ``pool``, of text labels, or one for each output.
+        ids: your ids, text or whole numbers, all different. Default: those of ``pool`` (a column of ids or the index of
+            a data frame) if it has any, else positions.
+        classes: names of the classes, text or whole numbers, in the order of the network's outputs; or how many there
+            are. Where names are whole numbers, a label is a name and no class id. Default: those of ``pool``, of text
+            labels, or one for each output.
         labels: labels that are there already: a dict from id to label, or one entry for each item, None where it is
             missing. Default: those of ``pool`` if it has any. With ``net`` they are taken as what it was trained on.
         strategy: a name of ``ft.strategies()``. None (default): "cover", and "variance" for regression.
@@ -80,7 +85,7 @@ class Learner:
         pool: Any = None,
         *,
         ids: Sequence[Hashable] | None = None,
-        classes: Sequence[str] | int | None = None,
+        classes: Sequence[ClassName] | int | None = None,
         labels: Mapping[Hashable, Any] | Sequence[Any] | None = None,
         strategy: str | None = None,
         regression: bool = False,
@@ -101,7 +106,7 @@ class Learner:
         if net is not None and not isinstance(net, nn.Module):
             raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module. Give the items as pool=")
         if pool is None:
-            raise TypeError("pool is None; give the items: an array, a tensor, a dataset, or what ft.open returns")
+            raise TypeError(f"pool is None; give the items: {POINTS_WANTED}")
         if isinstance(ridge, str):
             raise ValueError(
                 f"ridge is {ridge!r}, and a learner takes a number, or None for 1e-6 of the mean diagonal of Θ; "
@@ -117,9 +122,13 @@ class Learner:
             loss, output, params, ridge, budget, None if watch is None else whole_number("watch", watch, 1),
             whole_number("window", window, 2), whole_number("seed", seed), theta_scale,
         )  # fmt: skip
+        pool = open_pool(pool, ids)
         items = make_pool(pool, ids)
-        given = _given_labels(items, getattr(pool, "labels", None) if labels is None else labels)
-        classes = getattr(pool, "classes", None) if classes is None else classes
+        regression = regression or getattr(pool, "regression", False)
+        if labels is None:
+            labels = pool.y if getattr(pool, "regression", False) else getattr(pool, "labels", None)
+        given = _given_labels(items, labels)
+        classes = (getattr(pool, "classes", None) or None) if classes is None else classes
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
@@ -427,6 +436,11 @@ class Learner:
             at = range(len(self)) if items is None else self._as_positions(items)
             if at is not None:
                 return self._now.outputs_at(at)
+            if is_frame(items):  # the pool may have been encoded, or have its columns in another order
+                raise TypeError(
+                    "items is a data frame; expected ids, an array, a tensor or a dict of them: rows of numbers, as "
+                    "the pool has them, are items[columns].to_numpy()"
+                )
             x = make_pool(items).whole
             if x is None:
                 raise TypeError(f"x is a {type(items).__name__}; expected ids, an array, a tensor or a dict of them")
@@ -556,7 +570,11 @@ class Learner:
 
     def _as_positions(self, items: Any) -> list[int] | None:
         """The positions of ids; None if these are inputs."""
-        if isinstance(items, Mapping) or (isinstance(items, Tensor | np.ndarray) and np.ndim(items) > 1):
+        if (
+            isinstance(items, Mapping)
+            or is_frame(items)
+            or (isinstance(items, Tensor | np.ndarray) and np.ndim(items) > 1)
+        ):
             return None
         if isinstance(items, Tensor | np.ndarray) and not _whole_or_text(items):
             return None
@@ -622,7 +640,7 @@ def _pair(ids: Any, labels: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _missing(label: Any) -> bool:
-    """None and NaN mean that there is no label."""
-    if label is None:
+    """None and NaN (pandas has NA and NaT besides) mean that there is no label."""
+    if label is None or type(label).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(label, float) and label != label

@@ -4,8 +4,9 @@ An item is known inside by its position. Labels inside a dataset's items are not
 all, and a pool for labelling has none. What is labelled already comes as ``labels=``.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any
@@ -14,12 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretaste.connect import open as open_points
+from foretaste.data import read_points
 from foretaste.errors import printable
+from foretaste.given import check_index, has_plain_columns, is_frame, read_given, stack_items, text_labels
 from foretaste.network import prepare
 from foretaste.tangent import Inputs, take_points
 
+log = logging.getLogger("foretaste")
+
 POOL_CHUNK = 1024  # items of a dataset that are read at a time
-NO_INPUTS = ("label", "labels", "target", "y")  # of a dataset's items: never inputs
 NEAR_IDS = 5000  # ids that are searched for the nearest name
 DIGEST_ITEMS = 64  # items whose numbers enter the digest of a pool
 
@@ -65,44 +70,64 @@ def as_network_input(t: Tensor, device: torch.device, dtype: torch.dtype) -> Ten
 
 
 def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
-    """A pool of an array, a tensor, a dict of tensors, a map-style dataset, or an object with ``x`` and ``ids``."""
+    """A pool of points of any kind that ``ft.query`` takes, of texts, or of an object with ``x`` and ``ids``.
+
+    A map-style dataset is read when its items are needed; all else is in memory.
+    """
     if isinstance(source, Pool):
         return source
+    source = open_pool(source, ids)
     if hasattr(source, "x") and hasattr(source, "ids"):
         return make_pool(source.x, source.ids if ids is None else ids)
-    if isinstance(source, Mapping):
-        whole: Inputs | None = {str(key): stored_tensor(t, f"pool[{key!r}]") for key, t in source.items()}
-        lengths = {key: len(t) for key, t in whole.items()}  # type: ignore[union-attr]
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"the tensors of pool have different lengths, {lengths}; expected one row for each item")
-        n = next(iter(lengths.values()))
-    elif isinstance(source, Tensor | np.ndarray):
-        whole = stored_tensor(source, "pool")
-        n = len(whole)
-    elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | bytes):
-        whole, n = None, len(source)
-    else:
-        raise TypeError(
-            f"pool is a {type(source).__name__}; expected an array, a tensor, a dict of tensors, a dataset with "
-            "__len__ and __getitem__, or what ft.open returns"
-        )
+    if is_lazy(source):
+        known = check_ids(range(len(source)) if ids is None else ids, len(source))
+        return Pool(known, lambda at: stack_items([source[int(i)] for i in at]), None)
+    given = read_given(source, "pool")
+    whole: Inputs = (
+        as_column(given.x) if isinstance(given.x, Tensor) else {key: as_column(t) for key, t in given.x.items()}
+    )
+    lengths = {key: len(t) for key, t in ({"": whole} if isinstance(whole, Tensor) else whole).items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"the tensors of pool have different lengths, {lengths}; expected one row for each item")
+    n = next(iter(lengths.values()))
     if n == 0:
         raise ValueError("pool is empty; expected at least one item")
-    known = check_ids(range(n) if ids is None else ids, n)
-    if whole is None:
-        return Pool(known, lambda at: stack_items([source[int(i)] for i in at]), None)
-    kept = whole
-    return Pool(known, lambda at: take_points(kept, torch.as_tensor(list(at), dtype=torch.int64)), whole)
+    known = check_ids(given.ids or range(n) if ids is None else ids, n)
+    return Pool(known, lambda at: take_points(whole, torch.as_tensor(list(at), dtype=torch.int64)), whole)
 
 
-def stored_tensor(t: Any, name: str) -> Tensor:
-    """An array as a tensor that shares its memory."""
-    try:
-        t = t.detach() if isinstance(t, Tensor) else torch.as_tensor(np.asarray(t))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} cannot be made a tensor: {error}") from None
+def open_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Any:
+    """Texts and tables as ``ft.open`` reads them, with positions or the index as ids; all else as it is."""
+    if is_frame(source):
+        points, own = open_points(source), source.index.tolist()
+        if points.own_ids and points.ids != list(map(str, own)):
+            own = points.ids  # a column of ids
+        elif ids is None:
+            check_index(own, "pool")
+    elif has_plain_columns(source):
+        points = read_points(source, ask=False)
+        own = points.ids if points.own_ids else list(range(len(source)))
+    elif (isinstance(source, list | tuple) or hasattr(source, "__array__")) and text_labels(source) is not None:
+        points, own = open_points(list(map(str, source))), list(range(len(source)))
+    else:
+        return source
+    for note in points.notes:
+        log.warning("pool: %s", note)
+    return replace(points, ids=own)
+
+
+def is_lazy(source: Any) -> bool:
+    """Whether this is a map-style dataset, whose items are read when they are needed."""
+    if isinstance(source, Tensor | Mapping | list | tuple | str | bytes) or hasattr(source, "__array__"):
+        return False
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__") and len(source) > 0
+
+
+def as_column(t: Tensor) -> Tensor:
+    """Numbers in one dimension are items of one number each."""
+    t = t.detach()
     if t.dim() == 0:
-        raise ValueError(f"{name} is a single number; expected one row for each item")
+        raise ValueError("pool is a single number; expected one row for each item")
     return t[:, None] if t.dim() == 1 and t.is_floating_point() else t
 
 
@@ -156,31 +181,3 @@ def unknown_item(i: object, known: Sequence[Hashable]) -> UnknownItemError:
         f"; did you mean {shown_id(near[0])}?" if near else f"; the first of {len(known)} ids is {shown_id(known[0])}"
     )
     return UnknownItemError(f"unknown id {shown_id(i)}{hint}")
-
-
-# --- items of a dataset ---
-
-
-def stack_items(items: Sequence[Any]) -> Inputs:
-    """Items of a dataset as one tensor, or as a dict of tensors. The label of an (x, y) pair is left out."""
-    first = items[0]
-    if isinstance(first, Mapping):
-        keys = [k for k in first if k not in NO_INPUTS]
-        if not keys:
-            raise ValueError(f"items of the pool have only {', '.join(map(str, first))}; expected a column of inputs")
-        parts = {str(k): torch.stack([item_tensor(item[k]) for item in items]) for k in keys}
-        return parts[str(keys[0])] if len(keys) == 1 else parts
-    if isinstance(first, tuple | list) and not all(isinstance(v, int | float) for v in first):
-        items = [item[0] for item in items]
-    return torch.stack([item_tensor(item) for item in items])
-
-
-def item_tensor(item: Any) -> Tensor:
-    """One item: a tensor, an array, numbers, or a picture, whose bytes become (channels, height, width)."""
-    if isinstance(item, Tensor):
-        return item
-    if hasattr(item, "getbands"):  # a PIL image
-        array = np.asarray(item.convert("L" if item.mode in ("1", "L") else "RGB"))
-        return torch.from_numpy(array.copy()[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
-    t = torch.as_tensor(np.asarray(item))
-    return t.float() if t.dtype == torch.float64 else t

@@ -1,31 +1,39 @@
 """A learner in a folder: JSON for the labels and settings, safetensors for the network and the pool. No pickle.
 
 A save is whole or has not happened. Weights and items lie in files named by their content, and are complete before
-``learner.json``, which names them, is put in place by one rename. Files of older saves are removed last.
+``learner.json``, which names them, is put in place by one rename. Files of older saves are removed last. Each file has
+the digest of its contents in it, and is refused if it was changed.
 """
 
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretaste.errors import check_regular
-from foretaste.network import load_network, save_network, write_tensors
+from foretaste.errors import check_regular, printable, seal_holds, seal_json
+from foretaste.label.journal import flush_file
+from foretaste.network import (
+    NETWORKS,
+    load_network,
+    read_tensors,
+    save_network,
+    saved_network,
+    tensors_digest,
+    write_tensors,
+)
 from foretaste.tangent import Inputs
+
+log = logging.getLogger("foretaste")
 
 SAVED_LEARNER = "learner.json"
 SAVING_LOCK = ".saving.lock"
-SAVED_VERSION = 1
+SAVED_VERSION = 2  # 1 had no digests
 LONGEST_SAVED = 2_000_000_000  # bytes of learner.json
 ONE_TENSOR = "x"  # the name of a pool that is one tensor
 STALE = re.compile(r"(network|pool)-[0-9a-f]{16}\.safetensors|\..*\.part")
@@ -50,19 +58,19 @@ def _write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, poo
                 "so that loading it runs no code: keep such settings outside of the network's state"
             )
         tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
-        found["network_file"] = f"network-{tensors_digest(tensors)}.safetensors"
-        if not (folder / found["network_file"]).exists():
+        found["network_file"] = f"network-{tensors_digest(tensors, {})}.safetensors"
+        if not _is_sealed(folder / found["network_file"]):
             save_network(net, folder / found["network_file"])
     if pool is not None:
         tensors = {ONE_TENSOR: pool} if isinstance(pool, Tensor) else dict(pool)
         tensors = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
-        found["pool_file"] = f"pool-{tensors_digest(tensors)}.safetensors"
-        if not (folder / found["pool_file"]).exists():
-            about = {"one": "yes" if isinstance(pool, Tensor) else "no"}
+        about = {"one": "yes" if isinstance(pool, Tensor) else "no"}
+        found["pool_file"] = f"pool-{tensors_digest(tensors, about)}.safetensors"
+        if not _is_sealed(folder / found["pool_file"]):
             write_tensors(folder / found["pool_file"], tensors, about)
     part = folder / f".{SAVED_LEARNER}.{os.getpid()}.part"
     try:
-        part.write_text(json.dumps(found, allow_nan=False, default=plain_value), encoding="utf-8")
+        part.write_text(seal_json(json.dumps(found, allow_nan=False, default=plain_value)), encoding="utf-8")
         flush_file(part)
         os.replace(part, folder / SAVED_LEARNER)
     finally:
@@ -83,22 +91,13 @@ def plain_value(value: Any) -> Any:
     )
 
 
-def flush_file(path: Path) -> None:
-    """Have the file, or the names in a folder, on the disk before going on."""
-    handle = os.open(path, os.O_RDONLY)
+def _is_sealed(path: Path) -> bool:
+    """Whether a file of an earlier save is there and whole: then it need not be written again."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """16 hexadecimal digits that differ where names, shapes or numbers do."""
-    found = sha256()
-    for key, t in sorted(tensors.items()):
-        found.update(f"{key} {t.dtype} {tuple(t.shape)};".encode())
-        found.update(t.contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+        read_tensors(path, sealed=True)
+    except ValueError:
+        return False
+    return True
 
 
 def read_saved(folder: Path) -> dict[str, Any]:
@@ -110,12 +109,18 @@ def read_saved(folder: Path) -> dict[str, Any]:
     if path.stat().st_size > LONGEST_SAVED:
         raise ValueError(f"{path} has {path.stat().st_size} bytes; expected at most {LONGEST_SAVED}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("version") != SAVED_VERSION:
-        version = found.get("version") if isinstance(found, dict) else None
+    version = found.get("version") if isinstance(found, dict) else None
+    if version not in (1, SAVED_VERSION):
         raise ValueError(f"{path} is of version {version!r:.20}; this foretaste reads version {SAVED_VERSION}")
+    if version == 1 and seal_holds(text) is None:
+        words = "%s was saved by an earlier version, without digests: damage to it cannot be told. Save it again"
+        log.warning(words, printable(str(folder)))
+    elif not seal_holds(text):
+        raise ValueError(f"{path} is damaged or was changed: its checksum is not that of its text; put a copy there")
     return found
 
 
@@ -129,30 +134,25 @@ def saved_file(folder: Path, name: Any) -> Path:
     return folder / name
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-
-
-def read_pool(path: Path) -> Inputs:
-    tensors = read_tensors(path)
-    with safe_open(path, "pt") as file:
-        one = (file.metadata() or {}).get("one", "yes") == "yes"  # a dict may have one tensor of that name too
+def read_pool(path: Path, sealed: bool) -> Inputs:
+    tensors, about = read_tensors(path, sealed=sealed)
+    one = about.get("one", "yes") == "yes"  # a dict may have one tensor of that name too
     return tensors[ONE_TENSOR] if one and set(tensors) == {ONE_TENSOR} else tensors
 
 
-def read_network(path: Path, own: nn.Module | None, given: nn.Module | None) -> nn.Module:
+def read_network(path: Path, own: nn.Module | None, given: nn.Module | None, sealed: bool) -> nn.Module:
     """The saved network: the learner's own, one built in, or weights for the user's module."""
+    tensors, _ = read_tensors(path, sealed=sealed)
     net = own if given is None else given
     if net is None:
-        try:
-            return load_network(None, path)
-        except ValueError as error:
-            raise ValueError(f"{error}; or give net=, a network of the same kind") from None
+        if saved_network(path).network not in NETWORKS:
+            raise ValueError(
+                f"{path} has the weights of a network of yours, which a file cannot build; give net=, a network of the "
+                "same kind, into which they are loaded"
+            )
+        return load_network(None, path)
     try:
-        net.load_state_dict(read_tensors(path))
+        net.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit the network: {str(error).splitlines()[-1].strip()}") from None
     return net.eval()

@@ -55,6 +55,12 @@ class TabBody(BaseModel):
     who: Person
 
 
+class NextBody(TabBody):
+    """Ask for items; with ``again`` also for those that were skipped twice."""
+
+    again: bool = False
+
+
 class AnswerBody(TabBody):
     """An answer to one item."""
 
@@ -134,8 +140,11 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         }
 
     @app.post("/api/next")
-    def ask_next(body: TabBody) -> dict[str, Any]:
-        return {"items": [shown(a) for a in desk.next(body.tab, body.who)], "state": desk.state(body.who)}
+    def ask_next(body: NextBody) -> dict[str, Any]:
+        return {
+            "items": [shown(a) for a in desk.next(body.tab, body.who, again=body.again)],
+            "state": desk.state(body.who),
+        }
 
     @app.post("/api/answer")
     def answer(body: AnswerBody) -> dict[str, Any]:
@@ -202,7 +211,7 @@ def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> No
     @app.get("/api/export/{kind}")
     def export(kind: str) -> Response:
         check_known("format", kind, ("csv", "jsonl", "json"))
-        rows = label_rows(desk.store, desk.twins)
+        rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
         media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}[kind]
         name = f'attachment; filename="labels.{kind}"'

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import whole_number
+from foretaste.given import check_class_names
 from foretaste.label.book import Label, LabelBook, LabelKind
 from foretaste.label.choose import AskSettings, InputCover, ask_items
 from foretaste.label.model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
@@ -340,10 +341,10 @@ class Session:
         if pool is None:
             if found["pool_file"] is None:
                 raise ValueError(f"the pool of {folder} was a dataset, whose items are not saved; give pool=")
-            pool = read_pool(saved_file(folder, found["pool_file"]))
+            pool = read_pool(saved_file(folder, found["pool_file"]), found["version"] > 1)
         loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
         C, regression, classes = found["kind"]
-        kind = LabelKind(int(C), bool(regression), None if classes is None else tuple(map(str, classes)))
+        kind = LabelKind(int(C), bool(regression), None if classes is None else check_class_names(classes))
         strategy, options = found["strategy"]
         ask = ask_settings(strategy, options, kind, seed)
         settings = ModelSettings(
@@ -359,9 +360,10 @@ class Session:
         made.queries, made.trainings = (whole_number("counts", n) for n in found["counts"])
         made.net = made.own_network() if plan.own else None
         if found["network_file"] is not None:
-            made.net = copied_network(read_network(saved_file(folder, found["network_file"]), made.net, net))
+            weights = saved_file(folder, found["network_file"])
+            made.net = copied_network(read_network(weights, made.net, net, found["version"] > 1))
         if (saved := found["model"]) is not None and made.net is not None:
-            trained = {int(p): kind.read(y) for p, y in saved["trained"]}
+            trained = {int(p): kind.check_stored(y) for p, y in saved["trained"]}
             at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]
             made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, float(saved["ridge"]))
         return made

@@ -1,19 +1,20 @@
 """From a folder or a file to a desk: items, classes, store, and a learner that is built in the background."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.label.desk import CHECK_EVERY, GIVEN, LabelDesk
-from foretaste.label.store import LEASE_SECONDS, LabelStore
+from foretaste.label.copies import GIVEN
+from foretaste.label.desk import CHECK_EVERY, LabelDesk
+from foretaste.label.store import LEASE_SECONDS, STORE_FILE, LabelStore
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
 if TYPE_CHECKING:
     from foretaste.data import Points
 
 STORE_FOLDER = ".foretaste"
-BACKBONE_CHUNK = 64  # points between two reports of progress
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
 
 
@@ -51,9 +52,9 @@ def open_desk(
     *,
     classes: Sequence[str] | None = None,
     store: str | Path | None = None,
-    text: str | None = None,
+    text: str | bool | None = None,
     id: str | None = None,
-    label: str | None = None,
+    label: str | bool | None = None,
     backbone: str = "auto",
     check_every: int = CHECK_EVERY,
     goal: float = STOP_GOAL,
@@ -66,12 +67,12 @@ def open_desk(
     """Open a folder of pictures or a table for labelling, where it was left.
 
     Args:
-        source: A folder of pictures, or a CSV (of texts, of rows, or that names pictures).
+        source: A folder of pictures, or a table (CSV or Parquet: of texts, of rows, or that names pictures).
         classes: Names of the classes. None takes those of the last time, or those in the data.
         store: The folder of the labels. None is ``.foretaste`` in the folder, or ``NAME.foretaste`` beside the file.
-        text: The column of text.
+        text: The column of text; False reads a table. None is what it was the last time, for the next two also.
         id: The column of ids.
-        label: The column of labels that are there already.
+        label: The column of labels that are there already; False if there is none.
         backbone: "auto", "none", or the name of a pretrained network.
         check_every: One item in so many is drawn at random and measures accuracy; 0 for none.
         goal: The share of open items that may be wrong when one stops.
@@ -92,11 +93,14 @@ def open_desk(
 
     source = Path(source).expanduser()
     folder = Path(store) if store is not None else store_folder(source)
-    points = read_points(source, text=text, id=id, label=label, skip_broken=True)
+    given = {name: value for name, value in (("text", text), ("id", id), ("label", label)) if value is not None}
+    columns = kept_columns(folder) | given
+    points = read_points(source, **columns, skip_broken=True)
     if len(points) < 2:
         raise ValueError(f"{source} has {len(points)} item; expected at least two")
     kept = LabelStore(folder, lease_seconds=lease_seconds)
     try:
+        points = name_points(kept, points, "id" in columns)
         _settle_classes(kept, classes, points, source)
         _take_given(kept, points)
         names = list(kept.classes)
@@ -120,7 +124,11 @@ def open_desk(
             seed=seed,
         )
         desk.notes = list(points.notes)
-        for name, value in (("kind", desk.data.kind), ("total", len(desk.open_ids)), ("twins", desk.twins)):
+        if kept.setting("ids") == "content":
+            desk.rows = desk.number
+        for name, value in (
+            ("kind", desk.data.kind), ("total", len(desk.open_ids)), ("twins", desk.twins), ("columns", columns),
+        ):  # fmt: skip
             if kept.setting(name) != value:
                 kept.set_setting(name, value)
     except BaseException:
@@ -129,6 +137,58 @@ def open_desk(
     if start:
         worker.start()
     return desk
+
+
+def kept_columns(folder: Path) -> dict[str, Any]:
+    """The columns of the text, ids and labels that were named the last time, as ``read_points`` takes them."""
+    if not (folder / STORE_FILE).is_file():
+        return {}
+    with LabelStore(folder, read_only=True) as kept:
+        return dict(kept.setting("columns", {}))
+
+
+def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Points":
+    """The points under the names that the labels are kept by: the user's ids or, without any, what the points hold.
+
+    Positions would not do: rows move between two runs, and each label would stand on another row. ``named``: the user
+    named the column of ids.
+
+    Raises:
+        ValueError: the labels were given by other names, so that nobody knows which row is which.
+    """
+    from foretaste.data import ID_COLUMNS, content_names
+
+    answered, where = set(store.current()), points.where
+    how = store.setting("ids")
+    found = points.id_column is not None and points.id_column.lower() not in ID_COLUMNS and not named
+    by_position = not points.own_ids or (found and all(item.isdecimal() for item in answered))
+    if how is None and answered and by_position:
+        raise ValueError(
+            f"{store.path} names rows by their position, as an earlier version did, and rows may have moved since. If "
+            f"{where} has its rows in the same order as then, give it a column id of 0, 1, 2, ... (an array ids in an "
+            ".npz): the labels stay. If not, write them with --export labels.csv, and name a new folder with --store"
+        )
+    if how == "own" and not points.own_ids:
+        raise ValueError(
+            f"the labels in {store.folder} are kept under ids, and {where} has none now; put their column back, or "
+            "name it with --id"
+        )
+    how = how or ("own" if points.own_ids else "content")
+    if store.setting("ids") != how and not store.read_only:
+        store.set_setting("ids", how)
+    if how == "content":
+        points = replace(points, ids=content_names(points))
+    if points.kind == "pictures" or not (lost := answered - {*points.ids}):
+        return points
+    if lost == answered:
+        raise ValueError(
+            f"none of the {len(lost)} items with an answer is in {where}: other rows, other columns, or cells that "
+            f"changed. Put the file back as it was; or name a new folder with --store: the labels in {store.folder} "
+            "stay there"
+        )
+    are = "1 item with an answer is" if len(lost) == 1 else f"{len(lost)} items with an answer are"
+    note = f"{are} not in {Path(where).name} now, removed or changed; what was said is kept in {STORE_FILE}"
+    return replace(points, notes=(*points.notes, note))
 
 
 def close_desk(desk: LabelDesk) -> None:
@@ -171,12 +231,12 @@ def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "P
 
 
 def _take_given(store: LabelStore, points: "Points") -> None:
-    """Labels that are in the data count as answers, once; what people say here counts more."""
-    touched = {event.item for event in store.events()}
-    given = [(i, label) for i, label in zip(points.ids, points.labels) if label is not None and i not in touched]
+    """Labels that are in the data count as answers, also where they change; what people say here counts more."""
+    touched, current = {event.item for event in store.events()}, store.current()
     with store.together():
-        for item, label in given:
-            store.record(item, "label", label, who=GIVEN, purpose="teach")
+        for item, label in zip(points.ids, points.labels):
+            if label is not None and (item not in touched or (item in current and current[item].who == GIVEN)):
+                store.record(item, "label", label, who=GIVEN, purpose="teach")
 
 
 def desk_items(points: "Points", root: Path) -> DeskItems:
@@ -201,11 +261,9 @@ def find_twins(points: "Points") -> dict[str, str]:
         keys = [items.digest_of(i) if count[n] > 1 else ("only", i) for i, n in enumerate(items.lengths)]
     else:
         return {}
-    labelled = [label is not None for label in points.labels]
-    for known in (True, False):  # a copy with a label is the first of its kind
-        for i, key in enumerate(keys):
-            if labelled[i] == known and first.setdefault(key, points.ids[i]) != points.ids[i] and not known:
-                twins[points.ids[i]] = first[key]
+    for item, key in zip(points.ids, keys):
+        if first.setdefault(key, item) != item:
+            twins[item] = first[key]
     return twins
 
 
@@ -232,8 +290,8 @@ def learner_builder(
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
     """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
-    from foretaste.connect import DEFAULT_BACKBONE
-    from foretaste.network import features, find_backbone
+    from foretaste.connect import DEFAULT_BACKBONE, encode_with
+    from foretaste.network import find_backbone
 
     if points.kind not in ("pictures", "text") or (points.kind == "text" and backbone == "auto"):
         return points.x, "TF-IDF of the words" if points.kind == "text" else "the columns, as numbers"
@@ -248,7 +306,8 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
                 raise
             note = "; foretaste[pretrained] has a better one"
         else:
-            x = features(found, points.items, cache=folder / "features", chunk_size=BACKBONE_CHUNK, progress=progress)
+            x = encode_with(points, found, progress=progress).x  # kept where `query` and `ft.open` look for them
+            shutil.rmtree(folder / "features", ignore_errors=True)  # of an earlier version
             return x, f"features of {found.name}, pretrained"
     from foretaste.data import pixels
 

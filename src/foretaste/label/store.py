@@ -1,21 +1,25 @@
-"""Labels on disk: an append-only log in SQLite. What was acknowledged survives a killed process and a power cut.
+"""Labels on disk: an append-only log. What was acknowledged survives a killed process, a power cut and a damaged file.
 
-Every answer of a person is one row of ``events``, written and flushed to the disk before it is acknowledged. Rows are
-never changed: to take an answer back is another row. What an item's label is now follows from the log alone.
+Every answer of a person is one event, written to a database and to a journal (``foretaste.label.log``) and flushed to
+the disk before it is acknowledged. Events are never changed: to take an answer back is another event. What an item's
+label is now follows from the log alone.
 
 A lease keeps an item for one browser tab. It ends with an answer, or after a time without a sign of life. Leases are in
 the file too: after a restart nobody gets what another still has on the screen.
 """
 
 import json
+import logging
+import math
 import os
+import shutil
 import sqlite3
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,82 +27,50 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from foretaste.errors import check_known, is_utf8, printable
+from foretaste.label.journal import JournalFile, JournalText, read_journal, write_journal
+from foretaste.label.log import (
+    ADDED,
+    APPLICATION_ID,
+    KINDS,
+    SCHEMA,
+    STORE_VERSION,
+    DatabaseText,
+    Lease,
+    SettledLog,
+    all_entries,
+    event_entry,
+    explain_opening,
+    explain_writing,
+    is_damage,
+    read_database,
+    row_of,
+    setting_row,
+    settle_log,
+)
+from foretaste.label.log import LabelEvent as LabelEvent
+from foretaste.label.log import StoreConflict as StoreConflict
+from foretaste.label.log import StoreError as StoreError
+from foretaste.label.log import StoreFull as StoreFull
 
-STORE_FILE = "labels.sqlite"
-STORE_VERSION = 1
-APPLICATION_ID = 0x466F7265  # "Fore": tells `file` and us whose database it is
-KINDS = ("label", "relabel", "undo", "skip", "unsure", "ignore")
+log = logging.getLogger("foretaste")
+
+STORE_FILE, JOURNAL_FILE, LOCK_FILE = "labels.sqlite", "labels.journal", "labels.lock"
 LONGEST_NAME_KEPT = 4096  # characters of an id, a class, a person
 LEASE_SECONDS = 120.0
-SCHEMA = (
-    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL, who TEXT NOT NULL, "
-    "tab TEXT NOT NULL, item TEXT NOT NULL, kind TEXT NOT NULL, label TEXT, before_seq INTEGER, before_kind TEXT, "
-    "before_label TEXT, undoes INTEGER, request TEXT UNIQUE, purpose TEXT, guess TEXT, confidence REAL)",
-    "CREATE TABLE leases (item TEXT PRIMARY KEY, tab TEXT NOT NULL, who TEXT NOT NULL, until REAL NOT NULL)",
-    "CREATE TRIGGER events_are_kept BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are never deleted'); END",
-    "CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are never changed'); END",
-)
-COLUMNS = (
-    "seq, at, who, tab, item, kind, label, before_seq, before_kind, before_label, undoes, request, purpose, guess, "
-    "confidence"
-)
-
-
-class StoreError(RuntimeError):
-    """Nothing was kept, and why."""
-
-
-class StoreFull(StoreError):
-    """The disk has no room: the answer was not kept."""
-
-
-class StoreConflict(StoreError):
-    """Somebody else answered first, or holds the item."""
-
-
-@dataclass(frozen=True)
-class LabelEvent:
-    """One row of the log: who said what about which item, when, and what was so before."""
-
-    seq: int
-    at: str  # ISO 8601, UTC
-    who: str
-    tab: str
-    item: str
-    kind: str
-    label: str | None = None
-    before_seq: int | None = None  # the event that was in force before
-    before_kind: str | None = None
-    before_label: str | None = None
-    undoes: int | None = None
-    request: str | None = None  # the caller's own name of the request: a repeated one is kept once
-    purpose: str | None = None  # "teach", or "check" for items that measure
-    guess: str | None = None  # what the model said before the answer
-    confidence: float | None = None
-
-
-@dataclass(frozen=True)
-class Lease:
-    """An item that a tab holds until a time (seconds since 1970)."""
-
-    item: str
-    tab: str
-    who: str
-    until: float
 
 
 class LabelStore:
     """The log of labels of one folder, and who holds which item. One process writes; any number read.
 
     Args:
-        folder: Where ``labels.sqlite`` lies or will lie. Made if it is missing.
+        folder: Where ``labels.sqlite`` and ``labels.journal`` lie or will lie. Made if it is missing.
         lease_seconds: How long an item is kept for a tab that gives no sign of life.
         read_only: Read a log that another process may be writing. Nothing can be recorded.
         clock: The time in seconds, for tests.
 
     Raises:
-        StoreError: another process writes to this folder, or the file is damaged or not ours.
+        StoreError: another process writes to this folder, both files are damaged, or a file is not ours. Where one
+            file is damaged, it is mended from the other, and a warning says so.
 
     Example:
         >>> import tempfile
@@ -130,24 +102,20 @@ class LabelStore:
         self._now: dict[str, LabelEvent] = {}  # the event in force of each item
         self._leases: dict[str, Lease] = {}
         self._requests: dict[str, LabelEvent] = {}
+        self._settings: dict[str, str] = {}  # as JSON
         self._classes: tuple[str, ...] = ()
-        _check_place(self.folder, self.path)
-        if read_only:
-            if not self.path.is_file():
-                raise StoreError(f"{self.folder} has no {STORE_FILE}; start with `foretaste label`")
-        else:
+        self._pending: list[dict[str, Any]] = []  # entries of the journal that belong to the open transaction
+        self._journal_path = self.folder / JOURNAL_FILE
+        self._closed = self._inside = self._rebuilding = False  # inside a transaction
+        _check_place(self.folder, self.path, self._journal_path)
+        if not read_only:
             self._become_the_writer()
+        elif not self.path.is_file() and not self._journal_path.is_file():
+            raise StoreError(f"{self.folder} has no {STORE_FILE}; start with `foretaste label`")
         try:
-            self._db = self._open()
-            self._read_all()
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            self._give_up()
-            raise StoreError(
-                f"{self.path} is damaged or no database of foretaste ({error}); move it away, or put a copy in its "
-                "place. Files of the same name that end in -wal belong to it"
-            ) from None
+            self._read_files()
         except BaseException:
-            self._give_up()
+            self._close_files()
             raise
 
     # Settings
@@ -177,13 +145,15 @@ class LabelStore:
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A setting that was kept, or ``otherwise``."""
         with self._mutex:
-            row = self._db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
-        return json.loads(row[0]) if row else otherwise
+            return json.loads(self._settings[name]) if name in self._settings else otherwise
 
     def set_setting(self, name: str, value: Any) -> None:
         """Keep a setting: anything that JSON holds."""
         with self._writing():
-            self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+            self._settings[name] = json.dumps(value)
+            self._insert("settings", setting_row(name, self._settings[name]))
+            if name == "classes":
+                self._pending.append({"classes": value})
 
     # Reading
 
@@ -230,7 +200,7 @@ class LabelStore:
             label: The class, for the first two.
             who: The person.
             tab: The browser tab, which may hold a lease.
-            request: A name of this request. The same name again gives the event that is there already.
+            request: A name of this request. The same answer under the same name gives the event that is there already.
             purpose: "teach" or "check".
             guess: The class that the model gave before.
             confidence: The probability of that class.
@@ -241,7 +211,7 @@ class LabelStore:
         Raises:
             StoreConflict: another tab holds the item, or another person has answered and ``kind`` is no "relabel".
             StoreFull: the disk is full. Nothing was written.
-            ValueError: an unknown kind or class.
+            ValueError: an unknown kind or class, or the name of a request that had another answer.
         """
         check_known("kind", kind, [k for k in KINDS if k != "undo"])
         for what, text in (("item", item), ("person", who), ("tab", tab), ("request", request or "")):
@@ -251,14 +221,17 @@ class LabelStore:
         elif label is not None:
             raise ValueError(f"a {kind} has no label; got {label!r}")
         with self._mutex:
-            if request is not None and request in self._requests:
-                return self._requests[request]
+            if (there := self._repeated(request, item, kind, label)) is not None:
+                return there
             before = self._now.get(item)
             self._check_free(item, kind, label, who, tab, before)
-            if before is not None and before.label == label and (before.kind == kind or label is not None):
-                return before  # the same answer again changes nothing
+            # The same answer again changes nothing; but one more skip puts the item behind others.
+            if before is not None and before.label == label and (label is not None or before.kind == kind != "skip"):
+                return before
             if kind == "label" and before is not None and before.label is not None:
                 kind = "relabel"
+            if confidence is not None:
+                confidence = None if math.isnan(confidence) else float(confidence)  # what a REAL of SQLite gives back
             extra = (request, purpose, guess, confidence)
             return self._append(item, kind, label, who, tab, before, None, extra)
 
@@ -272,8 +245,8 @@ class LabelStore:
             StoreConflict: there is nothing to undo, or somebody has answered after it.
         """
         with self._mutex:
-            if request is not None and request in self._requests:
-                return self._requests[request]
+            if (there := self._repeated(request, None, "undo", None)) is not None:
+                return there
             undone = {event.undoes for event in self._events if event.undoes is not None}
             mine = (e for e in reversed(self._events) if e.who == who and tab in (None, e.tab) and e.undoes is None)
             last = next((e for e in mine if e.seq not in undone), None)
@@ -289,14 +262,8 @@ class LabelStore:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Everything recorded in the block is kept together, or nothing of it."""
-        with self._mutex:
-            try:
-                with self._writing():
-                    yield
-            except BaseException:
-                self._events, self._now, self._leases, self._requests = [], {}, {}, {}
-                self._read_all()  # memory had run ahead of the file
-                raise
+        with self._writing():
+            yield
 
     # Leases
 
@@ -305,7 +272,7 @@ class LabelStore:
         with self._mutex:
             mine = [item for item in items if self._is_free(item, tab)]
             if mine:
-                with self._writing():
+                with self._writing(flush=False):
                     self._keep(mine, tab, who)
             return mine
 
@@ -315,7 +282,7 @@ class LabelStore:
             wanted = None if items is None else set(items)
             gone = [k for k, v in self._leases.items() if v.tab == tab and (wanted is None or k in wanted)]
             if gone:
-                with self._writing():
+                with self._writing(flush=False):
                     self._drop(gone)
             return gone
 
@@ -327,7 +294,8 @@ class LabelStore:
     def close(self) -> None:
         """Close the file and let another process write. Safe to call twice."""
         with self._mutex:
-            self._give_up()
+            self._closed = True
+            self._close_files()
 
     def __enter__(self) -> "LabelStore":
         return self
@@ -340,56 +308,177 @@ class LabelStore:
     def _become_the_writer(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / "labels.lock", timeout=0)
+            self._lock = FileLock(self.folder / LOCK_FILE, timeout=0)
             self._lock.acquire()
         except Timeout:
             raise StoreError(f"another process is labelling in {self.folder}; use its page, or stop it first") from None
         except OSError as error:
-            raise StoreError(
-                f"{self.folder} cannot be written ({error.strerror or error}); name another folder for the labels"
-            ) from None
+            raise explain_opening(error, self.folder) from None
 
-    def _open(self) -> sqlite3.Connection:
-        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
-        db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=5)
-        self._db = db  # so that _give_up closes it
-        db.execute("PRAGMA trusted_schema = OFF")
-        if not self.read_only:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                with self._writing():
-                    for statement in SCHEMA:
-                        db.execute(statement)
-                    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                    db.execute(f"PRAGMA user_version = {STORE_VERSION}")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-            raise StoreError(f"{self.path} is a database of another program; move it away")
-        if version != STORE_VERSION:
-            raise StoreError(
-                f"{self.path} has version {version}; this foretaste reads version {STORE_VERSION}. Use the foretaste "
-                "that wrote it, or export the labels there and import them here"
+    def _read_files(self) -> None:
+        """Read both files, and mend the one that lacks something."""
+        try:
+            journal = read_journal(self._journal_path)  # first: who writes now is at most one transaction ahead in it
+            database = read_database(self.path, thorough=not self.read_only)
+            settled = settle_log(self.path, database, self._journal_path, journal or JournalText([]))
+            self._settings = dict(database.settings)
+            if settled.classes:
+                self._settings["classes"] = json.dumps(settled.classes)
+            self._classes = tuple(settled.classes)
+            self._leases = {lease.item: lease for lease in database.leases}
+            for event in settled.events:
+                self._take_in(event)
+            if self.read_only:
+                self._tell_damage(database, journal, settled)
+            else:
+                self._mend(database, journal, settled)
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise StoreError(
+                    f"{self.path} is damaged ({error}); move it away: {JOURNAL_FILE} has the same"
+                ) from None
+            raise explain_opening(error, self.path) from None
+        except OSError as error:
+            raise explain_opening(error, self.folder) from None
+
+    def _tell_damage(self, database: DatabaseText, journal: JournalText | None, settled: SettledLog) -> None:
+        """For a reader, which changes no file."""
+        mends = "the next start of `foretaste label` mends it"
+        if reason := _database_fault(database, settled):
+            many = f"{len(settled.from_journal)} of {len(settled.events)} answers"
+            log.warning("%s %s: %s are read from %s; %s", self._named, reason, many, JOURNAL_FILE, mends)
+        if journal is not None and journal.damaged:
+            many = _counted(journal.damaged, "damaged line")
+            log.warning("%s: %s has %s; %s", self._named, JOURNAL_FILE, many, mends)
+
+    def _mend(self, database: DatabaseText, journal: JournalText | None, settled: SettledLog) -> None:
+        """Open both files for writing, each with all that the two say. The journal first: then it can restore all."""
+        many, end = len(settled.events), journal.end if journal else 0
+        if journal is None or not journal.entries or journal.damaged or settled.from_database:
+            kept = ""
+            if journal is not None and (journal.damaged or journal.torn):
+                shutil.copyfile(self._journal_path, aside := self._damaged_name(JOURNAL_FILE))
+                kept = f". The damaged file is kept as {aside.name}"
+            end = write_journal(self._journal_path, all_entries(settled.events, settled.classes))
+            if many and database.version == STORE_VERSION:  # one of version 1 had none
+                reason = "was missing" if journal is None else "was damaged" if kept else "was too short"
+                restored = f"{len(settled.from_database)} of {many} answers were restored from {STORE_FILE}"
+                log.warning("%s: %s %s, and %s%s", self._named, JOURNAL_FILE, reason, restored, kept)
+        self._journal = JournalFile(self._journal_path, end)
+        if reason := _database_fault(database, settled):
+            aside = self._damaged_name(STORE_FILE)
+            for ending in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    os.rename(f"{self.path}{ending}", f"{aside}{ending}")
+            log.warning(
+                "%s %s: %d of %d answers were restored from %s%s%s",
+                self._named,
+                reason,
+                len(settled.from_journal),
+                many,
+                JOURNAL_FILE,
+                f". The damaged file is kept as {aside.name}" if database.there else "",
+                f". The end of {JOURNAL_FILE} is damaged too: the last answer may be missing"
+                if journal is not None and journal.torn
+                else "",
             )
-        found = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-        if strange := found.symmetric_difference({*SCHEMA, "CREATE TABLE sqlite_sequence(name,seq)"}):
-            raise StoreError(f"{self.path} has tables that foretaste did not make: {sorted(strange)[0][:80]!r}")
-        return db
+            self._open_database(settled.events)
+        else:
+            if settled.from_journal:
+                log.warning(
+                    "%s lacked %s; the last process ended while it was written. It was restored from %s",
+                    self._named,
+                    _counted(len(settled.from_journal), "answer"),
+                    JOURNAL_FILE,
+                )
+            self._open_database([settled.events[seq - 1] for seq in settled.from_journal])
+            if self._settings != database.settings:  # the classes were on the way too
+                self.set_setting("classes", settled.classes)
 
-    def _read_all(self) -> None:
-        self._classes = tuple(self.setting("classes", []))
-        for row in self._db.execute(f"SELECT {COLUMNS} FROM events ORDER BY seq"):
-            self._take_in(LabelEvent(*row))
-        for row in self._db.execute("SELECT item, tab, who, until FROM leases ORDER BY rowid"):
-            self._leases[row[0]] = Lease(*row)
+    @property
+    def _named(self) -> str:
+        return printable(str(self.path))
+
+    def _damaged_name(self, name: str) -> Path:
+        """A free name for a damaged file beside the others."""
+        stem, ending = name.split(".")
+        names = (self.folder / f"{stem}.damaged-{k}.{ending}" for k in range(1, 10_000))
+        return next(path for path in names if not os.path.lexists(path))
+
+    def _open_database(self, lacking: list[LabelEvent]) -> None:
+        """Open the database for writing, made if it is not there; add events, and what else it lacks."""
+        uri = f"{self.path.absolute().as_uri()}?mode=rwc"
+        self._db = db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=5)
+        for pragma in ("trusted_schema = OFF", "journal_mode = WAL", "synchronous = FULL"):  # FULL: flushed
+            db.execute(f"PRAGMA {pragma}")
+        db.execute("BEGIN IMMEDIATE")
+        made = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        for statement in SCHEMA if made else ():
+            db.execute(statement)
+        if not made and version == 1:
+            for table in ("settings", "events"):
+                db.execute(f"ALTER TABLE {table} ADD COLUMN {ADDED.lstrip(', ')}")
+        if made or version == 1 or lacking:
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {STORE_VERSION}")
+            self._insert("settings", *(setting_row(name, text) for name, text in self._settings.items()))
+            self._insert("leases", *((held.item, held.tab, held.who, held.until) for held in self._leases.values()))
+            self._insert("events", *map(row_of, lacking))
+        db.execute("COMMIT")
+        files = (self.path, Path(f"{self.path}-wal"), self._journal_path, self.folder / LOCK_FILE)
+        self._files = {path: _file_identity(path) for path in files}
+        self._parent = _file_identity(self.folder.absolute().parent)
+
+    def _insert(self, table: str, *rows: tuple[Any, ...]) -> None:
+        for row in rows:
+            self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+    def _check_files(self) -> None:
+        """Write all of it again if the files were deleted while they were open: SQLite would go on into nothing."""
+        now = {path: _file_identity(path) for path in self._files}
+        if now == self._files and not self._rebuilding:
+            return
+        if not self._rebuilding and any(found not in (None, self._files[path]) for path, found in now.items()):
+            raise StoreError(
+                f"the answer was not kept: other files have come in the place of those in {self.folder}. Stop, and "
+                "start again"
+            )
+        if _file_identity(self.folder.absolute().parent) != self._parent:
+            raise StoreError(f"the answer was not kept: {self.folder} is gone. Put it back, or stop and start again")
+        self._close_files()
+        self._become_the_writer()
+        self._rebuilding = True  # until all of it is done: what lies there now is our own
+        end = write_journal(self._journal_path, all_entries(self._events, self._classes))
+        self._journal = JournalFile(self._journal_path, end)
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{self.path}{ending}").unlink(missing_ok=True)
+        self._open_database(self._events)
+        self._rebuilding = False
+        log.warning(
+            "%s or a file beside it was deleted while it was open. The log was written again: %s",
+            self._named,
+            _counted(len(self._events), "answer"),
+        )
+
+    def _repeated(self, request: str | None, item: str | None, kind: str, label: str | None) -> LabelEvent | None:
+        """The event of a request that came before. Raises if that was about something else: one would be lost."""
+        there = None if request is None else self._requests.get(request)
+        if there is None:
+            return None
+        same = (there.item, there.label) == (item, label) and there.kind in (kind, "relabel")
+        if same or there.kind == kind == "undo":
+            return there
+        raise ValueError(
+            f"request {request!r:.80} was a {there.kind} of {printable(there.item)} before; nothing was kept. "
+            "Give each answer a name of its own"
+        )
 
     def _event(self, seq: int | None) -> LabelEvent | None:
         return None if seq is None else self._events[seq - 1]
 
     def _take_in(self, event: LabelEvent) -> None:
         """Let an event of the log take effect in memory."""
-        if event.seq != len(self._events) + 1:
-            raise sqlite3.DatabaseError(f"event {len(self._events) + 1} is missing")
         self._events.append(event)
         if event.request is not None:
             self._requests[event.request] = event
@@ -429,19 +518,14 @@ class LabelStore:
             guess=guess,
             confidence=confidence,
         )
-        leases = dict(self._leases)
-        try:
-            with self._writing():
-                values = [getattr(event, name.strip()) for name in COLUMNS.split(",")]
-                self._db.execute(f"INSERT INTO events ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)
-                if undoes is None:
-                    self._drop([item])
-                elif tab:
-                    self._keep([item], tab, who)
-        except BaseException:
-            self._leases = leases
-            raise
-        self._take_in(event)
+        with self._writing():
+            self._db.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row := row_of(event)))})", row)
+            self._pending.append(event_entry(event))
+            if undoes is None:
+                self._drop([item])
+            elif tab:
+                self._keep([item], tab, who)
+            self._take_in(event)
         return event
 
     def _check_free(
@@ -470,7 +554,7 @@ class LabelStore:
             if (old := self._leases.get(item)) is not None and old.tab != tab:
                 del self._leases[item]  # to the end of the order
             self._leases[item] = Lease(item, tab, who, until)
-            self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?)", (item, tab, who, until))
+            self._insert("leases", (item, tab, who, until))
 
     def _drop(self, items: Iterable[str]) -> None:
         for item in items:
@@ -478,43 +562,91 @@ class LabelStore:
                 self._db.execute("DELETE FROM leases WHERE item = ?", (item,))
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """A transaction: all of it is on the disk when the block ends, or nothing of it."""
+    def _writing(self, flush: bool = True) -> Iterator[None]:
+        """A transaction: all of it is in both files when the block ends, or nothing of it, and memory is as before.
+
+        flush: have it on the disk too. Leases need not be: they may be lost in a power cut.
+        """
         if self.read_only:
             raise StoreError(f"{self.path} was opened for reading only")
         with self._mutex:
-            if self._db.in_transaction:  # part of a larger one
+            if self._inside:  # part of a larger one
                 yield
                 return
+            if self._closed:
+                raise StoreError(f"{self.path} is closed; nothing was kept")
+            before = len(self._events), dict(self._leases), dict(self._settings)
+            self._inside = True
             try:
+                self._check_files()
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
+                if self._pending:
+                    self._journal.append(self._pending)
                 self._db.execute("COMMIT")
             except BaseException as error:
-                with suppress(sqlite3.Error):
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise _explain_sqlite(error, self.path) from None
+                self._take_back(*before)
+                if isinstance(error, sqlite3.Error | OSError):
+                    raise explain_writing(error, self.path) from None
                 raise
+            finally:
+                self._inside, self._pending = False, []
 
-    def _give_up(self) -> None:
+    def _take_back(self, events: int, leases: dict[str, Lease], settings: dict[str, str]) -> None:
+        """After a transaction that failed: files and memory as they were before it."""
+        with suppress(sqlite3.Error):
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            elif self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0] > events:
+                return  # Ctrl-C while it was committed: it is kept
+        if self._pending:
+            with suppress(OSError):
+                self._journal.cut()
+        self._leases, self._settings = leases, settings
+        self._classes = tuple(self.setting("classes", []))
+        if len(self._events) > events:
+            kept, self._events, self._now, self._requests = self._events[:events], [], {}, {}
+            for event in kept:
+                self._take_in(event)
+
+    def _close_files(self) -> None:
         if (db := getattr(self, "_db", None)) is not None:
             db.close()
+        if (journal := getattr(self, "_journal", None)) is not None:
+            journal.close()
+            del self._journal
         if self._lock is not None:
             self._lock.release()
 
 
-def _explain_sqlite(error: sqlite3.Error, path: Path) -> StoreError:
-    full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL" or "disk is full" in str(error)
-    if full:
-        return StoreFull(f"the disk is full, so the answer was not kept in {path}; free some space and answer again")
-    return StoreError(f"the answer was not kept: {path} could not be written ({error})")
+def _database_fault(database: DatabaseText, settled: SettledLog) -> str:
+    """Why the database must be written anew, as the end of a sentence; empty if it need not be."""
+    if database.fault:
+        return database.fault
+    if not database.there:
+        return "is missing" if settled.events else ""
+    if database.damaged:
+        return f"has {_counted(database.damaged, 'damaged row')}"
+    return "" if settled.in_flight else f"has lost {_counted(len(settled.from_journal), 'answer')}"
 
 
-def _check_place(folder: Path, path: Path) -> None:
-    """Raise if the folder or the file is a link or no regular file: a stranger's folder could lead elsewhere."""
-    for place, wanted in ((folder, stat.S_ISDIR), (path, stat.S_ISREG)):
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Which file has that name now; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _check_place(folder: Path, *paths: Path) -> None:
+    """Raise if the folder or a file is a link or no regular file: a stranger's folder could lead elsewhere."""
+    for place, wanted in ((folder, stat.S_ISDIR), *((path, stat.S_ISREG) for path in paths)):
         if place.is_symlink():
             raise StoreError(
                 f"{place} is a link; expected a folder of its own: remove the link, or name another folder"

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from foretaste.label.book import Label, LabelKind
 from foretaste.label.pool import Pool
-from foretaste.lookahead import BinaryOutputs
-from foretaste.losses import find_loss
+from foretaste.losses import BinaryOutputs, find_loss
 from foretaste.network import fit, make_head, reset, seeded
 from foretaste.tangent import Inputs, ntk
 

@@ -7,7 +7,7 @@ whole. Until the learner is there (its features are computed first) views are em
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -129,14 +129,16 @@ class LearnerWorker(threading.Thread):
         checks: Sequence[str],
         held: Callable[[], list[str]],
         label_of: Callable[[str], str | None],
+        skipped: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """Say where to look: what each item should be, all ids, those that measure, those on a screen."""
-        self._wanted, self._ids, self._checks, self._held, self._label_of = (
+        """Say where to look: what each item should be, all ids, those that measure, on a screen, and skipped."""
+        self._wanted, self._ids, self._checks, self._held, self._label_of, self._skipped = (
             wanted,
             list(ids),
             list(checks),
             held,
             label_of,
+            skipped,
         )
 
     def tell(self, item: str) -> int:
@@ -208,6 +210,8 @@ class LearnerWorker(threading.Thread):
             self._words = built.words
             self._take_over(built.learner)
         except Exception as error:  # told on the page; labelling goes on in a random order
+            if self._closing:  # nobody is there to be told
+                return
             log.warning("the model could not be made: %s", error)
             self._phase, self._error = "failed", str(error) or type(error).__name__
             self._publish(absorbed=self._told)
@@ -296,15 +300,22 @@ class LearnerWorker(threading.Thread):
 
     def _rank(self, learner: LiveLearner, number: int) -> None:
         """What to ask next: one item first, so that nobody waits for the others."""
-        held = set(self._held())
-        learner.release([i for i in learner.pending if i not in held])
-        ready = [str(i) for i in learner.query(1)]
+        skipped = self._skipped()
+        busy = {*self._held(), *skipped}  # skipped items stay pending, or they would be asked for again and again
+        learner.release([i for i in learner.pending if i not in busy])
+
+        def ask() -> list[str]:
+            while (found := [str(i) for i in learner.query(1)]) and found[0] in skipped:
+                pass
+            return found
+
+        ready = ask()
         self._publish(absorbed=number, ready=tuple(ready), whole=False)
         for _ in range(max(self._tabs, self._ahead - 1)):
             with self._turn:
                 if self._dirty or self._closing:
                     return
-            more = [str(i) for i in learner.query(1)]
+            more = ask()
             if not more:
                 break
             ready += more
@@ -344,7 +355,7 @@ class LearnerWorker(threading.Thread):
         if truth:
             right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())
             point = (self._labels, right, len(truth))
-            checked = [p for p in checked if p[0] != self._labels] + [point]
+            checked = [p for p in checked if p[0] < self._labels] + [point]  # after an undo: those ahead are gone
         status = learner.status(goal=self._goal)
         self._publish(
             checked=tuple(checked[-POINTS_KEPT:]),
@@ -378,7 +389,7 @@ def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
     words = f"If it is {found.get('label')}, " + (
         "no other prediction changes."
         if not changes
-        else f"{_count(changes, 'other prediction changes', 'others change')}"
+        else f"{_count(changes, 'other prediction changes', 'other predictions change')}"
     )
     if pairs and changes:
         (before, after), n = pairs.most_common(1)[0]

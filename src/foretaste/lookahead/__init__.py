@@ -6,13 +6,8 @@ turns labels into targets, problem.py holds the outputs and the blocks of Θ.
 """
 
 from foretaste.lookahead.dense import DenseState as DenseState
-from foretaste.lookahead.labels import BinaryOutputs as BinaryOutputs
 from foretaste.lookahead.labels import binary_params as binary_params
-from foretaste.lookahead.labels import holds_classes as holds_classes
 from foretaste.lookahead.labels import label_rules as label_rules
-from foretaste.lookahead.labels import names_to_ids as names_to_ids
-from foretaste.lookahead.labels import resolve_class_names as resolve_class_names
-from foretaste.lookahead.labels import text_labels as text_labels
 from foretaste.lookahead.linearize import METHODS as METHODS
 from foretaste.lookahead.linearize import PRECISION_CHOICES as PRECISION_CHOICES
 from foretaste.lookahead.linearize import WATCH_BY as WATCH_BY
@@ -26,3 +21,4 @@ from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.problem import misfit_ridge as misfit_ridge
 from foretaste.lookahead.state import PriorKernel as PriorKernel
 from foretaste.lookahead.state import State as State
+from foretaste.losses import BinaryOutputs as BinaryOutputs

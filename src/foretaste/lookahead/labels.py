@@ -1,19 +1,18 @@
 """Labels in, targets out: class ids and class names become 0/1 rows, and nothing else is guessed.
 
-A network of one output with two classes becomes one of two outputs here (``BinaryOutputs``).
+Labels as users give them are read in ``foretaste.given``.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from foretaste.errors import did_you_mean
+from foretaste.given import ClassName, label_tensor, labels_as_numbers, resolve_class_names
 from foretaste.losses import LOSSES
-from foretaste.tangent import Output, Params
+from foretaste.tangent import Params
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,22 @@ class LabelRules:
     loss: str
     device: torch.device  # of the network, where given labels must be
     home: torch.device  # of the float64 algebra
-    names: tuple[str, ...] | None = None
+    names: tuple[ClassName, ...] | None = None
     binary: bool = False
 
     def targets(self, y: Any, n: int | None = None, name: str = "y") -> Tensor:
         """(n, C) float64 targets of n labels: class ids, names or, in regression, numbers (n,); or targets (n, C)."""
-        t = self._tensor(y, name)
-        if isinstance(y, Tensor) and t.device != self.device:
+        if isinstance(y, Tensor):
+            self._check_device(y, name)
+        return self._rows(labels_as_numbers(y, self.names, self.binary, name), n, name)
+
+    def _check_device(self, t: Tensor, name: str) -> None:
+        if t.device != self.device:
             raise ValueError(
                 f"{name} is on {t.device} and the network on {self.device}; move it with .to({str(self.device)!r})"
             )
+
+    def _rows(self, t: Tensor, n: int | None, name: str) -> Tensor:
         if t.dim() == 0 or (n is not None and t.shape[0] != n):
             raise ValueError(
                 f"{name} has shape {tuple(t.shape)}; expected {'n' if n is None else n} labels, one for each point"
@@ -51,12 +56,12 @@ class LabelRules:
 
     def target(self, y: Any, name: str = "y") -> Tensor:
         """(C,) of one label: a class id or name, a (C,) target, or a number in regression."""
-        t = self._tensor(y, name)
+        t = labels_as_numbers(y, self.names, self.binary, name)
         if t.dim() > 1 or (t.dim() == 1 and (t.shape[0] != self.C or not t.is_floating_point())):
             raise ValueError(f"{name} has shape {tuple(t.shape)}; expected {self.expected(one=True)}")
-        if t.dim() == 0 or not isinstance(y, Tensor):
-            t = t.to(self.device)  # a single number may come from any device
-        return self.targets(t.reshape(1, -1) if t.dim() else t[None], 1, name)[0]
+        if t.dim() and isinstance(y, Tensor):  # a single number may come from any device
+            self._check_device(y, name)
+        return self._rows(t.reshape(1, -1) if t.dim() else t[None], 1, name)[0]
 
     def expected(self, one: bool = False) -> str:
         """What a label may be, for an error message."""
@@ -65,15 +70,6 @@ class LabelRules:
         ids = f"class ids below {self.C}"
         return f"one of the {ids}, or floats ({self.C},)" if one else f"integers (n,), {ids}, or floats (n, {self.C})"
 
-    def _tensor(self, y: Any, name: str) -> Tensor:
-        """Labels as numbers: names as class ids, and of two classes also True, False, 0.0 and 1.0."""
-        if text_labels(y) is not None:
-            return names_to_ids(y, self.names, name).to(self.device)
-        t = label_tensor(y, name, allow_bool=self.binary)
-        if t.dtype == torch.bool or (self.binary and t.is_floating_point() and t.dim() < 2 and zeros_and_ones(t)):
-            return t.long()
-        return t
-
     def _classes(self, t: Tensor, name: str) -> Tensor:
         if t.dim() != 1:
             raise ValueError(f"{name} has integers of shape {tuple(t.shape)}; expected {self.expected()}")
@@ -81,7 +77,7 @@ class LabelRules:
             first = int(bad.nonzero()[0])
             raise ValueError(
                 f"{name} has {int(bad.sum())} labels outside the {self.C} classes of the network's outputs, "
-                f"first {int(t[first])} at {first}; expected 0 to {self.C - 1}"
+                f"first {int(t[first])} at {first}; expected 0 to {self.C - 1}. If they are names, give classes="
             )
         one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.home)
         return one_hot.scatter_(1, t.long().to(self.home)[:, None], 1.0)
@@ -111,7 +107,7 @@ def label_rules(
     loss: str,
     device: torch.device,
     home: torch.device,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[ClassName] | None = None,
     binary: bool = False,
 ) -> LabelRules:
     """Regression is one output and floats; integers and text are always classes."""
@@ -126,130 +122,6 @@ def label_rules(
     if C == 1 and not LOSSES[loss].quadratic:
         raise ValueError(f'loss="{loss}" needs an output for each class; this network has one. Use loss="l2"')
     return LabelRules(C, C == 1, loss, device, home, names, binary)
-
-
-def resolve_class_names(y_L: Any, classes: Sequence[str] | None, C: int) -> tuple[str, ...] | None:
-    """The names of the C classes: ``classes``, or the sorted labels if they are text and C of them differ."""
-    text = text_labels(y_L)
-    if classes is None:
-        if text is None:
-            return None
-        found = tuple(sorted({str(label) for label in text.flat}))
-        if len(found) != C:
-            raise ValueError(
-                f"y_L has {len(found)} different labels ({', '.join(found[:8])}{', ...' * (len(found) > 8)}) and the "
-                f"network has {C} outputs; give classes=, all {C} names in the order of the outputs"
-            )
-        return found
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise TypeError(f"classes is {classes!r}; expected a list of names, as text")
-    names = tuple(classes)
-    if len(names) != C or len(set(names)) != C:
-        raise ValueError(
-            f"classes has {len(names)} names, {len(set(names))} of them different, and the network has {C} outputs; "
-            f"expected {C} names in the order of the outputs"
-        )
-    return names
-
-
-def text_labels(y: Any) -> np.ndarray | None:
-    """The labels as an array of text, or None if they are something else. Sequences, numpy and pandas are taken."""
-    if y is None or isinstance(y, Tensor | int | float):
-        return None
-    if isinstance(y, str):
-        return np.asarray(y)
-    if isinstance(y, list | tuple) and not (y and isinstance(y[0], str)):
-        return None  # a long list of numbers is not copied to find that out
-    array = np.asarray(y)
-    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat)):
-        return array if array.size else None
-    return None
-
-
-def names_to_ids(y: Any, names: Sequence[str] | None, name: str = "y_L") -> Tensor:
-    """Class names as class ids, on the CPU."""
-    text = text_labels(y)
-    assert text is not None
-    if names is None:
-        raise ValueError(
-            f"{name} holds text, such as {str(text.flat[0])!r}; give classes=, the names in the order of the network's "
-            "outputs"
-        )
-    ids = {label: c for c, label in enumerate(names)}
-    for label in text.flat:
-        if label not in ids:
-            raise ValueError(f"{name} has the unknown class {str(label)!r}{did_you_mean(label, names)}")
-    return torch.tensor([ids[label] for label in text.flat], dtype=torch.int64).reshape(text.shape)
-
-
-def zeros_and_ones(t: Tensor) -> bool:
-    return bool(((t == 0) | (t == 1)).all())
-
-
-def label_tensor(y: Any, name: str, allow_bool: bool = False) -> Tensor:
-    """Labels that are numbers, as a tensor."""
-    try:
-        t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
-        if t.is_floating_point() and not hasattr(y, "dtype"):
-            t = torch.as_tensor(y, dtype=torch.float64)  # Python's floats are: float32 would round them
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} is a {type(y).__name__} that is no tensor of labels; expected numbers") from None
-    if (t.dtype == torch.bool and not allow_bool) or t.is_complex():
-        raise ValueError(f"{name} is of {t.dtype}; expected class ids as integers, or floats")
-    return t
-
-
-# A single logit with 0/1 labels is binary classification. With two outputs everything that needs classes works:
-#
-#     cross-entropy   (0, f)       softmax is (1 − σ(f), σ(f)). The kernel of their sum is Θ_f / 2, the same for both
-#                                  logits, so that their difference moves by Θ_f: binary cross-entropy with the logit f.
-#     squared loss    (1 − f, f)   Targets are 0/1 rows, the residuals (−e, e), and both move by the kernel Θ_f of the
-#                                  second: regression on 0/1, whose class is 1 where f > 1/2.
-
-
-class BinaryOutputs(nn.Module):
-    """A network of one output as a classifier of two classes. It only reads ``net``."""
-
-    def __init__(self, net: nn.Module, loss: str) -> None:
-        super().__init__()
-        self.net, self.quadratic = net, LOSSES[loss].quadratic
-        self.training = net.training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        f_N1 = self.net(*args, **kwargs)
-        f_N1 = getattr(f_N1, "logits", f_N1)
-        return torch.cat([1 - f_N1 if self.quadratic else torch.zeros_like(f_N1), f_N1], 1)
-
-    @property
-    def kernel_output(self) -> Output:
-        """The ``output`` of ``ft.ntk`` whose kernel both classes share."""
-        return 1 if self.quadratic else "sum"
-
-
-def holds_classes(y_L: Any, loss: str, classes: Sequence[str] | None) -> bool:
-    """Whether labels for a network of one output are two classes: 0 and 1, False and True, or names.
-
-    Floats are regression, unless the loss is for classes only. Raises where they are neither.
-    """
-    if classes is not None or text_labels(y_L) is not None:
-        return True
-    t = torch.empty(0) if y_L is None else label_tensor(y_L, "y_L", allow_bool=True)
-    if t.numel() == 0 or t.is_floating_point():
-        if LOSSES[loss].quadratic:
-            return False
-        if t.dim() > 1 or not zeros_and_ones(t):
-            raise ValueError(
-                f'loss="{loss}" with one output is binary classification, whose labels are 0 and 1; y_L has other '
-                'values. Give 0 and 1, or loss="l2" for regression'
-            )
-        return True
-    if not zeros_and_ones(t):
-        raise ValueError(
-            f"y_L holds integers from {int(t.min())} to {int(t.max())}, which are class ids, and one output tells two "
-            "classes apart, 0 and 1; give the network an output for each class. If they are numbers, regression wants "
-            "floats: y_L.double()"
-        )
-    return True
 
 
 def binary_params(params: Params) -> Params:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean, real_number, whole_number
+from foretaste.given import ClassName, count_labels, holds_classes, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
-from foretaste.lookahead.labels import BinaryOutputs, binary_params, holds_classes, label_rules
+from foretaste.lookahead.labels import binary_params, label_rules
 from foretaste.lookahead.problem import (
     Problem,
     ThetaBlocks,
@@ -24,7 +24,7 @@ from foretaste.lookahead.problem import (
     warn_unfitted,
 )
 from foretaste.lookahead.state import State
-from foretaste.losses import LOSSES
+from foretaste.losses import LOSSES, BinaryOutputs
 from foretaste.tangent import (
     PRECISIONS,
     FrozenNetwork,
@@ -55,11 +55,11 @@ WATCH_BY = ("random", "contested")
 @without_modes
 def linearize(
     net: nn.Module | FrozenNetwork,
-    x_L: Inputs | None,
+    x_L: Any,
     y_L: Any,
-    x_U: Inputs,
+    x_U: Any,
     *,
-    watch: Inputs | int | None = None,
+    watch: Any = None,
     output: Output = "sum",
     ridge: float | str | None = None,
     method: str = "auto",
@@ -71,7 +71,7 @@ def linearize(
     theta_scale: float = 1.0,
     seed: int = 0,
     eager: bool = False,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[ClassName] | None = None,
     watch_by: str = "random",
     outputs_known: int | None = None,
 ) -> State:
@@ -81,12 +81,12 @@ def linearize(
 
     Args:
         net: a trained network in eval mode, float32 or float64. It is only read.
-        x_L: the labelled points, a tensor or a dict of tensors. None: nothing is labelled, and y_L is None too.
+        x_L: the labelled points, of any kind that ``ft.query`` takes. None: nothing is labelled, and y_L is None too.
         y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets. Floats (L,)
             with a network of one output are numbers to predict (regression). One output with labels 0 and 1 (or
             booleans, or two names) is binary classification: the state then has two outputs, (0, f) with loss="ce" and
             (1 − f, f) with "l2".
-        x_U: the candidates (the pool), as x_L.
+        x_U: the candidates (the pool), as x_L; of what ``ft.open`` returns, all points.
         watch: the watched points, over which scores sum. None (default): the candidates. Inputs: those instead. A
             number: that many of the candidates, chosen by ``watch_by``; all of them if there are not so many.
         output: the output whose gradient makes Θ: "sum" (default), "signs", "first", a number, "trace", or "full" for
@@ -107,8 +107,8 @@ def linearize(
         theta_scale: multiplies Θ; default 1. It matters under cross-entropy, or if a ridge is given.
         seed: chooses the watched points where ``watch`` is a number and ``watch_by`` is "random"; default 0.
         eager: compute Θ now, in the same pass as the outputs. Default: when S is first needed.
-        classes: the names of the classes, in the order of the outputs. Default: if the labels are text, the sorted
-            labels, provided that there are as many as outputs.
+        classes: the names of the classes, text or whole numbers, in the order of the outputs. Labels are names then.
+            Default: if the labels are text, the sorted labels, provided that there are as many as outputs.
         watch_by: what a number in ``watch`` takes: "random" points (default), or "contested", those whose two largest
             outputs are nearest to each other. ``gain`` and ``flips`` depend almost only on these.
         outputs_known: C, if it is known that the network takes x_U and gives C outputs. Default: three points are run.
@@ -131,6 +131,8 @@ def linearize(
     check_settings(ridge, method, loss, time, theta_scale, precision, watch_by)
     frozen = freeze(net, output=output, params=params)
     check_precision(precision, frozen.dtype)
+    given = read_sets(frozen, x_L, y_L, x_U, watch, classes)
+    x_L, y_L, x_U, watch, classes = given.x_L, given.y_L, given.x_U, given.watch, given.classes
     check_inputs(x_U, "x_U", frozen.device)
     if count_points(x_U) == 0:
         raise ValueError("x_U is empty; expected at least one candidate")
@@ -138,7 +140,7 @@ def linearize(
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
     if x_L is not None:
         check_inputs(x_L, "x_L", frozen.device, like=x_U)
-        if count_points(x_L) == 0 and (y_L.numel() if isinstance(y_L, Tensor) else np.size(y_L)) == 0:
+        if count_points(x_L) == 0 and count_labels(y_L) == 0:
             x_L = y_L = None
     C = probe_outputs(frozen, x_U, "x_U") if outputs_known is None else outputs_known
     check_output(frozen, C)

@@ -32,8 +32,10 @@ from foretaste.network.models import reset as reset
 from foretaste.network.models import resnet18 as resnet18
 from foretaste.network.saved import SavedNetwork as SavedNetwork
 from foretaste.network.saved import load_network as load_network
+from foretaste.network.saved import read_tensors as read_tensors
 from foretaste.network.saved import save_network as save_network
 from foretaste.network.saved import saved_network as saved_network
+from foretaste.network.saved import tensors_digest as tensors_digest
 from foretaste.network.saved import write_tensors as write_tensors
 from foretaste.network.sgd import Diverged as Diverged
 from foretaste.network.sgd import batch_indices as batch_indices

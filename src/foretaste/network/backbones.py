@@ -149,7 +149,8 @@ def upright_picture(item: Any) -> Image.Image:
     else:
         image = _picture_of_bytes(item)
     if image.mode in DEEP_PICTURES:
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+        deep = np.asarray(image).astype(np.int64).clip(0, 65535)
+        image = Image.fromarray(((deep + 128) // 257).astype(np.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         over = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)

@@ -2,6 +2,7 @@
 
 DIGEST.npy        (N, D) float32, complete; DIGEST.npy.part while it is computed
 DIGEST.jsonl      what it is of, then one line a chunk: its rows and their BLAKE2b
+DIGEST.items      a digest of each point: another set of points that has some of them takes their rows
 DIGEST.lock       held by the process that computes
 
 A line of sums is written after its rows. So a killed run leaves rows that are told by their sums, and perhaps more,
@@ -36,6 +37,8 @@ SUM_BYTES = 20
 READ_AT_ONCE = 1 << 22  # bytes
 LOCK_NOTICE = 5  # seconds after which waiting for another process is told
 LONGEST_LINE = 1 << 16  # characters of a line of sums
+ITEM = np.dtype(f"S{SUM_BYTES}")  # the digest of a point
+MOST_LOST = 0.1  # share of the points of an old file that the file that takes its place may lack
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another in each process
 
 ComputeRows = Callable[[int], Iterator[Tensor]]  # from a row on: chunks (n, D) float32 on the CPU
@@ -96,6 +99,8 @@ def absorb(h: Any, part: object) -> None:
         orientation = part.getexif().get(0x0112) if hasattr(part, "getexif") else None
         palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None  # type: ignore[attr-defined]
         head = f"picture {part.mode} {part.size} {orientation} {palette}"
+        if (clear := getattr(part, "info", {}).get("transparency")) is not None:
+            head += f" {clear}"
         _absorb_bytes(h, head, part.tobytes())  # type: ignore[attr-defined]
     else:
         raise TypeError(
@@ -122,12 +127,16 @@ def weights_digest(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """The file of one digest in a folder. ``about`` is for people who look into the folder."""
+    """The file of one digest in a folder. ``about`` is for people who look into the folder.
+
+    ``network`` is the digest of what made the rows: files that share it may take rows of one another.
+    """
 
     folder: Path
     digest: str
     about: Mapping[str, Any]
     rows: int
+    network: str
 
     @property
     def path(self) -> Path:
@@ -140,6 +149,14 @@ class FeatureFile:
     @property
     def sums(self) -> Path:
         return self.folder / f"{self.digest}.jsonl"
+
+    @property
+    def items(self) -> Path:
+        return self.folder / f"{self.digest}.items"
+
+    @property
+    def lock(self) -> FileLock:
+        return FileLock(self.folder / f"{self.digest}.lock")
 
     def read(self) -> Tensor | None:
         """The complete features, memory-mapped; None if there are none, or if they are damaged."""
@@ -159,20 +176,20 @@ class FeatureFile:
 
     def _check_kinds(self) -> None:
         """Raise if a pipe or a folder has the name of one of the files: a pipe would be read for ever."""
-        for path in (self.path, self.part, self.sums):
+        for path in (self.path, self.part, self.sums, self.items):
             with contextlib.suppress(FileNotFoundError):
                 check_regular(path)
 
     def remove(self) -> None:
         """Forget what is there. Other processes that have it open keep what they see."""
-        for path in (self.path, self.part, self.sums):
+        for path in (self.path, self.part, self.sums, self.items):
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the file. Waits for another process that computes it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / f"{self.digest}.lock")
+        lock = self.lock
         try:
             lock.acquire(timeout=LOCK_NOTICE)
         except Timeout:
@@ -183,8 +200,11 @@ class FeatureFile:
         finally:
             lock.release()
 
-    def write(self, compute: ComputeRows, done: Callable[[int], object]) -> None:
-        """Compute what is missing and name the file as complete. ``done`` is told the rows that are on disk."""
+    def write(self, compute: ComputeRows, done: Callable[[int], object], items: bytes | None) -> None:
+        """Compute what is missing and name the file as complete. ``done`` is told the rows that are on disk.
+
+        ``items`` are the digests of the points, None if they have none.
+        """
         self._check_kinds()
         width, head, lines = self._read_sums()
         good = 0
@@ -198,16 +218,18 @@ class FeatureFile:
             kept = _lines_until(lines, good)
             os.truncate(self.part, len(head) + 4 * good * width)
             fresh = self.sums.with_suffix(".new")  # a kill between truncation and writing must not lose the sums
-            fresh.write_text("".join(f"{line}\n" for line in [json.dumps(self._header(width)), *kept]))
+            fresh.write_text("".join(f"{line}\n" for line in [json.dumps(self._header(width, items)), *kept]))
             os.replace(fresh, self.sums)
             log.info("resuming: %d of %d rows are there (%s)", good, self.rows, self.part)
+        if items is not None:
+            self.items.write_bytes(items)
         done(good)
         for rows_nD in compute(good):
             raw = np.ascontiguousarray(rows_nD.numpy(), dtype="<f4")
             if width is None:
                 width = raw.shape[1]
                 self.part.write_bytes(npy_header(self.rows, width))
-                self.sums.write_text(json.dumps(self._header(width)) + "\n")
+                self.sums.write_text(json.dumps(self._header(width, items)) + "\n")
             self._append(raw.tobytes(), len(raw))
             good += len(raw)
             done(good)
@@ -230,8 +252,9 @@ class FeatureFile:
                 f"cache= another folder, or set {CACHE_VARIABLE}",
             ) from None
 
-    def _header(self, width: int) -> dict[str, Any]:
-        return {**self.about, "digest": self.digest, "rows": self.rows, "columns": width}
+    def _header(self, width: int, items: bytes | None) -> dict[str, Any]:
+        of = {"network": self.network, "items": None if items is None else _sum_of(items)}
+        return {**self.about, **of, "digest": self.digest, "rows": self.rows, "columns": width}
 
     def _read_sums(self) -> tuple[int | None, bytes, list[str]]:
         """(columns, the .npy's header, the lines of sums); columns None if the file is not there or not readable."""
@@ -247,6 +270,103 @@ class FeatureFile:
                 log.warning("%s cannot be read (%s)", self.sums, printable(str(error))[:120])
             return None, b"", []
         return width, npy_header(self.rows, width), lines[1:]
+
+    # Other files, of the same network and other points
+
+    def known_rows(self, items: bytes) -> "KnownRows | None":
+        """What other files in the folder, complete or not, hold of these points; None if nothing."""
+        wanted_N = np.frombuffer(items, ITEM)
+        file_N, row_N, rows = np.full(len(wanted_N), -1), np.zeros(len(wanted_N), np.int64), list[np.ndarray]()
+        for other in self._others():
+            theirs_n, held_nD = other._held()
+            if not len(held_nD) or (rows and held_nD.shape[1] != rows[0].shape[1]):
+                continue
+            order = np.argsort(theirs_n, kind="stable")
+            at_N = order[np.searchsorted(theirs_n, wanted_N, sorter=order).clip(max=len(order) - 1)]
+            new_N = (theirs_n[at_N] == wanted_N) & (file_N < 0)
+            if new_N.any():
+                file_N[new_N], row_N[new_N] = len(rows), at_N[new_N]
+                rows.append(held_nD)
+        return KnownRows(tuple(rows), file_N, row_N) if rows else None
+
+    def remove_superseded(self, items: bytes) -> None:
+        """Remove files whose points this one has, but for a few. Files that another process computes are left alone."""
+        mine = np.frombuffer(items, ITEM)
+        for other in self._others():
+            theirs = other._item_digests()
+            if len(theirs) and np.isin(theirs, mine, invert=True).sum() < MOST_LOST * len(theirs):
+                with contextlib.suppress(Timeout, OSError), other.lock.acquire(timeout=0):
+                    other.remove()
+
+    def _others(self) -> "Iterator[FeatureFile]":
+        for path in sorted(self.folder.glob("*.jsonl")):
+            header = _sums_header(path)
+            if path != self.sums and header.get("network") == self.network and type(header.get("rows")) is int:
+                yield FeatureFile(self.folder, path.stem, {}, header["rows"], self.network)
+
+    def _item_digests(self) -> np.ndarray:
+        """(N,) of the points; none if they cannot be read."""
+        try:
+            self._check_kinds()
+            raw = self.items.read_bytes()
+        except (OSError, ValueError):
+            return np.empty(0, ITEM)
+        fits = len(raw) == SUM_BYTES * self.rows and _sums_header(self.sums).get("items") == _sum_of(raw)
+        return np.frombuffer(raw if fits else b"", ITEM)
+
+    def _held(self) -> tuple[np.ndarray, np.ndarray]:
+        """The digests of the points whose rows fit their sums, and the rows (n, D), memory-mapped."""
+        theirs, nothing = self._item_digests(), (np.empty(0, ITEM), np.empty((0, 0), np.float32))
+        if not len(theirs):
+            return nothing
+        width, head, lines = self._read_sums()
+        path = self.path if self.path.exists() else self.part
+        try:
+            good = 0 if width is None else min(_good_rows(path, head, width, lines), self.rows)
+            if not good:
+                return nothing
+            assert width is not None
+            return theirs[:good], np.memmap(path, "<f4", "r", len(head), (good, width))
+        except (OSError, ValueError):  # another process has just removed it
+            return nothing
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRows:
+    """Rows of points that are in other files already."""
+
+    rows: tuple[np.ndarray, ...]  # (n, D) of each file, memory-mapped
+    file_N: np.ndarray  # which of the files has a point; −1 if none
+    row_N: np.ndarray  # its row there
+
+    @property
+    def known(self) -> np.ndarray:
+        """Positions of the points that are there."""
+        return np.flatnonzero(self.file_N >= 0)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Positions of the points that are not."""
+        return np.flatnonzero(self.file_N < 0)
+
+    def take(self, points: np.ndarray) -> Tensor:
+        """(n, D): the rows of some points that are there."""
+        out_nD = np.empty((len(points), self.rows[0].shape[1]), np.float32)
+        for k, rows in enumerate(self.rows):
+            here = self.file_N[points] == k
+            out_nD[here] = rows[self.row_N[points[here]]]
+        return torch.from_numpy(out_nD)
+
+
+def _sums_header(path: Path) -> dict[str, Any]:
+    """The first line of a file of sums; empty if it cannot be read."""
+    try:
+        check_regular(path)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            header = json.loads(file.readline(LONGEST_LINE))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
 def npy_header(rows: int, columns: int) -> bytes:

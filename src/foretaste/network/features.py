@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from foretaste.network.feature_cache import (
     CACHE_VARIABLE,
     SUM_BYTES,
     FeatureFile,
+    KnownRows,
     absorb,
     digest_of,
     feature_home,
@@ -55,8 +57,9 @@ def features(
 ) -> Tensor:
     """Compute what a frozen network makes of every point, once, and keep it on disk.
 
-    The second call with the same weights, preprocessing, layer and data reads the file. An interrupted call resumes.
-    Two processes that ask for the same features compute them once: the second waits.
+    The second call with the same weights, preprocessing, layer and data reads the file. Where some points are new,
+    those alone are computed. An interrupted call resumes. Two processes that ask for the same features compute them
+    once: the second waits.
 
     Args:
         backbone: the name of one, as in ``foretaste.network.find_backbone`` ("efficientnet-lite0", "hf:NAME",
@@ -67,7 +70,7 @@ def features(
             are tuples are (x, y), and only x is read. Points are read one pass at a time and are never all in memory,
             unless the list itself keeps them: opened PIL pictures stay loaded, so give many as a Dataset or ft.open.
             Every point is read for the digest, unless the data has a string attribute ``digest`` that changes with
-            its contents.
+            its contents; with a method ``digest_of(i)`` (bytes) too, points that were in other data are found again.
         layer: the name of a submodule (``module.named_modules()``) whose output is taken instead of the module's.
         cache: the folder of the files. None (default): $FORETASTE_CACHE, else ~/.cache/foretaste/features. False: the
             features are not kept, and stand in memory.
@@ -103,15 +106,20 @@ def features(
         folder = _cache_folder(cache)
         if folder is None:
             return run.in_memory(tell)
-        file = FeatureFile(folder, run.digest(), run.about(), len(source))
+        file = FeatureFile(folder, run.digest(), run.about(), len(source), run.network_digest)
         if (kept := run.still_right(file.read())) is not None:
             tell(len(source))
             return kept
         with file.locked():
             if (kept := run.still_right(file.read())) is None:
                 file.path.unlink(missing_ok=True)
-                file.write(run.chunks, tell)
+                items = source.item_digests()
+                known = None if items is None else run.still_known(file.known_rows(items))
+                at = np.empty(0) if known is None else known.known
+                file.write(partial(run.chunks, known=known), lambda good: tell(good + int((at >= good).sum())), items)
                 kept = file.read()
+                if kept is not None and items is not None:
+                    file.remove_superseded(items)
         if kept is None:
             raise OSError(f"{file.path} was written and cannot be read back; is the disk damaged, or shared?")
         return kept
@@ -165,11 +173,23 @@ class PointSource:
         item = self.data[i]
         return item[0] if isinstance(item, tuple) and item else item
 
+    @cached_property
+    def own_digest(self) -> str | None:
+        own = getattr(self.data, "digest", None)
+        return own if isinstance(own, str) and own else None
+
+    def item_digests(self) -> bytes | None:
+        """A digest of each point, in a row; None if the data has a digest of its own, and none of each point."""
+        one = getattr(self.data, "digest_of", None)
+        if self.own_digest is not None and not callable(one):
+            return None
+        of = (lambda i: one(i)) if callable(one) else (lambda i: self[i])
+        return b"".join(bytes.fromhex(digest_of([of(i)])) for i in range(len(self)))
+
     def digest(self) -> str:
         """The data's own digest, or one of every point."""
-        own = getattr(self.data, "digest", None)
-        if isinstance(own, str) and own:
-            return digest_of(["own", own, len(self)])
+        if self.own_digest is not None:
+            return digest_of(["own", self.own_digest, len(self)])
         if isinstance(self.data, Tensor | np.ndarray):
             return digest_of([self.data])
         h = blake2b(digest_size=SUM_BYTES)
@@ -237,9 +257,18 @@ class _FeatureRun:
     def about(self) -> dict[str, Any]:
         return {"backbone": self.backbone.name, "preprocessing": self.backbone.preprocessing, "layer": self.layer}
 
-    def digest(self) -> str:
+    @cached_property
+    def _made_by(self) -> list[object]:
         words = [CACHE_FORMAT, self.backbone.kind, self.backbone.preprocessing, self.layer]
-        return digest_of([*words, weights_digest(self.backbone.module), self.source.digest()])
+        return [*words, weights_digest(self.backbone.module)]
+
+    @property
+    def network_digest(self) -> str:
+        """Of what makes a row of a point."""
+        return digest_of(self._made_by)
+
+    def digest(self) -> str:
+        return digest_of([*self._made_by, self.source.digest()])
 
     def rows_of(self, items: Sequence[Any]) -> Tensor:
         """(n, D) float32 on the CPU: one pass, filled up to the size of a pass with the last item."""
@@ -265,22 +294,33 @@ class _FeatureRun:
             return part
         return part.to(self.on, self.dtype) if part.is_floating_point() else part.to(self.on)
 
-    def chunks(self, start: int) -> Iterator[Tensor]:
-        """The rows from ``start`` on. Every pass begins at a multiple of its size, wherever the rows begin."""
-        whole = self.size * -(-self.chunk // self.size)
-        if start == 0:
+    def chunks(self, start: int, known: KnownRows | None = None) -> Iterator[Tensor]:
+        """The rows from ``start`` on. Those that are known are copied, the others computed."""
+        N, whole = len(self.source), self.size * -(-self.chunk // self.size)
+        if start == 0 and known is None:
             self.check_independent()
-        ready: list[Tensor] = []
-        for at in range(start - start % self.size, len(self.source), self.size):
-            items = [self.source[i] for i in range(at, min(at + self.size, len(self.source)))]
-            rows_nD = self.rows_of(items)[max(0, start - at) :]
-            self.check_finite(rows_nD, max(at, start))
-            ready.append(rows_nD)
-            if sum(map(len, ready)) >= whole:
-                yield torch.cat(ready)
-                ready = []
-        if ready:
-            yield torch.cat(ready)
+        todo = np.arange(N) if known is None else known.missing
+        fresh = self.computed(todo, int(np.searchsorted(todo, start)))
+        for at in range(start, N, whole):
+            new = todo[slice(*np.searchsorted(todo, [at, at + whole]))]
+            rows = [next(fresh) for _ in new]
+            if known is None:
+                yield torch.stack(rows)
+                continue
+            here = np.setdiff1d(np.arange(at, min(at + whole, N)), new)
+            rows_nD = torch.empty(len(here) + len(new), known.rows[0].shape[1])
+            rows_nD[here - at] = known.take(here)
+            if rows:
+                rows_nD[new - at] = torch.stack(rows)
+            yield rows_nD
+
+    def computed(self, points: np.ndarray, start: int) -> Iterator[Tensor]:
+        """The rows of some points, from place ``start`` on. Every pass begins at a multiple of its size."""
+        for at in range(start - start % self.size, len(points), self.size):
+            here = points[at : at + self.size]
+            rows_nD = self.rows_of([self.source[int(i)] for i in here])
+            self.check_finite(rows_nD, here)
+            yield from rows_nD[max(0, start - at) :]
 
     def in_memory(self, tell: Callable[[int], object]) -> Tensor:
         rows_ND: Tensor | None = None
@@ -295,11 +335,11 @@ class _FeatureRun:
         assert rows_ND is not None
         return rows_ND
 
-    def check_finite(self, rows_nD: Tensor, first: int) -> None:
+    def check_finite(self, rows_nD: Tensor, points: Sequence[int] | np.ndarray) -> None:
         bad = (~torch.isfinite(rows_nD)).any(1).nonzero()
         if len(bad):
             raise ValueError(
-                f"the features of point {first + int(bad[0])} are NaN or infinite; look at that point and at the "
+                f"the features of point {points[int(bad[0])]} are NaN or infinite; look at that point and at the "
                 "backbone's weights. A backbone in half precision may overflow: use .float()"
             )
 
@@ -311,7 +351,7 @@ class _FeatureRun:
         items = [self.source[i] for i in range(n)]
         half = max(1, n // 2)
         together = self.rows_of(items)[:half]
-        self.check_finite(together, 0)
+        self.check_finite(together, range(half))
         apart = self.rows_of([*items[:half], *[items[0]] * (n - half)])[:half]
         if not self.alike(together, apart):
             raise ValueError(
@@ -329,14 +369,21 @@ class _FeatureRun:
         The digest holds weights and preprocessing in words. This sees a changed forward(), or changed code that
         prepares points.
         """
-        if kept is None:
-            return None
-        ends = sorted({0, len(self.source) - 1})
-        fresh = self.rows_of([self.source[i] for i in ends])
-        if fresh.shape[1:] == kept.shape[1:] and self.alike(fresh, kept[ends]):
-            return kept
-        log.warning("the backbone has the same weights and other features than before; they are computed again")
+        return kept if kept is None or self.gives([0, len(kept) - 1], lambda ends: kept[ends]) else None
+
+    def still_known(self, known: KnownRows | None) -> KnownRows | None:
+        """The rows of other files, if the backbone still gives the same for the first and the last of their points."""
+        if known is None or self.gives([int(i) for i in known.known[[0, -1]]], lambda at: known.take(np.array(at))):
+            return known
         return None
+
+    def gives(self, points: list[int], kept: Callable[[list[int]], Tensor]) -> bool:
+        ends = sorted({*points})
+        fresh, before = self.rows_of([self.source[i] for i in ends]), kept(ends)
+        if fresh.shape[1:] == before.shape[1:] and self.alike(fresh, before):
+            return True
+        log.warning("the backbone has the same weights and other features than before; they are computed again")
+        return False
 
 
 def pooled_rows(out: Any, n: int, layer: str | None) -> Tensor:

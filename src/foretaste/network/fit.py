@@ -5,13 +5,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foretaste.errors import check_callable, check_known, real_number, whole_number
-from foretaste.losses import TrainingTargets, find_loss, training_targets
+from foretaste.given import ClassName, holds_classes, labels_as_numbers, read_labelled, resolve_class_names
+from foretaste.losses import BinaryOutputs, TrainingTargets, find_loss, training_targets
 from foretaste.network.cuda_graph import FAST_MODES, train_fast
 from foretaste.network.models import new_weights
 from foretaste.network.sgd import (
@@ -56,8 +58,8 @@ class Fit:
 
 def fit(
     net: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any,
     *,
     loss: str = "l2",
     steps: int | None = None,
@@ -74,13 +76,17 @@ def fit(
     progress: TrainingProgress | None = None,
     fast: str = "auto",
     params: TrainedParameters = None,
+    classes: Sequence[ClassName] | None = None,
 ) -> Fit:
     """Train ``net`` in place on x and y, and leave it in eval mode. After an error the network is as it was before.
 
     Args:
         net: any torch module whose outputs are (N, C). Parameters with requires_grad=False stay as they are.
-        x: (N, ...) labelled points, one tensor: floats, or uint8 pixels, which are scaled to [0, 1].
-        y: (N,) class ids as integers, or float targets: (N, C), or (N,) for a network with one output.
+        x: (N, ...) labelled points: one tensor of floats, or of uint8 pixels, which are scaled to [0, 1]; or an array,
+            a data frame, a list, a dataset, a DataLoader or what ``ft.open`` returns, as in ``ft.query``.
+        y: their labels, as in ``ft.query``: (N,) class ids as integers, (N,) names of classes, or float targets:
+            (N, C), or (N,) for a network with one output. One output with two classes is trained as (0, f) with "ce"
+            and (1 − f, f) with "l2". None: the labels of what ``ft.open`` returns.
         loss: "l2", the squared error averaged over points and classes, towards 0/1 or the floats given; or "ce".
         steps: SGD steps. None (default): 1200 steps or 320 epochs, whichever is more. WideResNets on MNIST need 320
             epochs to interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320).
@@ -108,6 +114,8 @@ def fit(
         params: which parameters are trained, as in ``ft.query``: a function of a parameter's name that returns True or
             False, or names. None (default): those that require grad. BatchNorm keeps its statistics where none of its
             parameters is trained. To train a head and the last block of a backbone, name both.
+        classes: the names of the classes, text or whole numbers, in the order of the outputs. Default: if labels are
+            text, the sorted labels, provided that there are as many as outputs.
 
     Returns:
         A ``Fit``: residual, loss, accuracy, seconds, steps, and whether the network interpolates its labels.
@@ -122,6 +130,8 @@ def fit(
         >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
         >>> fit(MLP(4, (16,), 2), x, y, steps=200).interpolates
         True
+        >>> fit(MLP(4, (16,), 2), x.tolist(), ["cat", "dog", "cat", "dog"], steps=200).accuracy
+        1.0
     """
     began = time.perf_counter()
     criterion = find_loss(loss)
@@ -130,6 +140,7 @@ def fit(
     check_known("fast", fast, FAST_MODES)
     with only_trained(net, params):
         device, dtype = check_trainable(net)
+        x, y, classes = read_labelled(net, x, y, classes)
         check_training_points(x, device, dtype, augment, normalise)
         size, count = training_length(net, len(x), batch_size, steps, epochs)
         top = real_number("max_lr", criterion.max_lr if max_lr is None else max_lr, 0, above=True)
@@ -143,16 +154,30 @@ def fit(
         with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
             if start == "cold":
                 new_weights(net)
-            goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
-            final = train_fast(fast, net, x, goal, how, order_seed, draw_seed, progress)
+            model, goal = training_goal(net, x, y, loss, how, classes)
+            final = train_fast(fast, model, x, goal, how, order_seed, draw_seed, progress)
             if statistics == "labelled":
                 reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
             net.eval()
-            residual, accuracy = measure_fit(net, x, goal, how)
+            residual, accuracy = measure_fit(model, x, goal, how)
             if not math.isfinite(residual):
                 raise diverged_error(f"the residual is {residual}", how)
     seconds = time.perf_counter() - began
     return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale())
+
+
+def training_goal(
+    net: nn.Module, x: Tensor, y: Any, loss: str, how: TrainingRecipe, classes: Sequence[ClassName] | None = None
+) -> tuple[nn.Module, TrainingTargets]:
+    """The network with an output for each class, and its targets: names become class ids, and one output two."""
+    outputs, like = count_outputs(net, x, how), next(net.parameters())
+    binary = outputs == 1 and holds_classes(y, loss, classes, "y")
+    if binary:
+        net, outputs = BinaryOutputs(net, loss), 2
+    names = resolve_class_names(y, classes, outputs, "y")
+    labels = labels_as_numbers(y, names, binary, "y")
+    labels = labels if isinstance(y, Tensor) else labels.to(like.device)
+    return net, training_targets(labels, loss, len(x), outputs, like.device, like.dtype)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from foretaste.network.build import NETWORKS, make_network
 from foretaste.network.sgd import PixelNormalise
 
 METADATA_KEY = "foretaste"  # in the file's metadata
+DIGEST_KEY = "digest"
 LONGEST_METADATA = 10_000_000  # characters; the names of classes are the most of it
 CONVERT_HINT = (
     "in Python: import torch, safetensors.torch; weights = torch.load(FILE, weights_only=False)  # runs what is in it; "
@@ -81,10 +83,11 @@ def save_network(
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a safetensors file, whole or not at all. A full disk is an OSError that names the file."""
+    """Write a safetensors file with its digest, whole or not at all. A full disk is an OSError that names the file."""
+    about = {**about, DIGEST_KEY: tensors_digest(tensors, about)}
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file(dict(tensors), part, metadata=dict(about))
+        save_file(dict(tensors), part, metadata=about)
         with part.open("rb") as file:
             os.fsync(file.fileno())  # else a power cut could leave the name without the contents
         os.replace(part, path)
@@ -95,6 +98,29 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path, *, sealed: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file. Raises a ValueError if it was changed after it was written.
+
+    sealed: a file without a digest, of an earlier version or of another program, was changed too.
+    """
+    with _opened(path) as file:
+        about = dict(file.metadata() or {})
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+    said = about.pop(DIGEST_KEY, None)
+    if (said is not None or sealed) and said != tensors_digest(tensors, about):
+        raise ValueError(f"{path} is damaged or was changed: its digest is not that of its contents; put a copy there")
+    return tensors, about
+
+
+def tensors_digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """16 hexadecimal digits that differ where names, shapes, numbers or metadata do."""
+    found = sha256(json.dumps(sorted(about.items())).encode())
+    for key, t in sorted(tensors.items()):
+        found.update(f"{key} {t.dtype} {tuple(t.shape)};".encode())
+        found.update(t.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
 
 
 def saved_network(path: str | os.PathLike[str]) -> SavedNetwork:
@@ -227,8 +253,7 @@ def _opened(path: Path) -> Any:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     if _is_safetensors(path):
-        with _opened(path) as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+        return read_tensors(path)[0]
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)  # tensors alone: a pickle can run anything
     except Exception as error:  # a damaged pickle can raise anything

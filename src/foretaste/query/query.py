@@ -14,19 +14,27 @@ from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy, finish_scores
 from foretaste.errors import did_you_mean, whole_number
+from foretaste.given import (
+    ClassName,
+    GivenPoints,
+    check_index,
+    holds_classes,
+    labels_as_numbers,
+    name_labels,
+    names_to_ids,
+    read_sets,
+    resolve_class_names,
+    text_labels,
+)
 from foretaste.lookahead import (
     PRECISION_CHOICES,
-    BinaryOutputs,
     State,
     binary_params,
     check_settings,
     check_watch,
-    holds_classes,
-    names_to_ids,
-    resolve_class_names,
     seeded_generator,
-    text_labels,
 )
+from foretaste.losses import BinaryOutputs
 from foretaste.query.copies import labelled_copies
 from foretaste.query.request import Query, Request
 from foretaste.query.select import (
@@ -39,7 +47,6 @@ from foretaste.query.select import (
     restore_copies,
 )
 from foretaste.tangent import (
-    Inputs,
     Output,
     Params,
     check_inputs,
@@ -55,9 +62,9 @@ log = logging.getLogger("foretaste")
 @without_modes
 def query(
     net: nn.Module,
-    x_L: Inputs | None,
+    x_L: Any,
     y_L: Any,
-    x_U: Inputs,
+    x_U: Any,
     *,
     strategy: str | Callable[[State], Tensor] = DEFAULT_STRATEGY,
     select: str = "auto",
@@ -66,14 +73,14 @@ def query(
     ids: Sequence[Any] | None = None,
     seed: int = 0,
     loss: str = "l2",
-    watch: Inputs | int | None = None,
+    watch: Any = None,
     ridge: float | str | None = None,
     output: Output = "auto",
     method: str = "auto",
     budget: int | str | None = None,
     params: Params = None,
     precision: str = "auto",
-    classes: Sequence[str] | None = None,
+    classes: Sequence[ClassName] | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Query:
@@ -84,14 +91,20 @@ def query(
 
     Args:
         net: a trained network in eval mode, float32 or float64, that returns (N, C). It is only read.
-        x_L: the labelled points, a tensor, or a dict of tensors for a network called as ``net(**x)``. None: nothing is
-            labelled, and y_L is None too. No random start is needed: gain then covers the pool by the kernel of the
-            untrained network (cover), and ``q.info["first"]`` says so.
+        x_L: the labelled points: a tensor, a numpy array, a data frame of numbers (rows are points), a list, a
+            map-style dataset of x or (x, y), a DataLoader that does not shuffle, what ``ft.open`` returns, or a dict of
+            tensors for a network called as ``net(**x)``. A tensor is taken as it is. All else gets the dtype and the
+            device of the network: bytes become numbers in [0, 1], as in ``ft.fit``, and whole numbers floats, unless
+            the network has an embedding, whose token ids they are. Of what ``ft.open`` returns, these are the points
+            that have a label, and y_L may be None. None: nothing is labelled, and y_L is None too. No random start is
+            needed: gain then covers the pool by the kernel of the untrained network (cover), and ``q.info["first"]``
+            says so.
         y_L: their labels. Integers (L,) are class ids, text (L,) class names, floats (L, C) targets. Floats (L,)
             with one output are numbers to predict (regression). One output with labels 0 and 1, booleans or two names
             is binary classification: the network then counts as one with two outputs, (0, f) with loss="ce" and
             (1 − f, f) with "l2".
-        x_U: the pool of candidates, as x_L. Exact copies of labelled points are picked only when nothing else is left.
+        x_U: the pool of candidates, as x_L. Of what ``ft.open`` returns, these are the points without a label. Exact
+            copies of labelled points are picked only when nothing else is left.
         strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "cover"
             (docs/findings.md); in regression name "variance".
         select: how a batch is made from scores. "top": the highest. "greedy": one by one; after each pick the state
@@ -100,13 +113,15 @@ def query(
             "auto" (default): greedy for gain, cover, variance and epig, top for other scores; some strategies pick by
             themselves.
         batch_size: how many points to pick, default 20. If the pool has fewer, all of them are picked, with a warning.
-        oracle: for select="sequential", a function that takes a point's id (its position, without ``ids``) and returns
-            its label. None skips the point.
+        oracle: for select="sequential", a function that takes a point's id, as in ``q.ids``, and returns its label.
+            None skips the point.
         ids: your ids of the candidates, one each and all different; returned as ``q.ids`` and given to the oracle.
+            Default: the index of a data frame, the ids of what ``ft.open`` returns, else positions in x_U.
         seed: of ties, random strategies and randomly watched points; default 0. The same seed gives the same query.
         loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
-        watch: the points over which scores sum. None (default): the pool. Inputs: those instead, for example the
-            population you care about. A number: that many points of the pool, for pools too large for memory.
+        watch: the points over which scores sum. None (default): the pool. Points, as x_L: those instead, for example
+            the population you care about; of what ``ft.open`` returns, all points. A number: that many points of the
+            pool, for pools too large for memory.
         ridge: λ, in units of Θ. Raise it for labels that are noisy. "misfit": so large that it accounts for what the
             network left unfitted on L. None (default): the strategy's own, "misfit" for cover, else 1e-6 of the mean
             diagonal of Θ_LL.
@@ -121,8 +136,9 @@ def query(
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
             sample as float64 does. On a CPU Θ is computed in float32, and of a float64 network in "float64". In a
             loop, pass on what the first query used, ``q.info["precision"]``.
-        classes: the names of the classes, in the order of the outputs. Default: if labels are text, the sorted labels,
-            provided that there are as many as outputs.
+        classes: the names of the classes, text or whole numbers, in the order of the outputs. Labels are names then;
+            class ids too, where names are text. Default: if labels are text, the sorted labels, provided that there are
+            as many as outputs.
         options: the strategy's own settings, a dict; for example {"scale": 0.1} for gain.
         progress: ``progress(done, total)``, called after each pick, or by a strategy that retrains for each candidate.
 
@@ -131,7 +147,7 @@ def query(
 
     Raises:
         ValueError: arguments do not fit; all wrong ones are named at once, before any work.
-        TypeError: inputs are of the wrong type.
+        TypeError: points are of a kind that is not read, or are text.
 
     Example:
         >>> import torch, foretaste as ft
@@ -155,6 +171,19 @@ def query(
         budget=budget, params=params, precision=precision, seed=seed, classes=classes, progress=counter,
     )  # fmt: skip
     auto = select == "auto"
+    check_alone = partial(check_request, request.changed(x_U=None, watch=None), strategy, select, oracle, None)
+    if not isinstance(x_U, Tensor | Mapping):
+        check_alone(options, progress)  # before a dataset is read
+    try:
+        given = read_sets(net, x_L, y_L, x_U, watch, classes, pool_only=True)
+    except (TypeError, ValueError) as unread:
+        try:
+            check_alone(options, progress)
+        except ValueError as error:
+            raise ValueError(f"{error}; {unread}") from unread
+        raise
+    x_L, ids = given.x_L, candidate_ids(given.candidates, ids, x_U)
+    request = request.changed(x_L=x_L, y_L=given.y_L, x_U=given.x_U, watch=given.watch, classes=given.classes)
     how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
     generator.manual_seed(int(seed))
     if auto and how.first is not None and _is_empty(x_L):
@@ -179,7 +208,7 @@ def query(
             _ = state.u
             seconds["kernel"] += time.perf_counter() - start
         # Score and pick.
-        got = _pick_by_score(request, how, select, settings, oracle, ids, copies_U, counter)
+        got = _pick_by_score(request, how, select, settings, oracle, ids, copies_U, counter, given.candidates.at)
         kernel = request.eager or (select != "top" and len(got.indices) > (0 if select == "sequential" else 1))
     # Answer.
     seconds |= got.seconds | {"total": time.perf_counter() - begin}
@@ -190,14 +219,29 @@ def query(
     # If no kernel was needed, λ and s² are not worth one.
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
     info |= request.info
-    return Query(
-        np.asarray(got.indices, dtype=np.int64),
-        None if ids is None else [ids[j] for j in got.indices],
-        got.scores_U,
-        got.labels,
-        seconds,
-        info,
-    )
+    indices, scores_U = np.asarray(got.indices, dtype=np.int64), got.scores_U
+    picked = indices.tolist() if ids is None else [ids[j] for j in got.indices]
+    if (at := given.candidates.at) is not None:  # of what ft.open returned, the points without a label
+        indices = np.asarray(at, dtype=np.int64)[indices]
+        if scores_U is not None:
+            scores_U = scores_U.new_full((len(x_U),), -torch.inf).index_copy(
+                0, torch.as_tensor(at, device=scores_U.device), scores_U
+            )
+    return Query(indices, picked, scores_U, got.labels, seconds, info)
+
+
+def candidate_ids(candidates: GivenPoints, ids: Any, source: Any) -> Any:
+    """The ids of the candidates, by position: as given, else those of their source. None for positions."""
+    if ids is None:
+        if candidates.ids is not None:
+            check_index(candidates.ids, "x_U")
+        return candidates.ids
+    if not hasattr(ids, "__len__") or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
+        return ids  # told by check_request
+    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # a Series would be asked by its index
+    if candidates.at is None or not isinstance(listed, list) or len(listed) != len(source):
+        return listed
+    return [listed[i] for i in candidates.at]
 
 
 def _is_empty(x: Any) -> bool:
@@ -214,6 +258,7 @@ def _pick_by_score(
     ids: Sequence[Any] | None,
     copies_U: Tensor | None,
     counter: ProgressCounter,
+    at: Sequence[int] | None,
 ) -> Picked:
     """A batch by a strategy that scores."""
 
@@ -237,7 +282,9 @@ def _pick_by_score(
         got = pick_top(request.state, score, n, generator, counter, copies_U)
     else:
         ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
-        got = pick_each(request.state, score, select, n, generator, counter, ask, copies_U)
+        names, binary = request.info.get("classes"), isinstance(request.net, BinaryOutputs)
+        read = partial(labels_as_numbers, names=names, binary=binary, name="y") if names else None
+        got = pick_each(request.state, score, select, n, generator, counter, ask, copies_U, read, at)
     if copies_U is not None and got.scores_U is not None:
         got.scores_U = got.scores_U.masked_fill(copies_U.to(got.scores_U.device), -torch.inf)
     return got
@@ -273,8 +320,9 @@ def prepare_request(request: Request, how: Strategy) -> Request:
     if {"classes", "regression"} & {*how.needs}:
         how.check(C)
     if (names := resolve_class_names(y_L, request.classes, C)) is not None:
-        changes["classes"], request.info["classes"] = names, list(names)
-        if text_labels(y_L) is not None:
+        request.info["classes"] = list(names)
+        changes["classes"] = names if isinstance(names[0], str) else None  # a state would take class ids for names
+        if y_L is not None and name_labels(y_L, names, "y_L") is not None:
             changes["y_L"] = names_to_ids(y_L, names).to(next(request.net.parameters()).device)
     request = request.changed(**changes)
     vars(request)["C"] = C  # known, so that the points are not run again
@@ -388,6 +436,8 @@ def _collect_watch(request: Request, faults: list[str]) -> None:
 
 def _check_ids(ids: Any, U: int, faults: list[str]) -> None:
     try:
+        if not hasattr(ids, "__getitem__"):
+            raise TypeError("it has no order")
         if len(ids) != U:
             faults.append(f"ids has {len(ids)} entries and the pool {U} points; expected one each")
         seen: dict[Any, int] = {}

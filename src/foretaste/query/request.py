@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foretaste.lookahead import BinaryOutputs, State, linearize, watched_points
+from foretaste.given import ClassName
+from foretaste.lookahead import State, linearize, watched_points
+from foretaste.losses import BinaryOutputs
 from foretaste.tangent import (
     FrozenNetwork,
     Inputs,
@@ -72,7 +74,7 @@ class Request:
     params: Params = None
     precision: str = "auto"
     seed: int = 0
-    classes: Sequence[str] | None = None
+    classes: Sequence[ClassName] | None = None
     watch_by: str = "random"
     eager: bool = False
     progress: Callable[[int, int], object] = lambda done, total: None
@@ -152,7 +154,8 @@ class Query:
 
     Attributes:
         indices: int64 array (n,) of positions in x_U, none twice.
-        ids: the caller's ids of these points, or None if no ``ids`` were given.
+        ids: the ids of these points: the caller's, or else the index of a data frame, or those of ``ft.open``.
+            Positions, where there are none.
         scores: (U,) float64 tensor, the score of every candidate before the first pick; higher = label sooner. −inf for
             copies of labelled points. None if the strategy has no scores.
         labels: what the oracle said, in the order of ``indices``; empty without an oracle.
@@ -163,7 +166,7 @@ class Query:
     """
 
     indices: np.ndarray
-    ids: list[Any] | None
+    ids: list[Any]
     scores: Tensor | None
     labels: list[Any]
     seconds: dict[str, float]
@@ -173,7 +176,8 @@ class Query:
         return len(self.indices)
 
     def __repr__(self) -> str:
-        name, points = ("indices", self.indices.tolist()) if self.ids is None else ("ids", list(self.ids))
+        points = list(self.ids)
+        name = "indices" if points == self.indices.tolist() else "ids"
         more = ", ..." if len(points) > REPR_POINTS else ""
         first = ", ".join(map(repr, points[:REPR_POINTS]))
         how = f"{self.info.get('strategy')!r}, select={self.info.get('select')!r}"

@@ -5,7 +5,7 @@ candidates that a pick has made uninformative.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,12 +50,20 @@ class ProgressCounter:
 
 @dataclass
 class Picked:
-    """A batch: positions in the pool, the oracle's answers, the first scores, and the time it took."""
+    """A batch: positions in the pool, the oracle's answers, the first scores, and the time it took.
+
+    ``at`` are the positions of the candidates as the caller counts them, where those differ.
+    """
 
     indices: list[int] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     scores_U: Tensor | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"score": 0.0, "select": 0.0})
+    at: Sequence[int] | None = None
+
+    @property
+    def answered(self) -> list[tuple[int, Any]]:
+        return [(j if self.at is None else self.at[j], y) for j, y in zip(self.indices, self.labels)]
 
 
 def pick_top(
@@ -89,17 +97,20 @@ def pick_each(
     progress: ProgressCounter,
     ask: AskOracle | None = None,
     copies_U: Tensor | None = None,
+    read: Callable[[Any], Any] | None = None,
+    at: Sequence[int] | None = None,
 ) -> Picked:
     """One by one, each pick conditioned on before the next scores. Fewer only if the oracle skips the rest.
 
     "greedy": the label is unknown, so S shrinks and the mean stays. "fantasy": the likeliest label is kept.
     "sequential": the answer of ``ask`` is kept; None skips the point, and it does not count. Any exception on the way,
     of the oracle or a KeyboardInterrupt, carries the answers so far: ``answered``, a list of (position, label), and a
-    note. ``copies_U`` (bool, on the CPU) are taken only when nothing else is left.
+    note. ``copies_U`` (bool, on the CPU) are taken only when nothing else is left. ``read`` makes of an answer a label
+    of the state; ``at``: as in ``Picked``.
     """
-    got = Picked()
+    got = Picked(at=at)
     try:
-        _pick_each(got, state, score, select, batch_size, generator, progress, ask, copies_U)
+        _pick_each(got, state, score, select, batch_size, generator, progress, ask, copies_U, read)
     except BaseException as e:
         if ask is not None:
             _add_answers(e, got)
@@ -117,6 +128,7 @@ def _pick_each(
     progress: ProgressCounter,
     ask: AskOracle | None,
     copies_U: Tensor | None,
+    read: Callable[[Any], Any] | None,
 ) -> None:
     rank_U = torch.randperm(state.U, generator=generator)
     order, rank_U = rank_U.argsort().tolist(), rank_U.to(state.net.device)
@@ -142,7 +154,7 @@ def _pick_each(
         start = time.perf_counter()
         more = len(got.indices) + 1 < batch_size
         if more or ask is not None:  # the last answer is kept too, because that checks it
-            before, state = state, _keep_pick(state, j, select, got)
+            before, state = state, _keep_pick(state, j, select, got, read)
         got.indices.append(j)
         progress(len(got.indices), batch_size)
         if more:
@@ -209,20 +221,20 @@ def best_rank(scores_U: Tensor, shut_U: Tensor, rank_U: Tensor) -> int:
     return int(rank_U.masked_fill((scores_U != highest) | shut_U, len(rank_U)).min())
 
 
-def _keep_pick(state: State, j: int, select: str, got: Picked) -> State:
+def _keep_pick(state: State, j: int, select: str, got: Picked, read: Callable[[Any], Any] | None) -> State:
     if select == "greedy" or (select == "fantasy" and state.C == 1):
         return state.condition(j, None)  # in regression the likeliest label is the mean itself
     if select == "fantasy":
         return state.condition(j, pseudo_labels(state)[j])
     try:
-        return state.condition(j, got.labels[-1])
+        return state.condition(j, got.labels[-1] if read is None else read(got.labels[-1]))
     except Exception as e:
-        e.add_note(f"the oracle gave it for candidate {j}; before it, {list(zip(got.indices, got.labels))}")
+        e.add_note(f"the oracle gave it for candidate {j if got.at is None else got.at[j]}; before it, {got.answered}")
         raise
 
 
 def _add_answers(e: BaseException, got: Picked) -> None:
-    answered = list(zip(got.indices, got.labels))
+    answered = got.answered
     with suppress(AttributeError):  # an exception with slots has room for the note only
         e.answered = answered  # type: ignore[attr-defined]
     if answered and not getattr(e, "__notes__", None):

@@ -33,7 +33,7 @@ from foretaste.tangent import OUTPUTS, PRECISIONS
 EXPERIMENTS = ("loop", "theorem", "block")
 MODELS = ("network", "gp")
 BASELINE = "random"  # the arm that differences are taken to, unless an arm names another
-NO_ARMS = 'there are no arms; give strategies = ["gain", "random"], or [[arms]] tables'
+NO_ARMS = 'there are no arms; give strategies = ["gain", "random"], or [[arms]] tables, or both'
 GIVEN_BY_DATA = ("inputs", "channels", "classes")  # options of a network that a study sets itself
 
 
@@ -274,7 +274,7 @@ class Study:
     experiment: "loop" is Algorithm 1; "theorem" and "block" check Theorem 3.1 and Eq. 12 with the same settings.
     """
 
-    also_known: ClassVar = ("strategies",)  # a key of TOML files, in the place of arms
+    also_known: ClassVar = ("strategies",)  # a key of TOML files: arms by name, before those of [[arms]]
 
     arms: tuple[Arm, ...] = ()
     seeds: tuple[Whole, ...] = (0, 1, 2)

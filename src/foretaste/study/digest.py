@@ -22,6 +22,7 @@ log = logging.getLogger("foretaste")
 DIGEST_BYTES = 16
 DATA_PARTS = {  # as study.json names them, and in words
     "x": "the points",
+    "items": "the texts or rows",  # in the place of x, where it is computed from them
     "y": "the labels",
     "pool": "which points are in the pool",
     "test": "which points are in the test set",
@@ -33,11 +34,13 @@ def data_digest(data: Images) -> dict[str, str]:
     """A digest of each part of the data.
 
     The normalisation is left out: it follows from the points and the settings, and its last bit may differ between
-    machines. So may the last bits of features: what is shown counts in their place.
+    machines. So may the last bits of all that is computed: for features what is shown counts in their place, for texts
+    and tables what was read.
     """
     x = data.x if data.shown is None else data.shown
-    arrays = {"x": x.cpu().numpy(), "y": data.y.cpu().numpy(), "pool": data.pool, "test": data.test}
-    parts = {name: _array_digest(array) for name, array in arrays.items()}
+    points = {"x": _array_digest(x.cpu().numpy())} if data.read is None else {"items": data.read}
+    arrays = {"y": data.y.cpu().numpy(), "pool": data.pool, "test": data.test}
+    parts = points | {name: _array_digest(array) for name, array in arrays.items()}
     return parts | {"classes": _bytes_digest("\0".join(data.classes).encode("utf-8", "surrogatepass"))}
 
 
@@ -79,7 +82,7 @@ def check_digest(
         )
         return here
     then, now = stored.get("data", {}), here["data"]
-    if changed := [words for part, words in DATA_PARTS.items() if then.get(part, now[part]) != now[part]]:
+    if changed := [DATA_PARTS[part] for part in now if then.get(part, now[part]) != now[part]]:
         raise changed_error(folder, f"the data {data.name!r} has changed: {', '.join(changed)}", "the data")
     code = stored.get("code", {})
     if edited := sorted(name for name, digest in here["code"].items() if code.get(name, digest) != digest):

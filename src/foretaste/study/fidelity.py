@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import format_bytes
+from foretaste.given import ClassName, labels_as_numbers, read_sets, resolve_class_names
 from foretaste.lookahead import State, from_kernels
 from foretaste.losses import LOSSES
 from foretaste.network import INTERPOLATES, fit, prepare
@@ -37,11 +38,11 @@ FidelityRecord = dict[str, Any]
 
 def fidelity(
     net: nn.Module,
-    x_L: Tensor,
-    y_L: Tensor,
-    x_U: Tensor,
+    x_L: Any,
+    y_L: Any,
+    x_U: Any,
     *,
-    y_U: Tensor | None = None,
+    y_U: Any = None,
     ids: Sequence[Any] | None = None,
     loss: str = "l2",
     candidates: int = 8,
@@ -56,6 +57,7 @@ def fidelity(
     train: Mapping[str, Any] | None = None,
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
+    classes: Sequence[ClassName] | None = None,
 ) -> list[FidelityRecord]:
     """Measure how well look-ahead predicts what retraining does to a network. The network is left as it is.
 
@@ -66,10 +68,10 @@ def fidelity(
 
     Args:
         net: a trained classifier.
-        x_L, y_L: its labelled points; labels are class ids.
-        x_U: the pool. Candidates and watched points are drawn from it by ``seed``.
-        y_U: true labels of the pool, if known.
-        ids: names of the points of x_U, for the records; default their positions.
+        x_L, y_L: its labelled points, of any kind that ``ft.query`` takes, and their labels, class ids or names.
+        x_U: the pool, as x_L. Candidates and watched points are drawn from it by ``seed``.
+        y_U: true labels of the pool, if known, as y_L.
+        ids: names of the points of x_U, for the records; default their own, as in ``ft.query``, or positions.
         loss: "l2" or "ce", which the network is trained with.
         candidates: how many points to label.
         repeats: how often each retraining is done, with another seed. Two or more show its noise.
@@ -84,6 +86,7 @@ def fidelity(
         train: other arguments of ``foretaste.network.fit`` for the retrainings.
         seed: of the draws and the retrainings.
         progress: called with (retrainings done, all retrainings).
+        classes: the names of the classes, as in ``ft.query``.
 
     Returns:
         Records of kind "about", "retraining", "setting", "skipped", "calibration" and "points".
@@ -105,10 +108,10 @@ def fidelity(
         ('about', 5)
     """
     began = time.perf_counter()
+    given, like = read_sets(net, x_L, y_L, x_U, None, classes), next(net.parameters())
+    x_L, y_L, x_U, classes = given.x_L, given.y_L, given.x_U, given.classes
+    ids = given.candidates.ids if ids is None else list(ids)
     check_fidelity(len(x_U), loss, candidates, repeats, watch, outputs, ridges)
-    if y_L.is_floating_point():
-        raise ValueError("y_L holds numbers; fidelity is for classifiers and needs class ids")
-    like = next(net.parameters())
     order_U = torch.randperm(len(x_U), generator=torch.Generator().manual_seed(seed)).to(x_U.device)
     at_c = order_U[:candidates]
     at_W = order_U[candidates : candidates + watch]
@@ -118,6 +121,11 @@ def fidelity(
     f_cC = evaluate(net, feed["U"])
     if f_cC.shape[1] < 2:
         raise ValueError("the network has one output; fidelity is for classifiers")
+    classes = resolve_class_names(y_L, classes, f_cC.shape[1])
+    y_L = labels_as_numbers(y_L, classes, False, "y_L").to(like.device)
+    if y_L.is_floating_point():
+        raise ValueError("y_L holds numbers; fidelity is for classifiers and needs class ids, or names of classes")
+    y_U = None if y_U is None else labels_as_numbers(y_U, classes, False, "y_U").to(x_U.device)
     jobs = choose_jobs(f_cC, None if y_U is None else y_U[at_c])
     names = [int(j) if ids is None else ids[int(j)] for j in at_c]
     if precisions is None:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 
 from foretaste.errors import check_regular
-from foretaste.network import Fit, write_tensors
+from foretaste.network import Fit, read_tensors, write_tensors
 from foretaste.study.model import Model
 
 FIRST_FOLDER = "first"
@@ -48,9 +47,9 @@ def read_first(path: Path, model: Model) -> Fit | None:
     """The result of the training that is kept there, its weights in the model; None if there is none to be read."""
     try:
         check_regular(path)  # a pipe would be read for ever
-        with safe_open(path, "pt") as file:
-            trained = Fit(**json.loads((file.metadata() or {})[FIT_KEY]))
-        model.net.load_state_dict(load_file(path))
+        weights, about = read_tensors(path)
+        trained = Fit(**json.loads(about[FIT_KEY]))
+        model.net.load_state_dict(weights)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError):  # missing, or damaged
         return None
     model.net.eval()

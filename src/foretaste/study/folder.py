@@ -23,14 +23,13 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.errors import check_regular
 from foretaste.losses import LOSSES
-from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, save_network
+from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, read_tensors, save_network
 from foretaste.study.config import Labels, Network, Study, Trial
 from foretaste.study.digest import check_digest
 from foretaste.study.records import Record, record_line, software_versions
@@ -164,7 +163,7 @@ class Task:
             raise FileNotFoundError(f"{path} is gone, and a warm start needs it; remove {self.path} to run it anew")
         try:
             check_regular(path)
-            return load_file(path)
+            return read_tensors(path)[0]
         except (SafetensorError, ValueError, OSError) as error:
             raise ValueError(
                 f"{path} is damaged ({error}), and a warm start needs it; remove {self.path} to run it anew"

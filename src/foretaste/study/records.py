@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from foretaste.errors import seal_json
 from foretaste.study.stored import read_json_lines
 
 PACKAGES = ("foretaste", "torch", "numpy", "scikit-learn")
@@ -59,7 +60,8 @@ def save_records(records: Iterable[Any], path: Path) -> None:
 
 
 def record_line(record: Any) -> str:
-    return json.dumps(record, allow_nan=False, ensure_ascii=False) + "\n"
+    """A record and its checksum, by which ``read_json_lines`` sees that a line was changed."""
+    return seal_json(json.dumps(record, allow_nan=False, ensure_ascii=False)) + "\n"
 
 
 def load_records(path: str | Path) -> list[Any]:
@@ -73,7 +75,8 @@ def load_records(path: str | Path) -> list[Any]:
 
     Raises:
         FileNotFoundError: if there is no such folder or file.
-        ValueError: if a line is not a record; the error names the file and the line.
+        ValueError: if a line is not a record, or was changed after it was written; the error names the file and the
+            line.
 
     Example:
         >>> import tempfile

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretaste.data import Images, digits, fewer, imbalanced, load, noisy, smaller
+from foretaste.data import Answers, Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.errors import real_number
 from foretaste.study.checks import CHECKS
 from foretaste.study.config import Data, Features, Study
@@ -75,6 +75,7 @@ def run(
     description: Mapping[str, Any] | None = None,
     seen: Callable[[Record], None] | None = None,
     minutes: float | None = None,
+    answers: Answers | None = None,
 ) -> list[Any]:
     """Run every arm of a study with every seed.
 
@@ -93,6 +94,7 @@ def run(
         seen: called with each record as it comes, those that are on disk already among them.
         minutes: stop after this time, each process with its next record. The same call later resumes, also on another
             machine; without the weights of the last cycle only where training starts cold.
+        answers: as in ``prepared``.
 
     Returns:
         The records, in the order of arms, seeds and cycles. With ``minutes`` there may be fewer than ``study.size``.
@@ -116,7 +118,8 @@ def run(
         processes = min(processes, len(tasks))
         here = processes <= 1
         if data is None and (here or folder is not None):
-            data = prepared(study.data, devices[0] if here else "cpu", standin, features=study.features)
+            on = devices[0] if here else "cpu"
+            data = prepared(study.data, on, standin, features=study.features, answers=answers)
         if data is not None:
             check_trials(study, data)
         check_more_cycles(study, tasks)
@@ -130,7 +133,7 @@ def run(
         if here and data is not None:
             stream = _run_here(study, tasks, data, deadline)
         else:
-            stream = _run_in_processes(study, tasks, processes, devices, standin, digest, deadline)
+            stream = _run_in_processes(study, tasks, processes, devices, standin, digest, deadline, answers)
         records = []
         try:
             for record in stream:
@@ -243,6 +246,7 @@ def prepared(
     *,
     features: Features | None = None,
     progress: Callable[[int, int], Any] | None = None,
+    answers: Answers | None = None,
 ) -> Images:
     """The data of a study, on a device.
 
@@ -252,6 +256,8 @@ def prepared(
         standin: use digits in the shape of the data set if it is not found, and at most as many points as there are.
         features: the study's ``features`` table; its backbone then turns pictures into features.
         progress: called with (points done, all points) while features are computed.
+        answers: finds the labels that people have given to the points of a path; ``foretaste.label.find_answers`` for
+            those of ``foretaste label``. None takes the labels in the data alone.
 
     Returns:
         The data, made fewer and smaller as the table says. Notes tell what was done.
@@ -268,7 +274,7 @@ def prepared(
         try:
             data = load(
                 how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,
-                skip_broken=how.skip_broken,
+                skip_broken=how.skip_broken, answers=answers,
             )  # fmt: skip
         except FileNotFoundError:
             if not standin or how.name not in STAND_IN_SHAPES:
@@ -331,6 +337,7 @@ def _run_in_processes(
     standin: bool,
     digest: Mapping[str, Any] | None,
     deadline: float,
+    answers: Answers | None,
 ) -> Iterator[Record]:
     context = mp.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
@@ -338,7 +345,9 @@ def _run_in_processes(
         todo.put(task)
     workers = [
         context.Process(
-            target=_work, args=(study, devices[k % len(devices)], standin, digest, deadline, todo, done), daemon=True
+            target=_work,
+            args=(study, devices[k % len(devices)], standin, digest, deadline, answers, todo, done),
+            daemon=True,
         )
         for k in range(processes)
     ]
@@ -381,6 +390,7 @@ def _work(
     standin: bool,
     digest: Mapping[str, Any] | None,
     deadline: float,
+    answers: Answers | None,
     todo: Any,
     done: Any,
 ) -> None:
@@ -395,7 +405,7 @@ def _work(
     try:
         for plugin in study.plugins:
             import_plugin(plugin)
-        data = prepared(study.data, device, standin, features=study.features)
+        data = prepared(study.data, device, standin, features=study.features, answers=answers)
         if digest is not None and data_digest(data) != digest["data"]:
             raise ValueError(f"the data {data.name!r} changes while the run reads it; start again when it is complete")
         while (task := todo.get()) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from foretaste.errors import check_regular
+from foretaste.errors import check_regular, seal_holds
 
 LARGEST_STUDY_JSON = 10**8  # bytes
 SHOWN_CHARACTERS = 60  # of a value in a message
@@ -153,9 +153,13 @@ def record_fault(record: Any, experiment: str = "loop") -> str | None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file. A last line without an end is still being written, and is left out."""
+    """The objects of a .jsonl file. A last line without an end is still being written, and is left out.
+
+    A line whose checksum is not that of its text was changed, and so was one without that follows one with: earlier
+    versions wrote none. Checksums are left out of the objects.
+    """
     check_regular(path)
-    found, raw = [], path.read_bytes()
+    found, raw, sealed = [], path.read_bytes(), False
     for k, line in enumerate(raw[: raw.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
         if not line.strip():
             continue
@@ -165,6 +169,11 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             raise damaged_record(path, k, "it is not JSON") from None
         if not isinstance(one, dict):
             raise damaged_record(path, k, "it is not a table")
+        holds = seal_holds(line.strip().decode(errors="replace"))
+        if holds is False or (sealed and holds is None):
+            raise damaged_record(path, k, "it was changed after it was written, for its checksum is another")
+        sealed = sealed or holds is True
+        one.pop("checksum", None)
         found.append(one)
     return found
 

@@ -89,11 +89,9 @@ def study_of(table: Mapping[str, Any], *, plugins: Iterable[str] = ()) -> Study:
         for plugin in table["plugins"]:
             import_plugin(plugin)  # before the arms are validated: they may name what it registers
     if "strategies" in table:
-        if "arms" in table:
-            faults.append("strategies and arms contradict each other; give one")
-        names = table.pop("strategies")
+        names, more = table.pop("strategies"), table.get("arms", [])
         if _is_texts(names):
-            table["arms"] = [_arm_from_spec(name) for name in names]
+            table["arms"] = [*map(_arm_from_spec, names), *more] if isinstance(more, list) else more
         else:
             faults.append(f"strategies={names!r}; expected a list of names")
     if isinstance(arms := table.get("arms"), list):

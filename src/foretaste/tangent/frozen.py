@@ -81,8 +81,7 @@ def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None = None) -> None:
     """Raise with every fault of ``x`` at once. Points must have the shapes and float types of those of ``like``."""
     if not isinstance(x, (Tensor, Mapping)):
-        hint = "; torch.from_numpy makes one of an array" if type(x).__module__ == "numpy" else ""
-        raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor or a dict of tensors{hint}")
+        raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor or a dict of tensors")
     if not input_parts(x):
         raise ValueError(f"{name} is an empty dict; expected at least one tensor")
     faults: list[str] = []

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean, format_bytes
+from foretaste.given import given_tensors
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
 from foretaste.tangent.checks import RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.frozen import (
@@ -81,8 +82,8 @@ KernelProgress = Callable[[int, int], None]
 
 def ntk(
     net: nn.Module,
-    x: Inputs,
-    x2: Inputs | None = None,
+    x: Any,
+    x2: Any = None,
     *,
     output: Output = "sum",
     params: Params = None,
@@ -95,7 +96,8 @@ def ntk(
     Args:
         net: the network, in eval mode. It returns a tensor (N, C), or an object or dict with such a tensor ``logits``.
         x: N points: a tensor, or a dict of tensors that is given as ``net(**x)``. The first dimension counts the
-            points. Inputs are not converted: a float32 network needs float32 points.
+            points. Tensors are not converted: a float32 network needs float32 points. Arrays, data frames, lists,
+            datasets and what ``ft.open`` returns are, as in ``ft.query``.
         x2: N2 points of the same kind. None (default) means ``x``, at half the work.
         output: which function of the C outputs is differentiated. "sum" (default) is Σ_c f_c / √C. "signs" is
             Σ_c ±f_c / √C with fixed signs, half of them −1: nearer to "trace", at the cost of "sum". "first" is the
@@ -128,7 +130,7 @@ def ntk(
         >>> ft.ntk(net, x[:2], x, output="full").shape
         torch.Size([2, 10, 3, 3])
     """
-    sets, pair = pair_sets(x, x2)
+    sets, pair = pair_sets(net, x, x2)
     how: dict[str, Any] = {"output": output, "params": params, "budget": budget, "precision": precision}
     theta = gram(net, sets, [pair], **how, progress=progress)[0][pair]
     if output != "full":
@@ -140,8 +142,8 @@ def ntk(
 @without_modes
 def plan(
     net: nn.Module,
-    x: Inputs,
-    x2: Inputs | None = None,
+    x: Any,
+    x2: Any = None,
     *,
     output: Output = "sum",
     params: Params = None,
@@ -173,7 +175,7 @@ def plan(
         >>> len(made.groups), made.chunk_size
         (1, 100)
     """
-    sets, pair = pair_sets(x, x2)
+    sets, pair = pair_sets(net, x, x2)
     frozen = freeze(net, output=output, params=params)
     check_sets(frozen, sets)
     return plan_gram(settle_sets(frozen, sets), sets, [pair], (), budget)[1]
@@ -187,9 +189,10 @@ def settle_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs], classes: int 
     return settle_rules(frozen, x, probe_outputs(frozen, x, name) if classes is None else classes)
 
 
-def pair_sets(x: Inputs, x2: Inputs | None) -> tuple[dict[str, Inputs], Block]:
+def pair_sets(net: Any, x: Any, x2: Any) -> tuple[dict[str, Inputs], Block]:
     """Named sets for ``gram``, and the block that is wanted."""
-    return ({"x": x}, ("x", "x")) if x2 is None else ({"x": x, "x2": x2}, ("x", "x2"))
+    given = {"x": x} if x2 is None else {"x": x, "x2": x2}
+    return {name: points.x for name, points in given_tensors(net, given).items()}, ("x", "x" if x2 is None else "x2")
 
 
 @without_modes

@@ -1,9 +1,11 @@
 /* The labelling page. Two items are held: the one on the screen and the next, whose picture is loaded already. A key
    shows the next at once and sends the answer; the item after it comes with the reply, so it knows of the answer.
-   Answers wait in an outbox that survives a reload, and are sent in order until the server has acknowledged them. */
+   Answers wait in an outbox that survives a reload, and are sent in order until the server has acknowledged them.
+   Keys and clicks are for the item that the person has seen: see "Whether an answer counts". */
 "use strict";
 
 const $ = (id) => document.getElementById(id);
+const LONG_NAME = 13;      // letters of a class that has a line for itself in the panels
 const PALETTE = ["#0d9488", "#d97706", "#6366f1", "#db2777", "#65a30d", "#0284c7", "#b45309", "#9333ea", "#dc2626", "#4d7c0f"];
 const random = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) => b.toString(16).padStart(2, "0")).join("");
 
@@ -15,7 +17,9 @@ let state = null;
 let revising = null;       // an item of the past that is on the screen instead
 let busy = false;          // a request of the outbox is under way
 let finished = false;
-const loaded = new Map();  // address of a picture → a promise that it is decoded
+let given = 0;             // answers and undos so far
+let recalling = 0;         // items of the past that are on their way
+const loaded = new Map();  // address of a picture → { image, done, ok }; ok is undefined until it is decoded
 
 /* Speaking to the server */
 
@@ -40,26 +44,31 @@ function askToken(message) {
 
 /* Answers */
 
+const SAID = { skip: "skipped", unsure: "not sure", ignore: "set aside" };
+
 function give(kind, label) {
+  if (!isOpen()) return early();
+  $("early").hidden = true;
   const item = revising || queue[0];
-  if (!item) return;
   const entry = { path: "/api/answer", body: { ...me(), item: item.item, kind, request: random() } };
   if (label !== undefined) entry.body.label = label;
   if (revising && label !== undefined) entry.body.kind = "relabel";
   press(kind, label);
-  say(`${label ?? { skip: "Skipped", unsure: "Not sure", ignore: "Set aside" }[kind]}.`);
+  say(label === undefined ? sentence(SAID[kind]) : `${label}.`);
   if (revising) revising = null; else queue.shift();
   post(entry);
-  show();
+  show("answered");
 }
 
 function undo() {
   revising = null;
   press("undo");
   post({ path: "/api/undo", body: { ...me(), request: random() } });
+  show("answered");
 }
 
 function post(entry) {
+  given += 1;
   outbox.push(entry);
   keepOutbox();
   send();
@@ -110,14 +119,16 @@ function take(data, entry) {
     say("Taken back.");
   }
   paint(data.state);
-  show();
+  show(entry.path === "/api/undo" ? "asked" : "late");
   recent();
 }
 
-async function refill() {
+async function refill(again = false) {
+  const before = given;
   try {
-    const data = await call("/api/next", me());
+    const data = await call("/api/next", { ...me(), again });
     banner("");
+    if (given !== before) delete data.items;  // it may name what has been answered since; the answer's reply has the next
     take(data, { path: "/api/next" });
   } catch (error) {
     if (error.status === 401) return askToken();
@@ -129,26 +140,52 @@ async function refill() {
 /* The item */
 
 function load(item) {
-  if (!item || !item.picture) return Promise.resolve(null);
   if (!loaded.has(item.picture)) {
-    const picture = new Image();
-    picture.src = item.picture;
-    loaded.set(item.picture, picture.decode().then(() => picture, () => null));
+    const entry = { image: new Image() };
+    entry.image.src = item.picture;
+    entry.done = entry.image.decode().then(() => { entry.ok = true; }, () => { entry.ok = false; });
+    loaded.set(item.picture, entry);
     if (loaded.size > 40) loaded.delete(loaded.keys().next().value);
   }
   return loaded.get(item.picture);
 }
 
-let onScreen = null;
+/* Whether an answer counts. A key or a click is meant for what was on the screen when it was pressed. The next item is
+   open at once if the person's own answer has brought it, and so is one that was asked for, by undo or from the strip
+   of last answers. One that came by itself is not: what is pressed within a moment of it was meant for another. */
 
-function show() {
+const MOMENT = 400;  // milliseconds; nobody sees an item and presses its key in less
+let onScreen = null;
+let visible = false;        // whether the item on the screen can be seen and has been for a moment
+let visibleTimer = 0;
+let pressedOn = null;      // the item that was open when the mouse was pressed
+let guessed = {};          // the item on the screen and the class that Enter gives
+let guessTimer = 0;        // while that class has only just changed
+
+const isOpen = () => onScreen !== null && visible && !recalling && !outbox.some((e) => e.path === "/api/undo");
+
+function lock() {
+  document.querySelectorAll("#classes button, #skip, #unsure, #ignore").forEach((b) => { b.disabled = !isOpen(); });
+}
+
+let earlyTimer = 0;
+function early(text = "That came before the item could be seen, and does not count.") {
+  if (finished && !onScreen) return;
+  clearTimeout(earlyTimer);
+  $("early").textContent = text;
+  $("early").hidden = false;
+  earlyTimer = setTimeout(() => { $("early").hidden = true; }, 2500);
+}
+
+/* Shows the item that is due. ``how`` it comes: "answered" if an answer has brought it, "asked" for, or "late". */
+function show(how = "late") {
   const item = revising || queue[0];
-  queue.slice(0, 2).forEach(load);
-  $("note").hidden = Boolean(item);
+  queue.slice(0, 2).filter((i) => i.picture).forEach(load);
   $("ribbon").hidden = !(revising || (item && item.check));
-  if (revising) $("ribbon").textContent = `Was: ${revising.answer?.label ?? revising.answer?.kind ?? "open"}. Choose again, or press Escape`;
-  else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
-  document.querySelectorAll("#classes button, #skip, #unsure, #ignore").forEach((b) => { b.disabled = !item; });
+  if (revising) {
+    const was = revising.answer;
+    $("ribbon").textContent = `${was ? sentence(`Was: ${was.label ?? SAID[was.kind]}`) : "Was open."} Choose again, or press Escape`;
+  } else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
   if (!item) {
     onScreen = null;
     for (const id of ["picture", "text", "cells"]) $(id).hidden = true;
@@ -156,31 +193,35 @@ function show() {
     $("guess").replaceChildren();
     $("reason").textContent = "";
     if (finished && !outbox.length) allDone(); else note("One moment", "The next item is on its way.");
-    return;
-  }
-  if (onScreen !== item.item) {
+  } else if (onScreen !== item.item) {
     onScreen = item.item;
+    visible = false;
+    clearTimeout(visibleTimer);
     $("name").textContent = item.item;
+    $("note").hidden = true;
+    $("picture").hidden = true;
     $("text").hidden = item.text === undefined;
     $("cells").hidden = item.cells === undefined;
     if (item.text !== undefined) { $("text").textContent = item.text; $("text").scrollTop = 0; }
     if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), made("dd", v)]));
-    if (item.picture) place(item); else { $("picture").hidden = true; painted(item); }
+    if (!item.picture || load(item).ok !== undefined) draw(item, how !== "late");
+    else load(item).done.then(() => { if (onScreen === item.item) draw(item, how === "asked"); });
   }
-  guess(item);
+  if (item) guess(item);
+  lock();
 }
 
-async function place(item) {
-  const picture = await load(item);
-  if (onScreen !== item.item) return;
-  $("picture").hidden = !picture;
-  if (picture) {
-    $("picture").src = picture.src;
-    $("picture").alt = `Item ${item.item}`;
-  } else {
-    $("note").hidden = false;
-    note("This picture cannot be shown", "Set it aside with Delete, or skip it.");
+function draw(item, atOnce) {
+  if (item.picture) {
+    const { image, ok } = load(item);
+    $("picture").hidden = !ok;
+    if (ok) {
+      $("picture").src = image.src;
+      $("picture").alt = `Item ${item.item}`;
+    } else note("This picture cannot be shown", "Set it aside with Delete, or skip it.");
   }
+  const open = () => { visible = true; lock(); };
+  if (atOnce) open(); else visibleTimer = setTimeout(open, MOMENT);
   painted(item);
 }
 
@@ -194,6 +235,13 @@ function guess(item) {
   $("guess").replaceChildren(...shown.map(({ name, p }) => row(name, p, `${Math.round(100 * p)} %`, colour(name))));
   $("accept").hidden = !shown.length || Boolean(item.check);
   const sure = shown[0]?.name;
+  if (guessed.item !== item.item || guessed.sure !== sure) {
+    clearTimeout(guessTimer);
+    const settled = () => { guessTimer = 0; $("accept").classList.remove("fresh"); };
+    if (guessed.item !== item.item) settled();
+    else { guessTimer = setTimeout(settled, MOMENT); $("accept").classList.add("fresh"); }
+    guessed = { item: item.item, sure };
+  }
   const hidden = document.querySelector(".guess").classList.contains("hidden");
   document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && b.dataset.name === sure && !item.check));
   if (!shown.length) {
@@ -206,8 +254,16 @@ function guess(item) {
 }
 
 function allDone() {
-  note("All done", state ? `${state.labelled} of ${state.total} items are labelled.` : "");
+  const parked = state?.parked || 0;
+  if (parked) note("The rest was skipped twice", `${state.labelled} of ${state.total} items are labelled. ${parked} ${parked === 1 ? "item was skipped twice and is" : "items were skipped twice and are"} not asked again by itself.`);
+  else note("All done", state ? `${state.labelled} of ${state.total} items are labelled.` : "");
   const links = made("div", "", "links");
+  if (parked) {
+    const again = made("button", "Ask again");
+    again.id = "again";
+    again.addEventListener("click", () => refill(true));
+    links.append(again);
+  }
   for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"]]) {
     const link = made("a", words);
     link.href = `/api/export/${kind}`;
@@ -218,6 +274,7 @@ function allDone() {
 }
 
 function note(title, text) {
+  $("note").hidden = false;
   $("note").replaceChildren(made("h3", title), made("p", text));
 }
 
@@ -246,10 +303,10 @@ function paint(next) {
 }
 
 function buttons() {
-  const n = state.classes.length;
-  $("classes").style.setProperty("--columns", n <= 6 ? n : n <= 10 ? Math.ceil(n / 2) : "auto-fit");
-  const longest = Math.min(13, Math.max(...state.classes.map((c) => c.name.length)) + 1);
-  document.documentElement.style.setProperty("--names", `${longest}ch`);
+  const longest = Math.max(...state.classes.map((c) => c.name.length));
+  document.documentElement.style.setProperty("--names", `${longest + 1}ch`);
+  document.documentElement.classList.toggle("long-names", longest > LONG_NAME);
+  $("classes").classList.toggle("many", state.classes.length > 12);
   $("classes").replaceChildren(...state.classes.map((c) => {
     const button = made("button");
     const keys = made("span", "", "keys");
@@ -259,10 +316,24 @@ function buttons() {
     button.dataset.name = c.name;
     button.title = c.name;
     button.setAttribute("aria-keyshortcuts", c.keys.join(" "));
-    button.addEventListener("click", () => give("label", c.name));
+    button.addEventListener("click", (event) => clicked(event, "label", c.name));
     return button;
   }));
+  columns();
 }
+
+/* As many columns as fit, but no more than the rows need: four buttons where three fit stand as 2 + 2. A name takes at
+   most about three lines, and is never cut. */
+function columns() {
+  if (!state) return;
+  const names = state.classes.map((c) => c.name), box = $("classes"), rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+  const letters = Math.max(...names.map((n) => Math.max(n.length / 3, ...n.split(/[\s_-]/).map((w) => w.length))));
+  const keys = getComputedStyle(box.querySelector("kbd")).display === "none" ? 0 : 1.9 * Math.max(...state.classes.map((c) => c.keys.length));
+  const gap = parseFloat(getComputedStyle(box).columnGap), least = rem * Math.min(16, Math.max(6.2, keys + 2 + 0.56 * letters));
+  const most = Math.max(1, Math.floor((box.clientWidth + gap) / (least + gap)));
+  box.style.setProperty("--columns", Math.ceil(names.length / Math.ceil(names.length / most)));
+}
+new ResizeObserver(columns).observe($("classes"));
 
 function changed(c) {
   if (!c) { $("changed").textContent = ""; return; }
@@ -289,7 +360,7 @@ function curve(c) {
     : "Shown when there is enough to measure.";
   const W = 288, H = 96, L = 26, B = 14, all = [...c.check, ...c.running];
   if (all.length < 2) { $("curve").replaceChildren(); return; }
-  const most = Math.max(...all.map((p) => p[0]), 2), x = (n) => L + (W - L - 4) * n / most, y = (a) => 4 + (H - B - 4) * (1 - a);
+  const most = Math.max(c.labelled, 2), x = (n) => L + (W - L - 4) * n / most, y = (a) => 4 + (H - B - 4) * (1 - a);
   const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": $("curve-words").textContent });
   for (const a of [0, 0.5, 1]) {
     svg.append(drawn("line", { x1: L, x2: W, y1: y(a), y2: y(a), class: "axis" }));
@@ -335,18 +406,22 @@ function recent() {
     $("recent").replaceChildren(...data.items.map((r) => {
       const button = made("button");
       if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(made("div", r.text, "words"));
-      const said = r.label ?? { skip: "skipped", unsure: "not sure", ignore: "set aside" }[r.kind];
-      button.append(made("span", said));
+      const said = r.label ?? SAID[r.kind];
+      button.append(made("span", said.length > 17 ? `${said.slice(0, 7)}…${said.slice(-9)}` : said));
       button.title = `${r.item}: ${said}, by ${r.who}. Press to change`;
       button.setAttribute("aria-label", button.title);
-      button.addEventListener("click", async () => {
-        revising = await call(`/api/item/${r.number}`).catch(() => null);
-        show();
-        $("stage").focus();
-      });
+      button.addEventListener("click", () => recall(r.number));
       return button;
     }));
   }, 250);
+}
+
+async function recall(number) {
+  recalling += 1;
+  lock();
+  revising = await call(`/api/item/${number}`).catch(() => null);
+  recalling -= 1;
+  show("asked");
 }
 
 /* Small things */
@@ -400,26 +475,55 @@ function press(kind, label) {
   setTimeout(() => button.classList.remove("pressed"), 140);
 }
 
-/* Keys */
+/* Keys mean what the page says, wherever the focus is. Only typing is typing, and a button that was reached with Tab is
+   pressed with Enter or Space. Whatever was pressed, the focus is at the item again. */
+
+const atItem = () => $("stage").focus({ preventScroll: true });
+const inDialog = (event) => Boolean(event.target.closest?.("dialog"));
 
 document.addEventListener("keydown", (event) => {
-  const inField = event.target.matches("input, textarea") || $("login").open;
-  if (inField || event.repeat || event.altKey) return;
+  if (event.altKey || event.isComposing || inDialog(event)) return;
   const key = event.key.toLowerCase();
-  if ((event.ctrlKey || event.metaKey) && key === "z") { event.preventDefault(); return undo(); }
-  if (event.ctrlKey || event.metaKey) return;
-  if (key === "escape" && revising) { revising = null; return show(); }
-  const onControl = event.target.matches("button, a, summary") && (key === "enter" || key === " ");
-  if (onControl) return;
-  const found = state?.classes.find((c) => c.keys.includes(key));
-  if (found) { event.preventDefault(); return give("label", found.name); }
-  const item = revising || queue[0];
-  const first = item && !item.check && !document.querySelector(".guess").classList.contains("hidden") ? item.likely?.[0] : null;
-  const action = { backspace: undo, " ": () => give("skip"), "?": () => give("unsure"), delete: () => give("ignore"), enter: () => first && give("label", first.name) }[key];
-  if (action) { event.preventDefault(); action(); }
+  if (event.target.matches("input, textarea")) {
+    if (key === "enter" || key === "escape") { event.preventDefault(); atItem(); }
+    return;
+  }
+  const action = actionOf(key, event.ctrlKey || event.metaKey);
+  if (!action || ((key === "enter" || key === " ") && event.target.matches(":is(button, a, summary):focus-visible"))) return;
+  event.preventDefault();
+  atItem();
+  if (!event.repeat) action();
 });
 
-for (const kind of ["skip", "unsure", "ignore"]) $(kind).addEventListener("click", () => give(kind));
+function actionOf(key, withControl) {
+  if (withControl) return key === "z" ? undo : null;
+  if (key === "escape") return revising && (() => { revising = null; show("answered"); });
+  const found = state?.classes.find((c) => c.keys.includes(key));
+  if (found) return () => give("label", found.name);
+  return { backspace: undo, " ": () => give("skip"), "?": () => give("unsure"), delete: () => give("ignore"), enter: accept }[key];
+}
+
+function accept() {
+  const item = revising || queue[0];
+  const first = item && !item.check && !document.querySelector(".guess").classList.contains("hidden") ? item.likely?.[0] : null;
+  if (first && guessTimer) early(`The model has only just changed its mind to ${first.name}: nothing was kept.`);
+  else if (first) give("label", first.name);
+}
+
+/* A mouse leaves no focus on a button, and no click is for an item that was not there when the button was pressed. */
+document.addEventListener("pointerdown", () => { pressedOn = isOpen() ? onScreen : null; }, true);
+document.addEventListener("mousedown", (event) => {
+  if (inDialog(event) || !event.target.closest("button, a, summary")) return;
+  event.preventDefault();
+  atItem();
+});
+document.addEventListener("click", (event) => { if (!inDialog(event) && event.target.closest("button")) atItem(); });
+
+function clicked(event, kind, label) {
+  if (event.detail && pressedOn !== onScreen) early(); else give(kind, label);  // detail is 0 for a key
+}
+
+for (const kind of ["skip", "unsure", "ignore"]) $(kind).addEventListener("click", (event) => clicked(event, kind));
 $("undo").addEventListener("click", undo);
 $("retrain").addEventListener("click", async () => paint((await call("/api/retrain", me()).catch((e) => { banner(sentence(e.message), 4000); return {}; })).state));
 $("hide").addEventListener("click", () => hide(!document.querySelector(".guess").classList.contains("hidden")));
@@ -428,7 +532,7 @@ function hide(on) {
   $("hide").textContent = on ? "show" : "hide";
   $("hide").setAttribute("aria-pressed", String(on));
   localStorage.setItem("foretaste-hide", on ? "1" : "");
-  if (queue[0]) guess(queue[0]);
+  if (revising || queue[0]) guess(revising || queue[0]);
 }
 $("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -439,18 +543,18 @@ $("who").value = localStorage.getItem("foretaste-who") || "me";
 $("who").addEventListener("change", () => localStorage.setItem("foretaste-who", $("who").value.trim()));
 $("login-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); start(); } catch (error) { askToken(sentence(error.message)); }
+  try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); atItem(); start(); } catch (error) { askToken(sentence(error.message)); }
 });
 
 /* Signs of life: items stay ours, panels stay fresh. What a closed tab held returns to the queue when they end. */
 async function alive() {
   if (document.visibilityState === "visible" && !busy && state) {
-    const data = await call("/api/alive", me()).catch(() => null);
-    if (data && !busy) {
+    const before = given, data = await call("/api/alive", me()).catch(() => null);
+    if (data && !busy && given === before) {
       paint(data.state);
       if (queue[0] && !data.held.includes(queue[0].item)) refill();  // it was given to somebody else
       else if (queue[0] && !queue[0].likely?.length && data.state.model.phase === "ready") refill();
-      else if (!queue.length && data.state.left) refill();
+      else if (!queue.length && data.state.left > data.state.parked) refill();
     }
   }
   setTimeout(alive, state && ["features", "training", "waiting", "first labels"].includes(state.model.phase) ? 700 : 3000);

@@ -1,0 +1,565 @@
+"""What users give, as tensors: points of arrays, data frames, lists or datasets; labels of numbers or names.
+
+A tensor is passed on as it is. All else follows the network: its device, its dtype.
+
+    floats                    the network's dtype
+    bytes (uint8, pictures)   numbers in [0, 1], as ``ft.fit`` has them
+    whole numbers, booleans   the network's dtype; token ids, as they are, where the network has an embedding
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from foretaste.errors import did_you_mean
+from foretaste.losses import LOSSES
+
+NO_INPUTS = ("label", "labels", "target", "y")  # of a dataset's items: never inputs
+COLUMNS_SHOWN = 8  # in one message
+POINTS_WANTED = (
+    "a tensor, an array, a data frame, a list, a dataset with __len__ and __getitem__, a DataLoader, what ft.open "
+    "returns, or a dict of tensors"
+)
+HOW_TO_ENCODE = "ft.open encodes text and categories: give it what you have, and its .x here"
+
+TensorInputs = Tensor | Mapping[str, Tensor]  # foretaste.tangent.Inputs
+ClassName = str | int
+
+
+@dataclass(frozen=True, eq=False)
+class GivenPoints:
+    """Points as tensors, and what their source says of them."""
+
+    x: Any  # tensors; None if there are none
+    ids: list[Any] | None = None  # the index of a frame, or the ids of ft.open
+    columns: tuple[str, ...] = ()  # of a frame
+    at: list[int] | None = None  # their positions in the source, where only some of it is taken
+
+
+@dataclass(frozen=True, eq=False)
+class GivenSets:
+    """L, U and W of a query, as tensors."""
+
+    x_L: Any
+    y_L: Any
+    x_U: Any
+    watch: Any
+    classes: Sequence[ClassName] | None
+    candidates: GivenPoints  # x_U and its ids
+
+
+def read_sets(
+    net: Any, x_L: Any, y_L: Any, x_U: Any, watch: Any, classes: Any = None, *, pool_only: bool = False
+) -> GivenSets:
+    """The points of a query for a network. Raises with the faults of all of them at once.
+
+    Of what ``ft.open`` returns, x_L takes the points that have a label, and their labels where y_L is None. x_U takes
+    all points, or with ``pool_only`` those that have none.
+    """
+    watch = int(watch) if isinstance(watch, np.integer) else watch
+    watched = None if isinstance(watch, int) else watch
+    read = given_tensors(
+        net, {"x_U": x_U, "x_L": x_L, "watch": watched}, {"x_L": "labelled", "x_U": "pool" if pool_only else "all"}
+    )
+    known_L = read["x_L"].x
+    check_order(read["x_L"], y_L, "x_L", "y_L")
+    if known_L is None and x_L is not None and y_L is not None and count_labels(y_L) == 0:  # [] and []
+        y_L = None
+    elif known_L is not None:
+        y_L, classes = _own_labels(x_L, y_L, classes)
+    x_W = watch if watched is None else read["watch"].x
+    return GivenSets(known_L, y_L, read["x_U"].x, x_W, classes, read["x_U"])
+
+
+def read_labelled(net: Any, x: Any, y: Any, classes: Any = None) -> tuple[Any, Any, Any]:
+    """Points, labels and names of classes to train a network on, as in ``read_sets``."""
+    read = given_tensors(net, {"x": x}, {"x": "labelled"})["x"]
+    if read.x is None and x is not None:
+        raise ValueError("x has no labelled points; expected at least one")
+    check_order(read, y, "x", "y")
+    return read.x, *_own_labels(x, y, classes)
+
+
+def check_order(points: GivenPoints, y: Any, name: str, label_name: str) -> None:
+    """Raise if labels have the index of their points in another order: labels are taken by position."""
+    if points.ids is None or not hasattr(y, "iloc"):
+        return
+    index = y.index.tolist()
+    if index != points.ids and sorted(map(repr, index)) == sorted(map(repr, points.ids)):
+        raise ValueError(
+            f"{label_name} has the index of {name} in another order, and labels are taken by position; give "
+            f"{label_name}.loc[{name}.index]"
+        )
+
+
+def _own_labels(x: Any, y: Any, classes: Any) -> tuple[Any, Any]:
+    """Labels and classes as given, else those of what ``ft.open`` returns: names, or numbers in regression."""
+    if y is not None or not is_opened(x):
+        return y, classes
+    if x.regression:
+        return x.y[torch.as_tensor(x.labelled)], classes
+    return list(x.known_labels), x.classes if classes is None else classes
+
+
+def given_tensors(
+    net: Any, sources: Mapping[str, Any], parts: Mapping[str, str] | None = None
+) -> dict[str, GivenPoints]:
+    """Several sets of points by the name of their argument. Frames must have the same columns in the same order."""
+    home, read, faults = network_home(net), dict[str, GivenPoints](), list[Exception]()
+    for name, source in sources.items():
+        try:
+            read[name] = read_given(source, name, home, (parts or {}).get(name, "all"))
+        except (TypeError, ValueError) as error:
+            faults.append(error)
+    framed = {name: points.columns for name, points in read.items() if points.columns}
+    for name, columns in framed.items():
+        first = next(iter(framed))
+        if columns != framed[first]:
+            faults.append(
+                ValueError(
+                    f"{name} has the columns {shown_names(columns)} and {first} {shown_names(framed[first])}; expected "
+                    f"the same in the same order: {name}[{first}.columns]"
+                )
+            )
+    if faults:
+        raise type(faults[0])("; ".join(map(str, faults))) from faults[0]
+    return read
+
+
+@dataclass(frozen=True)
+class NetworkHome:
+    """What points must be for a network."""
+
+    device: torch.device
+    dtype: torch.dtype
+    embeds: bool  # whole numbers are token ids
+
+    def takes(self, t: Tensor, name: str) -> Tensor:
+        """Points as this network takes them. Raises if numbers are not finite, or too large for its dtype."""
+        if t.dtype == torch.uint8:
+            return t.to(self.device, self.dtype) / 255
+        if not t.is_floating_point():
+            return t.to(self.device, torch.int64 if self.embeds else self.dtype)
+        if bad := int((~torch.isfinite(t)).sum()):
+            first = int((~torch.isfinite(t)).flatten(1).any(1).nonzero()[0])
+            raise ValueError(
+                f"{name} has {bad} NaN or infinite values, first in point {first}; fill them in, or leave those points "
+                "out"
+            )
+        made = t.to(self.device, self.dtype)
+        if not torch.isfinite(made).all():
+            raise ValueError(f"{name} has numbers that are too large for {self.dtype}; scale them, or use net.double()")
+        return made
+
+
+def network_home(net: Any) -> NetworkHome:
+    """Device and dtype of a network, or of a frozen one. What is no network is refused elsewhere."""
+    module = net if isinstance(net, nn.Module) else getattr(net, "net", None)
+    module = module if isinstance(module, nn.Module) else nn.Identity()
+    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
+    embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules())
+    return NetworkHome(like.device, like.dtype, embeds)
+
+
+# --- points ---
+
+
+def read_given(source: Any, name: str, home: NetworkHome | None = None, part: str = "all") -> GivenPoints:
+    """One set of points; without ``home`` as they are stored. part: of what ``ft.open`` returns."""
+    if source is None or isinstance(source, Tensor):
+        return GivenPoints(source)
+    if is_opened(source):
+        return _read_opened(source, name, home, part)
+    if isinstance(source, Mapping):
+        return GivenPoints({str(k): _read_entry(v, f"{name}[{k!r}]", home) for k, v in source.items()})
+    if has_plain_columns(source):
+        source = source.to_pandas().drop(columns=[key for key in NO_INPUTS if key in source.features])
+    if is_frame(source):
+        columns = tuple(map(str, source.columns))
+        return GivenPoints(_at_home(frame_tensor(source, name), name, home), source.index.tolist(), columns)
+    if isinstance(source, DataLoader):
+        return GivenPoints(_all_at_home(read_loader(source, name), name, home))
+    if isinstance(source, str | bytes) or hasattr(source, "getbands"):
+        what = "one picture" if hasattr(source, "getbands") else f"a {type(source).__name__}"
+        raise TypeError(f"{name} is {what}; expected {POINTS_WANTED}. ft.open reads files and folders")
+    if hasattr(source, "toarray"):
+        raise TypeError(f"{name} is a sparse {type(source).__name__}; expected {POINTS_WANTED}: give {name}.toarray()")
+    if hasattr(source, "__len__") and len(source) == 0 and not hasattr(source, "__array__"):
+        if part == "labelled":
+            return GivenPoints(None)
+        raise ValueError(f"{name} is empty; expected at least one point")
+    ids = source.index.tolist() if hasattr(source, "iloc") else None  # a Series
+    if hasattr(source, "__array__") or (isinstance(source, list | tuple) and not _holds_objects(source)):
+        return GivenPoints(_all_at_home(array_tensor(source, name), name, home), ids)
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(f"{name} is a {type(source).__name__}; expected {POINTS_WANTED}")
+    with torch.random.fork_rng([]):  # a dataset may draw
+        items = stack_items([source[i] for i in range(len(source))], name)
+    return GivenPoints(_all_at_home(items, name, home))
+
+
+def is_opened(source: Any) -> bool:
+    """Whether this is what ``ft.open`` returns."""
+    return all(hasattr(source, key) for key in ("ids", "known_labels", "labelled"))  # asking for x would encode it
+
+
+def is_frame(source: Any) -> bool:
+    """Whether this is a data frame of pandas, which is not imported for it."""
+    return hasattr(source, "iloc") and hasattr(source, "columns")
+
+
+def has_plain_columns(source: Any) -> bool:
+    """Whether this is a Hugging Face dataset whose inputs are columns of single values: a table.
+
+    Lists of numbers are inputs by name, such as tokens, and are read item by item; so are pictures.
+    """
+    if type(source).__module__.split(".")[0] != "datasets" or not hasattr(source, "features"):
+        return False
+    inputs = {name: kind for name, kind in source.features.items() if name not in NO_INPUTS}
+    return len(inputs) > 1 and all(type(kind).__name__ in ("Value", "ClassLabel") for kind in inputs.values())
+
+
+def count_labels(y: Any) -> int:
+    return y.numel() if isinstance(y, Tensor) else int(np.size(y))
+
+
+def _read_opened(source: Any, name: str, home: NetworkHome | None, part: str) -> GivenPoints:
+    if part == "all":
+        return GivenPoints(_all_at_home(source.x, name, home), list(source.ids))
+    at = (source.labelled if part == "labelled" else source.pool).tolist()
+    if not at and part == "labelled":
+        return GivenPoints(None)
+    if not at:
+        raise ValueError(
+            f"all {len(source)} points of {name} have a label, so there is nothing to ask for; to choose among them "
+            f"all the same, give {name}.x"
+        )
+    x = source.x[torch.as_tensor(at, dtype=torch.int64)]
+    return GivenPoints(_all_at_home(x, name, home), [source.ids[i] for i in at], at=at)
+
+
+def _at_home(t: Tensor, name: str, home: NetworkHome | None) -> Tensor:
+    return t if home is None else home.takes(t, name)
+
+
+def _read_entry(value: Any, name: str, home: NetworkHome | None) -> Tensor:
+    return value if isinstance(value, Tensor) else _at_home(array_tensor(value, name), name, home)
+
+
+def _all_at_home(x: TensorInputs, name: str, home: NetworkHome | None) -> TensorInputs:
+    """The same for one tensor or several. One number for each point is a column, unless it may be a token."""
+    if isinstance(x, Tensor):
+        column = x.dim() == 1 and (x.is_floating_point() or (home is not None and not home.embeds))
+        return _at_home(x[:, None] if column else x, name, home)
+    return {key: _at_home(t, f"{name}[{key!r}]", home) for key, t in x.items()}
+
+
+def check_index(ids: Sequence[Any], name: str) -> None:
+    """Raise unless the index of a data frame can name its rows."""
+    if len(set(ids)) < len(ids):
+        raise ValueError(
+            f"the index of {name} repeats {Counter(ids).most_common(1)[0][0]!r}, so it cannot name the points; use "
+            f"{name}.reset_index(drop=True), or give ids="
+        )
+
+
+def frame_tensor(frame: Any, name: str) -> Tensor:
+    """(N, D) of a data frame of numbers. Raises with all columns that are something else, or have gaps."""
+    columns = [frame.iloc[:, k] for k in range(frame.shape[1])]
+    other = [c.name for c in columns if getattr(c.dtype, "kind", "O") not in "biuf"]
+    if other:
+        raise TypeError(
+            f"{name} has columns that are no numbers: {shown_names(other)}; leave them out, or make them numbers. "
+            f"{HOW_TO_ENCODE}"
+        )
+    if not columns:
+        raise ValueError(f"{name} is a data frame without columns; expected one for each input of the network")
+    array = np.stack([c.to_numpy(dtype=np.float64, na_value=np.nan) for c in columns], 1)
+    gaps = {c.name: n for c, n in zip(columns, (~np.isfinite(array)).sum(0).tolist()) if n}
+    if gaps:
+        listed = shown_names([f"{column} ({n})" for column, n in gaps.items()])
+        raise ValueError(
+            f"{name} has {sum(gaps.values())} missing or infinite values, in {listed}; fill them in, or leave those "
+            "rows out"
+        )
+    t = torch.from_numpy(array)
+    return t.long() if all(c.dtype.kind != "f" for c in columns) else t
+
+
+def shown_names(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - COLUMNS_SHOWN} more" if len(names) > COLUMNS_SHOWN else ""
+    return ", ".join(map(str, names[:COLUMNS_SHOWN])) + more
+
+
+def array_tensor(source: Any, name: str) -> Tensor:
+    """An array, or numbers in nested lists, as a tensor. It shares an array's memory where that can be."""
+    if np.ma.is_masked(source):
+        raise ValueError(f"{name} is an array with {np.ma.count_masked(source)} masked values; fill them in")
+    try:
+        array = np.asarray(source)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{name} is a {type(source).__name__} whose points have several lengths; expected one shape for all: pad "
+            "them"
+        ) from None
+    kind = array.dtype.kind
+    if kind in "USO" and array.size and all(isinstance(one, str | bytes) for one in array.flat):
+        raise TypeError(f"{name} holds text, such as {str(array.flat[0])!r:.40}; expected numbers. {HOW_TO_ENCODE}")
+    if kind not in "biuf":
+        first = f", the first a {type(array.flat[0]).__name__}" if kind == "O" and array.size else ""
+        raise TypeError(
+            f"{name} holds values of type {array.dtype}{first}; expected numbers, all points of one shape: "
+            f"{name}.astype(float) where they are"
+        )
+    if array.ndim == 0:
+        raise ValueError(f"{name} is a single number; expected one row for each point")
+    if kind == "u" and array.itemsize > 1:
+        array = array.astype(np.float64 if array.itemsize == 8 else np.int64)
+    if array.dtype.itemsize > 8 or not array.dtype.isnative:
+        array = array.astype(np.float64 if kind == "f" else np.int64)
+    if not array.flags.writeable or any(step < 0 for step in array.strides):
+        array = array.copy()  # torch shares neither
+    return torch.from_numpy(array)
+
+
+# --- items of a dataset ---
+
+
+def stack_items(items: Sequence[Any], name: str = "pool") -> TensorInputs:
+    """Items of a dataset as one tensor, or as a dict of tensors. The label of an (x, y) pair is left out."""
+    first = items[0]
+    if isinstance(first, Mapping):
+        keys = [k for k in first if k not in NO_INPUTS]
+        if not keys:
+            raise ValueError(f"items of {name} have only {', '.join(map(str, first))}; expected a column of inputs")
+        parts = {str(k): _stack_tensors([item[k] for item in items], f"{name}[{k!r}]") for k in keys}
+        return parts[str(keys[0])] if len(keys) == 1 else parts
+    if _is_pair(first):
+        return stack_items([item[0] for item in items], name)
+    return _stack_tensors(items, name)
+
+
+def _stack_tensors(items: Sequence[Any], name: str) -> Tensor:
+    tensors = [item_tensor(item, name) for item in items]
+    shapes = Counter(tuple(t.shape) for t in tensors)
+    if len(shapes) > 1:
+        listed = ", ".join(f"{shape} ({n})" for shape, n in shapes.most_common(3))
+        raise ValueError(f"items of {name} have {len(shapes)} shapes: {listed}; expected one: resize or pad them")
+    return torch.stack(tensors)
+
+
+def item_tensor(item: Any, name: str = "pool") -> Tensor:
+    """One item: a tensor, an array, numbers, or a picture, whose bytes become (channels, height, width)."""
+    if isinstance(item, Tensor):
+        return item.detach()
+    if hasattr(item, "getbands"):  # a PIL image
+        if item.mode.startswith("I"):  # 16 bits a pixel, which convert() cuts off at 255
+            deep = np.asarray(item).astype(np.int64).clip(0, 65535)
+            return torch.from_numpy(((deep + 128) // 257).astype(np.uint8))[None]
+        array = np.asarray(item.convert("L" if item.mode in ("1", "L") else "RGB"))
+        return torch.from_numpy(array.copy()[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+    single = not isinstance(item, list | tuple) and np.ndim(item) == 0
+    t = array_tensor([item] if single else item, f"an item of {name}")
+    t = t[0] if single else t
+    return t.float() if t.dtype == torch.float64 else t
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether an item is (x, y), and not numbers in nested lists."""
+    if not isinstance(item, tuple | list) or not item or all(isinstance(v, int | float) for v in item):
+        return False
+    if _is_object(item[0]):
+        return True
+    try:
+        return np.asarray(item).dtype.kind not in "biuf"
+    except ValueError:
+        return True
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray | Mapping) or hasattr(value, "getbands")
+
+
+def _holds_objects(source: Sequence[Any]) -> bool:
+    """Whether a list holds tensors, arrays, pictures, dicts, or pairs with one of these; else it is numbers."""
+    first = source[0] if source else None
+    return _is_object(first) or (isinstance(first, tuple | list) and _is_pair(first))
+
+
+def read_loader(loader: "DataLoader[Any]", name: str) -> TensorInputs:
+    """All points of a DataLoader. One that shuffles or drops points is refused: positions would mean nothing."""
+    known, batches = not isinstance(loader.dataset, IterableDataset), loader.batch_sampler
+    order = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    if known and not (isinstance(order, SequentialSampler) and type(batches) in (BatchSampler, type(None))):
+        raise ValueError(f"{name} is a DataLoader that shuffles, so positions in it mean nothing; use shuffle=False")
+    if known and loader.drop_last and loader.batch_size and len(loader.dataset) % loader.batch_size:  # type: ignore[arg-type]
+        raise ValueError(f"{name} is a DataLoader that drops its last points; use drop_last=False")
+    with torch.random.fork_rng([]):  # a loader draws a seed for its workers
+        read = list(loader)
+    if not read:
+        raise ValueError(f"{name} is a DataLoader without points; expected at least one")
+    if batches is None:
+        return stack_items(read, name)
+    parts = [_batch_inputs(batch, name) for batch in read]
+    try:
+        if isinstance(parts[0], Tensor):
+            return torch.cat(parts)
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{name} is a DataLoader whose batches do not fit together ({str(error).splitlines()[0]}); pad all points "
+            "to one shape"
+        ) from None
+
+
+def _batch_inputs(batch: Any, name: str) -> Any:
+    """The points of a batch: x of x or (x, y, ...), or of a dict what is no label."""
+    batch = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if isinstance(batch, Mapping):
+        parts = {str(k): torch.as_tensor(v) for k, v in batch.items() if k not in NO_INPUTS}
+        return next(iter(parts.values())) if len(parts) == 1 else parts
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"a batch of {name} is a {type(batch).__name__}; expected tensors: let collate_fn make them")
+    return batch
+
+
+# --- labels ---
+
+
+def check_class_names(classes: Any) -> tuple[ClassName, ...]:
+    """Names of classes: all of them text, or all of them whole numbers; each once."""
+    listed = classes.tolist() if hasattr(classes, "tolist") else classes
+    names = tuple(listed) if isinstance(listed, Sequence) and not isinstance(listed, str | bytes) else ()
+    names = tuple(int(n) if isinstance(n, np.integer) else n for n in names)
+    text, whole = (all(isinstance(n, kind) and not isinstance(n, bool) for n in names) for kind in (str, int))
+    if not names or not (text or whole):
+        raise TypeError(f"classes is {classes!r:.80}; expected a list of names: all text, or all whole numbers")
+    if len(set(names)) != len(names):
+        twice = [n for n, count in Counter(names).items() if count > 1]
+        raise ValueError(f"classes has repeated names: {shown_names(twice)}")
+    return tuple(map(str, names)) if text else names
+
+
+def resolve_class_names(y: Any, classes: Any, C: int, name: str = "y_L") -> tuple[ClassName, ...] | None:
+    """The names of the C classes: ``classes``, or the sorted labels if they are text and C of them differ."""
+    text = text_labels(y)
+    if classes is not None:
+        names = check_class_names(classes)
+        if len(names) != C:
+            raise ValueError(
+                f"classes has {len(names)} names and the network has {C} outputs; expected {C} names in the order of "
+                "the outputs"
+            )
+        return names
+    if text is None:
+        return None
+    found = tuple(sorted({str(label) for label in text.flat}))
+    if len(found) != C:
+        raise ValueError(
+            f"{name} has {len(found)} different labels ({', '.join(found[:8])}{', ...' * (len(found) > 8)}) and the "
+            f"network has {C} outputs; give classes=, all {C} names in the order of the outputs"
+        )
+    return found
+
+
+def text_labels(y: Any) -> np.ndarray | None:
+    """The labels as an array of text, or None if they are something else. Sequences, numpy and pandas are taken."""
+    if y is None or isinstance(y, Tensor | int | float):
+        return None
+    if isinstance(y, str):
+        return np.asarray(y)
+    if isinstance(y, list | tuple) and not (y and isinstance(y[0], str)):
+        return None  # a long list of numbers is not copied to find that out
+    array = np.asarray(y)
+    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat)):
+        return array if array.size else None
+    return None
+
+
+def name_labels(y: Any, names: Sequence[ClassName] | None, name: str) -> np.ndarray | None:
+    """The labels that are names: text, or whole numbers where classes are called by numbers. None if they are not."""
+    if (text := text_labels(y)) is not None or names is None or isinstance(names[0], str):
+        return text
+    t = label_tensor(y, name)
+    return None if t.is_floating_point() else t.cpu().numpy()
+
+
+def names_to_ids(y: Any, names: Sequence[ClassName] | None, name: str = "y_L") -> Tensor:
+    """Class names as class ids, on the CPU."""
+    given = name_labels(y, names, name)
+    assert given is not None
+    if names is None:
+        raise ValueError(
+            f"{name} holds text, such as {str(given.flat[0])!r}; give classes=, the names in the order of the "
+            "network's outputs"
+        )
+    ids = {label: c for c, label in enumerate(names)}
+    labels = given.flatten().tolist()
+    for label in labels:
+        if label not in ids:
+            raise ValueError(f"{name} has the unknown class {label!r}{did_you_mean(label, map(str, names))}")
+    return torch.tensor([ids[label] for label in labels], dtype=torch.int64).reshape(given.shape)
+
+
+def zeros_and_ones(t: Tensor) -> bool:
+    return bool(((t == 0) | (t == 1)).all())
+
+
+def label_tensor(y: Any, name: str, allow_bool: bool = False) -> Tensor:
+    """Labels that are numbers, as a tensor."""
+    try:
+        if not isinstance(y, Tensor) and hasattr(y, "__array__"):
+            y = array_tensor(np.atleast_1d(np.asarray(y)), name).reshape(np.shape(y))
+        t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
+        if t.is_floating_point() and not hasattr(y, "dtype"):
+            t = torch.as_tensor(y, dtype=torch.float64)  # Python's floats are: float32 would round them
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{name} is a {type(y).__name__} that is no tensor of labels; expected numbers, or names of classes as "
+            "text, none of them missing"
+        ) from None
+    if (t.dtype == torch.bool and not allow_bool) or t.is_complex():
+        raise ValueError(f"{name} is of {t.dtype}; expected class ids as integers, or floats")
+    return t
+
+
+def labels_as_numbers(y: Any, names: Sequence[ClassName] | None, binary: bool, name: str) -> Tensor:
+    """Names as class ids; of two classes of one output (``binary``) also True, False, 0.0 and 1.0. Others stay."""
+    if name_labels(y, names, name) is not None:
+        return names_to_ids(y, names, name)
+    t = label_tensor(y, name, allow_bool=binary)
+    if t.dtype == torch.bool or (binary and t.is_floating_point() and t.dim() < 2 and zeros_and_ones(t)):
+        return t.long()
+    return t
+
+
+def holds_classes(y: Any, loss: str, classes: Any, name: str = "y_L") -> bool:
+    """Whether labels for a network of one output are two classes: 0 and 1, False and True, or names.
+
+    Floats are regression, unless the loss is for classes only. Raises where they are neither.
+    """
+    if classes is not None or text_labels(y) is not None:
+        return True
+    t = torch.empty(0) if y is None else label_tensor(y, name, allow_bool=True)
+    if t.numel() == 0 or t.is_floating_point():
+        if LOSSES[loss].quadratic:
+            return False
+        if t.dim() > 1 or not zeros_and_ones(t):
+            raise ValueError(
+                f'loss="{loss}" with one output is binary classification, whose labels are 0 and 1; {name} has other '
+                'values. Give 0 and 1, or loss="l2" for regression'
+            )
+        return True
+    if not zeros_and_ones(t):
+        raise ValueError(
+            f"{name} holds integers from {int(t.min())} to {int(t.max())}, which are class ids, and one output tells "
+            "two classes apart, 0 and 1; give the network an output for each class. If they are numbers, regression "
+            f"wants floats: {name}.double()"
+        )
+    return True
