@@ -314,6 +314,14 @@ def test_budget_changes_no_pick():
         assert few == problem.ask(name, options).indices.tolist(), name
 
 
+@pytest.mark.parametrize("space", SPACES)
+def test_a_pool_of_one_point_is_answered(space):
+    net, x = Problem().net, Problem().x
+    for name in ("maxherding", "probcover", "coreset", "typiclust", "kmeans", "lcmd", "uherding", "dpp"):
+        q = ft.query(net, x[:3], [0, 1, 2], x[3:4], strategy=name, options={"space": space}, batch_size=1)
+        assert q.indices.tolist() == [0], name
+
+
 # --- what is refused, and what the options say ---
 
 

@@ -73,6 +73,15 @@ PLACES: dict[str, tuple[int, list[str]]] = {
     "label/progress.py": (4, LEARNER),
     "label/model.py": (5, LEARNER),
     "label/choose.py": (3, LEARNER),
+    "label/store.py": (4, ["test_label_store.py"]),
+    "label/log.py": (3, ["test_label_store.py"]),
+    "label/journal.py": (2, ["test_label_store.py"]),
+    "label/exchange.py": (3, ["test_label_exchange.py"]),
+    "label/worker.py": (3, ["test_label_desk.py"]),
+    "label/copies.py": (2, ["test_label_desk.py", "test_label_start.py"]),
+    "data/pictures.py": (3, ["test_data_folder.py", "test_open.py", "test_security.py"]),
+    "data/columns.py": (3, ["test_data_tables.py", "test_open.py"]),
+    "network/feature_cache.py": (3, ["test_features.py"]),
 }
 
 # Faults that people planted and no test noticed: the file, what is wrong, the text as it is written there, what it
@@ -283,7 +292,7 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         ["test_backbones.py::test_pictures_become_upright_and_square"],
     ),
     (
-        "label/pool.py",
+        "given.py",
         "16 bits are cut off",
         "((deep + 128) // 257)",
         "deep.clip(0, 255)",
