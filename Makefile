@@ -47,7 +47,7 @@ bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass
 tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
 	$(BIN)/python tools/tree.py
 
-fuzz: $(VENV)/.installed        ## generated calls, networks, damaged files, interrupts, threads: about an hour
+fuzz: $(VENV)/.installed        ## generated calls, networks, damaged files and webhooks, interrupts, threads: about an hour
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz
 
 mutants: $(VENV)/.installed     ## plant small faults and see whether the tests notice: about an hour

@@ -1,22 +1,30 @@
 """What stopping rules would have saved: runs to many labels, the rules asked after every batch, and a figure.
 
 ``python -m benchmarks.stopping run OUT.json [FEATURES.npz TEST.npz]``, then ``figure OUT.svg RUN.json ...``
+
+How far the expected error is from the true one: ``expected OUT.json SEEDS FIRST_SEED [FEATURES.npz TEST.npz]
+[TEXTS.npz]`` adds runs to OUT.json, on digits or on what is given, and ``ratios OUT.json`` prints the tables.
 """
 
 import json
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.first_batch import FirstBatchProblem, digits_problem, feature_problem
+from foretaste.label import Learner
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit
 from foretaste.query import Budget, ErrorLeft, Round, SmallChange, StablePredictions, StopRule, look, query
 
 WATCHED = 300
+EXPECTED_AT = {10: (20, 40, 80, 120, 200), 77: (77, 154, 300, 500)}  # labels at which errors are compared, by classes
+LEARNER_POOL = 600
 RULES: dict[str, StopRule] = {
     "ErrorLeft(0.05)": ErrorLeft(0.05),
     "SmallChange(0.02, rounds=2)": SmallChange(0.02, rounds=2),
@@ -126,13 +134,92 @@ def draw_stopping(runs: Sequence[Sequence[dict[str, Any]]], path: Path) -> None:
     plt.close(figure)
 
 
+def expected_by_look(problem: FirstBatchProblem, loss: str, seed: int) -> list[dict[str, Any]]:
+    """Batches by ``ft.query``, and the call of the documentation: what ``look`` expects, and what is wrong."""
+    C, watched, y = int(problem.y.max()) + 1, problem.x_test[:500], problem.y_test[:500]
+    offered = torch.randperm(len(problem.x), generator=torch.Generator().manual_seed(seed))[: problem.subset]
+    counts, records = EXPECTED_AT[C], []
+    labelled = offered[: counts[0]].tolist()
+    for more in (*(b - a for a, b in pairwise(counts)), 0):
+        pool = offered[~torch.isin(offered, torch.tensor(labelled))]
+        x_L, y_L, x_U = problem.x[labelled], problem.y[labelled], problem.x[pool]
+        net = MLP(problem.x.shape[1], problem.hidden, C)
+        fitted = fit(net, x_L, y_L, loss=loss, steps=1200, start="cold", seed=seed)
+        seen = look(linearize(net, x_L, y_L, x_U[:1], watch=watched, loss=loss))
+        with torch.no_grad():
+            wrong = float((net(watched).argmax(1) != y).double().mean())
+        found = {"labels": len(labelled), "expected": seen.error_left, "wrong": wrong, "residual": fitted.residual}
+        records.append({"problem": problem.name, "by": "look", "loss": loss, "seed": seed, **found})
+        if more:
+            q = query(net, x_L, y_L, x_U, batch_size=more, watch=WATCHED, seed=seed, loss=loss)
+            labelled += pool[q.indices].tolist()
+    return records
+
+
+def expected_by_learner(problem: FirstBatchProblem, loss: str, seed: int) -> list[dict[str, Any]]:
+    """One label at a time: what ``status()["error"]`` expects of the open items, and what is wrong there."""
+    C = int(problem.y.max()) + 1
+    at = torch.randperm(len(problem.x), generator=torch.Generator().manual_seed(seed))[:LEARNER_POOL]
+    truth: dict[Any, int] = dict(enumerate(problem.y[at].tolist()))
+    records = []
+    learner = Learner(pool=problem.x[at], classes=C, seed=seed, loss=loss, fit_options={"steps": 600})
+    for n in range(1, min(EXPECTED_AT[C][-1], LEARNER_POOL // 2) + 1):
+        [i] = learner.query(1)
+        learner.teach(i, truth[i])
+        if learner.ready and learner.drift()["retrain"]:
+            learner.retrain(wait=True)
+        if n in EXPECTED_AT[C] and learner.ready:
+            error = learner.status()["error"]
+            left = [i for i in truth if i not in learner.labels]
+            wrong = sum(y != truth[i] for i, y in zip(left, learner.predict(left))) / len(left)
+            found = {"labels": n, "expected": error["corrected"], "model": error["model"], "wrong": wrong}
+            records.append({"problem": problem.name, "by": "learner", "loss": loss, "seed": seed, **found})
+    return records
+
+
+def expected_markdown(records: Sequence[dict[str, Any]]) -> str:
+    """Mean expected error over mean true error by labels, and in how many runs less is expected than is wrong."""
+    lines = ["| | problem | loss | labels: expected / true error (runs in which it is too low) |", "|---|---|---|---|"]
+    for key in dict.fromkeys((r["by"], r["problem"], r["loss"]) for r in records):
+        own = [r for r in records if (r["by"], r["problem"], r["loss"]) == key]
+        cells = []
+        for n in dict.fromkeys(r["labels"] for r in own):
+            here = [r for r in own if r["labels"] == n]
+            ratio = sum(r["expected"] for r in here) / max(sum(r["wrong"] for r in here), 1e-9)
+            low = sum(r["expected"] < r["wrong"] for r in here)
+            cells.append(f"{n}: {ratio:.2f} ({low} of {len(here)})")
+        lines.append(f"| {' | '.join(key)} | {', '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def text_problem(path: str) -> FirstBatchProblem:
+    """Embeddings of texts: arrays x_train, y_train, x_test and y_test."""
+    made = np.load(path)
+    x, x_test = (torch.from_numpy(made[name].astype(np.float32)) for name in ("x_train", "x_test"))
+    y, y_test = (torch.from_numpy(made[name]).long() for name in ("y_train", "y_test"))
+    return FirstBatchProblem("BANKING77", x, y, x_test, y_test, (256,), 2000)
+
+
 def read_runs(paths: Sequence[str]) -> list[list[dict[str, Any]]]:
     """Runs of one or more files."""
     return [run for path in paths for run in json.loads(Path(path).read_text())]
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "run":
+    if sys.argv[1] == "expected":
+        out, seeds, first, *files = sys.argv[2:]
+        problem = digits_problem()
+        if files:
+            texts = len(files) == 1
+            problem = text_problem(files[0]) if texts else feature_problem(files[0], files[1], "CIFAR10 features")
+        found = json.loads(Path(out).read_text()) if Path(out).exists() else []
+        for seed in range(int(first), int(first) + int(seeds)):
+            for loss in ("l2", "ce"):
+                found += expected_by_look(problem, loss, seed) + expected_by_learner(problem, loss, seed)
+                Path(out).write_text("[\n" + ",\n".join(json.dumps(r) for r in found) + "\n]\n")
+    elif sys.argv[1] == "ratios":
+        print(expected_markdown(json.loads(Path(sys.argv[2]).read_text())))
+    elif sys.argv[1] == "run":
         made = []
         if len(sys.argv) == 5:
             features = feature_problem(sys.argv[3], sys.argv[4], "CIFAR10 features")

@@ -102,6 +102,9 @@ class PlainLearner:
     def retrain(self, wait=False):
         self.trainings += 1
 
+    def stop_training(self):
+        pass
+
     def wait(self, timeout=None):
         return True
 

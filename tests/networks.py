@@ -237,6 +237,8 @@ NETWORKS = [
     Network("tied linear", TiedLinear, (6,)),
     Network("tied convolutions", TiedConvolutions, (16, 6), functional=("a.weight",)),
     Network("a weight used outside its module", UsedOutside, (6,), functional=("a.weight",)),
+    Network("prelu", lambda: seq(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, 3)), (6,), functional=("1.weight",)),
+    Network("prelu of channels", lambda: seq(nn.Conv2d(2, 4, 3), nn.PReLU(4), *flat(36)), (2, 5, 5), functional=("1.weight",)),
     Network("bare parameters", Bare, (6,), functional=("w", "scale")),
     Network("weight norm", lambda: seq(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)), (6,),
             functional=("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),

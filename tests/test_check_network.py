@@ -68,9 +68,30 @@ def test_a_network_that_knows_float32_only() -> None:
     check_network(Single().eval(), torch.randn(90, 4), output="first")
 
 
-def test_blocks_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="expected one kernel for all outputs, such as 'sum' or 'first'"):
-        check_network(Single().eval(), torch.randn(9, 4), output="full")
+OUTPUTS = ["sum", "signs", "first", 2, "trace", "full"]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_every_output_is_compared(output: str | int) -> None:
+    """With as many points as classes too: a PReLU's kernel was wrong there, and "trace" and "full" were refused."""
+    for case in NETWORKS:
+        if case.functional:
+            for n in (3, 10):
+                check_network(case.built(torch.float32), case.points(n, torch.float32), output=output)
+    net = Odd("exchanged").eval()
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(AssertionError, match="Θ of Odd is wrong"):
+        check_network(net, x, output=output)
+
+
+@pytest.mark.parametrize("output", ["trace", "full"])
+def test_a_kernel_with_outputs_and_points_exchanged_is_told(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vmap did to a PReLU with as many points as classes, if no batch were compared with autograd."""
+    monkeypatch.setattr("foretaste.tangent.functional.jacrev", lambda f, chunk_size: torch.func.jacrev(f))
+    monkeypatch.setattr("foretaste.tangent.functional.is_true_sum", lambda *args: True)
+    case = next(c for c in NETWORKS if c.name == "prelu")
+    with pytest.raises(AssertionError, match="Θ of Sequential is wrong"):
+        check_network(case.built(), case.points(3), output=output)
 
 
 class Logits(nn.Module):

@@ -1,11 +1,11 @@
-"""A short run of the file fuzzer: damaged files are read or refused by name; nothing is run or left behind."""
+"""Short runs of the fuzzers of files and webhooks: each is taken or refused by name; nothing is run or left behind."""
 
 import os
 import sys
 
 import pytest
 
-from fuzz import files
+from fuzz import files, webhooks
 
 
 def test_damaged_files_are_read_or_refused_by_name() -> None:
@@ -13,6 +13,13 @@ def test_damaged_files_are_read_or_refused_by_name() -> None:
     assert sum(tally.counts.values()) == 300
     assert not tally.bad(allowed_raw=0), tally.examples
     assert min(tally.counts["right"], tally.counts["clear error"]) > 50
+
+
+def test_damaged_webhooks_are_kept_or_refused_by_name() -> None:
+    tally = webhooks.run(400, seed=0)
+    assert sum(tally.counts.values()) == 400
+    assert not tally.bad(allowed_raw=0), tally.examples
+    assert min(tally.counts["right"], tally.counts["clear error"]) > 30
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,19 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from foretaste.label import StoreConflict
 from foretaste.label.desk import class_keys, wilson
-from foretaste.label.worker import LearnerWorker, describe_advice, describe_change, describe_reason
+from foretaste.label.worker import (
+    LearnerWorker,
+    describe_advice,
+    describe_change,
+    describe_reason,
+    return_free_memory,
+)
 from label_cases import MemoryItems, close_desk, open_desk, pictures
 
 
@@ -420,3 +427,32 @@ def test_a_worker_that_never_started_closes():
     worker = LearnerWorker(lambda progress: None, ["cat"])
     worker.close()
     assert not worker.is_alive()
+
+
+def test_tabs_without_a_sign_of_life_are_forgotten(desk, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("foretaste.label.desk.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for k in range(50):
+        clock[0] += 10
+        desk.next(f"tab-{k}", "Ada", count=0)
+        desk.alive("tab-0", "Bob")
+        assert len(desk._seen) <= 7
+    assert {"tab-0", "tab-49", "tab-44"} <= set(desk._seen)
+    assert "tab-40" not in desk._seen
+    assert desk.state()["active"] == len(desk._seen)
+    clock[0] += 100
+    assert desk.state()["active"] == 0
+    label(desk, "p000.png")
+    assert list(desk._seen) == ["tab1"]
+
+
+def test_free_memory_goes_back_to_the_system_now_and_then(desk, monkeypatch):
+    calls = []
+    monkeypatch.setattr("foretaste.label.worker.TRIMMED_EVERY", 4)
+    monkeypatch.setattr("foretaste.label.worker.return_free_memory", lambda: calls.append(desk.worker._labels))
+    for k in range(10):
+        label(desk, f"p{k:03d}.png", ["cat", "dog"][k % 2])
+    desk.worker.close()
+    assert calls
+    assert all(now - last >= 4 for last, now in zip([0, *calls], calls))
+    return_free_memory()  # on any machine

@@ -5,17 +5,32 @@ import json
 import logging
 import re
 import shutil
+import socket
 import struct
+import threading
+import time
 import zlib
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import foretaste
+from foretaste.data.pictures import readable_picture
 from foretaste.label import LabelStore
 from foretaste.label.guard import LARGEST_BODY, Guard, is_loopback
-from foretaste.label.server import PAGE_FILES, encode_picture, make_app, open_port
+from foretaste.label.server import (
+    OPEN_CONNECTIONS,
+    OPEN_PER_ADDRESS,
+    PAGE_FILES,
+    PictureCache,
+    encode_picture,
+    make_app,
+    make_server,
+    open_port,
+)
 from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
 
 TAB = {"tab": "tab-00000001", "who": "Ada"}
@@ -76,7 +91,7 @@ def test_a_repeated_request_is_kept_once(client, desk):
         ({"who": "  "}, 422, "who"),
         ({"more": 1}, 422, "more"),
         ({"item": 7}, 422, "item"),
-        ({"item": "\ud800"}, 422, ""),
+        ({"item": "\ud800"}, 400, "not JSON"),
     ],
 )
 def test_bad_bodies_are_refused_in_a_sentence(client, desk, change, status, error):
@@ -186,7 +201,26 @@ def test_the_page_is_part_of_the_package():
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "192.168.0.5:8765"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8765",
+        "127.0.0.1.evil.example",
+        "",
+        "192.168.0.5:8765",
+        "[::1]evil.example",
+        "[::1]:8765@evil.example",
+        "[::1].evil.example:8765",
+        "127.0.0.1:8765.evil.example",
+        "localhost:evil.example",
+        "localhost:8765:evil.example",
+        "evil.example@localhost:8765",
+        "localhost:",
+        "localhost/",
+        "[localhost]",
+        " localhost",
+        "::1",
+    ],
 )
 def test_foreign_host_headers_are_refused(client, host):
     for got in (
@@ -207,7 +241,9 @@ def test_more_names_can_be_allowed_and_addresses_in_figures_beyond_this_machine(
     wide = Client(Guard(app, host="0.0.0.0", token=TOKEN, names=["Lab.example"]))
     assert wide.get("/health", host="lab.example:80").status == 200
     assert wide.get("/health", host="10.0.0.7:8765").status == 200
-    assert wide.get("/health", host="other.example").status == 421
+    assert wide.get("/health", host="[fe80::7]:8765").status == 200
+    for host in ("other.example", "10.0.0.7.other.example", "[fe80::7]other.example", "10.0.0.7:other.example"):
+        assert wide.get("/health", host=host).status == 421
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -217,6 +253,13 @@ def test_more_names_can_be_allowed_and_addresses_in_figures_beyond_this_machine(
         {"origin": "https://evil.example"},
         {"origin": "null"},
         {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://evil.example://127.0.0.1:8765"},
+        {"origin": "http://evil.example/://127.0.0.1:8765"},
+        {"origin": "evil://127.0.0.1:8765"},
+        {"origin": "http://evil.example@127.0.0.1:8765"},
+        {"origin": "127.0.0.1:8765"},
+        {"origin": "http://127.0.0.1:8765/"},
+        {"origin": ""},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "same-site"},
         {"sec_fetch_site": "none"},
@@ -248,6 +291,144 @@ def test_there_is_no_answer_to_a_preflight(client):
     assert not [h for h in got.headers if h.startswith("access-control")]
 
 
+@contextmanager
+def served(app):
+    """A real server on a port of its own."""
+    server, opened = make_server(app), open_port("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield server, opened.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def sent(address, raw):
+    connection = socket.create_connection(address, timeout=60)
+    connection.sendall(raw)
+    return connection
+
+
+def answered(address, raw):
+    """Whether there is an answer, and a good one."""
+    with suppress(ConnectionError), sent(address, raw) as connection, connection.makefile("rb") as lines:
+        return lines.readline().startswith(b"HTTP/1.1 200 ")
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+UNFINISHED = {
+    "nothing": b"",
+    "headers": b"GET /health HTTP/1.1\r\nhost: loc",
+    "a body": b"POST /api/login HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"content-length: 100\r\n\r\n{",
+    "a body in chunks": b"POST /api/answer HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n",
+    "a body that is refused": b"POST /api/next HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{",
+    "a second request": b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea",
+}
+
+
+@pytest.mark.parametrize("raw", UNFINISHED.values(), ids=UNFINISHED)
+def test_requests_that_never_end_lock_nobody_out(desk, raw):
+    """255 of them did."""
+    with served(Guard(make_app(desk))) as (server, address), ExitStack() as opened:
+        for _ in range(OPEN_CONNECTIONS - 1):
+            opened.enter_context(sent(address, raw))
+        until(lambda: answered(address, HEALTH))
+        assert len(server.server_state.connections) <= OPEN_PER_ADDRESS + 1
+
+
+@pytest.mark.parametrize("raw", UNFINISHED.values(), ids=UNFINISHED)
+def test_requests_that_never_end_are_ended(desk, raw, monkeypatch):
+    monkeypatch.setattr("foretaste.label.server.SLOW_SECONDS", 0.2)
+    with served(Guard(make_app(desk))) as (server, address), sent(address, raw) as connection:
+        with suppress(ConnectionResetError):
+            while connection.recv(10_000):
+                pass
+        until(lambda: not server.server_state.connections)
+    assert desk.store.events() == []
+
+
+@pytest.mark.parametrize("last", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("parts", [1, 100])
+def test_answers_that_nobody_takes_are_ended(monkeypatch, parts, last):
+    monkeypatch.setattr("foretaste.label.server.SLOW_SECONDS", 0.2)
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for k in range(parts):
+            await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": k + 1 < parts})
+
+    with served(app) as (server, address), socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address)
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + last + b"\r\n")
+        until(lambda: server.server_state.total_requests or server.server_state.connections)
+        until(lambda: not server.server_state.connections)
+
+
+def test_a_connection_that_is_used_stays_open(desk, monkeypatch):
+    """The time of a request counts from its first byte, and none runs while we work."""
+    monkeypatch.setattr("foretaste.label.server.SLOW_SECONDS", 100.0)
+
+    async def work(scope, receive, send):
+        [here] = server.server_state.connections
+        timers.append(here.timer)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    timers, begun = [], []
+    with served(work) as (server, address), sent(address, b"") as connection:
+        for _ in range(3):
+            until(lambda: server.server_state.connections)
+            [here] = server.server_state.connections
+            until(lambda here=here: here.timer is not None)
+            begun.append(here.timer.when())
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            reply = b""
+            while b"\r\n\r\n" not in reply:
+                reply += connection.recv(10_000)
+            assert reply.startswith(b"HTTP/1.1 200")
+    assert timers == [None] * 3
+    assert begun == sorted(set(begun))
+
+
+def test_pictures_that_wait_for_room_hold_up_no_answer(tmp_path):
+    go, data = threading.Event(), pictures()
+    data.items = [SlowItem(go) for _ in data.ids]
+    desk = open_desk(tmp_path / "store", data)
+    try:
+        with served(Guard(make_app(desk))) as (_, address), ExitStack() as opened:
+            for k in range(60):
+                raw = f"GET /api/picture/{k % 20}/large HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+                opened.enter_context(sent(address, raw.encode()))
+            assert answered(address, HEALTH)
+            go.set()
+    finally:
+        go.set()
+        close_desk(desk)
+
+
+class SlowItem:
+    """A picture that waits."""
+
+    def __init__(self, go):
+        self.go = go
+
+    def __len__(self):
+        self.go.wait(60)
+        raise ValueError("no picture")
+
+
 def test_every_answer_carries_the_headers(client):
     for path in ("/", "/api/state", "/nothing", "/api/picture/0/large"):
         got = client.get(path).headers
@@ -266,7 +447,50 @@ def test_long_bodies_are_refused(client):
     assert client.post("/api/next", long).status == 413
     assert client.post("/api/next", b"{}", content_length=str(10**9)).status == 413
     assert client.post("/api/next", b"{}", content_length="-1").status == 413
-    assert client.post("/api/next", b"[" * 60_000).status == 400  # deeper than a parser goes
+    assert client.post("/api/next", b"{}", content_length="9" * 5000).status == 413
+
+
+NO_JSON = {
+    "deep lists": b"[" * 60_000,
+    "deep objects": b'{"a":' * 12_000,
+    "half a pair of surrogates": b'{"token": "\\ud800"}',
+    "half a pair as a name": b'{"\\udfff": 1}',
+    "half a pair in bytes": b'{"token": "\xed\xa0\x80"}',
+    "not UTF-8": b'{"token": "\xff"}',
+    "UTF-16": '{"token": "x"}'.encode("utf-16"),
+    "a number of too many figures": b'{"token": ' + b"9" * 5000 + b"}",
+    "nothing": b"",
+    "words": b"token",
+}
+
+
+@pytest.mark.parametrize("body", NO_JSON.values(), ids=NO_JSON)
+def test_a_body_that_is_no_json_is_refused_on_every_route(desk, body):
+    open_guard = Guard(make_app(desk))
+    locked = Guard(make_app(desk), host="0.0.0.0", token=TOKEN)
+    for guard in (open_guard, locked):
+        for path in ("/api/login", *ROUTES):
+            got = Client(guard).post(path, body, authorization=f"Bearer {TOKEN}")
+            assert (got.status, "not JSON" in got.json["error"]) == (400, True), (path, got)
+    assert Client(locked).post("/api/login", body).status == 400  # from a stranger
+    assert not locked.sessions
+    assert desk.store.events() == []
+
+
+def test_odd_numbers_and_names_in_an_address_are_no_error_of_ours(client):
+    for path in (f"/api/item/{'9' * 5000}", "/api/item/NaN", f"/api/picture/{'9' * 5000}/large", "/api/export/\x00"):
+        assert client.get(path).status in (404, 422), path
+    for query in ("who=%ED%A0%80", "who=%FF", "who=" + "x" * 201, "who=" + "[" * 200):
+        assert client.get(f"/api/state?{query}").status in (200, 422), query
+
+
+def test_cookies_that_are_kept_are_bounded(desk, monkeypatch):
+    monkeypatch.setattr("foretaste.label.guard.SESSIONS_KEPT", 3)
+    guard = Guard(make_app(desk), host="0.0.0.0", token=TOKEN)
+    client = Client(guard)
+    cookies = [client.post("/api/login", {"token": TOKEN}).headers["set-cookie"].split(";")[0] for _ in range(5)]
+    assert len(guard.sessions) == 3
+    assert [client.get("/api/state", cookie=c).status for c in cookies] == [401, 401, 200, 200, 200]
 
 
 # Beyond this machine
@@ -358,6 +582,46 @@ def test_what_is_hidden_in_a_picture_stays_behind():
     assert media == "image/png"
     assert b"script" not in body
     assert Image.open(io.BytesIO(body)).size == (20, 40)
+
+
+@pytest.mark.parametrize("side", [40, 700])  # a PNG, a JPEG
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_no_metadata_of_a_picture_is_served(kind, side):
+    """Where and when it was taken, by whom, with what: in EXIF, comments, colour profiles, XMP, text."""
+    secret = b"52.5200N 13.4050E by Ada"
+    exif, text = Image.Exif(), PngInfo()
+    exif[0x010E] = secret.decode()
+    exif.get_ifd(0x8825)[1] = "N"  # a place
+    text.add_text("Comment", secret.decode())
+    held = {"exif": exif, "icc_profile": secret, "xmp": secret, "dpi": (123, 123)}
+    held |= {"comment": secret} if kind == "JPEG" else {"pnginfo": text} if kind == "PNG" else {}
+    out = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(out, kind, **held)
+    assert out.getvalue().count(secret) > 1
+    image = Image.open(out)
+    for given in (image, readable_picture(Image.open(out)), readable_picture(Image.open(out), 1280)):
+        body, media = encode_picture(given, 1280)
+        assert media == ("image/png" if side == 40 else "image/jpeg")
+        assert secret not in body
+        served = Image.open(io.BytesIO(body))
+        assert not served.getexif()
+        assert set(served.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+        assert served.info.get("jfif_density", (1, 1)) == (1, 1)
+
+
+def test_the_pictures_that_are_kept_are_bounded_and_the_last_ones_asked_for(desk, monkeypatch):
+    monkeypatch.setattr("foretaste.label.server.PICTURES_KEPT", 3)
+    made, cache = [], PictureCache(desk)
+    monkeypatch.setattr("foretaste.label.server.encode_picture", lambda image, side: made.append(image) or (b"x", "y"))
+    for number in (0, 1, 2, 0, 3, 4):  # 0 is asked for again
+        cache.get(number, "small")
+    assert list(cache.kept) == [(0, "small"), (3, "small"), (4, "small")]
+    assert len(made) == 5
+    cache.get(0, "small")
+    assert len(made) == 5
+    cache.get(0, "large")  # another picture
+    assert len(made) == 6
+    assert len(cache.kept) == 3
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])

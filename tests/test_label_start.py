@@ -1,9 +1,17 @@
 """From a folder or a file to a desk: what is asked for, what is left out, and where it resumes."""
 
+import itertools
+import json
 import os
+import re
+import signal
 import struct
+import subprocess
+import sys
 import time
+import urllib.request
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +20,7 @@ from typer.testing import CliRunner
 
 import foretaste as ft
 from foretaste.cli import app
+from foretaste.cli.label import close_or_exit
 from foretaste.label import LabelStore, StoreError, close_desk, make_app, open_desk
 from foretaste.label.guard import Guard
 from label_cases import Client
@@ -251,18 +260,36 @@ def test_links_that_lead_out_are_refused(folder, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_picture_that_becomes_a_link_later_is_not_served(folder, tmp_path):
+@pytest.mark.parametrize("by", ["the file", "its folder", "a table"])
+def test_a_picture_that_becomes_a_link_later_is_not_served(tmp_path, by):
     """Someone changes the folder while the page is open."""
-    (tmp_path / "secret.txt").write_text("secret")
-    desk = opened(folder)
+    folder, secret = tmp_path / "photos", tmp_path / "secret"
+    for k in range(4):
+        picture(folder / "unsorted" / f"{k}.png", k)
+        picture(secret / f"{k}.png", 10 + k)
+    source = folder
+    if by == "a table":
+        source = folder / "labels.csv"
+        source.write_text("file,label\n" + "".join(f"unsorted/{k}.png,\n" for k in range(4)))
+    desk = opened(source)
     client = Client(Guard(make_app(desk)))
-    (folder / "3.png").unlink()
-    (folder / "3.png").symlink_to(tmp_path / "secret.txt")
+    if by == "its folder":
+        (folder / "unsorted").rename(folder / "was")
+        (folder / "unsorted").symlink_to(secret)
+    else:
+        (folder / "unsorted" / "3.png").unlink()
+        (folder / "unsorted" / "3.png").symlink_to(secret / "3.png")
     got = client.get("/api/picture/3/large")
-    assert got.status == 422
-    assert b"secret" not in got.body
-    os.unlink(folder / "4.png")
-    assert client.get("/api/picture/4/large").status == 422
+    assert (got.status, got.headers["content-type"]) == (422, "application/json")
+    assert "unsorted/3.png cannot be read (it has become a link out of the folder)" in got.json["error"]
+    with pytest.raises(ValueError, match="out of the folder"):
+        desk.data.items.digest_of(3)
+    if by == "the file":  # links within the folder are followed
+        (folder / "unsorted" / "3.png").unlink()
+        (folder / "unsorted" / "3.png").symlink_to(folder / "unsorted" / "2.png")
+        assert client.get("/api/picture/3/large").body == client.get("/api/picture/2/large").body
+        os.unlink(folder / "unsorted" / "2.png")
+        assert client.get("/api/picture/2/small").status == 422
     close_desk(desk)
 
 
@@ -285,6 +312,83 @@ def test_decompression_bombs_are_refused(folder):
 
 
 # The command line
+
+ENDLESS = """
+import sys
+from functools import partial
+import foretaste.label
+from foretaste.network import sgd
+sgd.PROGRESS_REPORTS = 3000  # every 100 steps: between two reports nothing stops a training
+foretaste.label.open_desk = partial(foretaste.label.open_desk, fit_options={"steps": 300_000})
+from foretaste.cli import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_closes_the_page_while_the_network_is_trained(folder, sent, code):
+    """Ctrl-C could abort the process, cut off in a training; SIGTERM killed it with the store open."""
+    words = ["label", folder, "--classes", "cat,dog", "--backbone", "none", "--check-every", 0, "--no-browser"]
+    page = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, *map(str, [*words, "--port", 0])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert page.stdout is not None
+    try:
+        [address] = itertools.islice((m[1] for line in page.stdout if (m := re.search(r"open (http\S+/)", line))), 1)
+
+        def post(path, **more):
+            body = json.dumps({"tab": "tab-00000001", "who": "Ada", **more}).encode()
+            request = urllib.request.Request(address + path, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return json.load(reply)
+
+        for k in range(4):
+            post("api/answer", item=f"{k}.png", kind="label", label=["cat", "dog"][k % 2])
+        until(lambda: post("api/alive")["state"]["model"]["phase"] == "training", 120)
+        page.send_signal(sent)
+        out, errors = page.communicate(timeout=300)
+    finally:
+        page.kill()
+    assert (page.returncode, errors) == (code, "")
+    assert out.splitlines() == ["4 of 8 items are labelled. The same command goes on."]
+    assert sorted(p.name for p in (folder / ".foretaste").glob("labels.sqlite*")) == ["labels.sqlite"]  # it is closed
+    with LabelStore(folder / ".foretaste") as store:
+        assert store.labels() == {f"{k}.png": ["cat", "dog"][k % 2] for k in range(4)}
+
+
+@pytest.mark.parametrize("second", [KeyboardInterrupt, SystemExit])
+def test_a_second_signal_waits_for_no_step_of_the_learner_and_closes_the_store(folder, monkeypatch, second):
+    class LeftError(Exception):
+        pass
+
+    def leave(code):
+        raise LeftError(code)
+
+    def interrupted(seconds=None):
+        raise second
+
+    desk = opened(folder)
+    monkeypatch.setattr(desk.worker, "close", interrupted)
+    monkeypatch.setattr("foretaste.cli.label.os._exit", leave)
+    with pytest.raises(LeftError, match="130"):
+        close_or_exit(desk)
+    with LabelStore(folder / ".foretaste") as store:  # another process may write now
+        assert store.classes == ("cat", "dog")
+
+
+def test_the_learners_thread_ends_with_a_program_that_never_closed_it(folder, monkeypatch):
+    desk = opened(folder, start=True)
+    until(lambda: desk.worker.describe()["phase"] == "first labels")
+    assert not desk.worker.daemon
+    monkeypatch.setattr("threading.main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
+    desk.worker.join(60)
+    monkeypatch.undo()
+    assert not desk.worker.is_alive()
+    close_desk(desk)
 
 
 def test_status_export_and_import(folder, tmp_path):

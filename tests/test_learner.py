@@ -1,5 +1,6 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
+import gc
 import json
 import random
 import re
@@ -22,8 +23,11 @@ import foretaste as ft
 from foretaste.errors import seal_json
 from foretaste.label import choose
 from foretaste.label import session as session_module
+from foretaste.label.model import LiveModel
 from foretaste.lookahead.dense import DenseState
+from foretaste.lookahead.problem import Problem, ThetaBlocks
 from foretaste.network import MLP, Diverged, read_tensors, seeded
+from foretaste.network.sgd import TrainingRecipe, diverged_error
 
 KINDS = ("l2", "ce", "binary-l2", "binary-ce", "regression")
 N = 40
@@ -116,6 +120,40 @@ def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.Monk
         learner.unlabel([11, 3])
     assert len(folded._now.model._shown.base) > 6
     assert_same(plain, folded)
+
+
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+def test_what_labels_and_trainings_leave_behind_is_freed_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old kernels waited for the garbage collector, which counts objects and does not see how large they are."""
+    monkeypatch.setattr("foretaste.label.model.MOST_KEPT", 4)
+    learner = make(kind, watch=15, fit_options={"steps": 3})
+
+    def alive() -> list[int]:
+        return [sum(type(o) is each for o in gc.get_objects()) for each in (LiveModel, Problem, ThetaBlocks)]
+
+    learner.query(1)
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        for i in range(10, 30):
+            learner.query(1)
+            learner.teach(i, truth(kind, i))
+            learner.predict()
+            learner.explain(i + 1)
+            learner.status()
+        learner.relabel(3, 0)
+        learner.predict()
+        learner.retrain(wait=True)
+        learner.unlabel([4, 12])
+        learner.predict()
+        learner.retrain()
+        assert learner.wait(60)
+        learner.query(1)
+        assert alive() == before
+    finally:
+        gc.enable()
+    assert before[2] == 0  # Θ is held once, by the model
 
 
 def test_predictions_are_the_linearised_network() -> None:
@@ -821,6 +859,31 @@ def test_a_training_that_waits_for_itself_is_refused(own: bool) -> None:
         learner.teach([0, 1, 2], [0, 1, 2]) if own else learner.retrain(wait=True)
 
 
+@pytest.mark.parametrize("kind", ["l2", "ce"])
+def test_the_expected_error_counts_every_class_of_the_open_items(kind: str) -> None:
+    """l2: how often another output than the largest mean is the largest, of outputs drawn with 0.3 s² S_jj."""
+    learner = make(kind)
+    asked = learner.query(1)
+    learner.teach(range(10, 30), [truth(kind, i) for i in range(10, 30)])
+    learner.ignore([35])
+    now = learner._now
+    state, book = now.model.follow(now.book), now.book
+    left = [i for i in range(N) if i not in (*book.labels, *asked, 35)]
+    mean, g = state.pool_mean[left], torch.Generator().manual_seed(0)
+    if kind == "ce":
+        want = 1 - torch.softmax(mean, 1).amax(1)
+    else:
+        sigma = (0.3 * now.model.scale(book) * state.variance_blocks[left, 0, 0]).sqrt()
+        drawn = mean + sigma[:, None] * torch.randn(20_000, *mean.shape, generator=g, dtype=torch.float64)
+        want = (drawn.argmax(2) != mean.argmax(1)).double().mean(0)
+    error = learner.status()["error"]
+    assert error["model"] == pytest.approx(float(want.mean()), abs=0.005)
+    record = list(book.predictions.values())
+    made = sum(p.predicted != p.label for p in record)
+    assert error["ratio"] == pytest.approx((made + 5) / (sum(p.error for p in record) + 5))
+    assert error["corrected"] == pytest.approx(error["model"] * error["ratio"])
+
+
 def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptureFixture) -> None:
     learner = make("l2", fit_options={"max_lr": 1e9, "steps": 50})
     before = outputs(learner)
@@ -831,6 +894,27 @@ def test_a_training_that_diverges_leaves_the_old_network(caplog: pytest.LogCaptu
     assert "the network from before stays" in caplog.text
     assert learner.status()["training"]["failure"].startswith("Diverged")
     torch.testing.assert_close(outputs(learner), before)
+
+
+def test_a_training_that_diverges_is_repeated_at_half_the_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = sys.modules["foretaste.network.fit"]
+    real = module.train_fast
+
+    def train(fast: str, net: nn.Module, x: torch.Tensor, goal: object, how: TrainingRecipe, *rest: object) -> float:
+        if how.max_lr > 0.2:
+            nn.init.constant_(next(net.parameters()), torch.nan)
+            raise diverged_error("the loss is nan at step 1 of 50", how)
+        return real(fast, net, x, goal, how, *rest)
+
+    monkeypatch.setattr(module, "train_fast", train)
+    fast, slow = (make("l2", fit_options={"max_lr": rate, "steps": 50}) for rate in (0.5, 0.125))
+    for learner in (fast, slow):
+        learner.retrain(wait=True)
+    assert "the loss is nan at step 1 of 50, with max_lr=0.25; trying again with max_lr=0.125" in caplog.text
+    assert fast.status()["training"]["failure"] is None
+    assert_same(fast, slow)
 
 
 def test_a_training_that_makes_nan_leaves_the_old_network() -> None:
@@ -1067,6 +1151,31 @@ def test_a_program_that_ends_stops_a_training_in_the_background():
     """Cut off within torch, the process would abort; waited for, it would train for hours."""
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end True\n", "")
+
+
+def test_a_training_that_a_daemon_starts_is_waited_for_at_exit_too() -> None:
+    """Threads inherit it: the training was a daemon, was cut off within torch at exit, and the process aborted."""
+    learner, go = make("l2", train=lambda net, x, y: go.wait(60)), threading.Event()
+    starter = threading.Thread(target=learner.retrain, daemon=True)
+    starter.start()
+    starter.join(60)
+    daemon = learner._now.worker.daemon
+    go.set()
+    assert learner.wait(60)
+    assert not daemon
+
+
+def test_a_training_in_the_background_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretaste.network.sgd.PROGRESS_REPORTS", 1000)  # every 100 steps
+    learner = make("l2", fit_options={"steps": 100_000})
+    before = learner.net
+    learner.stop_training()  # none is under way
+    learner.retrain()
+    learner.stop_training()
+    assert learner.wait(120)
+    assert learner.net is before
+    assert learner.status()["training"] == {"running": False, "count": 1, "failure": None}
+    learner.teach(20, truth("l2", 20))  # and it goes on
 
 
 def test_a_network_that_is_trained_on_elsewhere_does_not_reach_the_learner(tmp_path: Path) -> None:

@@ -31,3 +31,13 @@ def test_eager_equals_lazy_and_runs_the_network_once(case: Case, monkeypatch: py
     assert at == here
     assert torch.allclose(got_Wu, S_Wu, rtol=1e-8, atol=1e-10)
     assert counted == {"gram": 1, "outputs": 0}
+
+
+def test_a_kernel_that_was_made_at_once_can_fail_twice() -> None:
+    """It was given out once, and the second error said nothing but "pop from empty list"."""
+    x_L = torch.ones(3, 4, dtype=torch.float64)
+    net = torch.nn.Linear(4, 2).double().eval()
+    state = linearize_module.linearize(net, x_L, torch.tensor([0, 1, 0]), 2 * x_L, ridge=0.0, eager=True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Cholesky"):
+            _ = state.mean

@@ -1,6 +1,8 @@
 """Kept labels: any order, relabelled, undone, on their way; each equals having been taught so from the start."""
 
+import gc
 import itertools
+import weakref
 from functools import partial
 
 import pytest
@@ -9,7 +11,7 @@ from torch import Tensor
 
 import oracles
 from cases import CASES, Case
-from foretaste.lookahead import State, linearize
+from foretaste.lookahead import State, from_kernels, linearize
 
 RIDGE = 1e-3
 assert_close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
@@ -149,3 +151,43 @@ def test_warm_start_is_cold_start(seed: int) -> None:
     for j in range(2, 9):
         state = state.condition(j, y[j])
     assert_close(state.mean, f_warm, rtol=0, atol=1e-10)
+
+
+@METHODS
+def test_a_state_that_nobody_holds_is_freed_at_once(method: str) -> None:
+    """Not by the garbage collector, which counts objects and does not see that one of them is a kernel."""
+    case = CASES[0]
+    state = teach(case.state(method, ridge=RIDGE), case, (4, 0))
+    _ = state.mean
+    gone = weakref.ref(state._problem)
+    gc.disable()
+    try:
+        del state
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_labels_leave_of_a_given_kernel_is_kept_and_the_kernel_is_not() -> None:
+    g = torch.Generator().manual_seed(0)
+    a = torch.randn(12, 20, generator=g, dtype=torch.float64)
+    theta, f = a @ a.T, torch.zeros(12, 2, dtype=torch.float64)
+    UL = theta[4:, :4].clone()
+    kernel = weakref.ref(UL)
+    state = from_kernels(
+        theta[:4, :4], None, UL, theta[4:, 4:], None, f[:4], None, f[4:], torch.tensor([0, 1, 0, 1]), ridge=RIDGE
+    )
+    del UL
+    first = state.lookahead(3, 1)
+    assert kernel() is None
+    assert torch.equal(state.lookahead(3, 1), first)
+
+
+def test_a_kernel_that_cannot_be_solved_says_so_each_time() -> None:
+    theta, f = torch.ones(6, 6, dtype=torch.float64), torch.zeros(6, 2, dtype=torch.float64)
+    state = from_kernels(
+        theta[:3, :3], None, theta[3:, :3], theta[3:, 3:], None, f[:3], None, f[3:], torch.tensor([0, 1, 0]), ridge=0
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Cholesky"):
+            _ = state.mean

@@ -455,7 +455,7 @@ def test_batchnorm_never_meets_a_batch_of_one(n, batch_size):
 def test_lengths_and_progress():
     x, y, *_ = digits(64)
     seen = []
-    result = fit(MLP(64, (8,)), x, y, epochs=60, progress=lambda done, total: seen.append((done, total)))
+    result = fit(MLP(64, (32,)), x, y, epochs=60, progress=lambda done, total: seen.append((done, total)))
     assert result.steps == 120
     assert seen[-1] == (120, 120)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -476,10 +476,62 @@ def test_divergence_says_what_to_do_and_leaves_the_network():
     x, y, *_ = digits(20)
     net = WideResNet(1, widen=1).train()
     before = weights(net)
-    with pytest.raises(RuntimeError, match=r"diverged.*max_lr=1e\+12; lower it"):
+    told = r"diverged: the loss is nan at step .* of 20, with max_lr=1e\+12, and 3 times more, down to .*; lower it"
+    with pytest.raises(RuntimeError, match=told):
         fit(net, x.view(-1, 1, 8, 8), y, max_lr=1e12, steps=20, loss="ce")
     assert torch.equal(weights(net), before)
     assert all(m.training for m in net.modules())
+
+
+@pytest.mark.parametrize("how", ["warm", "cold", "ll4al"])
+def test_a_training_that_diverges_is_repeated_at_half_the_rate(how, caplog):
+    """On full batches and the squared loss, SGD with this momentum is stable up to a rate of about 3.8 / curvature."""
+    x, y = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    ones = torch.cat([x, torch.ones(30, 1)], 1)
+    curvature = float(torch.linalg.eigvalsh(2 * ones.T @ ones / (30 * 3))[-1])
+    train, shared = fit, {"steps": 300, "batch_size": 30, "start": "warm" if how == "warm" else "cold"}
+    if how == "ll4al":
+        train, shared = (lambda *a, **k: fit_ll4al(*a, **k)[0]), shared | {"layers": ["layers.0"], "weight": 0.0}
+    nets = [build_network("mlp", inputs=4, hidden=(), classes=3) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    drawn = torch.get_rng_state()
+    with caplog.at_level("WARNING", "foretaste"):
+        got = train(nets[0], x, y, max_lr=6 / curvature, **shared)
+    want = train(nets[1], x, y, max_lr=3 / curvature, **shared)
+    assert (got.retries, want.retries, got.max_lr) == (1, 0, want.max_lr)
+    assert got.residual == want.residual
+    assert torch.equal(weights(nets[0]), weights(nets[1]))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert caplog.text.count("training diverged: the loss is inf at step") == 1
+    assert f"with max_lr={6 / curvature:g}; trying again with max_lr={3 / curvature:g}" in caplog.text
+
+
+def test_a_network_that_dies_has_diverged(monkeypatch, caplog):
+    """Just below the rates that end in NaN, no ReLU is left. It was taken for a trained network."""
+    x, y, *_ = digits(40)
+    module = import_module("foretaste.network.fit")
+    real = module.train_fast
+
+    def train(fast, net, x, goal, how, *rest):
+        final = real(fast, net, x, goal, how, *rest)
+        if how.max_lr > 0.2:
+            nn.init.constant_(net.layers[0].bias, -1e9)
+        return final
+
+    monkeypatch.setattr(module, "train_fast", train)
+    nets = [MLP(64, (16,), 10) for _ in range(2)]
+    with caplog.at_level("WARNING", "foretaste"):
+        got = fit(nets[0], x, y, start="cold", max_lr=0.5, steps=100)
+    fit(nets[1], x, y, start="cold", max_lr=0.125, steps=100)
+    assert (got.retries, got.max_lr) == (2, 0.125)
+    assert "after 100 steps the outputs are the same for all points, with max_lr=0.5; trying again" in caplog.text
+    assert torch.equal(weights(nets[0]), weights(nets[1]))
+    died = fit(nets[0], x, y, max_lr=16, steps=20)  # at every rate: a network of few units often does
+    assert (died.retries, died.max_lr, died.interpolates) == (3, 2, False)
+    assert "with max_lr=2; use a wider network, or another seed" in caplog.text
+    # The same outputs for the same points, or the same labels, are no fault of the training.
+    assert fit(nets[0], torch.ones(6, 64), y[:6], max_lr=0.5, start="cold", steps=20).retries == 0
+    assert fit(nets[0], x, torch.zeros(40, dtype=torch.int64), max_lr=0.5, start="cold", steps=20).retries == 0
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -6,13 +6,15 @@ import logging
 import os
 import re
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,8 @@ from foretaste import errors, report
 from foretaste.cli.app import SafeConsole
 from foretaste.cli.query import write_ranked
 from foretaste.data import Images, load, read_points
+from foretaste.data import pictures as data_pictures
+from foretaste.data.pictures import decode_pictures, open_picture, picture_pixels, readable_picture
 from foretaste.study import Data, Labels, Network, Train, estimate, prepared, read, run, study
 from foretaste.study import load as load_records
 from foretaste.study.digest import data_digest
@@ -83,6 +87,128 @@ def test_a_pipe_in_the_folder_of_a_run(tmp_path, name):
     if name != "pictures.npz":
         with pytest.raises(ValueError, match="pipe"):
             run(replace(TINY, seeds=(0,)), folder)
+
+
+# What is decoded at once.
+
+
+def threads_at_once(tasks, monkeypatch):
+    """The most tasks that were within a decoder at the same time, where each takes a while."""
+    inside, most, lock, load = [0], [0], threading.Lock(), ImageFile.ImageFile.load
+
+    def slow(self):
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.05)
+        with lock:
+            inside[0] -= 1
+        return load(self)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", slow)
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return most[0]
+
+
+@pytest.mark.parametrize("way", ["items", "pixels", "a tiff that is checked", "all that break later"])
+def test_pixels_that_threads_decode_at_once_are_bounded(tmp_path, monkeypatch, way):
+    """Six PNGs of 30 kB took 4 GB."""
+    ending = "tif" if way == "a tiff that is checked" else "png"
+    for k in range(6):
+        Image.fromarray(np.full((10, 10), 20 * k, np.uint8)).save(tmp_path / f"{k}.{ending}")
+    files = sorted(tmp_path.iterdir())
+    items = read_points(tmp_path).items
+    if way == "all that break later":
+        (tmp_path / "7.png").write_text("no picture")
+        files = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(data_pictures, "PICTURES_A_TASK", 1)
+    monkeypatch.setattr(data_pictures, "PIXELS_AT_ONCE", 100)
+
+    def decode():
+        decode_pictures(lambda i: open_picture(files[i]), [f.name for f in files], workers=6, size=4, channels=1)
+
+    def broken():
+        with pytest.raises(ValueError, match=r"7\.png"):
+            decode_pictures(lambda i: open_picture(files[i]), [f.name for f in files], workers=6)
+
+    def check():
+        read_points(tmp_path)
+
+    tasks = {
+        "items": [lambda k=k: items[k] for k in range(6)],
+        "pixels": [decode],
+        "a tiff that is checked": [check, check, check],
+        "all that break later": [broken],
+    }
+    assert threads_at_once(tasks[way], monkeypatch) == 1
+    assert data_pictures._decoded_pixels == 0
+
+
+def test_small_pictures_are_decoded_side_by_side(tmp_path, monkeypatch):
+    for k in range(4):
+        Image.fromarray(np.full((10, 10), 20 * k, np.uint8)).save(tmp_path / f"{k}.png")
+    items, meet = read_points(tmp_path).items, threading.Barrier(4, timeout=60)
+    load = ImageFile.ImageFile.load
+
+    def together(self):
+        if not hasattr(self, "met"):
+            self.met = meet.wait()
+        return load(self)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", together)
+    threads = [threading.Thread(target=lambda k=k: items[k]) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not meet.broken
+
+
+def test_a_picture_larger_than_the_bound_is_decoded_alone(tmp_path, monkeypatch):
+    Image.fromarray(np.full((10, 10), 7, np.uint8)).save(tmp_path / "a.png")
+    monkeypatch.setattr(data_pictures, "PIXELS_AT_ONCE", 50)
+    assert read_points(pictures(tmp_path)).items[0].size == (10, 10)
+
+
+def test_a_photo_counts_as_it_is_decoded_and_a_progressive_one_whole(tmp_path, monkeypatch):
+    counted = []
+    for name, progressive in (("plain", False), ("progressive", True)):
+        Image.new("RGB", (4096, 2048)).save(tmp_path / f"{name}.jpg", progressive=progressive)
+        with open_picture(tmp_path / f"{name}.jpg") as image, data_pictures.room_to_decode(image, 512):
+            counted.append(data_pictures._decoded_pixels)
+    assert counted == [1024 * 512, 4096 * 2048]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "P transparent", "RGB", "RGBA", "I;16", "CMYK"])
+def test_a_picture_converted_in_strips_is_the_same(tmp_path, monkeypatch, mode, orientation):
+    bits = np.random.default_rng(0).integers(0, 255, (33, 20, 4), dtype=np.uint8)
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    made = Image.fromarray(bits.view(np.uint16)[:, :, 0] if mode == "I;16" else bits)
+    if mode != "I;16":
+        made = made.convert("RGB").convert("P") if mode.startswith("P") else made.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    made.save(path, exif=exif, **({"transparency": 3} if mode == "P transparent" else {}))
+
+    def read():
+        with open_picture(path) as image:
+            colour = np.asarray(readable_picture(image))
+        with open_picture(path) as image:
+            grey, remark = picture_pixels(image, colour.shape[:2], 1, resize=False)
+        return colour, grey, remark
+
+    whole = read()
+    monkeypatch.setattr(data_pictures, "STRIP_PIXELS", 70)
+    strips = read()
+    assert whole[0].shape == ((33, 20, 3) if orientation == 1 else (20, 33, 3))
+    assert np.array_equal(whole[0], strips[0])
+    assert np.array_equal(whole[1], strips[1])
+    assert whole[2] == strips[2]
 
 
 # Names.

@@ -7,6 +7,7 @@ import torch
 
 import foretaste as ft
 from acquire_oracles import Case, gap
+from foretaste.acquire import chance_among_classes, chance_of_error
 from foretaste.query import (
     Budget,
     ErrorLeft,
@@ -23,12 +24,22 @@ def tail(g, variance):
     return 0.5 * math.erfc(g / math.sqrt(2 * variance))
 
 
+def wrong(mean_C, variance):
+    """1 − ∫ φ(z) Π_{c≠t} Φ(z + (mean_t − mean_c)/σ) dz on a fine grid."""
+    z = torch.linspace(-9, 9, 2001, dtype=torch.float64)
+    gaps = (mean_C.max() - mean_C.sort(descending=True).values[1:]) / math.sqrt(variance)
+    right = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * torch.special.ndtr(z[:, None] + gaps).prod(1)
+    return 1 - float(torch.trapezoid(right, z))
+
+
 @pytest.mark.parametrize("case", [Case("l2"), Case("l2-watched", W=7), Case("ce", loss="ce")], ids=str)
 def test_a_look_is_the_posterior(case):
     state = case.state()
     seen = look(state, [2, 5, 9], scale=0.3)
-    e = [tail(gap(state, i)[0], 0.6 * float(state.watched_variance[i])) for i in range(state.W)]
-    assert seen.error_left == pytest.approx(sum(e) / state.W)
+    e = [wrong(state.mean[i], 0.3 * float(state.watched_variance[i])) for i in range(state.W)]
+    if case.loss == "ce":
+        e = [math.sqrt(e[i] * (1 - float(torch.softmax(state.mean[i], 0).max()))) for i in range(state.W)]
+    assert seen.error_left == pytest.approx(sum(e) / state.W, rel=1e-4)
     after = state.condition(2).condition(5).condition(9).watched_variance
     c = [tail(gap(state, i)[0], 0.6 * float(state.watched_variance[i] - after[i])) for i in range(state.W)]
     assert seen.change == pytest.approx(sum(c) / state.W)
@@ -51,6 +62,65 @@ def test_the_chance_of_a_change_is_that_of_drawn_labels():
     f_two = (state.mean + moves).gather(2, two.expand(len(moves), -1, -1))
     swapped = f_two[:, :, 0] < f_two[:, :, 1]
     assert look(state, batch, scale=1.0).change == pytest.approx(float(swapped.double().mean()), abs=0.01)
+
+
+@pytest.mark.parametrize("C", [2, 3, 10, 77])
+def test_the_chance_of_an_error_counts_every_class(C):
+    """Outputs drawn around their means: how often another class is the largest. Two classes gave at most 1/2."""
+    g = torch.Generator().manual_seed(C)
+    mean_NC, var_N = (
+        torch.randn(40, C, generator=g, dtype=torch.float64),
+        torch.logspace(-4, 2, 40, dtype=torch.float64),
+    )
+    mean_NC[:2] = 0.5
+    got = chance_among_classes(mean_NC, var_N)
+    assert got[:2].tolist() == pytest.approx([1 - 1 / C] * 2, abs=1e-3)
+    want = [wrong(m, float(v)) for m, v in zip(mean_NC, var_N)]
+    assert got.tolist() == pytest.approx(want, rel=0.02, abs=1e-4)
+    if C == 2:
+        gap_N = (mean_NC[:, 0] - mean_NC[:, 1]).abs()
+        assert torch.allclose(got, chance_of_error(gap_N, 2 * var_N), rtol=1e-6)
+    # What is known exactly is right, or a tie.
+    assert chance_among_classes(torch.eye(3, dtype=torch.float64)[:1], torch.zeros(1)).item() == 0
+
+
+@pytest.mark.parametrize("method", ["dense", "direct"])
+@pytest.mark.parametrize("watch", [None, 7])
+def test_a_look_carries_the_misfit_of_the_network(method, watch):
+    """With the tiny ridge it was the posterior of a network that fits: the expected error rose with labels."""
+    x, y, net = clouds(40)
+    how = {"method": method, "watch": None if watch is None else x[-watch:]}
+    plain, carried = (ft.linearize(net, x[:12], y[:12], x[12:], ridge=r, **how) for r in (None, "misfit"))
+    assert carried.ridge > 100 * plain.ridge
+    for a, b in ((plain, carried), (plain.condition(3, 1).condition(5), carried.condition(3, 1).condition(5))):
+        assert look(a, [0, 2]).error_left == pytest.approx(look(b, [0, 2]).error_left, rel=1e-5)
+        assert look(a, [0, 2]).change == pytest.approx(look(b, [0, 2]).change, rel=1e-5)
+        assert torch.equal(look(a).predictions, b.mean.argmax(1))
+    given = ft.linearize(net, x[:12], y[:12], x[12:], ridge=plain.ridge, **how)
+    assert look(given).error_left != pytest.approx(look(plain).error_left, rel=1e-2)
+
+
+def clouds(n, steps=10):
+    """Three clouds that overlap, and a network that was trained briefly on the first twelve points."""
+    g = torch.Generator().manual_seed(1)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 6, generator=g, dtype=torch.float64) + 1.5 * torch.eye(6, dtype=torch.float64)[y]
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).double()
+    ft.fit(net, x[:12], y[:12], steps=steps, seed=0)
+    return x, y, net.eval()
+
+
+def test_the_expected_error_of_a_network_that_does_not_fit_falls_with_labels():
+    x, y, _ = clouds(400)
+    left = []
+    for L in (9, 30, 100, 300):
+        _, _, net = clouds(400)
+        ft.fit(net, x[:L], y[:L], steps=40, max_lr=0.05, seed=0)
+        left.append(look(ft.linearize(net, x[:L], y[:L], x[300:], watch=x[300:])).error_left)
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < left[0] / 2
 
 
 def test_labels_that_are_kept_count():

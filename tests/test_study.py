@@ -20,10 +20,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from foretaste import report
 from foretaste.acquire import OwnTraining, register, registry, strategies
 from foretaste.data import Images, draw
 from foretaste.lookahead import linearize
-from foretaste.network import MLP, fit
+from foretaste.network import MLP, Diverged, fit
+from foretaste.network.sgd import diverged_error
 from foretaste.query import gp_predict
 from foretaste.study import Arm, Ask, Labels, Network, Train, about, cycles, loop, model, run, smoke, study
 from foretaste.study.run import ENVIRONMENT
@@ -370,13 +372,56 @@ def test_weights_of_ones_own_network_are_those_its_function_builds(start, strate
     assert torch.equal(first[0][1], first[2][1]) == (start == "warm")
 
 
-def test_a_training_that_diverges_leaves_ones_own_network_as_built(tmp_path, monkeypatch):
+def diverge_above(monkeypatch, rate):
+    """Trainings at a higher learning rate end in NaN, with more than six labels."""
+    of_fit = sys.modules["foretaste.network.fit"]
+    real = of_fit.train_fast
+
+    def train(fast, net, x, goal, how, *rest):
+        final = real(fast, net, x, goal, how, *rest)
+        if how.max_lr > rate and len(x) > 6:
+            for p in net.parameters():
+                p.data.fill_(torch.nan)
+            raise diverged_error("the loss is nan at step 1 of 2", how)
+        return final
+
+    monkeypatch.setattr(of_fit, "train_fast", train)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_a_training_that_diverges_is_repeated_and_recorded(start, own, tmp_path, monkeypatch, caplog):
+    """The arm went on with a network at its initial weights. Interrupted runs resume and give identical records."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "pretrained_and_diverged.py").write_text(PRETRAINED)
-    of = replace(SMALL, network=Network("pretrained_and_diverged:pretrained"), train=Train(steps=40, max_lr=1e20))
-    for record, net in cycles(of.trial("random"), points(), 0):
-        assert record["diverged"]
-        assert torch.equal(net[0].weight, torch.full_like(net[0].weight, 0.25))
+    network = Network("pretrained_and_diverged:pretrained") if own else SMALL.network
+    of = replace(SMALL, seeds=(0,), arms=(Arm("random", "random"),), network=network)
+    of = replace(of, train=replace(of.train, start=start))
+    diverge_above(monkeypatch, 0.2)
+    whole = run(of, tmp_path / "whole", data=points())
+    assert [(r["retries"], r["max_lr"]) for r in whole] == [(0, 0.5), (2, 0.125), (2, 0.125)]
+    assert "arm random, seed 0, cycle 1: training diverged and was repeated at max_lr=0.125" in caplog.text
+    assert all(r["accuracy"] > 0.6 for r in whole)
+
+    def stop(record):
+        if record["cycle"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(of, tmp_path / "parts", data=points(), seen=stop)
+    assert timeless(run(of, tmp_path / "parts", data=points())) == timeless(whole)
+    page = report.summarize(whole)
+    assert "repeated at a lower learning rate: 2 of random." in report.words.learned_labels(page)[1]
+
+
+def test_a_training_that_diverges_at_lower_rates_too_ends_the_study(monkeypatch):
+    diverge_above(monkeypatch, 0.05)
+    told = (
+        r"arm 'random', seed 0: training diverged: the loss is nan at step 1 of 2, with max_lr=0.5, and 3 times more, "
+        r"down to max_lr=0.0625; lower it further, to max_lr=0.00625 say"
+    )
+    with pytest.raises(Diverged, match=told):
+        run(replace(SMALL, arms=(Arm("random", "random"),)), data=points())
 
 
 def test_study_names_no_strategy():
@@ -400,9 +445,10 @@ def test_a_strategy_of_ones_own_declares_its_training_scale_and_small_options(mo
 
     def train(net, x_L, y_L, *, strength=1, **settings):
         seen["fit"].append((len(x_L), strength, settings["max_lr"]))
+        settings["max_lr"] = settings["max_lr"] or 0.3
         return fit(net, x_L, y_L, **settings), {"trained_on": len(x_L)}
 
-    training = OwnTraining(train, ("strength",), {"l2": 0.3, "ce": 0.2}, lambda net, **options: {"trained_on": 0})
+    training = OwnTraining(train, ("strength",), {"l2": 0.3, "ce": 0.2})
 
     @register("own training", trains=training)
     def own_training(state, trained_on=None):
@@ -427,10 +473,8 @@ def test_a_strategy_of_ones_own_declares_its_training_scale_and_small_options(mo
     assert "scale of own scale" in about(of, points(), command="", processes=1)
     with pytest.raises(ValueError, match="unknown option of own training 'strenght'; did you mean 'strength'"):
         Arm("c", "own training", options={"strenght": 5})
-    diverged = replace(of, train=Train(steps=40, max_lr=1e20))
-    seen["query"].clear()
-    assert all(r["diverged"] for r in records_of("a", 0, of=diverged))
-    assert seen["query"] == [0, 0]
+    with pytest.raises(Diverged, match=r"training diverged: .*, with max_lr=1e"):
+        records_of("a", 0, of=replace(of, train=Train(steps=40, max_lr=1e20)))
 
 
 @pytest.mark.parametrize("strategy", ["ll4al", "badge", "naive", "emoc", "eer", "gp"])

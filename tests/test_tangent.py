@@ -5,6 +5,7 @@ import importlib
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import foretaste as ft
 import oracles
 from foretaste.tangent import PeakMemory, count_points, gram, plan, resolve_budget, take_points
+from foretaste.tangent.frozen import balanced_signs
 from networks import NETWORKS, Network
 
 N = 7
@@ -40,6 +42,52 @@ def test_ntk_is_the_gram_matrix_of_gradients(case: Network, output: str | int) -
     assert error(ft.ntk(net, x, output=output), want) <= 1e-10
     a, b = take_points(x, slice(0, 3)), take_points(x, slice(3, N))
     assert error(ft.ntk(net, a, b, output=output), want[:3, 3:]) <= 1e-10
+
+
+def without_rule(name: str, layer: Callable[[], torch.nn.Module], C: int = 3) -> Network:
+    return Network(name, lambda: torch.nn.Sequential(torch.nn.Linear(4, 6), layer(), torch.nn.Linear(6, C)), (4,))
+
+
+WITHOUT_RULES = [case for case in NETWORKS if case.functional] + [
+    without_rule("prelu of units", lambda: torch.nn.PReLU(6)),
+    without_rule("prelu, one output", torch.nn.PReLU, C=1),
+    without_rule("spectral norm", lambda: torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(6, 6))),
+]
+
+
+@pytest.mark.parametrize("output", ["sum", "signs", "first", -1, "trace", "full"])
+@pytest.mark.parametrize("case", WITHOUT_RULES, ids=str)
+def test_as_many_points_as_classes_without_a_rule(case: Network, output: str | int) -> None:
+    """Θ of a PReLU was wrong by up to a fifth: vmap took the n points for the C outputs."""
+    net, x = case.built(), case.points(6)
+    full = oracle(net, x, x, "full")
+    C = full.shape[2]
+    weights = {"sum": torch.ones(C, dtype=torch.float64) / C**0.5, "signs": balanced_signs(C).double()}
+    if output == "full":
+        want = full
+    elif output == "trace":
+        want = full.diagonal(dim1=2, dim2=3).mean(2)
+    else:
+        one = torch.eye(C, dtype=torch.float64)[output if isinstance(output, int) else 0]
+        want = torch.einsum("ijcd,c,d->ij", full, *2 * [weights.get(output, one)])
+    for n in (1, 2, C, C + 1):
+        assert error(ft.ntk(net, take_points(x, slice(n)), output=output), want[:n, :n]) <= 1e-10
+    rest = take_points(x, slice(6 - C, 6))
+    assert error(ft.ntk(net, take_points(x, slice(C)), rest, output=output), want[:C, 6 - C :]) <= 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_batching_rule_that_is_wrong_is_found(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = next(c for c in NETWORKS if c.name == "prelu")
+    net, x = case.built(dtype), case.points(12, dtype)
+    want = oracle(case.built(), case.points(12), case.points(12), "full")
+    monkeypatch.setattr("foretaste.tangent.functional.jacrev", lambda f, chunk_size: torch.func.jacrev(f))
+    with caplog.at_level(logging.INFO, "foretaste"):
+        got = ft.ntk(net, x[:3], x[3:6], output="full")
+    assert error(got, want[:3, 3:6]) <= (1e-5 if dtype == torch.float32 else 1e-12)
+    assert "torch.func cannot batch 1.weight (it is not autograd's); computing one point at a time" in caplog.text
 
 
 @pytest.mark.parametrize("case", NETWORKS, ids=str)

@@ -1,7 +1,7 @@
-"""Throw generated calls, networks, files, damage, interrupts and threads at the package: ``make fuzz``.
+"""Throw generated calls, networks, files, damage, webhooks, interrupts and threads at the package: ``make fuzz``.
 
     python -m fuzz                     # with tests/ on the path: the long run
-    python -m fuzz --calls 1000 --networks 0 --files 0 --logs 0 --interrupts 0 --threads 0
+    python -m fuzz --calls 1000 --networks 0 --files 0 --logs 0 --webhooks 0 --interrupts 0 --threads 0
 
 Prints a line for each part with counts by outcome, and examples of whatever is neither right nor a clear error. The
 exit code is 1 if anything came that must not: a wrong answer, a hang, something executed or left behind, or more than
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import calls, faults, files, logs, networks
+from . import calls, faults, files, logs, networks, webhooks
 from .outcomes import Tally, limit_memory
 
 PARTS: dict[str, tuple[Callable[[int, int], Tally], int]] = {
@@ -24,13 +24,14 @@ PARTS: dict[str, tuple[Callable[[int, int], Tally], int]] = {
     "networks": (networks.run, 2000),
     "files": (files.run, 5000),
     "logs": (logs.run, 600),
+    "webhooks": (webhooks.run, 20_000),
     "interrupts": (faults.interrupts, 2000),
     "threads": (faults.threads, 200),
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="fuzz", description="Generated calls, networks, files, interrupts, threads.")
+    parser = argparse.ArgumentParser(prog="fuzz", description="Generated calls, networks, files, webhooks, threads.")
     parser.add_argument("--seed", type=int, default=0)
     for name, (_, count) in PARTS.items():
         parser.add_argument(f"--{name}", type=int, default=count, help=f"how many, default {count}")

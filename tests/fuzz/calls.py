@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import foretaste as ft
 from foretaste.network import MLP
+from foretaste.tangent.frozen import balanced_signs
 from foretaste.testing.contracts import describe_changes, snapshot_network
 
 from .outcomes import Tally, WrongError, outcome_of
@@ -83,17 +84,25 @@ class Problem:
         return {"y": [names[int(c)] for c in self.y_L], "classes": names}
 
 
-def brute_force(net: nn.Module, x: Tensor, output: str = "sum") -> Tensor:
+def brute_force(net: nn.Module, x: Tensor, output: str | int = "sum") -> Tensor:
     """Θ by plain autograd, a point and an output at a time: (N, N), or (N, N, C, C) for "full"."""
     rows = []
     for point in x:
         f_C = net(point[None])[0]
-        heads = {"sum": f_C.sum()[None] / math.sqrt(len(f_C)), "first": f_C[:1]}.get(output, f_C)
+        match output:
+            case "sum":
+                heads = f_C.sum()[None] / math.sqrt(len(f_C))
+            case "signs":
+                heads = (f_C @ balanced_signs(len(f_C)).to(f_C))[None]
+            case "trace" | "full":
+                heads = f_C
+            case _:
+                heads = f_C[None, 0 if output == "first" else output]
         for head in heads:
             grads = torch.autograd.grad(head, list(net.parameters()), retain_graph=True, materialize_grads=True)
             rows.append(torch.cat([g.to_dense().flatten() for g in grads]))
     J = torch.stack(rows)
-    if output in ("sum", "first"):
+    if output not in ("trace", "full"):
         return J @ J.T
     n, C = len(x), len(rows) // len(x)
     full = (J @ J.T).view(n, C, n, C).permute(0, 2, 1, 3)
@@ -109,7 +118,7 @@ def close(got: Tensor, want: Tensor, what: str, tolerance: float = 1e-6) -> None
 
 
 def ntk_call(p: Problem, draw: random.Random) -> tuple[dict[str, Any], Any]:
-    output = draw.choice(["sum", "first", "trace", "full"])
+    output = draw.choice(["sum", "signs", "first", p.C - 1, "trace", "full"])
     arguments = {"net": p.net, "x": p.points(p.x_U, draw), "output": output}
 
     def run(a: dict[str, Any], odd: bool) -> None:

@@ -17,7 +17,8 @@ from foretaste.testing.contracts import describe_changes, snapshot_network
 from .calls import brute_force, close
 from .outcomes import Tally, outcome_of
 
-ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, lambda: nn.ReLU(inplace=True), nn.Softplus, nn.Identity]
+MOST_OUTPUTS = 4
+ACTIVATIONS = [nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, lambda: nn.ReLU(inplace=True), nn.Softplus, nn.Identity, nn.PReLU]
 
 
 class Bend(nn.Module):
@@ -140,17 +141,18 @@ def reparametrised(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def make(draw: random.Random) -> tuple[nn.Module, Tensor]:
-    """A network in eval mode and a few points for it."""
+    """A network in eval mode and a few points for it: as many as it has outputs, in a third of the cases."""
     n = draw.choice((2, 3, 4, 6, 13, 41))  # of large sets, some points only are checked
     torch.manual_seed(draw.randrange(2**31))
     kind = draw.choice(["dense", "dense", "convolutional", "sequence", "reparametrised"])
     if kind == "sequence":
         net: nn.Module = Sequence(draw)
-        x = torch.randint(0, 9, (n, 5))
+        x = torch.randint(0, 9, (max(n, MOST_OUTPUTS), 5))
     else:
         net, shape = {"dense": dense, "convolutional": convolutional, "reparametrised": reparametrised}[kind](draw)
-        x = torch.randn(n, *shape)
-        net(x)  # BatchNorm has seen something, lazy layers are made
+        x = torch.randn(max(n, MOST_OUTPUTS), *shape)
+    C = net(x).shape[1]  # BatchNorm has seen something, lazy layers are made
+    x = x[: C if draw.random() < 1 / 3 else n].clone()
     if draw.random() < 0.8:
         net, x = net.double(), x.double() if x.is_floating_point() else x
     if draw.random() < 0.2:
@@ -164,9 +166,9 @@ def run(count: int, seed: int = 0) -> Tally:
     with torch.random.fork_rng([]):
         for _ in range(count):
             net, x = make(draw)
-            output = draw.choice(["sum", "first", "trace", "full"])
+            output = draw.choice(["sum", "signs", "first", 0, "trace", "full"])
 
-            def check(net: nn.Module = net, x: Tensor = x, output: str = output) -> None:
+            def check(net: nn.Module = net, x: Tensor = x, output: str | int = output) -> None:
                 inputs = x.clone().requires_grad_(x.is_floating_point() and draw.random() < 0.2)
                 got = ft.ntk(net, inputs, output=output)
                 trained = [p for p in net.parameters() if p.requires_grad]

@@ -10,6 +10,7 @@ from foretaste.acquire.coverage import added_coverage as added_coverage
 from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain
+from foretaste.acquire.predictions import chance_among_classes as chance_among_classes
 from foretaste.acquire.predictions import chance_of_error as chance_of_error
 from foretaste.acquire.predictions import finish_scores as finish_scores
 from foretaste.acquire.predictions import labelled as labelled

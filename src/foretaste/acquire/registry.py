@@ -25,13 +25,13 @@ class OwnTraining:
         ``foretaste.network.fit``, trains ``net`` in place and returns a ``foretaste.network.Fit``.
     options: the names of its own options, which an arm of a study may set.
     max_lr: its default learning rate, by the name of the loss.
-    untrained: ``untrained(net, **options) -> options of the query``, for a network whose training diverged.
+    untrained: not used any more: a training that diverges at lower learning rates too ends the study.
     """
 
     fit: Callable[..., tuple[Any, dict[str, Any]]]
     options: tuple[str, ...]
     max_lr: Mapping[str, float]
-    untrained: Callable[..., dict[str, Any]]
+    untrained: Callable[..., dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,12 @@
 
 import os
 import secrets
+import signal
+import sys
+import threading
 import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,7 +110,7 @@ def label_command(
 
     Every answer is on the disk before it is acknowledged, and changes the model at once. Ctrl-C stops.
     """
-    from foretaste.label import close_desk, open_desk
+    from foretaste.label import open_desk
 
     opening = partial(
         open_desk, source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
@@ -119,14 +124,47 @@ def label_command(
     if import_ or export:
         return
     opened, token = prepare_server(host, port)
-    with opened:
+    with sigterm_exits(), opened:
         desk = opening()
         try:
-            _serve(desk, opened, host, token, allow_host or [], browser)
+            ended_by = _serve(desk, opened, host, token, allow_host or [], browser)
         finally:
-            close_desk(desk)
+            close_or_exit(desk)
+    end_served(desk, ended_by)
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: what is open is closed. The exit code is 143."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may listen to signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def close_or_exit(desk: "LabelDesk", *first: Callable[[], None]) -> None:
+    """Close a desk, which waits until the learner has ended its step. A second signal ends the process without that."""
+    from foretaste.label import close_desk
+
+    try:
+        for close in first:
+            close()
+        close_desk(desk)
+    except (KeyboardInterrupt, SystemExit):
+        desk.store.close()
+        os._exit(130)  # at Python's own exit, a thread that is within torch would abort the process
+
+
+def end_served(desk: "LabelDesk", ended_by: int | None) -> None:
+    """The last line of a page that was served, and the exit code of the signal that ended it."""
     state = desk.state()
     say(f"{state['labelled']} of {state['total']} items are labelled. The same command goes on.")
+    if ended_by:
+        raise typer.Exit(128 + ended_by)
 
 
 def prepare_server(host: str, port: int) -> tuple[Any, str | None]:
@@ -142,7 +180,8 @@ def prepare_server(host: str, port: int) -> tuple[Any, str | None]:
     return open_port(host, port), token
 
 
-def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: list[str], browser: bool) -> None:
+def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: list[str], browser: bool) -> int | None:
+    """Serve the page until a signal comes; which one."""
     from foretaste.label import make_app, serve_app
 
     at = opened.getsockname()[1]
@@ -167,7 +206,7 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     desk.worker.start()
     if browser:
         webbrowser.open(f"{address}#token={token}" if token else address)
-    serve_app(page, opened, host=host, token=token, names=names)
+    return serve_app(page, opened, host=host, token=token, names=names)
 
 
 def _import(desk: "LabelDesk", paths: list[Path]) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from foretaste.cli.app import app, say
 from foretaste.cli.inputs import column_or_none, split_classes
-from foretaste.cli.label import SourceArgument, StoreOption, prepare_server
+from foretaste.cli.label import SourceArgument, StoreOption, close_or_exit, end_served, prepare_server, sigterm_exits
 
 KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 
@@ -46,7 +46,6 @@ def serve_command(
         LabelStudio,
         LabelStudioLink,
         add_ml_backend,
-        close_desk,
         make_app,
         open_desk,
         serve_app,
@@ -59,25 +58,27 @@ def serve_command(
             raise ValueError(f"${KEY_VARIABLE} is not set; put the access token of a Label Studio user there")
         studio = LabelStudio(url, key)
         studio.call("GET", f"/api/projects/{project}")  # before any work: is it there, and may we?
-    with opened:
+    with sigterm_exits(), opened:
         desk = open_desk(
             Path(source), classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
             label=column_or_none(label), backbone=backbone, check_every=0, seed=seed, start=False,
         )  # fmt: skip
-        link = LabelStudioLink(desk, studio, project)
+        address = f"http://{host}:{opened.getsockname()[1]}"
+        link = LabelStudioLink(desk, studio, project, address=address)
         try:
             web = make_app(desk)  # before the threads: it changes the filters of warnings, which threads share
             add_ml_backend(web, link)
             desk.worker.start()
-            link.start()
-            at = opened.getsockname()[1]
             say(
                 f"{desk.title}: {len(desk.open_ids)} items, classes {', '.join(desk.store.classes)}",
-                f"ML backend http://{host}:{at}, webhook http://{host}:{at}/webhook (Ctrl-C stops)",
+                f"ML backend {address}, webhook {address}/webhook (Ctrl-C stops)",
             )
+            if studio is not None:
+                say(*(f"note: {fault}" for fault in link.check()))
+            link.start()
             if token:
                 say(f"token {token}: the password of the backend, any name; and Authorization: Bearer of the webhook")
-            serve_app(web, opened, host=host, token=token, names=allow_host or [], routes=WEBHOOK_BODIES)
+            ended_by = serve_app(web, opened, host=host, token=token, names=allow_host or [], routes=WEBHOOK_BODIES)
         finally:
-            link.close()
-            close_desk(desk)
+            close_or_exit(desk, link.close)
+    end_served(desk, ended_by)

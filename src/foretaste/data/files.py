@@ -17,7 +17,7 @@ from foretaste.data.labels import array_labels, class_labels, count_names
 from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
 from foretaste.data.pictures import ImageSize, PictureProgress, open_picture
 from foretaste.data.points import Encode, Points
-from foretaste.data.tables import cell_text, read_file_table
+from foretaste.data.tables import cell_text, file_inside, read_file_table
 from foretaste.data.text import TEXT_ENCODERS
 from foretaste.errors import did_you_mean, printable
 
@@ -95,8 +95,14 @@ def _file_pictures(
 ) -> Points:
     """Pictures are called by their path within the folder."""
     check_names(root, files)
+    top = root.resolve()
     points = picture_points(
-        where, lambda i: open_picture(root / files[i]), lambda i: (root / files[i]).read_bytes(), files, labels, how
+        where,
+        lambda i: open_picture(file_inside(top, files[i])),
+        lambda i: file_inside(top, files[i]).read_bytes(),
+        files,
+        labels,
+        how,
     )
     return replace(points, notes=(*notes, *points.notes))
 

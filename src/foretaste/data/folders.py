@@ -23,7 +23,7 @@ from foretaste.data.pictures import (
     decode_pictures,
     open_picture,
 )
-from foretaste.data.tables import SIDES, FileRow, file_columns, is_table, read_file_table, stays_inside
+from foretaste.data.tables import SIDES, FileRow, file_columns, file_inside, is_table, read_file_table, stays_inside
 from foretaste.errors import is_utf8, printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
@@ -139,8 +139,9 @@ def decode_files(
 ) -> DecodedPictures:
     """The pixels of those files of a folder."""
     check_names(root, files)
+    top = root.resolve()
     return decode_pictures(
-        lambda i: open_picture(root / files[i]),
+        lambda i: open_picture(file_inside(top, files[i])),
         files,
         size=size,
         channels=channels,

@@ -55,10 +55,13 @@ class PictureItems(Sequence[Image.Image]):
     def __getitem__(self, i: int | slice) -> Any:
         if isinstance(i, slice):
             return [self[k] for k in range(*i.indices(len(self)))]
-        i = range(len(self))[i]
+        return self.shown(range(len(self))[i])
+
+    def shown(self, i: int, most: int | None = None) -> Image.Image:
+        """Picture i, at most ``most`` pixels a side; None: of its own size."""
         try:
             with self.opened(i) as image:
-                return readable_picture(image)
+                return readable_picture(image, most)
         except Exception as error:  # a decoder may raise anything on a broken file
             raise ValueError(f"{self.names[i]} cannot be read ({short_reason(error)}); mend or remove it") from error
 

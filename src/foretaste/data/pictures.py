@@ -3,10 +3,12 @@
 import io
 import os
 import stat
+import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
@@ -33,6 +35,8 @@ TURNED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations in which width and heigh
 EXIF_ORIENTATION = 0x0112
 KEPT_SIDE = 512  # pixels
 JPEG_TRAILER = 1 << 16  # bytes after the end mark that are looked through
+PIXELS_AT_ONCE = 90_000_000  # in all threads that decode: about one picture of the largest size that Pillow opens
+STRIP_PIXELS = 4_000_000  # of a picture that are converted at a time
 PICTURES_A_TASK = 32  # one future for each picture would outweigh the work
 
 HOW_TO_RESIZE = "give a size in pixels, such as size=64 (--size 64 on the command line), to bring them to one"
@@ -57,6 +61,33 @@ def open_picture(source: str | PathLike[str] | bytes) -> Image.Image:
         image.close()
         raise Image.DecompressionBombError
     return image
+
+
+_decoding, _decoded_pixels = threading.Condition(), 0
+
+
+@contextmanager
+def room_to_decode(image: Image.Image, side: int | None = None) -> Iterator[None]:
+    """Wait until the picture just opened can be decoded with what other threads decode, ``PIXELS_AT_ONCE`` in all.
+
+    A PNG of 30 kB may have 88 megapixels, which take 0.7 GB until they are converted; several at once took 4 GB. With
+    ``side``, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, as long as both of its sides keep that many pixels.
+    """
+    global _decoded_pixels
+    pixels = image.width * image.height
+    if side is not None:
+        image.draft(None, (side, side))
+        if not image.info.get("progressive"):  # whose coefficients are in memory all at once
+            pixels = image.width * image.height
+    with _decoding:
+        _decoding.wait_for(lambda: _decoded_pixels == 0 or _decoded_pixels + pixels <= PIXELS_AT_ONCE)
+        _decoded_pixels += pixels
+    try:
+        yield
+    finally:
+        with _decoding:
+            _decoded_pixels -= pixels
+            _decoding.notify_all()
 
 
 def picture_bytes(opened: OpenPicture) -> Callable[[int], bytes]:
@@ -98,26 +129,27 @@ def picture_pixels(
     size is an error.
     """
     h, w = shape
-    if resize:
-        image.draft(None, (2 * max(h, w), 2 * max(h, w)))  # a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size
-    image = ImageOps.exif_transpose(image)
-    image, remark = _eight_bits(image, "L" if channels == 1 else "RGB")
-    if image.size != (w, h):
-        if not resize:
-            raise ValueError(f"{image.width}×{image.height} pixels where the others have {w}×{h}; {HOW_TO_RESIZE}")
-        image = image.resize((w, h), Image.Resampling.BILINEAR, box=_middle_box(image.size, w, h))
+    with room_to_decode(image, 2 * max(h, w) if resize else None):
+        image, remark = _upright_eight_bits(image, "L" if channels == 1 else "RGB")
+        if image.size != (w, h):
+            if not resize:
+                raise ValueError(f"{image.width}×{image.height} pixels where the others have {w}×{h}; {HOW_TO_RESIZE}")
+            image = image.resize((w, h), Image.Resampling.BILINEAR, box=_middle_box(image.size, w, h))
     array = np.asarray(image)
     return (array[None] if channels == 1 else array.transpose(2, 0, 1)), remark
 
 
-def readable_picture(image: Image.Image) -> Image.Image:
-    """The picture turned upright, in colour, eight bits a channel, with its own size.
+def readable_picture(image: Image.Image, most: int | None = None) -> Image.Image:
+    """The picture turned upright, in colour, eight bits a channel, of its own size or at most ``most`` pixels a side.
 
     A large JPEG is decoded at a half, a quarter or an eighth, as long as its shorter side keeps ``KEPT_SIDE`` pixels:
     no backbone looks at more, and a phone's photo takes a tenth of the time.
     """
-    image.draft(None, (KEPT_SIDE, KEPT_SIDE))
-    return _eight_bits(ImageOps.exif_transpose(image), "RGB")[0]
+    with room_to_decode(image, KEPT_SIDE):
+        image = _upright_eight_bits(image, "RGB")[0]
+        if most is not None:
+            image.thumbnail((most, most))
+    return image
 
 
 def check_complete(image: Image.Image) -> None:
@@ -130,9 +162,10 @@ def check_complete(image: Image.Image) -> None:
     if image.format == "PNG":
         image.verify()
     elif image.format not in ("JPEG", "MPO") or not _ends_with_mark(getattr(image, "fp", None)):
-        image.load()
-        if image.mode == "I":  # a TIFF of 32 bits
-            sixteen_bits(image)
+        with room_to_decode(image):
+            image.load()
+            if image.mode == "I":  # a TIFF of 32 bits
+                sixteen_bits(image)
 
 
 def _ends_with_mark(file: Any) -> bool:
@@ -159,6 +192,25 @@ def sixteen_bits(image: Image.Image) -> np.ndarray:
     if deep.min() < 0 or deep.max() > 65535:
         raise ValueError("more than 16 bits a pixel")
     return deep
+
+
+def _upright_eight_bits(image: Image.Image, mode: str) -> tuple[Image.Image, str | None]:
+    """A copy that is turned upright, as ``_eight_bits`` gives it. A large picture is converted in strips.
+
+    So there are no more of its pixels in memory than what was decoded and what is returned.
+    """
+    image.load()  # a TIFF is turned by that
+    if image.getexif().get(EXIF_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    rows = max(1, STRIP_PIXELS // image.width)
+    if rows >= image.height:
+        return _eight_bits(image, mode)
+    whole, remark = Image.new(mode, image.size), None
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        part, remark = _eight_bits(strip, mode)
+        whole.paste(part, (0, top))
+    return whole, remark
 
 
 def _eight_bits(image: Image.Image, mode: str) -> tuple[Image.Image, str | None]:
@@ -216,7 +268,7 @@ def decode_pictures(
                 seen[i] = (*oriented_size(image), image.mode in GREY_MODES)
 
         def whole(i: int) -> None:
-            with opened(i) as image:
+            with opened(i) as image, room_to_decode(image):
                 image.load()
 
         broken |= run_on_each(look, ids, workers)[0]

@@ -126,6 +126,14 @@ def stays_inside(top: Path, path: Path) -> bool:
         return False
 
 
+def file_inside(top: Path, name: str) -> Path:
+    """A file of the folder ``top`` (itself resolved), its links followed; raises if they lead out of it by now."""
+    path = (top / name).resolve()
+    if not path.is_relative_to(top):
+        raise ValueError("it has become a link out of the folder")
+    return path
+
+
 def _file_rows(path: Path, found: Mapping[str, str], gaps: bool) -> list[FileRow]:
     table = read_table(path)
     rows, wrong = list[FileRow](), list[str]()

@@ -8,7 +8,7 @@ start.py opens a folder for labelling. store.py keeps every answer on the disk, 
 which it lies, journal.py writes one of them. worker.py keeps the learner on its thread, desk.py says who gets which
 item, copies.py what counts for items that are the same. server.py has the routes of the page in page/, guard.py who may
 call them. exchange.py takes labels in and out, answers.py gives them to those who only read, label_studio.py speaks
-with Label Studio.
+with Label Studio, studio_tasks.py keeps the store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.

@@ -80,6 +80,7 @@ class LabelDesk:
         self.rows: Mapping[str, int] = {}  # item → its row, where items are named by what they hold
         self.twins, self.broken = dict(twins or {}), dict(broken or {})
         self.copies = CopyGroups(self.twins)
+        self.away: set[str] = set()  # items that the learner need not rank: nobody can be asked for them
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}
         self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
@@ -110,12 +111,12 @@ class LabelDesk:
             return ""
         event = self._answer_of(item)
         if event is None or event.kind == "skip":
-            return None
+            return "" if item in self.away else None
         return event.label if event.label is not None else ""
 
     def skipped(self) -> set[str]:
-        """What people have skipped. The answer "skip" without a tab opens an item again, and is none of these."""
-        return {item for item, event in self.store.current().items() if event.kind == "skip" and event.tab}
+        """What people have skipped."""
+        return {item for item, event in self.store.current().items() if event.kind == "skip"}
 
     # What the page asks
 
@@ -128,7 +129,7 @@ class LabelDesk:
         with self._lock:
             if again:
                 self._again = len(self.store.events())
-            self._seen[tab] = (who, time.monotonic())
+            self._see(tab, who)
             held = [item for item in self.store.held(tab) if item in self.number and self._is_open(item)][:count]
             picked = self._pick(count - len(held), {*held})
             got = self.store.lease([*held, *picked], tab=tab, who=who)
@@ -149,7 +150,7 @@ class LabelDesk:
         if item not in self.number:
             raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000]).split(' Known')[0]}")
         with self._lock:
-            self._seen[tab] = (who, time.monotonic())
+            self._see(tab, who)
         guess = self.worker.view.likely.get(item)
         purpose = "check" if self.copies.first(item) in self._is_check else "teach"
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
@@ -166,7 +167,7 @@ class LabelDesk:
     def alive(self, tab: str, who: str) -> list[str]:
         """A sign of life: the tab keeps what it holds. Returns what that is."""
         with self._lock:
-            self._seen[tab] = (who, time.monotonic())
+            self._see(tab, who)
             return self.store.lease(self.store.held(tab), tab=tab, who=who)
 
     def leave(self, tab: str, items: Sequence[str] | None = None) -> None:
@@ -283,6 +284,14 @@ class LabelDesk:
 
     def _ask(self, item: str) -> Asked:
         return Asked(self.number[item], item, item in self._is_check)
+
+    def _see(self, tab: str, who: str) -> None:
+        """A sign of life of a tab, with the lock held. Tabs without one for a while are forgotten."""
+        now = time.monotonic()
+        self._seen.pop(tab, None)  # to the end: the oldest sign stands first
+        self._seen[tab] = (who, now)
+        while now - next(iter(self._seen.values()))[1] >= ACTIVE_SECONDS:
+            del self._seen[next(iter(self._seen))]
 
     def _active(self) -> list[str]:
         now = time.monotonic()

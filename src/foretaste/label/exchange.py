@@ -347,12 +347,20 @@ def last_choice(task: dict[str, Any]) -> str | None:
     for annotation in reversed(_listed(task.get("annotations"))):
         if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
             continue
-        for result in _listed(annotation.get("result")):
-            value = result.get("value") if isinstance(result, dict) else None
-            choices = value.get("choices") if isinstance(value, dict) else None
-            if isinstance(choices, list) and choices and isinstance(choices[0], str):
-                return choices[0]
+        if choices := chosen(annotation):
+            return choices[0]
     return None
+
+
+def chosen(annotation: Mapping[str, Any], control: str | None = None) -> list[str]:
+    """What an annotation chose, with the Choices of a name or, for None, with the first that chose anything."""
+    for result in _listed(annotation.get("result")):
+        value = result.get("value") if isinstance(result, dict) else None
+        choices = value.get("choices") if isinstance(value, dict) else None
+        texts = isinstance(choices, list) and all(isinstance(choice, str) for choice in choices)
+        if texts and choices and control in (None, result.get("from_name")):
+            return choices
+    return []
 
 
 def _listed(value: object) -> list[Any]:
@@ -387,7 +395,10 @@ class ItemNames:
         """The one item that is meant; None if there is none, or more than one."""
         if name in self.known:
             return name
-        path = unquote(name.split("?d=")[-1] if "?d=" in name else urlsplit(name).path if "://" in name else name)
+        try:
+            path = unquote(name.split("?d=")[-1] if "?d=" in name else urlsplit(name).path if "://" in name else name)
+        except ValueError:  # no address, though it looks like one: "http://[see there]"
+            return None
         start, _, end = path.rpartition("/")
         uploaded = UPLOADED.match(end)
         for way in (path, f"{start}/{uploaded[1]}") if uploaded else (path,):

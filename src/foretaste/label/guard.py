@@ -6,17 +6,20 @@
   from our own page; so must those that read data, where the browser says where they come from.
 - **Token.** Beyond this machine, everything but the page itself needs one. The page has it from the part of its address
   behind ``#``, which browsers do not send and servers do not log, and trades it for a cookie that scripts cannot read.
-- **Size.** A body is refused when it is longer than it may be, before it is read as anything.
+- **Body.** A body is refused when it is longer than it may be, before it is read as anything, and when it is no JSON.
 """
 
 import ipaddress
 import json
+import re
 import secrets
 import socket
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
+
+from foretaste.errors import printable
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,6 +29,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LARGEST_BODY = 64 * 1024
 COOKIE = "foretaste"
+SESSIONS_KEPT = 1000  # cookies that are known at a time; the oldest go
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 SAFE_METHODS = ("GET", "HEAD")
 OPEN_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/api/login", "/health")  # the page asks for the token
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -75,7 +80,7 @@ class Guard:
         if not is_loopback(host):
             self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self.any_address = not is_loopback(host)
-        self.sessions: set[str] = set()
+        self.sessions: dict[str, None] = {}  # a set in order
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -90,20 +95,26 @@ class Guard:
         if body is None:
             limit = self._limit(scope["path"])
             return await _answer(send, 413, f"the body is too long; expected at most {limit} bytes")
-        if scope["path"] == "/api/login" and scope["method"] == "POST":
-            return await self._log_in(body, headers, send)
+        if scope["method"] not in SAFE_METHODS:
+            try:
+                said = read_json(body)
+            except ValueError as error:
+                return await _answer(send, 400, f"the body is not JSON: {printable(str(error))[:200]}")
+            if scope["path"] == "/api/login" and scope["method"] == "POST":
+                return await self._log_in(said, headers, send)
         await self.app(scope, _replay(body, receive), _with_headers(send))
         return None
 
     def refusal(self, method: str, path: str, headers: MutableMapping[str, str]) -> tuple[int, str] | None:
         """(status, reason) if a request must not go further, from its headers alone."""
-        name = _host_name(headers.get("host", ""))
-        if not self._expected(name):
-            return 421, f"this server does not answer to the name {name[:100]!r}; allow it with --allow-host"
+        host = headers.get("host", "").lower()
+        name = _host_name(host)
+        if name is None or not self._expected(name):
+            return 421, f"this server does not answer to the name {(name or host)[:100]!r}; allow it with --allow-host"
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if site not in (None, "same-origin", "none") and not (path == "/" and method in SAFE_METHODS):
             return 403, "requests of other sites are refused"
-        if origin is not None and origin.split("://")[-1].lower() != headers.get("host", "").lower():
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return 403, "requests of other sites are refused"
         if method not in SAFE_METHODS:
             if site == "none":  # typed into the address bar: never a change
@@ -144,15 +155,14 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         return self.token is not None and secrets.compare_digest(given.encode(), self.token.encode())
 
-    async def _log_in(self, body: bytes, headers: MutableMapping[str, str], send: Send) -> None:
+    async def _log_in(self, said: Any, headers: MutableMapping[str, str], send: Send) -> None:
         """Trade the token for a cookie."""
-        try:
-            given = json.loads(body).get("token")
-        except (ValueError, AttributeError):
-            given = None
+        given = said.get("token") if isinstance(said, dict) else None
         if self.token is None or (isinstance(given, str) and self._is_token(given)) or self._known(headers):
             session = secrets.token_urlsafe(32)
-            self.sessions.add(session)
+            self.sessions[session] = None
+            while len(self.sessions) > SESSIONS_KEPT:
+                del self.sessions[next(iter(self.sessions))]
             cookie = f"{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/"
             return await _answer(send, 200, None, [(b"set-cookie", cookie.encode())])
         await _answer(send, 401, "this is not the token of this server")
@@ -165,7 +175,7 @@ class Guard:
         """The whole body; None if it is too long."""
         limit = self._limit(scope["path"])
         claimed = headers.get("content-length", "0")
-        if not claimed.isdecimal() or int(claimed) > limit:
+        if not claimed.isdecimal() or len(claimed) > len(str(limit)) or int(claimed) > limit:
             return None
         parts, size = list[bytes](), 0
         while True:
@@ -190,11 +200,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host_name(host: str) -> str:
-    """The name in a Host header, without its port and brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
+def _host_name(host: str) -> str | None:
+    """The name in a Host header in lower case, without its port and brackets; None if it is no such header."""
+    found = HOST.fullmatch(host)
+    return None if found is None else found[1] or found[2]
+
+
+def read_json(body: bytes) -> Any:
+    """A body as JSON. Raises ValueError if it is none, goes too deep, or holds half of a pair of surrogates."""
+    try:
+        found = json.loads(body.decode())
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return found
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

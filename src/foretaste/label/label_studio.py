@@ -2,8 +2,11 @@
 
 The community edition's "Uncertainty sampling" serves the task with the lowest score among the predictions of the
 project's model version. After each annotation the best tasks get predictions under a new version, with their rank as
-the score, and the project is set to that version: the queue has changed. A webhook is answered at once; the rest
-happens on a thread.
+the score, and the project is set to that version: the queue has changed.
+
+A webhook is answered when the store has what it says. Label Studio sends each once, waits a second, and sends none for
+some changes (all tasks deleted, an annotation made a draft). So the project is also read as a whole, at the start and
+every minute, and the store is brought in step with it. New orders and scores are written by a thread.
 
 Tasks are matched to local items by name. No address that a task names is ever opened, and Label Studio's own is the
 only one that is spoken to.
@@ -12,12 +15,13 @@ only one that is spoken to.
 import json
 import logging
 import re
+import secrets
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,20 +30,33 @@ from fastapi.responses import JSONResponse
 
 from foretaste.errors import printable, whole_number
 from foretaste.label.desk import LabelDesk
-from foretaste.label.exchange import LABEL_STUDIO_FROM, LABEL_STUDIO_TO, ItemNames, last_choice
-from foretaste.label.store import StoreConflict, StoreError
+from foretaste.label.studio_tasks import (
+    HOOK_ACTIONS,
+    SCORE_FIELD,
+    ChoiceControl,
+    StudioTask,
+    StudioTasks,
+    find_choices,
+    has_data,
+)
 
 log = logging.getLogger(__name__)
 
 RANKED_TASKS = 10  # tasks that get a score after each annotation
 WEBHOOK_BODIES = {"/predict": 16_000_000, "/webhook": 4_000_000, "/setup": 1_000_000, "/train": 1_000_000}
-WAITING_HOOKS = 10_000
 API_SECONDS = 20.0
 LOOK_SECONDS = 0.05  # between looks at the learner's ranking
+READ_SECONDS = 60.0  # between two readings of the whole project,
+READ_SHARE = 0.05  # which take at most this share of the time
+SOON_SECONDS = 0.5  # after a webhook that says too little: its change may not be committed yet
+RETRY_SECONDS = 0.5  # after a failure; twice as long after each further one
+LONGEST_RETRY = 15.0
+HEAR_SECONDS = 10.0  # a webhook that has not come so long after our own change of the project is blocked
 LARGEST_REPLY = 200_000_000
 TASKS_A_PAGE = 500
-SCORE_FIELD = "foretaste_score"
-HOOK_ACTIONS = ("ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED", "ANNOTATIONS_DELETED")
+TASK_FIELDS = ("id", "data", "annotations", "result", "was_cancelled", "completed_by", "updated_at")  # of both
+SAMPLING = "Uncertainty sampling"
+VERSIONS = re.compile(r"foretaste-\d+-[0-9a-f]+")  # model versions of ours, also of earlier sessions
 
 
 class LabelStudio:
@@ -101,230 +118,295 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-class TaskNames:
-    """Which task is which item: by its name, or by its text."""
-
-    def __init__(self, desk: LabelDesk) -> None:
-        self.names = ItemNames(desk.data.ids)
-        texts = desk.data.items if desk.data.kind == "text" else ()
-        self.texts = dict(zip(texts, desk.data.ids))
-
-    def find(self, data: Mapping[str, Any]) -> str | None:
-        """The item of a task's data; None if no field names one."""
-        values = [str(v) for v in (data.get("foretaste_id", ""), *data.values()) if isinstance(v, str | int)]
-        known = (self.texts.get(value) or self.names.find(value) for value in values if value)
-        return next((item for item in known if item is not None), None)
-
-
 class LabelStudioLink(threading.Thread):
-    """Keeps a project's queue in the order of the learner.
+    """Keeps a project's queue in the order of the learner, and the store in step with its annotations.
 
     Args:
         desk: Items, store and learner.
         studio: The Label Studio; None serves the routes alone, and posts nothing.
         project: The number of the project.
         ranked: Tasks that get a score each time.
+        address: Where our own server is, such as http://127.0.0.1:9090; "" if webhooks are not to be checked.
     """
 
     def __init__(
-        self, desk: LabelDesk, studio: LabelStudio | None = None, project: int = 1, *, ranked: int = RANKED_TASKS
+        self,
+        desk: LabelDesk,
+        studio: LabelStudio | None = None,
+        project: int = 1,
+        *,
+        ranked: int = RANKED_TASKS,
+        address: str = "",
     ) -> None:
         super().__init__(name="foretaste-label-studio", daemon=True)
-        self.desk, self.studio = desk, studio
+        self.desk, self.studio, self.address = desk, studio, address
         self.project, self.ranked = whole_number("project", project, 1), whole_number("ranked", ranked, 1)
-        self.names = TaskNames(desk)
-        self.tasks: dict[str, int] = {}  # item → task
-        self.task_data: dict[int, dict[str, Any]] = {}
+        self.said = StudioTasks(desk, whole=studio is not None)
         self.version, self.pushed, self.error = "", 0, ""
         self.order: tuple[str, ...] = ()  # the items of the current version, best first
-        self._names: tuple[str, str] = (LABEL_STUDIO_FROM, LABEL_STUDIO_TO)
-        self._turn = threading.Condition()
-        self._hooks: deque[Mapping[str, Any]] = deque(maxlen=WAITING_HOOKS)
-        self._closing, self._count = False, 0
-        self._waiting: list[dict[str, Any]] = []  # scores for the tasks' own data
+        self.reads = 0  # how often the whole project was read
+        self._closing = threading.Event()
+        self._due = 0.0  # when the project is read again
+        self._resend = False  # whether the current order must be posted again
+        self._told: set[str] = set()  # faults that were told
+        self._scores: dict[int, float] = {}  # task → score of the current order
+        self._todo: list[int] = []  # tasks whose data has another one
         self._old: list[str] = []  # versions that nobody needs any more
+        self._failures: dict[str, tuple[int, float]] = {}  # work → how often it failed in a row, when to try again
+        self._hooked = self._heard = False
+        self._listens_since = float("inf")
+        if studio is None:
+            self.said.speak_as("label-studio")
 
     # The routes
 
-    def hook(self, body: Mapping[str, Any]) -> bool:
-        """Take a webhook; it is worked on later. Whether it is one that matters."""
-        if body.get("action") not in HOOK_ACTIONS:
-            return False
-        with self._turn:
-            self._hooks.append(body)
-            self._turn.notify_all()
-        return True
+    def hook(self, body: Mapping[str, Any]) -> str:
+        """Take a webhook: "kept" when the store has it, "queued" if the project is read for it, or "ignored".
+
+        Raises:
+            ValueError: the body is not as Label Studio sends it.
+            StoreError: it was not kept. The project is read again soon.
+        """
+        self._heard = True
+        project = body.get("project")
+        foreign = self.studio is not None and isinstance(project, Mapping) and project.get("id") != self.project
+        if body.get("action") not in HOOK_ACTIONS or foreign:
+            return "ignored"
+        try:
+            done = self.said.take_hook(body)
+        except BaseException:
+            self._read_soon(SOON_SECONDS)
+            raise
+        if done == "unknown":
+            self._read_soon(SOON_SECONDS)
+            return "queued"
+        return done
 
     def predict(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
         """Predictions of tasks, in Label Studio's form; an empty one for a task that is no item here."""
-        return [self.prediction(self.names.find(t["data"]) if _has_data(t) else None) for t in tasks]
+        return [self.prediction(self.said.names.find(t["data"]) if has_data(t) else None) for t in tasks]
 
     def prediction(self, item: str | None, rank: int | None = None) -> dict[str, Any]:
         """The class of an item, and as its score its place in the queue: low is soon."""
         likely = self.desk.worker.view.likely.get(item or "", ())
-        ready = self.desk.worker.view.ready
+        ready, choices = self.desk.worker.view.ready, self.said.choices or ChoiceControl()
         place = rank if rank is not None else ready.index(item) if item in ready else None
         result = []
-        if likely:
+        if likely and likely[0][0] in (choices.labels or self.desk.store.classes):  # others are dropped without a word
             value = {"choices": [likely[0][0]]}
-            result = [{"from_name": self._names[0], "to_name": self._names[1], "type": "choices", "value": value}]
+            result = [{"from_name": choices.name, "to_name": choices.to_name, "type": "choices", "value": value}]
         score = 1.0 if place is None else place / (1 + max(len(ready), place + 1))
         return {"result": result, "score": round(score, 6), "model_version": self.version or "foretaste"}
 
     # The thread
 
     def run(self) -> None:
-        self._try(self._read_project)
         last, more = tuple[str, ...](), False
-        while True:
-            with self._turn:
-                if not more:
-                    self._turn.wait_for(lambda: bool(self._hooks) or self._closing, LOOK_SECONDS)
-                if self._closing:
-                    return
-                hooks, self._hooks = list(self._hooks), deque(maxlen=WAITING_HOOKS)
-            for body in hooks:
-                self._try(lambda body=body: self._take(body))
+        self.desk.worker.rank_ahead(self.ranked)
+        while self.studio is not None:
+            if self._closing.wait(0 if more else LOOK_SECONDS):
+                return
+            if time.monotonic() >= self._due:
+                self._try(self._read_project)
             view, more = self.desk.worker.view, False
             ready = view.ready[: self.ranked]
-            if self.studio is None:
-                continue
             # A new best item at once; the rest of the ranking once, when it is whole.
-            if ready and (ready[:1] != last[:1] or (view.whole and ready != last)):
-                if self._try(lambda ready=ready: self._push(ready)):
-                    last = ready
-            elif self._waiting or self._old:
-                self._try(self._tidy)
-                more = bool(self._waiting or self._old)
+            new = ready[:1] != last[:1] if ready else view.whole and last
+            if new or self._resend or self.said.moved or (view.whole and ready != last):
+                self._resend = not self._try(self._push, ready)
+                last = last if self._resend else ready
+            elif self.version:
+                more = self._try(self._tidy)
+            if self._hooked and not self._heard and time.monotonic() > self._listens_since + HEAR_SECONDS:
+                self._heard = True  # told once
+                log.warning(
+                    "no webhook of project %d of Label Studio arrives, though it has one: it is blocked. Start Label "
+                    "Studio with SSRF_PROTECTION_ENABLED=false; until then the project is read every %.0f s",
+                    self.project,
+                    READ_SECONDS,
+                )
 
     def close(self) -> None:
         """Stop the thread."""
-        with self._turn:
-            self._closing = True
-            self._turn.notify_all()
+        self._closing.set()
         if self.is_alive():
             self.join(5)
 
-    def _try(self, work: Any) -> bool:
-        try:
-            work()
-        except (ConnectionError, StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if str(error) != self.error:  # once, not ten times a second
-                log.warning("Label Studio: %s", printable(str(error)))
-            self.error = str(error)
-            time.sleep(0.5)
+    def _try(self, work: Callable[..., Any], *given: Any) -> bool:
+        """Do some work. A failure is told once, whatever it is, and the work is done again after a while."""
+        name = work.__name__
+        count, again = self._failures.get(name, (0, 0.0))
+        if time.monotonic() < again:
             return False
-        self.error = ""
-        return True
+        try:
+            done = work(*given)
+        except Exception as error:
+            self.error = str(error) or type(error).__name__
+            if not count:
+                log.warning("Label Studio: %s", printable(self.error))
+            wait = min(RETRY_SECONDS * 2**count, LONGEST_RETRY)
+            self._failures[name] = (min(count + 1, 30), time.monotonic() + wait)
+            if work != self._read_project:
+                self._read_soon()  # something there is not as we think
+            return False
+        self._failures.pop(name, None)
+        self.error = "" if not self._failures else self.error
+        return done is not False
+
+    def _read_soon(self, seconds: float = 0.0) -> None:
+        with self.said.lock:
+            self._due = min(self._due, time.monotonic() + seconds)
+
+    # Reading
+
+    def check(self) -> list[str]:
+        """Read the project's settings. Returns what is wrong with them, in sentences, each once until it is mended."""
+        assert self.studio is not None
+        project = self.studio.call("GET", f"/api/projects/{self.project}")
+        classes = self.desk.store.classes
+        self.said.choices = choices = find_choices(project.get("parsed_label_config"), classes)
+        self.said.speak_as(f"label-studio:{self.project}:{project.get('created_at', '')}")
+        self._resend |= bool(self.version) and project.get("model_version") != self.version
+        where, faults = f"project {self.project} of Label Studio", list[str]()
+        if choices is None:
+            faults.append(f"{where} has no Choices in its labelling interface; annotations there have no class")
+        elif choices.labels:
+            if lacking := [name for name in classes if name not in choices.labels]:
+                faults.append(f"{where} cannot choose {', '.join(lacking)}; add to its labelling interface")
+            if strange := [name for name in choices.labels if name not in classes]:
+                faults.append(f"{where} has {', '.join(strange)}, no class here; such annotations are not learned")
+        if project.get("sampling") != SAMPLING:
+            faults.append(
+                f"{where} has the sampling mode {project.get('sampling')!r}, so its queue does not follow the learner; "
+                f"choose {SAMPLING} in its settings"
+            )
+        faults += self._check_hooks(where) if self.address else []
+        new = [printable(fault) for fault in faults if fault not in self._told]
+        self._told = set(faults)
+        return new
+
+    def _check_hooks(self, where: str) -> list[str]:
+        assert self.studio is not None
+        mine = f"{self.address}/webhook"
+        try:
+            hooks = self.studio.call("GET", f"/api/webhooks/?project={self.project}")
+        except ConnectionError:  # not everybody may see them
+            return []
+        found = [h for h in hooks if h.get("is_active") and _same_door(str(h.get("url")), mine)]
+        whole = [h for h in found if h.get("send_for_all_actions") or {*HOOK_ACTIONS} <= {*h.get("actions", ())}]
+        self._hooked = any(h.get("send_for_all_actions") for h in found)
+        often = f"until then the project is read every {READ_SECONDS:.0f} s"
+        if not found:
+            return [
+                f"{where} has no webhook to {mine}; add one. Label Studio refuses addresses of its own machine unless "
+                f"it is started with SSRF_PROTECTION_ENABLED=false; {often}"
+            ]
+        if not any(h.get("send_payload") for h in whole):
+            return [f"the webhook of {where} lacks its payload or some actions; turn both on; {often}"]
+        return []
 
     def _read_project(self) -> None:
-        """Which tasks there are, what they are called, and what is annotated already."""
-        if self.studio is None:
-            return
-        config = str(self.studio.call("GET", f"/api/projects/{self.project}").get("label_config", ""))
-        self._names = choice_names(config)
-        page = 1
-        while True:
-            path = f"/api/tasks?project={self.project}&page={page}&page_size={TASKS_A_PAGE}&fields=all"
-            found = self.studio.call("GET", path)
-            tasks = found.get("tasks", found) if isinstance(found, dict) else found
-            for task in tasks:
-                self._know(task)
-                self._keep(task, last_choice(task))
-            if len(tasks) < TASKS_A_PAGE:
-                break
-            page += 1
-        if not self.tasks:
-            log.warning("Label Studio: no task of project %d names an item of %s", self.project, self.desk.title)
-        self.desk.worker.rank_ahead(self.ranked)
-
-    def _know(self, task: Mapping[str, Any]) -> str | None:
-        item = self.names.find(task["data"]) if _has_data(task) else None
-        if item is not None:
-            self.tasks[item] = int(task["id"])
-            self.task_data[int(task["id"])] = dict(task["data"])
-        return item
-
-    def _take(self, body: Mapping[str, Any]) -> None:
-        """One webhook: an annotation came, changed or went."""
-        tasks = body.get("task") or body.get("tasks") or []
-        annotations = body.get("annotation") or body.get("annotations") or []
-        tasks = [tasks] if isinstance(tasks, Mapping) else list(tasks)
-        annotations = [annotations] if isinstance(annotations, Mapping) else list(annotations)
-        deleted = body["action"] == "ANNOTATIONS_DELETED"
-        if deleted:
-            return self._forget(annotations)
-        known = {int(t["id"]): t for t in tasks if isinstance(t, Mapping) and "id" in t}
-        for annotation in annotations:
-            at = annotation.get("task")
-            task = known.get(int(at)) if at is not None else (tasks[0] if tasks else None)
-            if task is not None and self._know(task) is not None:
-                self._keep(task, last_choice({"annotations": [annotation]}), annotation)
-        return None
-
-    def _keep(self, task: Mapping[str, Any], label: str | None, annotation: Mapping[str, Any] | None = None) -> None:
-        item = self.names.find(task["data"]) if _has_data(task) else None
-        if item is None or label is None or label not in self.desk.store.classes:
-            return
-        now = self.desk.store.state_of(item)
-        if now is not None and now.label == label:
-            return
-        who = f"label-studio:{(annotation or {}).get('completed_by') or 'annotator'}"
-        kind = "relabel" if now is not None else "label"
+        """Read all tasks and annotations, and bring store and learner in step with them."""
+        start, pause = time.monotonic(), 0.0
+        with self.said.lock:
+            self._due = float("inf")  # unless a webhook asks for another reading meanwhile
         try:
-            self.desk.answer("", printable(str(who))[:80], item, kind, label, patience=0)
-        except StoreConflict as error:  # somebody has it on our own page
-            log.warning("Label Studio: %s", error)
+            for fault in self.check():
+                log.warning("%s", fault)
+            found = self._read_tasks()
+            if not found and not self.reads:
+                log.warning("no task of project %d of Label Studio names an item of %s", self.project, self.desk.title)
+            self._look_at_versions(found)
+            self.said.take_all(found, start)
+            self._plan_scores()
+            self.reads += 1
+            pause = max(READ_SECONDS, (time.monotonic() - start) / READ_SHARE)
+        finally:
+            self._read_soon(pause)
 
-    def _forget(self, annotations: Sequence[Any]) -> None:
-        """Annotations were deleted: their items are open again."""
-        items = {task: item for item, task in self.tasks.items()}
-        for annotation in annotations:
-            task = annotation.get("task") if isinstance(annotation, Mapping) else None
-            item = items.get(int(task)) if task is not None else None
-            now = None if item is None else self.desk.store.state_of(item)
-            if item is not None and now is not None:
-                self.desk.answer("", now.who, item, "skip", patience=0)  # open again
+    def _read_tasks(self) -> dict[int, StudioTask]:
+        assert self.studio is not None
+        found, page, read, total = dict[int, StudioTask](), 1, 0, 1
+        while read < total:  # a page beyond the last is an error there
+            path = f"/api/tasks?project={self.project}&page={page}&page_size={TASKS_A_PAGE}&fields=all"
+            reply = self.studio.call("GET", f"{path}&resolve_uri=false&include={','.join(TASK_FIELDS)}")
+            tasks, total = reply["tasks"], int(reply["total"])
+            found |= dict(known for known in map(self.said.read_task, tasks) if known is not None)
+            if not tasks:
+                break
+            page, read = page + 1, read + len(tasks)
+        return found
+
+    def _look_at_versions(self, found: Mapping[int, StudioTask]) -> None:
+        """Find old versions, also of earlier sessions, and see whether the current one is whole."""
+        assert self.studio is not None
+        versions = self.studio.call("GET", f"/api/projects/{self.project}/model-versions") or {}
+        self._old = [name for name in versions if VERSIONS.fullmatch(name) and name != self.version]
+        there = sum(1 for task in self._scores if task in found)
+        self._resend |= bool(self.version) and versions.get(self.version, 0) < there
+
+    # Writing
 
     def _push(self, ready: Sequence[str]) -> None:
-        """Post the ranking under a new version and switch the project to it; then tidy up."""
+        """Post the ranking under a new version and switch the project to it. Tasks of older ones lose their scores."""
         studio = self.studio
         assert studio is not None
-        ranked = [item for item in ready if item in self.tasks]
-        if not ranked:
-            return
-        self._count += 1
-        old, version = self.version, f"foretaste-{int(time.time())}-{self._count}"
-        rows = []
-        for rank, item in enumerate(ranked):
-            rows.append({"task": self.tasks[item]} | self.prediction(item, rank) | {"model_version": version})
-        studio.call("POST", f"/api/projects/{self.project}/import/predictions", rows)
-        studio.call("PATCH", f"/api/projects/{self.project}", {"model_version": version})
-        self.version, self.pushed, self.order = version, self.pushed + 1, tuple(ranked)
-        if old:
-            self._old.append(old)
-        self._waiting = rows
+        with self.said.lock:
+            ranked = [(item, self.said.open[item]) for item in ready if item in self.said.open]
+            self.said.moved = False
+        if ranked:
+            old, version = self.version, f"foretaste-{int(time.time())}-{secrets.token_hex(4)}"  # never one of before
+            rows = [
+                {"task": task} | self.prediction(item, rank) | {"model_version": version}
+                for rank, (item, task) in enumerate(ranked)
+            ]
+            reply = studio.call("POST", f"/api/projects/{self.project}/import/predictions", rows)
+            if reply.get("created") != len(rows):
+                self._old.append(version)
+                raise ConnectionError(f"Label Studio took {reply.get('created')} of {len(rows)} predictions")
+            studio.call("PATCH", f"/api/projects/{self.project}", {"model_version": version})
+            self.version, self.pushed = version, self.pushed + 1
+            self._old += [old] if old else []
+            self._listens_since = min(self._listens_since, time.monotonic())
+            self._scores = {row["task"]: row["score"] for row in rows}
+        else:
+            self._scores = {}
+        self.order = tuple(item for item, _ in ranked)
+        self._plan_scores()
 
-    def _tidy(self) -> None:
-        """One piece of work that can wait: an old version, or the score in a task's own data."""
-        studio = self.studio
-        assert studio is not None
-        if self._waiting:
-            row = self._waiting.pop(0)
-            data = self.task_data[row["task"]]
-            if data.get(SCORE_FIELD) != row["score"]:
-                data[SCORE_FIELD] = row["score"]
-                studio.call("PATCH", f"/api/tasks/{row['task']}", {"data": data})
-        elif self._old:
-            version = self._old.pop(0)
-            studio.call("DELETE", f"/api/projects/{self.project}/model-versions", {"model_version": version})
+    def _plan_scores(self) -> None:
+        """Which tasks have another score in their data than in the current order."""
+        with self.said.lock:
+            known = {number: task.score for number, task in self.said.tasks.items()}
+        self._todo = [number for number, score in known.items() if score != self._scores.get(number)]
 
+    def _tidy(self) -> bool:
+        """One piece of work that can wait: the score in a task's own data, or an old version. Whether there was any."""
+        assert self.studio is not None
+        if self._todo:
+            self._write_score(self._todo[-1], self._scores.get(self._todo[-1]))
+            self._todo.pop()
+            return True
+        if self._old:
+            versions = f"/api/projects/{self.project}/model-versions"
+            self.studio.call("DELETE", versions, {"model_version": self._old[-1]})
+            self._old.pop()
+            return True
+        return False
 
-def choice_names(config: str) -> tuple[str, str]:
-    """(name, toName) of the first Choices in a labelling configuration."""
-    tag = re.search(r"<Choices\b[^>]*>", config)
-    found = dict(re.findall(r"(\w+)\s*=\s*[\"']([^\"']*)[\"']", tag[0])) if tag else {}
-    return found.get("name", LABEL_STUDIO_FROM), found.get("toName", LABEL_STUDIO_TO)
+    def _write_score(self, number: int, score: float | None) -> None:
+        """Set our own field of a task, or remove it. The rest of its data is what it is there now."""
+        assert self.studio is not None
+        data = dict(self.studio.call("GET", f"/api/tasks/{number}?resolve_uri=false")["data"])
+        if data.get(SCORE_FIELD) != score:
+            if score is None:
+                del data[SCORE_FIELD]
+            else:
+                data[SCORE_FIELD] = score
+            self.studio.call("PATCH", f"/api/tasks/{number}", {"data": data})
+        with self.said.lock:
+            if number in self.said.tasks:
+                self.said.tasks[number] = replace(self.said.tasks[number], score=score)
 
 
 def add_ml_backend(app: FastAPI, link: LabelStudioLink) -> None:
@@ -343,12 +425,17 @@ def add_ml_backend(app: FastAPI, link: LabelStudioLink) -> None:
 
     @app.post("/webhook")
     def webhook(body: dict[str, Any]) -> dict[str, Any]:
-        return {"status": "queued" if link.hook(body) else "ignored"}
+        return {"status": link.hook(body)}  # an error is another status: nothing is acknowledged that is not kept
 
     @app.post("/train")
     def train(body: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok"}  # every annotation is learned when it comes
 
 
-def _has_data(task: Any) -> bool:
-    return isinstance(task, Mapping) and isinstance(task.get("data"), Mapping)
+def _same_door(url: str, mine: str) -> bool:
+    """Whether two addresses have the same port and path: a machine has many names."""
+    try:
+        one, other = urlsplit(url), urlsplit(mine)
+        return (one.port, one.path.rstrip("/")) == (other.port, other.path)
+    except ValueError:
+        return False

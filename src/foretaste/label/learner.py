@@ -481,6 +481,13 @@ class Learner:
             return not worker.is_alive()
         return True
 
+    def stop_training(self) -> None:
+        """Ask a training in the background to stop. It does so within a few steps; the network from before stays.
+
+        ``wait`` then waits for its end. A function of yours (``train=``) is not stopped.
+        """
+        self._now.stop_training()
+
     @property
     def training(self) -> bool:
         """Whether a training is under way in the background."""

@@ -12,24 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import chance_of_error
+from foretaste.acquire import chance_among_classes
 from foretaste.label.book import LabelBook, LabelKind, Prediction
 from foretaste.label.model import LiveModel, carry_means
 from foretaste.lookahead import State
 
 RECENT = 50  # predictions that a running accuracy is taken over
-PRIOR_ERRORS = 2.0  # expected and made errors that are added before their ratio is taken
+PRIOR_ERRORS = 5.0  # expected and made errors that are added before their ratio is taken
+# Of s² S_jj: s² is measured on items that were asked for, which are harder than the others (docs/learner.md, When to
+# stop).
+ORDINARY_SHARE = 0.3
 
 
-def wrong_chances(state: State, scale: float) -> Tensor:
-    """(U,): the chance that the class of each candidate is wrong.
+def wrong_chances(state: State, scale: float, at: Tensor) -> Tensor:
+    """(n,): the chance that the class of each of the candidates ``at`` is wrong.
 
-    L2: Φ(−g/(s √(2 S_jj))), g the gap between the two largest outputs. Cross-entropy: one less the largest probability.
+    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability.
     """
-    top = state.pool_mean.topk(2, 1).values
     if not state.criterion.quadratic:
-        return 1 - state.criterion.class_probabilities(state.pool_mean).amax(1)
-    return chance_of_error(top[:, 0] - top[:, 1], 2 * scale * state.variance_blocks[:, 0, 0])
+        return 1 - state.criterion.class_probabilities(state.pool_mean[at]).amax(1)
+    return chance_among_classes(state.pool_mean[at], ORDINARY_SHARE * scale * state.variance_blocks[at, 0, 0])
 
 
 def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:
@@ -44,7 +46,7 @@ def note_prediction(model: LiveModel, book: LabelBook, position: int, label: flo
         error = math.sqrt(max(0.0, scale * u))
         residual = float((mean_C[0] - label) ** 2)
         return Prediction(position, float(mean_C[0]), label, error, residual / (scale * u), trainings)
-    error = float(wrong_chances(state, scale)[m])
+    error = float(wrong_chances(state, scale, torch.tensor([m], device=mean_C.device)))
     y_C = torch.zeros_like(mean_C)
     y_C[int(label)] = 1
     residual = float((state.criterion.responses(mean_C) - y_C).square().mean())
@@ -73,7 +75,8 @@ def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
     at = model.open_rows(book)
     if not len(at):
         return {"model": 0.0, "corrected": 0.0, "ratio": 1.0}
-    said = float(wrong_chances(model.follow(book), model.scale(book)).cpu()[at].mean())
+    state = model.follow(book)
+    said = float(wrong_chances(state, model.scale(book), at.to(state.pool_mean.device)).mean())
     recent = list(book.predictions.values())[-RECENT:]
     made = sum(p.predicted != p.label for p in recent)
     ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)

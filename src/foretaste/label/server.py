@@ -4,22 +4,28 @@ Pictures are asked for by number, never by path, and are decoded and encoded ane
 a JPEG of our own making, whatever the file was.
 """
 
+import asyncio
 import io
 import logging
+import signal
 import socket
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
-from threading import Lock
 from typing import Annotated, Any, Literal
 
+import h11
 import uvicorn
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
 from foretaste.label.desk import Asked, LabelDesk
@@ -31,9 +37,13 @@ log = logging.getLogger(__name__)
 
 PICTURE_SIDES = {"large": 1280, "small": 160}
 PICTURES_KEPT = 200  # encoded, in memory
+PICTURE_THREADS = 4  # that make them
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
+OPEN_CONNECTIONS = 256
+OPEN_PER_ADDRESS = 128
+SLOW_SECONDS = 30.0  # for a whole request to come, for a part of an answer to be taken, and between two requests
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -79,7 +89,7 @@ class UndoBody(TabBody):
 def make_app(desk: LabelDesk) -> FastAPI:
     """The application behind the guard."""
     app = FastAPI(title="foretaste", docs_url=None, redoc_url=None, openapi_url=None)
-    pictures = _PictureCache(desk)
+    pictures = PictureCache(desk)
     _add_page(app)
     _add_errors(app)
     _add_answer_routes(app, desk)
@@ -173,7 +183,7 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         return {"ok": True, "state": desk.state(body.who)}
 
 
-def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> None:
+def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "PictureCache") -> None:
     """What reads."""
 
     @app.get("/health")
@@ -194,14 +204,16 @@ def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "_PictureCache") -> No
     def recent() -> dict[str, Any]:
         return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
 
+    threads = CapacityLimiter(PICTURE_THREADS)  # of their own: those who wait for room to decode hold up no answer
+
     @app.get("/api/picture/{number}/{size}")
-    def picture(number: int, size: str) -> Response:
+    async def picture(number: int, size: str) -> Response:
         check_known("size", size, PICTURE_SIDES)
         _item_name(desk, number)
         if desk.data.kind != "pictures":
             raise KeyError("these items are no pictures")
         try:
-            body, media = pictures.get(number, size)
+            body, media = await to_thread.run_sync(pictures.get, number, size, limiter=threads)
         except MemoryError:
             raise ValueError("the picture claims more memory than there is") from None
         except Exception as error:  # a decoder may raise anything on rubbish
@@ -247,11 +259,11 @@ def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
     return {"text": text[:80]}
 
 
-class _PictureCache:
+class PictureCache:
     """Encoded pictures, the last ones in memory."""
 
     def __init__(self, desk: LabelDesk) -> None:
-        self.desk, self.lock = desk, Lock()
+        self.desk, self.lock = desk, threading.Lock()
         self.kept: OrderedDict[tuple[int, str], tuple[bytes, str]] = OrderedDict()
 
     def get(self, number: int, size: str) -> tuple[bytes, str]:
@@ -259,7 +271,8 @@ class _PictureCache:
             if (number, size) in self.kept:
                 self.kept.move_to_end((number, size))
                 return self.kept[number, size]
-        made = encode_picture(self.desk.data.items[number], PICTURE_SIDES[size])
+        items, side = self.desk.data.items, PICTURE_SIDES[size]
+        made = encode_picture(items.shown(number, side) if hasattr(items, "shown") else items[number], side)
         with self.lock:
             self.kept[number, size] = made
             while len(self.kept) > PICTURES_KEPT:
@@ -319,19 +332,120 @@ def serve_app(
     token: str | None = None,
     names: Iterable[str] = (),
     routes: dict[str, int] | None = None,
-) -> None:
-    """Serve an application behind the guard until the process is asked to stop. No access log: nothing to leak."""
-    guard = Guard(app, host=host, token=token, names=names, routes=routes)
+) -> int | None:
+    """Serve an application behind the guard until a signal asks to stop. No access log: nothing to leak.
+
+    Returns the signal, SIGINT or SIGTERM; the caller then closes what is open.
+    """
+    server = make_server(Guard(app, host=host, token=token, names=names, routes=routes))
+    server.run(sockets=[opened])
+    return server.ended_by
+
+
+def make_server(guard: AsgiApp) -> "SignalledServer":
+    """A server that is not started yet."""
     config = uvicorn.Config(
         guard,
+        http=BoundedConnection,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=int(SLOW_SECONDS),
         timeout_graceful_shutdown=3,
-        limit_concurrency=256,
+        limit_concurrency=OPEN_CONNECTIONS,
         h11_max_incomplete_event_size=32 * 1024,
         ws="none",
         lifespan="off",
     )
-    uvicorn.Server(config).run(sockets=[opened])
+    return SignalledServer(config)
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is closed if they are slow, or if their address has too many.
+
+    uvicorn has no limit on the time of a request: those that never end would fill all places, and lock everybody out.
+    Where an address has more than ``OPEN_PER_ADDRESS``, the one that has waited longest for the rest of a request goes.
+    So whoever asks in earnest gets in, also from an address that others fill.
+    """
+
+    waits_since = 0.0
+    quiet = True  # whether nothing of the next request has come
+    takes = True  # whether they take the answer
+    ended = False
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+        theirs = [c for c in self.connections if isinstance(c, BoundedConnection) and c.address == self.address]
+        theirs = [c for c in theirs if not c.ended]
+        if len(theirs) > OPEN_PER_ADDRESS:
+            min((c for c in theirs if c.timer is not None), key=lambda c: c.waits_since)._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.quiet:  # the time of a request counts from its first byte
+            self.quiet = False
+            self._stop_watching()
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.quiet = True
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.takes = False
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.takes = True
+        self._watch()
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _watch(self) -> None:
+        """Let the clock run as long as it is their turn: to ask, or to take an answer, its last part too."""
+        asks = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if self.takes and not asks and not self.transport.is_closing():
+            self._stop_watching()
+        elif self.timer is None and self in self.connections:
+            self.waits_since = self.loop.time()
+            self.timer = self.loop.call_later(SLOW_SECONDS, self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+        self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class SignalledServer(uvicorn.Server):
+    """A server that returns when a signal has ended it. uvicorn's own raises the signal again, and SIGTERM kills."""
+
+    @property
+    def ended_by(self) -> int | None:
+        return self._captured_signals[0] if self._captured_signals else None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # only that one may listen to signals
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)

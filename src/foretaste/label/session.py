@@ -45,6 +45,7 @@ class Training:
     thread: threading.Thread
     done: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
+    stopped: bool = False  # whether it shall stop
     error: Exception | None = None
 
 
@@ -207,7 +208,8 @@ class Session:
             if self.under_way is not None:
                 return
             training = self.next_training()
-            worker = threading.Thread(target=self.work, args=(training,), name="foretaste-training")
+            # No daemon, whoever starts it: a daemon is cut off within torch at exit, and the process aborts.
+            worker = threading.Thread(target=self.work, args=(training,), name="foretaste-training", daemon=False)
             self.under_way, self.worker, training.thread = training, worker, worker
             try:
                 worker.start()
@@ -263,16 +265,30 @@ class Session:
         """Train a copy and linearise it, without the lock; then swap it in. Labels given meanwhile are in the book."""
         try:
             assert self.net is not None
-            trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw)
-            stop_at_exit()
+            trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw, self.look)
+            self.look()
             model = self.linearise(trained, labels, draw)
             with self.lock:
                 model.admit([*self.book.labels, *self.book.pending])
                 model.follow(self.book)  # raises here if the new kernel cannot hold the labels
                 self.net, self.model, self.failure = trained, model, None
+        except TrainingStopped:
+            raise
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             raise
+
+    def look(self, done: int = 0, total: int = 0) -> None:
+        """Raise if the training under way must not go on."""
+        stop_at_exit(done, total)
+        if self.under_way is not None and self.under_way.stopped:
+            raise TrainingStopped(f"it was stopped after {done} of {total} steps")
+
+    def stop_training(self) -> None:
+        """Ask a training in the background to stop; the network from before stays."""
+        training = self.under_way
+        if training is not None and training.thread is self.worker:
+            training.stopped = True
 
     def linearise(self, net: nn.Module, trained: Mapping[int, Label], draw: int = 0) -> LiveModel:
         with self.lock:

@@ -193,10 +193,11 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
 
 def close_desk(desk: LabelDesk) -> None:
     """Stop the learner's thread and close the store."""
-    view = desk.worker.view
-    desk.worker.close()
-    _keep_measures(desk.store, view)
-    desk.store.close()
+    try:
+        desk.worker.close()
+        _keep_measures(desk.store, desk.worker.view)
+    finally:
+        desk.store.close()
 
 
 def _keep_measures(store: LabelStore, view: ModelView) -> None:

@@ -25,7 +25,7 @@ TrainFunction = Callable[[nn.Module, Inputs, Tensor], object]
 
 
 class TrainingStopped(Exception):
-    """The program ends while a training is under way."""
+    """The program ends while a training is under way, or somebody has stopped it."""
 
 
 def stop_at_exit(done: int = 0, total: int = 0) -> None:
@@ -83,7 +83,13 @@ def make_own_network(x: Inputs, kind: LabelKind, seed: int) -> nn.Module:
 
 
 def train_network(
-    net: nn.Module, pool: Pool, labels: Mapping[int, Label], kind: LabelKind, plan: TrainingPlan, draw: int
+    net: nn.Module,
+    pool: Pool,
+    labels: Mapping[int, Label],
+    kind: LabelKind,
+    plan: TrainingPlan,
+    draw: int,
+    look: Callable[[int, int], object] = stop_at_exit,
 ) -> nn.Module:
     """A trained copy of ``net``; ``net`` is only read. Raises ``Diverged`` if the loss became NaN.
 
@@ -93,6 +99,7 @@ def train_network(
         kind: of the labels.
         plan: how to train.
         draw: the number of this training, for its seed.
+        look: called with steps done and their number, now and then; what it raises ends the training.
     """
     at = list(labels)
     net = copy.deepcopy(net)
@@ -108,7 +115,7 @@ def train_network(
     else:
         if not isinstance(x, Tensor):
             raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
-        options = {"progress": stop_at_exit, **plan.options}
+        options = {"progress": look, **plan.options}
         if plan.own and options.get("max_lr") is None:
             options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss)
         fit(trainable(net, kind, plan.loss), x, y, loss=plan.loss, seed=plan.seed + draw, **options)

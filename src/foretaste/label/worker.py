@@ -4,6 +4,7 @@ Requests never wait for the learner longer than they want to. They read the late
 whole. Until the learner is there (its features are computed first) views are empty and the desk asks at random.
 """
 
+import ctypes
 import logging
 import threading
 from collections import Counter
@@ -22,6 +23,7 @@ IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
 STOP_GOAL = 0.02  # share of open items that may be wrong when one stops
 RECORD_KEPT = 200  # of the predictions before a label came; advice looks at the last 50
+TRIMMED_EVERY = 50  # labels after which free memory goes back to the system
 KEPT_EVERY = 5  # labels after which what was measured is written again
 
 BuildProgress = Callable[[int, int], None]  # done, of how many
@@ -50,6 +52,7 @@ class LiveLearner(Protocol):
     def track_record(self) -> list[dict[str, Any]]: ...
     def recall(self, record: Iterable[Mapping[str, Any]]) -> None: ...
     def retrain(self, wait: bool = False) -> None: ...
+    def stop_training(self) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
@@ -100,12 +103,13 @@ class LearnerWorker(threading.Thread):
         goal: float = STOP_GOAL,
         trains_itself: bool = True,
     ) -> None:
-        super().__init__(name="foretaste-learner", daemon=True)
+        super().__init__(name="foretaste-learner")  # no daemon: it would be cut off within torch at exit
         self.view = ModelView(
             checked=tuple((int(n), int(k), int(m)) for n, k, m in checked), record=tuple(dict(p) for p in record)
         )
         self._build, self._classes, self._keep = build, list(classes), keep
         self._kept: int | None = None  # labels when the measures were last kept
+        self._trimmed = 0  # labels when free memory last went back
         self._trains_itself, self._goal = trains_itself, real_number("goal", goal, 0)
         self._turn = threading.Condition()
         self._dirty: dict[str, None] = {}
@@ -176,15 +180,18 @@ class LearnerWorker(threading.Thread):
             self._retrain = True
             self._turn.notify_all()
 
-    def close(self, seconds: float = 5.0) -> None:
-        """Stop the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """Stop the thread and a training, and wait until both have ended the step they are in."""
         with self._turn:
             self._closing = True
             self._turn.notify_all()
+        if self._learner is not None:
+            self._learner.stop_training()
         if self.is_alive():
             self.join(seconds)
-        if self._learner is not None:
-            self._learner.wait(seconds)  # a training in the background ends before the interpreter does
+        if self._learner is not None:  # the thread may have started one since
+            self._learner.stop_training()
+            self._learner.wait(seconds)
 
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
@@ -203,6 +210,11 @@ class LearnerWorker(threading.Thread):
 
     # The thread
 
+    @property
+    def _ending(self) -> bool:
+        """Whether the desk is closed, or the program ends without having closed it."""
+        return self._closing or not threading.main_thread().is_alive()
+
     def run(self) -> None:
         try:
             self._phase = "features"
@@ -210,7 +222,7 @@ class LearnerWorker(threading.Thread):
             self._words = built.words
             self._take_over(built.learner)
         except Exception as error:  # told on the page; labelling goes on in a random order
-            if self._closing:  # nobody is there to be told
+            if self._ending:  # nobody is there to be told
                 return
             log.warning("the model could not be made: %s", error)
             self._phase, self._error = "failed", str(error) or type(error).__name__
@@ -220,12 +232,14 @@ class LearnerWorker(threading.Thread):
             try:
                 self._one_turn()
             except Exception as error:
+                if self._ending:  # the store is closed perhaps
+                    return
                 log.warning("the model could not follow: %s", error, exc_info=True)
                 self._error = str(error) or type(error).__name__
                 self._publish(absorbed=self._told)
 
     def _progress(self, done: int, total: int) -> None:
-        if self._closing:
+        if self._ending:
             raise RuntimeError("the desk was closed")
         self._done, self._total = done, total
 
@@ -245,11 +259,11 @@ class LearnerWorker(threading.Thread):
         assert learner is not None
         was = learner.training
         with self._turn:
-            while not (self._dirty or self._retrain or self._stale or self._closing):
+            while not (self._dirty or self._retrain or self._stale or self._ending):
                 self._turn.wait(IDLE_SECONDS)
                 if was and not learner.training:
                     break
-            return not self._closing
+            return not self._ending
 
     def _one_turn(self) -> None:
         learner = self._learner
@@ -268,6 +282,9 @@ class LearnerWorker(threading.Thread):
         if learner.ready:
             self._explain(learner, items, before if self._labels != labels else None)
             self._measure(learner)
+        if abs(self._labels - self._trimmed) >= TRIMMED_EVERY:
+            self._trimmed = self._labels
+            return_free_memory()
         self._error = ""
 
     def _follow(self, learner: LiveLearner, items: Iterable[str]) -> None:
@@ -313,7 +330,7 @@ class LearnerWorker(threading.Thread):
         self._publish(absorbed=number, ready=tuple(ready), whole=False)
         for _ in range(max(self._tabs, self._ahead - 1)):
             with self._turn:
-                if self._dirty or self._closing:
+                if self._dirty or self._ending:
                     return
             more = ask()
             if not more:
@@ -339,7 +356,7 @@ class LearnerWorker(threading.Thread):
         reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
         for item in shown:
             with self._turn:
-                if self._dirty or self._closing:
+                if self._dirty or self._ending:
                     return
             if self._known.get(item) is None:
                 reasons[item] = describe_reason(learner.explain(item))
@@ -348,7 +365,7 @@ class LearnerWorker(threading.Thread):
     def _measure(self, learner: LiveLearner) -> None:
         """Accuracy on the items that measure, and advice."""
         with self._turn:
-            if self._dirty or self._closing:
+            if self._dirty or self._ending:
                 return
         truth = {i: label for i in self._checks if (label := self._label_of(i)) is not None}
         checked = list(self.view.checked)
@@ -372,6 +389,15 @@ class LearnerWorker(threading.Thread):
         with self._turn:
             self.view = replace(self.view, **changes)
             self._turn.notify_all()
+
+
+def return_free_memory() -> None:
+    """Give free pages back to the system. glibc keeps what large tensors of several threads leave: 200 MB and more."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+    trim(0)
 
 
 def describe_change(item: str, before: np.ndarray, after: np.ndarray) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from foretaste.lookahead.labels import label_rules as label_rules
 from foretaste.lookahead.linearize import METHODS as METHODS
 from foretaste.lookahead.linearize import PRECISION_CHOICES as PRECISION_CHOICES
 from foretaste.lookahead.linearize import WATCH_BY as WATCH_BY
+from foretaste.lookahead.linearize import carry_misfit as carry_misfit
 from foretaste.lookahead.linearize import check_settings as check_settings
 from foretaste.lookahead.linearize import check_watch as check_watch
 from foretaste.lookahead.linearize import from_kernels as from_kernels

@@ -91,7 +91,9 @@ class Posterior:
 
     @cached_property
     def solved(self) -> SolvedBase:
-        return solve_base(self.problem)
+        found = vars(self)["solved"] = solve_base(self.problem)  # kept before Θ goes: a Ctrl-C may come in between
+        self.problem.kernels.forget()
+        return found
 
     @property
     def known(self) -> bool:

@@ -21,6 +21,8 @@ from foretaste.lookahead.problem import (
     given_kernels,
     kernels_of_network,
     load_now,
+    misfit_ridge,
+    to_sites,
     warn_unfitted,
 )
 from foretaste.lookahead.state import State
@@ -188,15 +190,34 @@ def make_state(p: Problem, method: str) -> State:
         warn_unfitted(p)
         return kernels.load()
 
-    p = replace(p, kernels=replace(kernels, load=load))
+    # Not p again: ``load`` would hold what holds ``load``, and the kernels would wait for the garbage collector.
+    told = replace(p, kernels=replace(kernels, load=load))
     if method == "direct" or not math.isinf(p.time):
-        return DirectState(p, (), LoadedTheta(p.kernels))
-    return DenseState(p, (), Posterior(p))
+        return DirectState(told, (), LoadedTheta(told.kernels))
+    return DenseState(told, (), Posterior(told))
 
 
 def is_misfit(ridge: object) -> bool:
     """Whether λ is to carry the misfit of the network."""
     return isinstance(ridge, str) and ridge == "misfit"
+
+
+def carry_misfit(state: State) -> State:
+    """The state with the λ of the misfit, if it was made with the default λ and its network does not fit L.
+
+    Θ is not computed again. Cross-entropy has the noise of each label, which carries the misfit already.
+    """
+    p = state._problem
+    if p.ridge is not None or p.misfit or p.free or not math.isinf(p.time):
+        return state
+    theta = state.prior()
+    ridge = misfit_ridge(theta.LL, to_sites(p.centred_LC, p.B), p.residual_L, state.ridge)
+    if ridge == state.ridge:
+        return state
+    WU = theta.columns(slice(0, state.U))
+    blocks = ThetaBlocks(theta.LL, theta.WL, theta.UL, WU, theta.diag_U, theta.diag_W)
+    kernels = replace(p.kernels, load=lambda: blocks, ours=False)
+    return make_state(replace(p, ridge=ridge, misfit=True, kernels=kernels), state.method)._with(state.kept)
 
 
 def check_settings(

@@ -63,13 +63,17 @@ class ThetaBlocks:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Where Θ comes from: ``load`` gives all blocks at once, ``row(j)`` Θ(x_j, U) of one candidate, (B, U·B)."""
+    """Where Θ comes from: ``load`` gives all blocks at once, ``row(j)`` Θ(x_j, U) of one candidate, (B, U·B).
+
+    ``forget`` ends a copy that is held for ``load``: after it, only rows can be asked for.
+    """
 
     load: Callable[[], ThetaBlocks]
     row: Callable[[int], Tensor]
     ours: bool  # whether the blocks that ``load`` gives may be overwritten
     choice: PrecisionChoice = field(default_factory=lambda: PrecisionChoice("given"))  # filled when Θ is loaded
     points: Mapping[str, Inputs] | None = None  # of "L", "U" and "W", where Θ is a network's; "W" only if W ≠ U
+    forget: Callable[[], None] = lambda: None
 
 
 def kernels_of_network(
@@ -176,7 +180,8 @@ def given_kernels(theta: ThetaBlocks, theta_UU: Tensor | None, B: int, scale: fl
             )
         return theta_UU[j * B : (j + 1) * B].double() * scale
 
-    return KernelSource(lambda: theta.scaled(scale), row, ours=scale != 1.0)
+    held = [theta]
+    return KernelSource(lambda: held[0].scaled(scale), row, ours=scale != 1.0, forget=held.clear)
 
 
 def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
@@ -186,9 +191,9 @@ def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
 
 
 def load_now(kernels: KernelSource) -> KernelSource:
-    """The same source with Θ computed now. ``load`` gives it once, so that nobody else keeps it in memory."""
-    box = [kernels.load()]
-    return replace(kernels, load=box.pop)
+    """The same source with Θ computed now."""
+    held = [kernels.load()]
+    return replace(kernels, load=lambda: held[0], forget=held.clear)
 
 
 def to_sites(t_NC: Tensor, B: int) -> Tensor:

@@ -1,5 +1,6 @@
 """``ft.fit``: train a network on the labelled points (§4 of the paper) with one-cycle SGD."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +20,19 @@ from foretaste.network.models import new_weights
 from foretaste.network.sgd import (
     AUGMENTATIONS,
     FORWARD_CHUNK,
+    Died,
     PixelNormalise,
     TrainingProgress,
     TrainingRecipe,
     diverged_error,
     reestimate_batch_norm,
     seeded,
+    with_lower_rates,
 )
 
+log = logging.getLogger("foretaste")
 INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to which a network has learned its labels
-
+SAME_OUTPUTS = 1e-6  # of the largest output, within which those of a network without live ReLUs are the same
 
 DEFAULT_STEPS, DEFAULT_EPOCHS = 1200, 320
 
@@ -46,6 +50,8 @@ class Fit:
         seconds: of the whole training.
         steps: SGD steps taken.
         interpolates: whether the residual is at most 0.01 of the variance of the targets (9e-4 for ten classes).
+        max_lr: the largest learning rate, as used; None where it is not known.
+        retries: how many trainings diverged before this one, each at twice the rate of the next. 0 is usual.
     """
 
     residual: float
@@ -54,6 +60,8 @@ class Fit:
     seconds: float
     steps: int
     interpolates: bool
+    max_lr: float | None = None
+    retries: int = 0
 
 
 def fit(
@@ -79,6 +87,9 @@ def fit(
     classes: Sequence[ClassName] | None = None,
 ) -> Fit:
     """Train ``net`` in place on x and y, and leave it in eval mode. After an error the network is as it was before.
+
+    A training whose loss becomes NaN or infinite starts again from the same weights at half the learning rate, up to
+    three times. The log says so, and ``retries`` of the result.
 
     Args:
         net: any torch module whose outputs are (N, C). Parameters with requires_grad=False stay as they are.
@@ -118,11 +129,12 @@ def fit(
             text, the sorted labels, provided that there are as many as outputs.
 
     Returns:
-        A ``Fit``: residual, loss, accuracy, seconds, steps, and whether the network interpolates its labels.
+        A ``Fit``: residual, loss, accuracy, seconds, steps, whether the network interpolates its labels, the learning
+        rate and how often it was halved.
 
     Raises:
         ValueError: an argument does not fit the network; the message says what to do.
-        Diverged: the loss became NaN or infinite.
+        Diverged: the loss became NaN or infinite at this learning rate and at a half, a quarter and an eighth of it.
 
     Example:
         >>> import torch
@@ -150,20 +162,24 @@ def fit(
         how = TrainingRecipe(count, size, top, weight_decay, augment, pad, normalise, dtype)
         # One seed for each use: the order of batches is then the same for every network and device.
         init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
-        # Without the user's autocast: look-ahead is of the network as it is in its own precision.
-        with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
-            if start == "cold":
-                new_weights(net)
-            model, goal = training_goal(net, x, y, loss, how, classes)
-            final = train_fast(fast, model, x, goal, how, order_seed, draw_seed, progress)
-            if statistics == "labelled":
-                reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
-            net.eval()
-            residual, accuracy = measure_fit(model, x, goal, how)
-            if not math.isfinite(residual):
-                raise diverged_error(f"the residual is {residual}", how)
+
+        def train(how: TrainingRecipe, may_die: bool) -> tuple[float, float, float | None, float]:
+            # Without the user's autocast: look-ahead is of the network as it is in its own precision.
+            with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
+                if start == "cold":
+                    new_weights(net)
+                model, goal = training_goal(net, x, y, loss, how, classes)
+                apart = tell_apart(labelled_outputs(model, x, how))
+                final = train_fast(fast, model, x, goal, how, order_seed, draw_seed, progress)
+                if statistics == "labelled":
+                    reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
+                net.eval()
+                residual, accuracy = measure_fit(model, x, goal, how, apart, may_die)
+                return residual, final, accuracy, goal.scale()
+
+        (residual, final, accuracy, scale), rate, retries = with_lower_rates(train, how)
     seconds = time.perf_counter() - began
-    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale())
+    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * scale, rate, retries)
 
 
 def training_goal(
@@ -181,12 +197,36 @@ def training_goal(
 
 
 @torch.no_grad()
-def measure_fit(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> tuple[float, float | None]:
-    """Mean squared residual, and accuracy if there are classes."""
-    f_NC = torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
+def labelled_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> Tensor:
+    """(N, C) outputs, a part of the points at a time."""
+    return torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
+
+
+def tell_apart(f_NC: Tensor) -> bool:
+    """Whether outputs differ between points."""
+    return bool((f_NC - f_NC[0]).abs().max() > SAME_OUTPUTS * f_NC.abs().max())
+
+
+def measure_fit(
+    net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, apart: bool, may_die: bool
+) -> tuple[float, float | None]:
+    """Mean squared residual, and accuracy if there are classes. Raises ``Diverged`` if nothing is left of the network.
+
+    apart: whether outputs differed between points before the training. Just below a rate that ends in NaN, all ReLUs
+    end at 0 for every point, and the outputs are the same everywhere: the network has died. may_die: a warning is
+    enough then.
+    """
+    f_NC = labelled_outputs(net, x, how)
     hits = float((f_NC.argmax(1) == goal.t_NC.argmax(1)).double().mean()) if goal.classes else None
-    f_NC = goal.criterion.responses(f_NC)
-    return float((f_NC - goal.t_NC).square().double().mean()), hits
+    residual = float((goal.criterion.responses(f_NC) - goal.t_NC).square().double().mean())
+    if not math.isfinite(residual):
+        raise diverged_error(f"the residual is {residual}", how)
+    if apart and not tell_apart(f_NC) and tell_apart(goal.t_NC):
+        error = diverged_error(f"after {how.steps} steps the outputs are the same for all points", how, Died)
+        if not may_die:
+            raise error
+        log.warning("%s; use a wider network, or another seed", error)
+    return residual, hits
 
 
 @torch.no_grad()

@@ -21,8 +21,10 @@ from foretaste.network.fit import (
     check_trainable,
     check_training_points,
     count_outputs,
+    labelled_outputs,
     measure_fit,
     restored_on_error,
+    tell_apart,
     training_length,
 )
 from foretaste.network.models import new_weights
@@ -31,10 +33,10 @@ from foretaste.network.sgd import (
     PixelNormalise,
     TrainingProgress,
     TrainingRecipe,
-    diverged_error,
     reestimate_batch_norm,
     seeded,
     train_eager,
+    with_lower_rates,
 )
 
 FeatureLayers = Sequence[str] | Mapping[str, int]
@@ -211,7 +213,7 @@ def fit_ll4al(
 
     Raises:
         ValueError: an argument does not fit the network.
-        Diverged: the loss became NaN or infinite.
+        Diverged: the loss became NaN or infinite at this learning rate and at a half, a quarter and an eighth of it.
 
     Example:
         >>> from foretaste.network import MLP, fit_ll4al
@@ -239,26 +241,31 @@ def fit_ll4al(
     how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
     # The first three are those of fit.
     init_seed, order_seed, draw_seed, module_seed = ll4al_seeds(seed, 4)
-    # Without the user's autocast: look-ahead is of the network as it is in its own precision.
-    with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
-        if start == "cold":
-            new_weights(net)
-        goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
-        with seeded(module_seed, device):
-            widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
-            module = LossPrediction(layers, widths, hidden).to(device, dtype)
-        ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, reduction, float(weight), float(margin))
-        joint = JointNetwork(net, module, round(stop * count))
-        final = train_fast(fast, joint, x, ranked, how, order_seed, draw_seed, progress)
-        if statistics == "labelled":
-            reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
-        net.eval()
-        module.eval()
-        residual, accuracy = measure_fit(net, x, goal, how)
-        if not math.isfinite(residual):
-            raise diverged_error(f"the residual is {residual}", how)
+
+    def train(how: TrainingRecipe, may_die: bool) -> tuple[float, float, float | None, float, LossPrediction]:
+        # Without the user's autocast: look-ahead is of the network as it is in its own precision.
+        with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
+            if start == "cold":
+                new_weights(net)
+            goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
+            apart = tell_apart(labelled_outputs(net, x, how))
+            with seeded(module_seed, device):
+                widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
+                module = LossPrediction(layers, widths, hidden).to(device, dtype)
+            ranking = reduction, float(weight), float(margin)
+            ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, *ranking)
+            joint = JointNetwork(net, module, round(stop * count))
+            final = train_fast(fast, joint, x, ranked, how, order_seed, draw_seed, progress)
+            if statistics == "labelled":
+                reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
+            net.eval()
+            module.eval()
+            residual, accuracy = measure_fit(net, x, goal, how, apart, may_die)
+            return residual, final, accuracy, goal.scale(), module
+
+    (residual, final, accuracy, scale, module), rate, retries = with_lower_rates(train, how)
     seconds = time.perf_counter() - began
-    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * goal.scale()), module
+    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * scale, rate, retries), module
 
 
 def fit_ll4al_alone(
@@ -300,11 +307,15 @@ def fit_ll4al_alone(
     widths = [t.shape[1] for t in h]
     how = TrainingRecipe(count, size, float(max_lr), 0.0, None, 0, None, dtype)
     module_seed, order_seed, draw_seed = ll4al_seeds(seed, 3)
-    with seeded(module_seed, device):
-        module = LossPrediction(layers, widths, hidden).to(device, dtype)
-        order = OrderTargets(loss, loss_N, goal.t_NC, goal.classes, float(margin))
-        train_eager(AloneNetwork(module, widths), torch.cat(h, 1), order, how, order_seed, draw_seed, None)
-    return module.eval()
+
+    def train(how: TrainingRecipe, may_die: bool) -> LossPrediction:
+        with seeded(module_seed, device):
+            module = LossPrediction(layers, widths, hidden).to(device, dtype)
+            order = OrderTargets(loss, loss_N, goal.t_NC, goal.classes, float(margin))
+            train_eager(AloneNetwork(module, widths), torch.cat(h, 1), order, how, order_seed, draw_seed, None)
+        return module.eval()
+
+    return with_lower_rates(train, how)[0]
 
 
 def ll4al_seeds(seed: int, n: int) -> list[int]:

@@ -1,10 +1,12 @@
 """The training loop: minibatch SGD with a one-cycle schedule, on tensors that stay on their device."""
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +17,14 @@ from torch.optim.sgd import sgd
 from foretaste.losses import TrainingTargets
 from foretaste.network.models import MLP, is_frozen
 
+log = logging.getLogger("foretaste")
 PixelNormalise = tuple[float | Sequence[float], float | Sequence[float]]
-
+Trained = TypeVar("Trained")
 
 TrainingProgress = Callable[[int, int], object]
 FORWARD_CHUNK = 512  # points of one forward pass without gradients
 PROGRESS_REPORTS = 50  # how often a training looks at its loss and reports progress
+RETRIES = 3  # of a training that diverges, each at half the learning rate of the one before
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,36 @@ class Diverged(RuntimeError):
     """The loss of a training has become NaN or infinite."""
 
 
-def diverged_error(what: str, how: TrainingRecipe) -> Diverged:
-    return Diverged(
-        f"training diverged: {what}, with max_lr={how.max_lr:g}; lower it, to max_lr={how.max_lr / 5:g} say. "
-        "The network is as it was before"
-    )
+class Died(Diverged):
+    """The outputs of a network have become the same for all points: none of its ReLUs is alive."""
+
+
+def diverged_error(what: str, how: TrainingRecipe, kind: type[Diverged] = Diverged) -> Diverged:
+    return kind(f"training diverged: {what}, with max_lr={how.max_lr:g}")
+
+
+def with_lower_rates(
+    train: Callable[[TrainingRecipe, bool], Trained], how: TrainingRecipe
+) -> tuple[Trained, float, int]:
+    """``train(how, may_die)``; where that diverges again at half the learning rate, up to three times.
+
+    ``train`` leaves nothing behind when it raises ``Diverged``. A network that dies at every rate is accepted the last
+    time: one of few units often does. Returns the result, the rate, and how many trainings diverged.
+    """
+    rates = [how.max_lr / 2**k for k in range(1 + RETRIES)]
+    errors: list[Diverged] = []
+    for rate in rates:
+        may_die = len(errors) == RETRIES and all(isinstance(e, Died) for e in errors)
+        try:
+            return train(replace(how, max_lr=rate), may_die), rate, len(errors)
+        except Diverged as error:
+            errors.append(error)
+            if rate != rates[-1]:
+                log.warning("%s; trying again with max_lr=%g", error, rate / 2)
+    raise Diverged(
+        f"{errors[0]}, and {RETRIES} times more, down to max_lr={rates[-1]:g}; lower it further, to max_lr="
+        f"{rates[-1] / 10:g} say, or scale the inputs to mean 0 and variance 1. The network is as it was before"
+    ) from errors[0]
 
 
 @contextmanager

@@ -49,16 +49,10 @@ def train_with_module(
     return trained, {"module": module}
 
 
-def train_module_briefly(net: nn.Module, *, layers: Any = None, **options: Any) -> dict[str, Any]:
-    """The options of a query whose module is trained for one step: it needs one, even if the network diverged."""
-    return {"layers": feature_layers(net) if layers is None else layers, "steps": 1}
-
-
 TRAINING = OwnTraining(
     fit=train_with_module,
     options=("layers", "reduction", "weight", "margin", "stop", "hidden"),
     max_lr={name: loss.ll4al_max_lr for name, loss in LOSSES.items()},
-    untrained=train_module_briefly,
 )
 
 

@@ -5,8 +5,11 @@ A ``Round`` is what one look at a state says; ``look`` makes it. A rule is calle
 
 With mean and S a Gaussian posterior, s² its scale and g_i the gap between the two largest outputs of i,
 
-    e_i = Φ(−g_i / √(2 s² S_ii))    the chance that i's class is wrong
+    e_i                             the chance that i's class is wrong: that another output of N(mean_i, s² S_ii I) is
+                                    the largest. Cross-entropy: the geometric mean of that and of 1 − p_i
     c_i = Φ(−g_i / √(2 s² v_i))     the chance that a batch changes i's class; it removes v_i of i's variance
+
+docs/strategies.md, When to stop, has what was measured of e_i.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +19,9 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from foretaste.acquire import chance_of_error
+from foretaste.acquire import chance_among_classes, chance_of_error
 from foretaste.errors import join_words, real_number, whole_number
-from foretaste.lookahead import State
+from foretaste.lookahead import State, carry_misfit
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +43,12 @@ class Round:
 def look(state: State, batch: Iterable[int] | None = None, *, scale: float | None = None) -> Round:
     """What stopping rules need to know of a state and of the batch that is chosen next.
 
+    A state with the default λ, of a network that does not fit its labels, is looked at with the λ of the misfit
+    (``ft.linearize``, ridge="misfit"): with a tiny λ it would be the posterior of another network, one that fits.
+
     Args:
         state: ``ft.linearize`` of the trained network. Watch the same points in every round (``watch=``): then
-            predictions of two rounds can be compared.
+            predictions of two rounds can be compared. output="sum" (default): s² is ten times leave-one-out for that.
         batch: the next picks, ``q.indices`` of a query with the same pool; None: no change is predicted.
         scale: s² of the posterior's variance. None (default): ``state.scale``. Give ``q.info["scale"]`` where it was
             calibrated: the expected error is no better than it.
@@ -68,6 +74,7 @@ def look(state: State, batch: Iterable[int] | None = None, *, scale: float | Non
         return Round(labelled)
     if state.B > 1:
         raise ValueError('look needs a kernel of one number for each pair; use another output than "full"')
+    state = carry_misfit(state)
     s2 = state.scale if scale is None else real_number("scale", scale, 0, above=True)
     top_W2 = state.mean.topk(2, 1).values
     g_W, before_W = top_W2[:, 0] - top_W2[:, 1], state.watched_variance
@@ -77,7 +84,10 @@ def look(state: State, batch: Iterable[int] | None = None, *, scale: float | Non
         for j in batch:
             after = after.condition(int(j), None)
         change = float(chance_of_error(g_W, 2 * s2 * (before_W - after.watched_variance)).mean())
-    return Round(labelled, float(chance_of_error(g_W, 2 * s2 * before_W).mean()), change, state.mean.argmax(1))
+    wrong_W = chance_among_classes(state.mean, s2 * before_W)
+    if not state.criterion.quadratic:
+        wrong_W = (wrong_W * (1 - state.criterion.class_probabilities(state.mean).amax(1))).sqrt()
+    return Round(labelled, float(wrong_W.mean()), change, state.mean.argmax(1))
 
 
 # --- rules ---

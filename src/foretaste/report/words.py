@@ -259,17 +259,22 @@ def caveat(s: Summary) -> str:
 def learned_labels(s: Summary) -> tuple[bool, str]:
     """Whether every network learned its labels, as look-ahead assumes, and which did not."""
     failed = s.unlearned()
+    repeated = {name: n for name in s.arms if (n := sum(bool(r.get("retries")) for r in s.of(name)))}
+    again = ""
+    if repeated:
+        times = _join_names([f"{n} of {name}" for name, n in repeated.items()])
+        again = f" Trainings that diverged and were repeated at a lower learning rate: {times}."
     if not failed:
-        return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}."
+        return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}.{again}"
     parts = _join_names([f"{name} in {n} of {len(s.of(name))} trainings" for name, n in failed.items()])
-    diverged = {name: n for name in s.arms if (n := sum(r.get("diverged", False) for r in s.of(name)))}
+    diverged = {name: n for name in s.arms if (n := sum(bool(r.get("diverged")) for r in s.of(name)))}
     more = ""
     if diverged:
         times = _join_names([f"{n} of {name}" for name, n in diverged.items()])
         more = f" Trainings that diverged: {times}. What is shown for them is a network with new weights."
     return False, (
         f"Not every network learned its labels: {parts} did not; the largest labelled mean squared error is "
-        f"{s.residual():.1e}. Look-ahead scores assume interpolation; train longer.{more}"
+        f"{s.residual():.1e}. Look-ahead scores assume interpolation; train longer.{more}{again}"
     )
 
 

@@ -1,6 +1,5 @@
 """Algorithm 1: train f on L, query, ask the oracle, and again."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -120,9 +119,9 @@ def learn(
         "accuracy": float(right_N.double().mean()),
         "residual": trained.residual,
         "interpolates": trained.interpolates,
-        "diverged": not math.isfinite(trained.loss),
+        "retries": trained.retries,
         "steps": trained.steps,
-        "max_lr": model.max_lr,
+        "max_lr": model.max_lr if trained.max_lr is None else trained.max_lr,
         "candidates": 0,
         "queried": [],
         "predicted": [],

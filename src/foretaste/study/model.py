@@ -17,12 +17,10 @@ from foretaste.data import Images
 from foretaste.losses import LOSSES
 from foretaste.network import (
     INTERPOLATES,
-    Diverged,
     Fit,
     fit,
     make_network,
     prepare,
-    reset,
     seeded,
 )
 from foretaste.query import gp_predict
@@ -63,7 +61,7 @@ class Model:
 
     @property
     def max_lr(self) -> float | None:
-        """The learning rate in use: the study's, or else the default of the training."""
+        """The learning rate that a training begins with: the study's, or else the default of the training."""
         loss, given = self.trial.train.loss, self.trial.train.max_lr
         if given is not None:
             return given
@@ -74,20 +72,17 @@ class Model:
         return prepare(self.data.x[ids], torch.float32, self.data.normalise)
 
     def train(self, L: np.ndarray, seed: int, cycle: int) -> Fit:
-        """SGD on L. The first cycle always starts cold."""
+        """SGD on L. The first cycle always starts cold. Raises ``Diverged`` if lower learning rates did not help."""
         how = asdict(self.trial.train)
         how["batch_size"] = how.pop("batch")
         how |= {"seed": derive_seed(seed, cycle, "train"), "normalise": self.data.normalise}
         if cycle == 0 or how["start"] == "cold":
             how["start"] = self._cold_start(how["seed"])
         x_L, y_L = self.data.x[L], self.data.y[L]
-        try:
-            if self.own_training is None:
-                return fit(self.net, x_L, y_L, **how)
-            trained, self.options = self.own_training.fit(self.net, x_L, y_L, **self.trial.options, **how)
-            return trained
-        except Diverged:
-            return self._untrained(L, how["seed"])
+        if self.own_training is None:
+            return fit(self.net, x_L, y_L, **how)
+        trained, self.options = self.own_training.fit(self.net, x_L, y_L, **self.trial.options, **how)
+        return trained
 
     def _cold_start(self, seed: int) -> str:
         """How ``fit`` starts: our networks draw new weights there. Others are built anew here, by the user's function.
@@ -99,18 +94,6 @@ class Model:
         with seeded(seed, self.data.x.device):
             self.net = trial_network(self.trial.network, self.data)
         return "warm"
-
-    def _untrained(self, L: np.ndarray, seed: int) -> Fit:
-        """After a training that diverged: the network at its initial weights, which has learned nothing."""
-        if self._cold_start(seed) == "cold":
-            with seeded(seed, self.data.x.device):
-                reset(self.net)
-        self.net.eval()
-        if self.own_training is not None:
-            self.options = self.own_training.untrained(self.net, **self.trial.options)
-        f_LC = LOSSES[self.trial.train.loss].responses(self._outputs(L))
-        y_LC = torch.nn.functional.one_hot(self.data.y[L], f_LC.shape[1]).to(f_LC)
-        return Fit(float((f_LC - y_LC).square().mean()), math.nan, None, 0.0, 0, interpolates=False)
 
     def classes(self, ids: np.ndarray) -> Tensor:
         """(n,) the class that f predicts for each point."""

@@ -39,7 +39,7 @@ class Record(TypedDict):
     accuracy: float  # share of the test points, 0 to 1
     residual: float  # mean squared error of f on its own labels
     interpolates: bool  # f has learned its labels
-    diverged: bool  # training diverged; the accuracy is that of a network at its initial weights
+    retries: int  # trainings that diverged before this one, each at twice the learning rate of the next
     steps: int  # of SGD
     max_lr: float | None  # as used; None where nothing is trained
     candidates: int  # U, how many points were offered; 0 in the last cycle

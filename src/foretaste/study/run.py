@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 from foretaste.data import Answers, Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.errors import real_number
+from foretaste.network import Diverged
 from foretaste.study.checks import CHECKS
 from foretaste.study.config import Data, Features, Study
 from foretaste.study.digest import data_digest
@@ -44,6 +45,7 @@ from foretaste.study.model import derive_seed
 from foretaste.study.records import Record
 from foretaste.study.toml import import_plugin
 
+log = logging.getLogger("foretaste")
 # One thread a process, and no thread that spins while it waits: small matrices on shared cores are many times slower.
 # cuBLAS promises the same bits twice only with a workspace of its own.
 ENVIRONMENT = {
@@ -145,8 +147,19 @@ def run(
         finally:
             if pictures is not None:
                 pictures.write()
+    for record in records:
+        log_retries(record)
     order = {name: k for k, name in enumerate(study.names)}
     return sorted(records, key=lambda r: (order[r["arm"]], study.seeds.index(r["seed"]), r["cycle"]))
+
+
+def log_retries(record: Mapping[str, Any]) -> None:
+    """Say so where a training was repeated. ``fit`` says it too, but a task silences its warnings."""
+    if record.get("retries"):
+        log.warning(
+            "arm %s, seed %d, cycle %d: training diverged and was repeated at max_lr=%g",
+            record["arm"], record["seed"], record["cycle"], record["max_lr"],
+        )  # fmt: skip
 
 
 def check_more_cycles(study: Study, tasks: Sequence[Task]) -> None:
@@ -216,7 +229,6 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
 @contextmanager
 def log_errors_only() -> Iterator[None]:
     """Silence foretaste's warnings. A record says whether its network has learned its labels."""
-    log = logging.getLogger("foretaste")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -326,7 +338,10 @@ class WorkerFailure:
 def _run_here(study: Study, tasks: Sequence[Task], data: Images, deadline: float = math.inf) -> Iterator[Record]:
     with single_threaded():
         for task in tasks:
-            yield from run_task(study, data, task, deadline)
+            try:
+                yield from run_task(study, data, task, deadline)
+            except Diverged as error:
+                raise Diverged(f"arm {task.arm!r}, seed {task.seed}: {error}") from error
 
 
 def _run_in_processes(

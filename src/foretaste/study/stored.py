@@ -68,7 +68,8 @@ RECORD_SHAPE: Shape = {
     "labels": [a_whole_number],
     "cost": {"train": a_duration, "query": or_null(a_duration), "stages": {"*": a_duration}, "peak_memory": a_count},
     "against?": or_null(a_text),
-    "diverged?": a_truth_value,
+    "diverged?": a_truth_value,  # of old records: the accuracy is that of a network at its initial weights
+    "retries?": a_count,
     "ratio?": a_finite_number,
     "config?": a_table,
     "versions?": {"*": a_text},

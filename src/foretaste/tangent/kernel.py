@@ -48,7 +48,7 @@ from foretaste.tangent.frozen import (
     to_float64,
     without_modes,
 )
-from foretaste.tangent.functional import functional_rows
+from foretaste.tangent.functional import TF32_BATCHED, functional_rows
 from foretaste.tangent.planning import (
     SLOW_PLAN,
     BudgetError,
@@ -541,7 +541,7 @@ class LayerPass:
                 self.keep(m, at, ready[m])
         if self.group.functional:
             names = list(dict.fromkeys(name for name, _ in self.group.functional))
-            gradients = functional_rows(self.frozen, x, names)
+            gradients = functional_rows(self.frozen, x, names, TF32_BATCHED if self.coarse else None)
             for name, cut in self.group.functional:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, gradients[name][:, :, cut])

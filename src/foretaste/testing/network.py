@@ -3,10 +3,11 @@
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretaste.errors import whole_number
 from foretaste.tangent import (
+    FrozenNetwork,
     Inputs,
     Output,
     count_points,
@@ -31,12 +32,13 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
     rows of a batch of 600 passes that. This check sees it, at the cost of one forward and four backward passes over
     the points: rᵀΘr = ‖Jᵀr‖² for random vectors r, and Jᵀr is one gradient of the network. The mean of r is zero, so
     that what the gradients of all points have in common does not hide the rest. All of it is in float64, on a copy of
-    the network, if the network can be copied and computes in float64.
+    the network, if the network can be copied and computes in float64. For "trace" it is Σ_c ‖J_cᵀr‖² / C, C times as
+    many passes.
 
     Args:
         net: in eval mode.
         x: points as the network takes them: some hundred, as many as a batch of yours.
-        output: of ``ft.ntk``: one kernel for all outputs, not "trace" or "full".
+        output: of ``ft.ntk``: "sum" (default), "signs", "first", "trace", "full", or the number of an output.
         batch: points that go through the network at once for the gradient.
 
     Raises:
@@ -50,8 +52,6 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
         >>> check_network(net, torch.randn(200, 2))
     """
     batch = whole_number("batch", batch, 1)
-    if output in ("trace", "full"):
-        raise ValueError(f"output is {output!r}; expected one kernel for all outputs, such as 'sum' or 'first'")
     ntk(net, take_points(x, slice(2)), output=output)  # refuses what it refuses: the copy below is in float64
     try:
         twin, wide = copy.deepcopy(net).double(), double_inputs(x)
@@ -68,22 +68,34 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
 
 
 def _compare(net: nn.Module, x: Inputs, output: Output, batch: int) -> list[tuple[float, float, float]]:
-    """For each random r: rᵀΘr, ‖Jᵀr‖², and how far rounding may take them apart."""
-    theta_NN, n, frozen = ntk(net, x, output=output).double(), count_points(x), freeze(net, output=output)
-    r_KN = torch.randn(VECTORS, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    r_KN = (r_KN - r_KN.mean(1, keepdim=True) if n > 1 else r_KN).to(theta_NN.device)
+    """For each random r: rᵀΘr, ‖Jᵀr‖², and how far rounding may take them apart. Rows of Θ and J are (point, head)."""
+    theta, n, frozen = ntk(net, x, output=output).double(), count_points(x), freeze(net, output=output)
+    B = theta.shape[2] if output == "full" else 1
+    theta_RR = theta.view(n, n, B, B).transpose(1, 2).reshape(n * B, n * B)
+    r_KNB = torch.randn(VECTORS, n, B, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    r_KNB = (r_KNB - r_KNB.mean(1, keepdim=True) if n > 1 else r_KNB).to(theta.device)
+    want_K = r_KNB.new_zeros(VECTORS)
+    with isolated(frozen.device), torch.no_grad():
+        heads = frozen.heads(frozen.call(take_points(x, slice(1)))).shape[1]
+    for first in range(0, heads, B):  # "trace" is a sum over heads, each with a gradient of its own
+        want_K += _squares(frozen, x, slice(first, first + B), r_KNB, batch)
+    r_KR = r_KNB.flatten(1)
+    got_K = ((r_KR @ theta_RR) * r_KR).sum(1)
+    relative, absolute = KERNEL_ROUNDING[frozen.dtype]
+    rounding_K = relative * want_K + absolute * theta_RR.diagonal().mean() * r_KR.square().sum(1)
+    return list(zip(*(t.tolist() for t in (got_K, want_K, rounding_K))))
+
+
+def _squares(frozen: FrozenNetwork, x: Inputs, heads: slice, r_KNB: Tensor, batch: int) -> Tensor:
+    """(K,): ‖Jᵀr‖² of some heads for each r, by plain autograd."""
     params = [p for p in frozen.net.parameters() if p.requires_grad]
     sums = [torch.zeros(VECTORS, p.numel(), dtype=torch.float64, device=p.device) for p in params]
-    for at in (slice(start, start + batch) for start in range(0, n, batch)):
+    for at in (slice(start, start + batch) for start in range(0, count_points(x), batch)):
         with isolated(frozen.device), torch.enable_grad():
-            f_n = frozen.heads(frozen.call_attached(take_points(x, at)))[:, 0]
-            for k, r_N in enumerate(r_KN):
-                more = k < VECTORS - 1
-                grads = torch.autograd.grad(f_n @ r_N[at].to(f_n), params, retain_graph=more, materialize_grads=True)
-                for total, g in zip(sums, grads):
-                    total[k] += (g.to_dense() if g.is_sparse else g).flatten().double()
-    want_K = sum((total.square().sum(1) for total in sums), r_KN.new_zeros(VECTORS))
-    got_K = ((r_KN @ theta_NN) * r_KN).sum(1)
-    relative, absolute = KERNEL_ROUNDING[frozen.dtype]
-    rounding_K = relative * want_K + absolute * theta_NN.diagonal().mean() * r_KN.square().sum(1)
-    return list(zip(*(t.tolist() for t in (got_K, want_K, rounding_K))))
+            f_nB = frozen.heads(frozen.call_attached(take_points(x, at)))[:, heads]
+            for k, r_NB in enumerate(r_KNB):
+                more, total = k < VECTORS - 1, (f_nB * r_NB[at].to(f_nB)).sum()
+                grads = torch.autograd.grad(total, params, retain_graph=more, materialize_grads=True)
+                for sum_KP, g in zip(sums, grads):
+                    sum_KP[k] += (g.to_dense() if g.is_sparse else g).flatten().double()
+    return sum((sum_KP.square().sum(1) for sum_KP in sums), r_KNB.new_zeros(VECTORS))
