@@ -63,6 +63,31 @@ def test_the_latest_predictions_correct_the_error_left(monkeypatch: pytest.Monke
     assert with_record(6, 4, 0.5).status()["error"]["ratio"] == pytest.approx(prior / (4 * 0.5 + prior))
 
 
+@pytest.mark.parametrize("kind", ["l2", "regression"])
+def test_the_surprise_of_a_label_is_its_squared_error_over_the_variance_expected(kind: str) -> None:
+    learner = taught(kind)
+    now = learner._now
+    state, s2 = now.model.follow(now.book), now.model.scale(now.book)
+    variance = s2 * float(state.u[25])
+    error = state.targets([truth(kind, 25)])[0] - state.pool_mean[25]
+    learner.teach(25, truth(kind, 25))
+    said = now.book.predictions[25]
+    assert said.surprise == pytest.approx(float(error.square().mean()) / variance, rel=1e-9)
+    if kind == "regression":
+        assert said.error == pytest.approx(variance**0.5, rel=1e-9)
+
+
+def test_a_network_of_equal_outputs_has_a_drift() -> None:
+    """Nothing to measure it by: then the change itself is told."""
+    net = network(3)
+    list(net.parameters())[-2].data.zero_()
+    learner = ft.Learner(net, points(), ridge=0.01)
+    assert learner.drift()["moved"] == 0
+    learner.teach(range(6), [truth("l2", i) for i in range(6)])
+    change = learner._outputs(None) - net(points()).detach()
+    assert learner.drift()["moved"] == pytest.approx(float(change.square().mean().sqrt()), rel=1e-9)
+
+
 # --- Θ and s² ---
 
 

@@ -414,6 +414,31 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),",
         "Add becomes Sub",
     ): "another seed: which random numbers a strategy draws",
+    (
+        "label/worker.py",
+        "self._told = 0",
+        "0 becomes 1",
+    ): "the number of the first change: only their order counts",
+    (
+        "label/worker.py",
+        "trim(0)",
+        "0 becomes 1",
+    ): "bytes that may stay at the end of the heap: one more",
+    (
+        "label/copies.py",
+        "if first not in found or _weight(event) > _weight(found[first]):",
+        "Gt becomes GtE",
+    ): "weights end with the number of the event, and no two are equal",
+    (
+        "network/feature_cache.py",
+        "theirs, nothing = self._item_digests(), (np.empty(0, ITEM), np.empty((0, 0), np.float32))",
+        "0 becomes 1",
+    ): "a digest beside no rows, which nobody reads",
+    (
+        "label/server.py",
+        "found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)",
+        "1 becomes 2",
+    ): "any number but 0 turns the option on",
 }
 
 
