@@ -1,6 +1,7 @@
 """cover: batches against F in loops, the ridge that carries a misfit, and what holds of correlations and weights."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -12,7 +13,16 @@ import foretaste as ft
 from acquire_oracles import Case
 from cases import CASES
 from foretaste import acquire
-from foretaste.acquire.cover import correlations, covered_errors, error_chances, posterior_chances, spread
+from foretaste.acquire.cover import (
+    _correlate,
+    choose_space,
+    correlations,
+    covered_errors,
+    error_chances,
+    input_kernel,
+    posterior_chances,
+    spread,
+)
 from foretaste.lookahead import PriorKernel, misfit_ridge
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-10}
@@ -299,6 +309,34 @@ def test_correlations_of_inputs_are_those_of_their_vectors():
     x = x / x.norm(dim=1, keepdim=True)
     assert_close(kappa2_UW, (x[:44] @ x[:44].T).clamp(0, 1).square())
     assert_close(covered_W, (x[:44] @ x[44:].T).clamp(0, 1).amax(1).square())
+
+
+def orthonormal(n, directions, seed):
+    """(n, directions) vectors of length one, at right angles, each with mean 0."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, directions, generator=g, dtype=torch.float64)
+    return torch.linalg.qr(x - x.mean(0)).Q
+
+
+@pytest.mark.parametrize(("values", "space"), [((1.0, 1.0, 0.01), "tangent"), ((1.0, 0.8, 0.0), "inputs")])
+def test_tangents_have_collapsed_below_a_third_of_the_inputs_spread(values, space):
+    """Inputs have a spread of 6; the tangents' is just above 2, or just below."""
+    x, t = orthonormal(40, 6, 0), orthonormal(40, 3, 1) * torch.tensor(values, dtype=torch.float64).sqrt()
+    theta = replace(input_kernel({"U": t}), points={"U": x})
+    assert spread(x @ x.T, *[x.square().sum(1)] * 2) == pytest.approx(6)
+    assert spread(t @ t.T, *[t.square().sum(1)] * 2) == pytest.approx(2, abs=0.05)
+    assert choose_space(theta) == space
+
+
+@pytest.mark.parametrize(("variance", "counts"), [(2e-9, True), (0.5e-9, False)])
+def test_a_point_that_differs_from_the_mean_by_rounding_alone_covers_nothing(variance, counts):
+    """Six points have a variance of one. Less than 1e-9 of the mean is what rounding leaves."""
+    axes = torch.eye(3, dtype=torch.float64)
+    x_U = torch.cat([axes, -axes, variance**0.5 * axes[:1], -(variance**0.5) * axes[:1]])
+    kappa2_UW, _ = _correlate(input_kernel({"U": x_U}))
+    assert_close(kappa2_UW[:6, :6], torch.eye(6, dtype=torch.float64))
+    assert_close(kappa2_UW[6, [0, 3, 6, 7]], torch.tensor([1.0, 0, 1, 0], dtype=torch.float64) * counts)
+    assert_close(kappa2_UW, kappa2_UW.T)
 
 
 def test_spread_counts_directions():

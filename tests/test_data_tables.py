@@ -14,7 +14,8 @@ import foretaste as ft
 from cli_runner import invoke, table, told
 from foretaste.cli import app
 from foretaste.data import load, read_points
-from foretaste.data.tables import read_table
+from foretaste.data.columns import TableRows
+from foretaste.data.tables import Table, read_table
 
 
 def write(path, columns):
@@ -343,6 +344,13 @@ def test_a_dataset_has_the_same_rules(tmp_path, kind):
     with pytest.raises(ValueError, match=r"churn .* may be it"):
         ft.open(given(churn=CHURN, plan=PLANS))
     assert ft.open(given(churn=CHURN, plan=PLANS), label="churn").columns == ("age", "size", "plan")
+
+
+def test_rows_of_a_table_of_features_alone_can_be_taken_and_named():
+    rows = TableRows(Table("t", {"a": ["1", "2", "3"], "b": ["x", "", "y"]}, [2, 3, 4]))
+    taken = rows.take([2, 0])
+    assert list(taken) == [{"a": "3", "b": "y"}, {"a": "1", "b": "x"}]
+    assert list(taken.contents()) == [list(rows.contents())[k] for k in (2, 0)]
 
 
 def test_a_learner_takes_a_dataset_of_number_columns():

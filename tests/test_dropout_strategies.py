@@ -82,6 +82,19 @@ def test_enumeration_gives_way_to_draws():
     assert sizes == [(3, True), (9, True), (27, True), (30, False), (30, False)]  # as many from each of five
 
 
+def test_draws_that_follow_enumeration_know_the_picks_before():
+    p = torch.rand(10, 6, 30, generator=seeded(4), dtype=torch.float64) ** 8 + 1e-4
+    p /= p.sum(2, keepdim=True)
+    whole, drawn = JointLabels(p, 30**3, seeded()), JointLabels(p, 20_000, seeded())
+    for j in range(3):  # 30³ configurations are more than 20,000
+        whole.add(j)
+        drawn.add(j)
+    assert (whole.drawn_M is None, drawn.drawn_M is None) == (True, False)
+    at, alone = torch.arange(3, 6), JointLabels(p, 1, seeded())
+    assert torch.allclose(whole.gains(at), drawn.gains(at), atol=0.02)
+    assert (alone.gains(at) - whole.gains(at) > 0.2).all()  # what the picks have told already
+
+
 def test_what_is_left_when_the_draws_are_known():
     """Two networks that disagree about every point: one label tells them apart."""
     p = torch.zeros(2, 6, 2, dtype=torch.float64)

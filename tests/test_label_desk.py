@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretaste.label import StoreConflict
+from foretaste.label import LabelStore, StoreConflict
+from foretaste.label.copies import CopyGroups
 from foretaste.label.desk import class_keys, wilson
 from foretaste.label.worker import (
     LearnerWorker,
@@ -219,6 +220,16 @@ def test_the_last_answer_of_a_person_counts_where_copies_have_different_labels(t
     close_desk(desk)
 
 
+@pytest.mark.parametrize(("weak", "strong"), [("skip", "unsure"), ("skip", "ignore"), ("ignore", "label")])
+def test_the_answer_that_says_more_counts_for_all_copies_and_not_the_last(tmp_path, weak, strong):
+    with LabelStore(tmp_path) as store:
+        store.set_classes(["cat"])
+        store.record("copy.png", strong, "cat" if strong == "label" else None, who="Ada")
+        store.record("first.png", weak, who="Ada")
+        groups = CopyGroups({"copy.png": "first.png"})
+        assert groups.in_force(store.current())["first.png"].kind == strong
+
+
 def test_a_copy_of_an_item_that_measures_is_not_taught(tmp_path):
     desk = open_desk(tmp_path / "store", pictures(100), check_every=5)
     check = desk.check_ids[0]
@@ -297,6 +308,7 @@ def test_a_learner_that_fails_once_is_told_and_follows_again(desk, caplog):
     desk.learner.teach = fail
     label(desk, "p000.png")
     until(lambda: "bad moment" in desk.state()["model"]["error"])
+    assert not desk.worker.wait_for(1, 60)  # it does not know that answer
     label(desk, "p001.png", "dog")
     until(lambda: desk.learner.labels == {"p000.png": "cat", "p001.png": "dog"})
     until(lambda: desk.state()["model"]["error"] == "")

@@ -179,6 +179,15 @@ def test_a_file_that_is_not_utf8(tmp_path):
         read_labels(tmp_path / "l.csv", ITEMS)
 
 
+def test_what_an_answer_was_for_is_imported(tmp_path):
+    """An item that measures measures again; that a row is of a copy is no purpose."""
+    purposes = {"a.png": "check", "sub/b.png": "teach", "f.png": "copy", "unseen.png": ""}
+    with LabelStore(tmp_path / "other") as other:
+        other.set_classes(CLASSES)
+        import_labels(other, [LabelRow(item, "cat", purpose=purpose) for item, purpose in purposes.items()])
+        assert [other.state_of(item).purpose for item in purposes] == ["check", "teach", None, None]
+
+
 def test_an_import_is_whole_or_nothing(store):
     log = store.events()
     with pytest.raises(ValueError, match=r"1 class \(cow\) is not among cat"):

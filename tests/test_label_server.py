@@ -358,6 +358,17 @@ def test_requests_that_never_end_are_ended(desk, raw, monkeypatch):
     assert desk.store.events() == []
 
 
+def test_headers_may_come_in_parts_and_not_without_end(desk):
+    start = HEALTH.removesuffix(b"\r\n") + b"x: "
+    with served(Guard(make_app(desk))) as (server, address):
+        for size, rest, status in ((1000, b"\r\n\r\n", b"200"), (32 * 1024 + 1, b"", b"400")):
+            with sent(address, start) as connection:
+                until(lambda: [c for c in server.server_state.connections if not c.quiet])
+                connection.sendall(b"x" * (size - len(start)))
+                connection.sendall(rest)
+                assert connection.recv(10_000).startswith(b"HTTP/1.1 " + status)
+
+
 @pytest.mark.parametrize("last", [b"", b"connection: close\r\n"])
 @pytest.mark.parametrize("parts", [1, 100])
 def test_answers_that_nobody_takes_are_ended(monkeypatch, parts, last):

@@ -99,6 +99,13 @@ def test_the_same_request_and_the_same_answer_are_kept_once(store):
         assert again.record("a", "label", "cat", who="Ada", request="r1") == first
 
 
+def test_a_request_that_was_a_skip_is_no_other_answer_without_a_label(store):
+    store.record("a", "skip", who="Ada", request="r1")
+    with pytest.raises(ValueError, match="'r1' was a skip of a before; nothing was kept"):
+        store.record("a", "ignore", who="Ada", request="r1")
+    assert store.state_of("a").kind == "skip"
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -165,6 +172,18 @@ def test_an_answer_ends_a_lease_and_leases_survive_a_restart(store):
     with reopened(store) as again:
         again._clock = store._clock
         assert (again.held("1"), again.held("2")) == (["b"], ["c"])
+
+
+@pytest.mark.parametrize("change", ["until = 'soon'", "tab = x'00'"])
+def test_a_damaged_lease_is_dropped(store, change):
+    store.lease(["a", "b"], tab="1", who="Ada")
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute(f"UPDATE leases SET {change} WHERE item = 'a'")
+    db.close()
+    with reopened(store) as again:
+        again._clock = store._clock
+        assert again.held() == ["b"]
 
 
 def test_an_answer_after_another_person_is_a_conflict_unless_it_says_relabel(store):

@@ -13,8 +13,8 @@ import foretaste.losses
 import oracles
 import strategy_oracles as slow
 from foretaste.network import MLP, make_head
-from foretaste.query import cover_greedily
-from foretaste.query.clusters import seed_centres
+from foretaste.query import clusters, cover_greedily
+from foretaste.query.clusters import cluster_points, seed_centres
 from foretaste.query.request import Request
 from foretaste.query.space import COPY_DISTANCE, VectorSpace, find_space
 from foretaste.query.temperature import expected_calibration_error
@@ -95,6 +95,30 @@ def test_clusters_are_literal_loops(space, labelled):
         options = {"space": space, "most_clusters": 3, "least_size": 0}  # clusters are visited again
         q = problem.ask("typiclust", options, n=U, seed=seed)
         assert q.indices.tolist() == slow.typiclust(x, labelled, U, seeds, least_size=0)
+
+
+# Points and seeds whose means lose all their points on the way; the first ``fixed`` centres do not move.
+EMPTIED = [
+    (0, [5, 4, 7, 0], [[15, 6], [20, 28], [14, 25], [0, 16], [12, 7], [26, 13], [0, 29], [10, 5]]),
+    (2, [0, 1, 2, 3, 5], [[15, 21], [9, 28], [22, 12], [24, 12], [12, 5], [23, 9], [24, 9], [10, 8]]),
+]
+
+
+@pytest.mark.parametrize("products", [False, True])
+@pytest.mark.parametrize(("fixed", "seeds", "x"), EMPTIED)
+def test_a_cluster_that_lost_its_points_gets_the_one_farthest_from_its_mean(monkeypatch, fixed, seeds, x, products):
+    monkeypatch.setattr(clusters, "seed_centres", lambda *args: torch.tensor(seeds))
+    points = torch.tensor(x, dtype=torch.float64)
+    space = VectorSpace("inputs", 0, points - points.mean(0), 1e-12)
+    found = cluster_points(space.products() if products else space, len(seeds), torch.Generator(), fixed=fixed)
+    assert found.of_N.tolist() == slow.lloyd(points, seeds, fixed=fixed)
+    assert set(range(fixed, len(seeds))) <= set(found.of_N.tolist())
+
+
+def test_copies_leave_clusters_empty(monkeypatch):
+    monkeypatch.setattr(clusters, "seed_centres", lambda *args: torch.tensor([0, 3, 1, 4]))
+    space = VectorSpace("inputs", 0, torch.tensor([-1.0, -1, -1, 1, 1, 1], dtype=torch.float64)[:, None], 1e-12)
+    assert cluster_points(space, 4, torch.Generator()).of_N.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @PLACES
@@ -288,6 +312,14 @@ def test_budget_changes_no_pick():
         options = {"space": "inputs"}
         few = problem.ask(name, options, budget=4000).indices.tolist()  # k of all candidates takes 2592 bytes
         assert few == problem.ask(name, options).indices.tolist(), name
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_pool_of_one_point_is_answered(space):
+    net, x = Problem().net, Problem().x
+    for name in ("maxherding", "probcover", "coreset", "typiclust", "kmeans", "lcmd", "uherding", "dpp"):
+        q = ft.query(net, x[:3], [0, 1, 2], x[3:4], strategy=name, options={"space": space}, batch_size=1)
+        assert q.indices.tolist() == [0], name
 
 
 # --- what is refused, and what the options say ---

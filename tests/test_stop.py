@@ -153,6 +153,22 @@ def test_rules():
     assert ErrorLeft()([]).reason == "nothing is labelled yet"
 
 
+@pytest.mark.parametrize(
+    ("changes", "stop"),
+    [
+        ([0.05, 0.02, 0.03], True),  # what came before the latest two does not count
+        ([0.02, 0.05, 0.02], False),
+        ([0.02, 0.02, 0.05], False),
+        ([0.02], False),
+    ],
+)
+def test_a_small_change_must_last_so_many_rounds(changes, stop):
+    seen = [Round(10 * n, 0.1, change) for n, change in enumerate(changes, 1)]
+    said = SmallChange(0.03, rounds=2)(seen)
+    assert said.stop is stop
+    assert f"is {max(changes[-2:]):.2%}" in said.reason
+
+
 def test_stable_predictions():
     y = torch.arange(100)
     other = y.clone()

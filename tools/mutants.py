@@ -6,8 +6,12 @@ faults stay the same. The tests run once without a fault, and one that fails the
 copy of the package, with the tests that should notice it. One that no test notices is a survivor: it gets a test, or it
 is listed in ``EQUIVALENT`` with the reason why it changes nothing that a test could see.
 
+Named faults are planted too: those that people thought of, and that no test noticed at first. ``NAMED`` has the text as
+it is written and what it becomes. One whose text is no longer there, or is there twice, is an error: write it anew.
+
     python tools/mutants.py --list           # the faults, without running anything
     python tools/mutants.py --only loop.py   # of one file
+    python tools/mutants.py --named          # the named ones
     python tools/mutants.py --jobs 2         # all of them
 """
 
@@ -30,12 +34,15 @@ ROOT = Path(__file__).parents[1]
 SEED = 0
 
 # Files, how many faults are planted in each, and the tests that should notice them; those that take long are left out.
-LONG = "not resnet18 and not wrn and not transformer and not lstm and not interrupts and not threads"
+LONG = (
+    "not resnet18 and not wrn and not transformer and not lstm and not interrupts and not threads and not program_that "
+    "and not page_of_the_learner and not published"
+)
 RULED = "test_tangent.py::test_only_what_has_no_rule_goes_through_torch_func"
 FLOAT32 = "test_tangent.py::test_float32_is_within_1e5_of_float64"
 TANGENT = ["test_holes.py", "test_ordinary_networks.py", "test_tangent_safety.py", "test_tangent_panels.py"]
 LOOKAHEAD = ["test_lookahead.py", "test_lookahead_rounding.py"]
-QUERY = ["test_query_labels.py", "test_query.py", "test_query_duplicates.py"]
+LEARNER = ["test_learner_numbers.py", "test_learner.py"]
 PLACES: dict[str, tuple[int, list[str]]] = {
     "tangent/frozen.py": (5, [*TANGENT, "test_tangent_errors.py"]),
     "tangent/checks.py": (5, [*TANGENT, "test_tangent_ways.py"]),
@@ -58,7 +65,262 @@ PLACES: dict[str, tuple[int, list[str]]] = {
     "network/sgd.py": (7, ["test_network.py"]),
     "study/loop.py": (5, ["test_study.py"]),
     "report/summary.py": (5, ["test_report.py", "test_report_folders.py"]),
+    "acquire/cover.py": (4, ["test_cover.py"]),
+    "query/clusters.py": (2, ["test_space_strategies.py"]),
+    "query/space.py": (3, ["test_space_strategies.py"]),
+    "query/dropout.py": (3, ["test_dropout_strategies.py"]),
+    "query/stop.py": (3, ["test_stop.py"]),
+    "label/progress.py": (4, LEARNER),
+    "label/model.py": (5, LEARNER),
+    "label/choose.py": (3, LEARNER),
+    "label/store.py": (4, ["test_label_store.py"]),
+    "label/log.py": (3, ["test_label_store.py"]),
+    "label/journal.py": (2, ["test_label_store.py"]),
+    "label/exchange.py": (3, ["test_label_exchange.py"]),
+    "label/worker.py": (3, ["test_label_desk.py"]),
+    "label/copies.py": (2, ["test_label_desk.py", "test_label_start.py"]),
+    "data/pictures.py": (3, ["test_data_folder.py", "test_open.py", "test_security.py"]),
+    "data/columns.py": (3, ["test_data_tables.py", "test_open.py"]),
+    "network/feature_cache.py": (3, ["test_features.py"]),
+    "label/server.py": (2, ["test_label_server.py"]),
 }
+
+# Faults that people planted and no test noticed: the file, what is wrong, the text as it is written there, what it
+# becomes, and the tests that should notice.
+NUMBERS = "test_learner_numbers.py::test_"
+NAMED: list[tuple[str, str, str, str, list[str]]] = [
+    (
+        "label/progress.py",
+        "the correction is the ratio of expected errors to those made",
+        "ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)",
+        "ratio = (sum(p.error for p in recent) + PRIOR_ERRORS) / (made + PRIOR_ERRORS)",
+        [f"{NUMBERS}the_error_left_is_corrected_by_the_errors_made_over_those_expected"],
+    ),
+    (
+        "label/progress.py",
+        "the error left is the mean over all items",
+        "    at = model.open_rows(book)\n    if not len(at):",
+        "    at = torch.arange(len(model.at_M))\n    if not len(at):",
+        [f"{NUMBERS}the_error_left_is_the_mean_over_open_items_of_what_is_expected_of_each"],
+    ),
+    (
+        "label/progress.py",
+        "errors are corrected as if few predictions were many",
+        "PRIOR_ERRORS = 5.0",
+        "PRIOR_ERRORS = 0.5",
+        [f"{NUMBERS}many_predictions_correct_the_error_left_and_one_hardly_does"],
+    ),
+    (
+        "label/model.py",
+        "Θ of new inputs lacks its scale",
+        "return f_nC + self.theta_scale * theta",
+        "return f_nC + theta",
+        [f"{NUMBERS}new_inputs_that_are_in_the_pool_have_the_outputs_of_the_pool"],
+    ),
+    (
+        "label/model.py",
+        "Θ between the items that join and those that were there is 0",
+        "torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)",
+        "torch.cat([self.theta_MM, 0 * cross.T], 1), torch.cat([0 * cross, own], 1)",
+        [f"{NUMBERS}items_that_join_a_window_have_the_kernel_of_the_whole_pool"],
+    ),
+    (
+        "label/model.py",
+        "Θ of items that join lacks its scale",
+        'cross, own = (self.theta_scale * theta["new", name]',
+        'cross, own = (theta["new", name]',
+        [f"{NUMBERS}items_that_join_a_window_have_the_kernel_of_the_whole_pool"],
+    ),
+    (
+        "label/choose.py",
+        "s² of a score is that of the state",
+        'options["scale"] = model.scale(book)',
+        'options["scale"] = state.scale',
+        [f"{NUMBERS}scores_take_the_scale_that_labels_since_the_training_have_shown"],
+    ),
+    (
+        "query/stop.py",
+        "of several rounds the latest decides",
+        "max(latest), self.below",
+        "latest[-1], self.below",
+        ["test_stop.py::test_a_small_change_must_last_so_many_rounds"],
+    ),
+    (
+        "query/stop.py",
+        "all rounds count, and not the latest ones",
+        "for r in rounds[-self.rounds :]]\n        said",
+        "for r in rounds]\n        said",
+        ["test_stop.py::test_a_small_change_must_last_so_many_rounds"],
+    ),
+    (
+        "query/dropout.py",
+        "drawn configurations forget the picks before them",
+        "for i in self.picked:",
+        "for i in self.picked[-1:]:",
+        ["test_dropout_strategies.py::test_draws_that_follow_enumeration_know_the_picks_before"],
+    ),
+    (
+        "query/clusters.py",
+        "clusters that lost their points stay empty",
+        "near_N = _refill(near_N, d_N, K, fixed)",
+        "pass",
+        ["test_space_strategies.py::test_a_cluster_that_lost_its_points_gets_the_one_farthest_from_its_mean"],
+    ),
+    (
+        "query/clusters.py",
+        "a copy moves to an empty cluster",
+        "far = far[d_N[far] > 0]",
+        "pass",
+        ["test_space_strategies.py::test_copies_leave_clusters_empty"],
+    ),
+    (
+        "acquire/cover.py",
+        "tangents have collapsed below half of the inputs' spread",
+        "COLLAPSED = 1 / 3",
+        "COLLAPSED = 1 / 2",
+        ["test_cover.py::test_tangents_have_collapsed_below_a_third_of_the_inputs_spread"],
+    ),
+    (
+        "acquire/cover.py",
+        "tangents have collapsed below a quarter of the inputs' spread",
+        "COLLAPSED = 1 / 3",
+        "COLLAPSED = 1 / 4",
+        ["test_cover.py::test_tangents_have_collapsed_below_a_third_of_the_inputs_spread"],
+    ),
+    (
+        "acquire/cover.py",
+        "a point without spread is told by 1e-12",
+        "NO_SPREAD = 1e-9",
+        "NO_SPREAD = 1e-12",
+        ["test_cover.py::test_a_point_that_differs_from_the_mean_by_rounding_alone_covers_nothing"],
+    ),
+    (
+        "acquire/cover.py",
+        "a point without spread is told by 1e-6",
+        "NO_SPREAD = 1e-9",
+        "NO_SPREAD = 1e-6",
+        ["test_cover.py::test_a_point_that_differs_from_the_mean_by_rounding_alone_covers_nothing"],
+    ),
+    (
+        "query/space.py",
+        "distances of copies are what rounding leaves",
+        "return d_ab.masked_fill_(d_ab <= both_ab.mul_(copy), 0)",
+        "return d_ab",
+        ["test_space_strategies.py::test_copies_are_at_distance_zero_and_near_points_are_not"],
+    ),
+    (
+        "query/badge.py",
+        "distances of copies are what rounding leaves",
+        "return torch.where(d_U > copy * both_U, d_U, 0)",
+        "return d_U",
+        ["test_badge.py::test_distances_of_copies_are_zero_and_those_of_near_points_are_not"],
+    ),
+    (
+        "label/worker.py",
+        "what an answer changed is told from after to before",
+        "describe_change(items[-1], before, after)",
+        "describe_change(items[-1], after, before)",
+        ["test_label_desk.py::test_the_prediction_before_the_answer_is_kept"],
+    ),
+    (
+        "label/store.py",
+        "leases stay as a write that failed had them",
+        "self._leases, self._settings = leases, settings",
+        "self._settings = settings",
+        ["test_label_store.py::test_a_write_that_fails_changes_nothing_in_memory_either"],
+    ),
+    (
+        "label/exchange.py",
+        "an export is written in its place",
+        'part = out.with_name(f"{out.name}.part")',
+        "part = out",
+        ["test_label_exchange.py::test_an_export_that_fails_leaves_the_one_before"],
+    ),
+    (
+        "label/exchange.py",
+        "the first annotation counts",
+        'for annotation in reversed(_listed(task.get("annotations"))):',
+        'for annotation in _listed(task.get("annotations")):',
+        ["test_label_exchange.py::test_exports_of_label_studio_itself"],
+    ),
+    (
+        "label/server.py",
+        "encoded pictures are kept without a bound",
+        "while len(self.kept) > PICTURES_KEPT:",
+        "while False:",
+        ["test_label_server.py::test_the_pictures_that_are_kept_are_bounded_and_the_last_ones_asked_for"],
+    ),
+    (
+        "label/server.py",
+        "metadata stay in a picture",
+        "    clean.paste(image)\n",
+        "    clean = image\n",
+        ["test_label_server.py::test_no_metadata_of_a_picture_is_served"],
+    ),
+    (
+        "network/feature_cache.py",
+        "the palette does not count in the digest of a picture",
+        'palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None',
+        "palette = None",
+        ["test_features.py::test_what_stands_beside_the_pixels_of_a_picture_counts"],
+    ),
+    (
+        "data/pictures.py",
+        "the palette does not count in the contents of a picture",
+        "beside = image.getpalette(), ",
+        "beside = None, ",
+        ["test_open.py::test_pictures_of_one_pattern_and_two_palettes_are_two"],
+    ),
+    (
+        "data/columns.py",
+        "a time zone counts the other way",
+        "return days - (away.total_seconds()",
+        "return days + (away.total_seconds()",
+        ["test_open.py::test_dates_with_a_time_zone_are_moments"],
+    ),
+    (
+        "data/pictures.py",
+        "16 bits are cut off",
+        "((deep + 128) // 257)",
+        "(deep // 256)",
+        ["test_data_folder.py::test_sixteen_bits_become_the_nearest_of_eight"],
+    ),
+    (
+        "network/backbones.py",
+        "16 bits are cut off",
+        "((deep + 128) // 257)",
+        "(deep // 256)",
+        ["test_backbones.py::test_pictures_become_upright_and_square"],
+    ),
+    (
+        "given.py",
+        "16 bits are cut off",
+        "((deep + 128) // 257)",
+        "deep.clip(0, 255)",
+        ["test_learner.py::test_pictures_of_sixteen_bits_are_scaled_and_not_cut_off"],
+    ),
+    (
+        "data/dataset.py",
+        "a channel that varies by rounding alone is scaled up",
+        "std_C[std_C <= 1e-6 * mean_C.abs()] = 1",
+        "std_C[std_C == 0] = 1",
+        ["test_data_files.py::test_a_channel_that_never_varies_is_not_scaled_up"],
+    ),
+    (
+        "network/heads.py",
+        "a column that varies by rounding alone is scaled up",
+        "still = deviation_D <= 1e-6 * mean_D.abs()",
+        "still = deviation_D == 0",
+        ["test_data_files.py::test_a_column_that_varies_by_rounding_alone_is_not_scaled_up"],
+    ),
+    (
+        "connect/open.py",
+        "floats become the byte below them",
+        "return (items * 255).round().to(torch.uint8)",
+        "return (items * 255).to(torch.uint8)",
+        ["test_open.py::test_float_pictures_reach_a_backbone_as_the_nearest_bytes"],
+    ),
+]
 
 # Survivors that change nothing a test could see: (file, line as it is written, fault) and the reason.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -147,6 +409,36 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if state.B == 1 and can_mark_fused(before.variance_blocks):",
         "1 becomes 2",
     ): "a GPU's line: without one, can_mark_fused is False; tests that need a CUDA device go through it",
+    (
+        "label/choose.py",
+        "torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),",
+        "Add becomes Sub",
+    ): "another seed: which random numbers a strategy draws",
+    (
+        "label/worker.py",
+        "self._told = 0",
+        "0 becomes 1",
+    ): "the number of the first change: only their order counts",
+    (
+        "label/worker.py",
+        "trim(0)",
+        "0 becomes 1",
+    ): "bytes that may stay at the end of the heap: one more",
+    (
+        "label/copies.py",
+        "if first not in found or _weight(event) > _weight(found[first]):",
+        "Gt becomes GtE",
+    ): "weights end with the number of the event, and no two are equal",
+    (
+        "network/feature_cache.py",
+        "theirs, nothing = self._item_digests(), (np.empty(0, ITEM), np.empty((0, 0), np.float32))",
+        "0 becomes 1",
+    ): "a digest beside no rows, which nobody reads",
+    (
+        "label/server.py",
+        "found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)",
+        "1 becomes 2",
+    ): "any number but 0 turns the option on",
 }
 
 
@@ -237,6 +529,29 @@ def faults(source: Path, name: str, count: int) -> list[Fault]:
     return found
 
 
+def named_faults(source: Path, named: Sequence[tuple[str, str, str, str, list[str]]]) -> list[tuple[Fault, list[str]]]:
+    """The named faults and their tests. Raises if a text is not there just once, or if a test is not there."""
+    planted, wrong = list[tuple[Fault, list[str]]](), list[str]()
+    for name, what, before, after, tests in named:
+        text = (source / name).read_text() if (source / name).is_file() else ""
+        if (count := text.count(before)) != 1:
+            wrong.append(f"{name} has {count} times, expected once: {before!r} ({what})")
+            continue
+        wrong += [f"{test} is not there, and should notice: {what}" for test in tests if not is_test(test)]
+        line = text[: text.index(before)].count("\n") + 1
+        planted.append((Fault(name, line, before.strip().splitlines()[0], what, text.replace(before, after)), tests))
+    if wrong:
+        raise SystemExit("\n".join(["the faults in NAMED of tools/mutants.py no longer fit the code:", *wrong]))
+    return planted
+
+
+def is_test(test: str) -> bool:
+    """Whether there is such a file in ``tests``, with such a function in it."""
+    file, _, function = test.partition("::")
+    path = ROOT / "tests" / file
+    return path.is_file() and (not function or f"\ndef {function}(" in path.read_text())
+
+
 def _in_message(statement: ast.stmt, node: ast.AST) -> bool:
     """Whether a node is part of an error, a log line, a docstring or a formatted text."""
     for parent in ast.walk(statement):
@@ -266,7 +581,7 @@ def run_tests(package: Path, tests: list[str], seconds: int, without: Sequence[s
     run = run_pytest(package, ["-x", *(f"--deselect={test}" for test in without)], tests, seconds)
     if run is None:
         return "a test never ends"
-    if run.returncode == 0:
+    if run.returncode in (0, 5):  # 5: no test was left to run
         return None
     failed = failed_tests(run)
     return failed[0] if failed else f"pytest exits with {run.returncode}"
@@ -312,6 +627,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     parser.add_argument("--only", default="", help="files whose name contains this")
+    parser.add_argument("--named", action="store_true", help="only the named faults")
     parser.add_argument("--trusted", action="store_true", help="the tests pass without a fault: do not try that first")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=600, help="for the tests of one fault")
@@ -320,9 +636,10 @@ def main() -> int:
     planted = [
         (fault, tests)
         for name, (count, tests) in PLACES.items()
-        if chosen.only in name
+        if chosen.only in name and not chosen.named
         for fault in faults(source, name, count)
     ]
+    planted += named_faults(source, [entry for entry in NAMED if chosen.only in entry[0]])
     if chosen.list:
         print(*(fault for fault, _ in planted), sep="\n")
         return 0
