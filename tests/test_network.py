@@ -18,6 +18,8 @@ from foretaste.losses import TrainingTargets, training_targets
 from foretaste.network import MLP, NETWORKS, WideResNet, build_network, fit, fit_ll4al, prepare, reset, resnet18
 from foretaste.network.sgd import (
     FORWARD_CHUNK,
+    Died,
+    Diverged,
     TrainingRecipe,
     augment_batch,
     batch_indices,
@@ -27,6 +29,7 @@ from foretaste.network.sgd import (
     mlp_gradients,
     one_cycle,
     reestimate_batch_norm,
+    with_lower_rates,
 )
 
 CPU = torch.device("cpu")
@@ -532,6 +535,25 @@ def test_a_network_that_dies_has_diverged(monkeypatch, caplog):
     # The same outputs for the same points, or the same labels, are no fault of the training.
     assert fit(nets[0], torch.ones(6, 64), y[:6], max_lr=0.5, start="cold", steps=20).retries == 0
     assert fit(nets[0], x, torch.zeros(40, dtype=torch.int64), max_lr=0.5, start="cold", steps=20).retries == 0
+
+
+@pytest.mark.parametrize("first", [Died, Diverged])
+def test_a_dead_network_is_accepted_the_last_time_if_it_died_at_every_rate(first):
+    seen, errors = [], [first, Died, Died, Died]
+
+    def train(how, may_die):
+        seen.append((how.max_lr, may_die))
+        if not may_die:
+            raise errors[len(seen) - 1]("as planned")
+        return "dead"
+
+    how = TrainingRecipe(5, 5, 0.8, 0.0, None, 0, None, torch.float32)
+    if first is Died:
+        assert with_lower_rates(train, how) == ("dead", 0.1, 3)
+    else:
+        with pytest.raises(Diverged, match="as planned, and 3 times more"):
+            with_lower_rates(train, how)
+    assert seen == [(0.8, False), (0.4, False), (0.2, False), (0.1, first is Died)]
 
 
 @pytest.mark.usefixtures("two_threads")
