@@ -501,3 +501,15 @@ def test_class_buttons_show_whole_names_in_even_rows(tmp_path, page, width, clas
         assert counts[-1] > counts[0] - len(counts)  # no row could be spared, nor a column
         keys = page.eval_on_selector_all("#classes button", "all => all.map((e) => e.querySelectorAll('kbd').length)")
         assert min(keys) > 0
+
+
+def test_names_of_classes_break_between_their_words(tmp_path, page):
+    page.set_viewport_size({"width": 390, "height": 900})
+    with in_memory(tmp_path, classes=("lost_or_stolen_card", "card/arrival-late")) as server:
+        page.goto(server.address)
+        shown(page)
+        words = page.eval_on_selector_all("#classes .word", "all => all.map((e) => [e.textContent, e.innerHTML])")
+    assert words == [
+        ["lost_or_stolen_card", "lost_<wbr>or_<wbr>stolen_<wbr>card"],
+        ["card/arrival-late", "card/<wbr>arrival-<wbr>late"],
+    ]

@@ -122,3 +122,10 @@ def test_scores_take_the_scale_that_labels_since_the_training_have_shown(strateg
     scores = choose.score_items(now.model, state, now.book, now.ask)
     torch.testing.assert_close(scores, score(state, scale=s2), rtol=1e-12, atol=0)
     assert not torch.allclose(scores, score(state))
+
+
+def test_advice_counts_one_label_as_one() -> None:
+    learner = make("l2")
+    learner.teach(10, truth("l2", 10))
+    assert learner.drift()["reason"].startswith("1 label is new or changed since the network was trained")
+    assert learner.status()["reason"].startswith("1 label was predicted before the answer; advice to stop needs")

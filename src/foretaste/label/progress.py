@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretaste.acquire import chance_among_classes
+from foretaste.errors import counted
 from foretaste.label.book import LabelBook, LabelKind, Prediction
 from foretaste.label.model import LiveModel, carry_means
 from foretaste.lookahead import State
@@ -118,11 +119,12 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
 
 def _advise_training(found: dict[str, Any], share: float) -> tuple[bool, str]:
     new, old = found["new"] + found["changed"], found["trained_on"]
+    said = f"{counted(new, 'label is', 'labels are')} new or changed since the network was trained"
     if new < FEWEST_NEW:
-        return False, f"{new} labels are new or changed since the network was trained; that is too few to matter"
+        return False, f"{said}; that is too few to matter"
     if new >= share * old:
-        return True, f"{new} labels are new or changed since the network was trained on {old}"
-    return False, f"{new} labels are new or changed since the network was trained on {old}, and it has absorbed them"
+        return True, f"{said} on {old}"
+    return False, f"{said} on {old}, and it has absorbed them"
 
 
 def advise_stop(model: LiveModel | None, book: LabelBook, goal: float) -> dict[str, Any]:
@@ -136,7 +138,8 @@ def advise_stop(model: LiveModel | None, book: LabelBook, goal: float) -> dict[s
         return {"stop": False, "reason": "regression has no goal", "error": {"deviation": sigma}}
     error, predicted = expected_error(model, book), len(book.predictions)
     if predicted < STOP_PREDICTIONS:
-        reason = f"{predicted} labels were predicted before they came; advice to stop needs {STOP_PREDICTIONS}"
+        many = counted(predicted, "label was", "labels were")
+        reason = f"{many} predicted before the answer; advice to stop needs {STOP_PREDICTIONS}"
         return {"stop": False, "reason": reason, "error": error}
     left = error["corrected"]
     reason = f"about {100 * left:.1f} % of the open items are expected to be wrong; the goal is {100 * goal:.1f} %"

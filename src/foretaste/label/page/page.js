@@ -312,7 +312,7 @@ function buttons() {
     const keys = made("span", "", "keys");
     keys.append(...c.keys.map((k) => made("kbd", k)));
     button.style.setProperty("--shade", colour(c.name));
-    button.append(keys, made("span", c.name, "word"));
+    button.append(keys, named("span", c.name, "word"));
     button.dataset.name = c.name;
     button.title = c.name;
     button.setAttribute("aria-keyshortcuts", c.keys.join(" "));
@@ -433,6 +433,13 @@ function made(tag, text, className) {
   return node;
 }
 
+/* The name of a class, which may break after _, - and / before it breaks within a word. */
+function named(tag, name, className) {
+  const node = made(tag, "", className);
+  node.append(...name.split(/(?<=[_/-])/).flatMap((part, i) => (i ? [made("wbr"), part] : [part])));
+  return node;
+}
+
 function drawn(tag, attributes) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [k, v] of Object.entries(attributes)) node.setAttribute(k, v);
@@ -444,7 +451,7 @@ function row(name, share, much, shade) {
   fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
   fill.style.background = shade;
   track.append(fill);
-  const what = made("span", name, "what");
+  const what = named("span", name, "what");
   what.title = name;
   line.append(what, track, made("span", String(much), "much"));
   return line;
