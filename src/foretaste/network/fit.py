@@ -169,7 +169,7 @@ def fit(
                 if start == "cold":
                     new_weights(net)
                 model, goal = training_goal(net, x, y, loss, how, classes)
-                apart = tell_apart(labelled_outputs(model, x, how))
+                apart = tell_apart(labelled_outputs(model, x[:FORWARD_CHUNK], how))
                 final = train_fast(fast, model, x, goal, how, order_seed, draw_seed, progress)
                 if statistics == "labelled":
                     reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))

@@ -20,6 +20,7 @@ from foretaste.study.run import log_errors_only, single_threaded
 FEWEST_STEPS, MOST_STEPS = 4, 256  # of the trainings that are timed
 CLEAR_DIFFERENCE = 0.05  # seconds; a smaller difference may be the clock's
 TIMED_POOLS = (24, 48)  # candidates of the queries that are timed
+SMOKE_RATE = 0.01  # the highest learning rate of an arm's own in a smoke run
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,8 @@ def _small_arm(arm: Arm, network: str) -> Arm:
     own = {key: value for key, value in arm.network.items() if key != "name"}
     narrowed = {key: value for key, value in narrow(arm.network.get("name", network), own).items() if key in own}
     train = {key: value for key, value in arm.train.items() if key not in ("steps", "epochs", "batch")}
+    if train.get("max_lr") is not None:  # in so few steps there is no time to warm up
+        train["max_lr"] = min(train["max_lr"], SMOKE_RATE)
     options = {**arm.options, **find_strategy(arm.strategy).small}
     return replace(arm, network=dict(arm.network) | narrowed, train=train, options=options)
 
