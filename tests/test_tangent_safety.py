@@ -400,6 +400,8 @@ def test_batches_of_other_rows_for_each_point_are_checked_apart() -> None:
     a, b = (CheckedPoints(x, {m: [(torch.ones(3, k, 2), torch.ones(3, 1, k, 1))]}, marks, f) for k in (5, 6))
     assert list(join_drawn([a, b])) == [a, b]
     assert len(join_drawn([a, a])) == 1
+    longer = CheckedPoints(torch.ones(3, 4), a.calls, marks, f)  # texts of another length: a layer sees their mean
+    assert list(join_drawn([a, longer])) == [a, longer]
 
 
 @pytest.mark.parametrize("precision", ["float32", "half"])
