@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.measure import synchronize
 from foretaste import tangent
 from foretaste.network import MLP, WideResNet, resnet18
-from foretaste.query import query
+from foretaste.pick import query
 
 Row = tuple[str, Callable[[], nn.Module], tuple[int, ...], int, int, str]
 CPU_ROWS: tuple[Row, ...] = (

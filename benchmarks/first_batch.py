@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretaste.data import digits
 from foretaste.network import MLP, fit, prepare
-from foretaste.query import query
+from foretaste.pick import query
 
 # arguments of a query, by the name of a row
 FIRST_BATCHES: Mapping[str, dict[str, Any]] = {

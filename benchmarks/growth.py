@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.measure import Progress, no_progress, take_turns
 from foretaste.network import WideResNet
-from foretaste.query import query
+from foretaste.pick import query
 from foretaste.study import log_errors_only
 
 BASE = {"L": 200, "U": 2000, "widen": 4, "C": 10, "W": 0}  # W = 0: the pool is watched

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretaste.acquire import find_strategy
 from foretaste.lookahead import State, from_kernels
-from foretaste.query import ProgressCounter, pick_covering, pick_each
+from foretaste.pick import ProgressCounter, pick_covering, pick_each
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from benchmarks.rivals import forward_pass, per_point_gradients, time_block_pair
 from foretaste.data import load
 from foretaste.errors import format_bytes
 from foretaste.network import WideResNet, fit, resnet18
-from foretaste.query import query
+from foretaste.pick import query
 from foretaste.tangent import ntk, rank_correlation
 
 NAIVE_CANDIDATES = 50  # candidates that are really retrained; the time of the others is extrapolated

@@ -17,7 +17,7 @@ import torch
 
 from foretaste.data import digits
 from foretaste.network import MLP, fit, prepare
-from foretaste.query import Request, draw_networks, query
+from foretaste.pick import Request, draw_networks, query
 
 RADIUS, SAMPLES, RATE = 20.0, 50, 0.5  # a ball of digits (pixels 0 to 16), and draws by dropout
 PEERS = {"coreset": (100,), "maxherding": (100,), "probcover": (100,), "typiclust": (100,), "batchbald": (4, 8)}

@@ -20,7 +20,7 @@ from benchmarks.first_batch import FirstBatchProblem, digits_problem, feature_pr
 from foretaste.label import Learner
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit
-from foretaste.query import Budget, ErrorLeft, Round, SmallChange, StablePredictions, StopRule, look, query
+from foretaste.pick import Budget, ErrorLeft, Round, SmallChange, StablePredictions, StopRule, look, query
 
 WATCHED = 300
 EXPECTED_AT = {10: (20, 40, 80, 120, 200), 77: (77, 154, 300, 500)}  # labels at which errors are compared, by classes

@@ -18,7 +18,7 @@ from foretaste.acquire import find_strategy, strategies
 from foretaste.data import digits
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit, fit_ll4al, predict_losses, prepare
-from foretaste.query import query
+from foretaste.pick import query
 from foretaste.tangent import PeakMemory, rank_correlation
 
 

@@ -164,3 +164,23 @@ def plain_features(module, batches_of, n, size):
         with torch.no_grad():
             rows.append(module(batches_of(filled))[: len(ids)])
     return torch.cat(rows)
+
+
+def descend(net: nn.Module, x: Tensor, y: Tensor, loss: str, stop: float, lr: float) -> nn.Module:
+    """Full-batch gradient descent with momentum until the loss is below ``stop``."""
+    y_1 = torch.nn.functional.one_hot(y, 10).to(x.dtype)
+    optimiser = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    for _ in range(5000):
+        f = net(x)
+        value = torch.nn.functional.cross_entropy(f, y) if loss == "ce" else (f - y_1).square().mean()
+        if value.item() < stop:
+            return net.eval()
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+    raise AssertionError(f"no convergence: {loss} {value.item():.2e} after 5000 steps, not below {stop}")
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    a, b = a.flatten() - a.mean(), b.flatten() - b.mean()
+    return float(a @ b / (a.norm() * b.norm()))

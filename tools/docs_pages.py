@@ -38,7 +38,7 @@ there is private. On a page, names stand under the file that defines them.
 """
 FIRST = ("query", "Query", "linearize", "State", "ntk", "fit")  # of the top level; the others follow
 FOLDERS = (
-    "network", "data", "acquire", "query", "lookahead", "tangent", "tangent.infinite", "study", "report", "label",
+    "network", "data", "acquire", "pick", "lookahead", "tangent", "tangent.infinite", "study", "report", "label",
     "connect", "testing",
 )  # fmt: skip
 FILES = ("losses", "errors")

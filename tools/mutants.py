@@ -40,13 +40,21 @@ LONG = (
 )
 RULED = "test_tangent.py::test_only_what_has_no_rule_goes_through_torch_func"
 FLOAT32 = "test_tangent.py::test_float32_is_within_1e5_of_float64"
-TANGENT = ["test_holes.py", "test_ordinary_networks.py", "test_tangent_safety.py", "test_tangent_panels.py"]
+TANGENT = [
+    "test_holes.py",
+    "test_ordinary_networks.py",
+    "test_tangent_safety.py",
+    "test_tangent_panels.py",
+]
 LOOKAHEAD = ["test_lookahead.py", "test_lookahead_rounding.py"]
 LEARNER = ["test_learner_numbers.py", "test_learner.py"]
 PLACES: dict[str, tuple[int, list[str]]] = {
     "tangent/frozen.py": (5, [*TANGENT, "test_tangent_errors.py"]),
-    "tangent/checks.py": (5, [*TANGENT, "test_tangent_ways.py"]),
-    "tangent/survey.py": (8, [RULED, FLOAT32, *TANGENT, "test_tangent_ways.py", "test_tangent_errors.py"]),
+    "tangent/rule_checks.py": (5, [*TANGENT, "test_tangent_ways.py"]),
+    "tangent/survey.py": (
+        8,
+        [RULED, FLOAT32, *TANGENT, "test_tangent_ways.py", "test_tangent_errors.py"],
+    ),
     "tangent/rules.py": (8, [RULED, *TANGENT, "test_tangent_ways.py"]),
     "tangent/accumulate.py": (6, [*TANGENT, "test_tangent_pages.py", "test_tangent_ways.py"]),
     "tangent/kernel.py": (6, [*TANGENT, "test_tangent_ways.py", "test_tangent_errors.py"]),
@@ -56,22 +64,35 @@ PLACES: dict[str, tuple[int, list[str]]] = {
     "lookahead/cross_entropy.py": (3, ["test_lookahead_ce.py", "test_lookahead_kept.py"]),
     "acquire/gain.py": (4, ["test_acquire.py", "test_acquire_gain.py", "test_scoring_fast.py"]),
     "acquire/change.py": (4, ["test_acquire.py", "test_scoring_fast.py"]),
-    "query/select.py": (
+    "pick/select.py": (
         5,
-        ["test_query_labels.py", "test_query.py", "test_query_duplicates.py", "test_scoring_fast.py"],
+        [
+            "test_query_labels.py",
+            "test_query.py",
+            "test_query_duplicates.py",
+            "test_scoring_fast.py",
+        ],
     ),
-    "query/badge.py": (3, ["test_badge.py", "test_badge_layer.py"]),
-    "losses.py": (4, ["test_network.py", "test_acquire_probabilities.py", "test_lookahead_ce.py", "test_ll4al.py"]),
+    "pick/badge.py": (3, ["test_badge.py", "test_badge_layer.py"]),
+    "losses.py": (
+        4,
+        [
+            "test_network.py",
+            "test_acquire_probabilities.py",
+            "test_lookahead_ce.py",
+            "test_ll4al.py",
+        ],
+    ),
     "network/sgd.py": (7, ["test_network.py"]),
     "study/loop.py": (5, ["test_study.py"]),
     "report/summary.py": (5, ["test_report.py", "test_report_folders.py"]),
     "acquire/cover.py": (4, ["test_cover.py"]),
-    "query/clusters.py": (2, ["test_space_strategies.py"]),
-    "query/space.py": (3, ["test_space_strategies.py"]),
-    "query/dropout.py": (3, ["test_dropout_strategies.py"]),
-    "query/stop.py": (3, ["test_stop.py"]),
+    "pick/clusters.py": (2, ["test_space_strategies.py"]),
+    "pick/space.py": (3, ["test_space_strategies.py"]),
+    "pick/dropout.py": (3, ["test_dropout_strategies.py"]),
+    "pick/stop.py": (3, ["test_stop.py"]),
     "label/progress.py": (4, LEARNER),
-    "label/model.py": (5, LEARNER),
+    "label/live_model.py": (5, LEARNER),
     "label/choose.py": (3, LEARNER),
     "label/store.py": (4, ["test_label_store.py"]),
     "label/log.py": (3, ["test_label_store.py"]),
@@ -111,21 +132,21 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         [f"{NUMBERS}many_predictions_correct_the_error_left_and_one_hardly_does"],
     ),
     (
-        "label/model.py",
+        "label/live_model.py",
         "Θ of new inputs lacks its scale",
         "return f_nC + self.theta_scale * theta",
         "return f_nC + theta",
         [f"{NUMBERS}new_inputs_that_are_in_the_pool_have_the_outputs_of_the_pool"],
     ),
     (
-        "label/model.py",
+        "label/live_model.py",
         "Θ between the items that join and those that were there is 0",
         "torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)",
         "torch.cat([self.theta_MM, 0 * cross.T], 1), torch.cat([0 * cross, own], 1)",
         [f"{NUMBERS}items_that_join_a_window_have_the_kernel_of_the_whole_pool"],
     ),
     (
-        "label/model.py",
+        "label/live_model.py",
         "Θ of items that join lacks its scale",
         'cross, own = (self.theta_scale * theta["new", name]',
         'cross, own = (theta["new", name]',
@@ -139,35 +160,35 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         [f"{NUMBERS}scores_take_the_scale_that_labels_since_the_training_have_shown"],
     ),
     (
-        "query/stop.py",
+        "pick/stop.py",
         "of several rounds the latest decides",
         "max(latest), self.below",
         "latest[-1], self.below",
         ["test_stop.py::test_a_small_change_must_last_so_many_rounds"],
     ),
     (
-        "query/stop.py",
+        "pick/stop.py",
         "all rounds count, and not the latest ones",
         "for r in rounds[-self.rounds :]]\n        said",
         "for r in rounds]\n        said",
         ["test_stop.py::test_a_small_change_must_last_so_many_rounds"],
     ),
     (
-        "query/dropout.py",
+        "pick/dropout.py",
         "drawn configurations forget the picks before them",
         "for i in self.picked:",
         "for i in self.picked[-1:]:",
         ["test_dropout_strategies.py::test_draws_that_follow_enumeration_know_the_picks_before"],
     ),
     (
-        "query/clusters.py",
+        "pick/clusters.py",
         "clusters that lost their points stay empty",
         "near_N = _refill(near_N, d_N, K, fixed)",
         "pass",
         ["test_space_strategies.py::test_a_cluster_that_lost_its_points_gets_the_one_farthest_from_its_mean"],
     ),
     (
-        "query/clusters.py",
+        "pick/clusters.py",
         "a copy moves to an empty cluster",
         "far = far[d_N[far] > 0]",
         "pass",
@@ -202,14 +223,14 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         ["test_cover.py::test_a_point_that_differs_from_the_mean_by_rounding_alone_covers_nothing"],
     ),
     (
-        "query/space.py",
+        "pick/space.py",
         "distances of copies are what rounding leaves",
         "return d_ab.masked_fill_(d_ab <= both_ab.mul_(copy), 0)",
         "return d_ab",
         ["test_space_strategies.py::test_copies_are_at_distance_zero_and_near_points_are_not"],
     ),
     (
-        "query/badge.py",
+        "pick/badge.py",
         "distances of copies are what rounding leaves",
         "return torch.where(d_U > copy * both_U, d_U, 0)",
         "return d_U",
@@ -330,12 +351,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "only the first condition is left",
     ): "where one point makes fewer calls than two, the batch is checked, and a rule that fails there is given up",
     (
-        "tangent/checks.py",
+        "tangent/rule_checks.py",
         "at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]",
         "0 becomes 1",
     ): "which points are drawn for the check",
     (
-        "tangent/checks.py",
+        "tangent/rule_checks.py",
         "return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))",
         "0 becomes 1",
     ): "zeros are made for G, which nobody reads",
@@ -400,12 +421,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 becomes 1",
     ): "a buffer without room, which the first block replaces",
     (
-        "query/badge.py",
+        "pick/badge.py",
         "copy = 32 * torch.finfo(norms_U.dtype).eps if copy is None else copy",
         "32 becomes 33",
     ): "how much rounding is expected between two copies: 32 ε is a guess, and so is 33 ε",
     (
-        "query/select.py",
+        "pick/select.py",
         "if state.B == 1 and can_mark_fused(before.variance_blocks):",
         "1 becomes 2",
     ): "a GPU's line: without one, can_mark_fused is False; tests that need a CUDA device go through it",
@@ -548,8 +569,13 @@ def named_faults(source: Path, named: Sequence[tuple[str, str, str, str, list[st
 def is_test(test: str) -> bool:
     """Whether there is such a file in ``tests``, with such a function in it."""
     file, _, function = test.partition("::")
-    path = ROOT / "tests" / file
+    path = find_test(file)
     return path.is_file() and (not function or f"\ndef {function}(" in path.read_text())
+
+
+def find_test(test: str) -> Path:
+    """The file of a test, in whichever folder of ``tests`` it is."""
+    return next((ROOT / "tests").rglob(test.partition("::")[0]), ROOT / "tests" / test)
 
 
 def _in_message(statement: ast.stmt, node: ast.AST) -> bool:
@@ -598,7 +624,7 @@ def run_pytest(
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-k", LONG, *options]
-    command += [f"tests/{test}" for test in tests]
+    command += [test.replace(test.partition("::")[0], str(find_test(test).relative_to(ROOT))) for test in tests]
     try:
         return subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from foretaste.losses import probabilities
-from foretaste.query.badge import kmeanspp, loss_residuals
+from foretaste.pick.badge import kmeanspp, loss_residuals
 
 RECORDS = Path(__file__).parent / "records"
 

@@ -5,9 +5,7 @@ C classes, P parameters, N any points; lower case for a chunk of them. ``j`` is 
 ``theta_LU`` is (L, U), ``scores_U`` is (U,).
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
     from foretaste.lookahead import linearize as linearize
     from foretaste.network import features as features
     from foretaste.network import fit as fit
-    from foretaste.query import Query as Query
-    from foretaste.query import query as query
+    from foretaste.pick import Query as Query
+    from foretaste.pick import query as query
     from foretaste.tangent import ntk as ntk
 
 __version__ = "0.1.0"
@@ -37,34 +35,23 @@ _PUBLIC = {
     "features": "network",
     "open": "connect",
     "fit": "network",
-    "Query": "query",
-    "query": "query",
+    "Query": "pick",
+    "query": "pick",
     "ntk": "tangent",
 }
 _FOLDERS = ("acquire", "testing")
 
 
-class _LazyPackage(ModuleType):
-    """The package itself, which imports a folder when one of its names is first asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _PUBLIC or name in _FOLDERS:
-            import_module("foretaste.query")  # registers the strategies that pick by themselves
-        if name in _PUBLIC:
-            value = getattr(import_module(f"foretaste.{_PUBLIC[name]}"), name)
-            self.__dict__[name] = value
-            return value
-        if name in _FOLDERS:
-            return import_module(f"foretaste.{name}")
+def __getattr__(name: str) -> Any:
+    """Import a folder when one of its names is first asked for (PEP 562)."""
+    if name not in _PUBLIC and name not in _FOLDERS:
         raise AttributeError(f"module 'foretaste' has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing the folder ``foretaste.query`` would otherwise hide the function ``foretaste.query``.
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_PUBLIC, *_FOLDERS})
+    import_module("foretaste.pick")  # registers the strategies that pick by themselves
+    if name in _FOLDERS:
+        return import_module(f"foretaste.{name}")
+    globals()[name] = value = getattr(import_module(f"foretaste.{_PUBLIC[name]}"), name)
+    return value
 
 
-sys.modules[__name__].__class__ = _LazyPackage
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC, *_FOLDERS})

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretaste.acquire.fused import SumTerm, can_fuse_sums, sum_terms
 from foretaste.acquire.predictions import (
     cached_blocks,
     check_reference,
@@ -21,6 +20,7 @@ from foretaste.acquire.predictions import (
     reference_outputs,
 )
 from foretaste.acquire.registry import register
+from foretaste.acquire.watched_sums import SumTerm, can_fuse_sums, sum_terms
 from foretaste.lookahead import State
 from foretaste.losses import probabilities
 

@@ -6,7 +6,7 @@ e_i is the chance that i's class is wrong, in which the linearised posterior and
 equal say; κ_ij the correlation of the tangents of i and j, and κ_ij² the share of i's variance that a label at j
 explains. ``gain`` lets each label say a little about every point; on pretrained features that loses to herding, which
 counts the nearest label only. F does so with the network's own kernel. It is submodular: a batch is grown greedily, by
-lazy evaluation (foretaste.query).
+lazy evaluation (foretaste.pick).
 
 Some trainings collapse the kernel. A head trained by Adam on features can map all points of a predicted class to nearly
 one tangent; then κ says what the network believes, and not who is near whom. ``spread`` measures it, and the inputs

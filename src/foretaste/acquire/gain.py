@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from foretaste.acquire.fused import (
+from foretaste.acquire.predictions import cached_blocks, finish_scores, need_classes
+from foretaste.acquire.registry import register
+from foretaste.acquire.variance import whiten_columns
+from foretaste.acquire.watched_sums import (
     RISE_BITS,
     RISE_FAR,
     RISE_OVER_BITS,
@@ -24,9 +27,6 @@ from foretaste.acquire.fused import (
     can_fuse_sums,
     sum_terms,
 )
-from foretaste.acquire.predictions import cached_blocks, finish_scores, need_classes
-from foretaste.acquire.registry import register
-from foretaste.acquire.variance import whiten_columns
 from foretaste.lookahead import DenseState, State
 
 GAIN_CHUNK = 2**20  # numbers worked on at a time: with fewer, threads spend their time waking up

@@ -39,7 +39,7 @@ class Strategy:
     """A registered function and how it is used.
 
     ``fn(state, **options) -> (U,) scores``, or with ``picks`` ``fn(request, **options) -> positions``, or positions
-    and scores: see ``foretaste.query.Request``. ``register`` explains the other fields.
+    and scores: see ``foretaste.pick.Request``. ``register`` explains the other fields.
     """
 
     name: str
@@ -118,7 +118,7 @@ def register(
         select: what ``select="auto"`` means for it, "top" or "greedy".
         needs: "classes" or "regression", and other networks are refused; "kernel", which is then computed before the
             function is called, and timed.
-        picks: the function takes a ``foretaste.query.Request`` and chooses a batch itself.
+        picks: the function takes a ``foretaste.pick.Request`` and chooses a batch itself.
         options: a dataclass of its settings. Default: made of the keywords that the function takes.
         trains: its own training, which a study runs in the place of ``foretaste.network.fit``.
         calibrates: the option that holds the scale s² of the posterior's variance. A study calibrates it from the

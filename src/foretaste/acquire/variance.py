@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from foretaste.acquire.fused import SumTerm, can_fuse_sums, sum_terms
 from foretaste.acquire.predictions import cached_blocks, finish_scores
 from foretaste.acquire.registry import register
+from foretaste.acquire.watched_sums import SumTerm, can_fuse_sums, sum_terms
 from foretaste.lookahead import State
 
 

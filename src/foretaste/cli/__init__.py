@@ -3,13 +3,13 @@
 Heavy imports (torch, matplotlib, most of foretaste) stand inside the commands, so that ``foretaste --help`` is quick.
 """
 
-import foretaste.cli.data
-import foretaste.cli.fidelity
-import foretaste.cli.label
-import foretaste.cli.query
-import foretaste.cli.report
-import foretaste.cli.run
-import foretaste.cli.serve  # noqa: F401
+import foretaste.cli.data_command
+import foretaste.cli.fidelity_command
+import foretaste.cli.label_command
+import foretaste.cli.query_command
+import foretaste.cli.report_command
+import foretaste.cli.run_command
+import foretaste.cli.serve_command  # noqa: F401
 from foretaste.cli.app import app as app
 
 

@@ -8,6 +8,12 @@ from foretaste.data.catalogue import CATALOGUE as CATALOGUE
 from foretaste.data.catalogue import home as home
 from foretaste.data.cifar import cifar10 as cifar10
 from foretaste.data.cifar import cifar100 as cifar100
+from foretaste.data.class_names import class_ids as class_ids
+from foretaste.data.class_names import class_labels as class_labels
+from foretaste.data.class_names import class_names as class_names
+from foretaste.data.class_names import count_names as count_names
+from foretaste.data.class_names import join_faults as join_faults
+from foretaste.data.class_names import natural_key as natural_key
 from foretaste.data.dataset import Images as Images
 from foretaste.data.dataset import Split as Split
 from foretaste.data.dataset import draw as draw
@@ -21,12 +27,6 @@ from foretaste.data.folders import folder as folder
 from foretaste.data.huggingface import hugging_face as hugging_face
 from foretaste.data.items import PictureItems as PictureItems
 from foretaste.data.items import pixels as pixels
-from foretaste.data.labels import class_ids as class_ids
-from foretaste.data.labels import class_labels as class_labels
-from foretaste.data.labels import class_names as class_names
-from foretaste.data.labels import count_names as count_names
-from foretaste.data.labels import join_faults as join_faults
-from foretaste.data.labels import natural_key as natural_key
 from foretaste.data.load import NAMES as NAMES
 from foretaste.data.load import Answers as Answers
 from foretaste.data.load import feature_table as feature_table

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.data.labels import NAMES_SHOWN, count_names, join_faults
+from foretaste.data.class_names import NAMES_SHOWN, count_names, join_faults
 from foretaste.data.pictures import PICTURE_ENDINGS
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, Cells, Table, is_finite_number
 from foretaste.errors import counted, did_you_mean

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.class_names import array_labels, class_labels, count_names
 from foretaste.data.folders import check_names, find_label_table, list_folder, note_other_files, without_validation
 from foretaste.data.items import checked_pictures, pixels
-from foretaste.data.labels import array_labels, class_labels, count_names
 from foretaste.data.npz import Layout, array_names, lay_out_points, read_arrays
 from foretaste.data.pictures import ImageSize, PictureProgress, open_picture
 from foretaste.data.points import Encode, Points

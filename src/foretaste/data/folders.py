@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.class_names import class_labels, count_names, differing_labels, natural_key
 from foretaste.data.dataset import Images, stratified
-from foretaste.data.labels import class_labels, count_names, differing_labels, natural_key
 from foretaste.data.pictures import (
     HOW_TO_SKIP,
     PICTURE_ENDINGS,

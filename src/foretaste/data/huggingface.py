@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.class_names import class_labels, count_names
 from foretaste.data.dataset import Images
 from foretaste.data.folders import images_of_pictures
-from foretaste.data.labels import class_labels, count_names
 from foretaste.data.pictures import (
     ImageSize,
     OpenPicture,

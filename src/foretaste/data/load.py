@@ -12,10 +12,10 @@ import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET, home
 from foretaste.data.cifar import cifar10, cifar100
+from foretaste.data.class_names import NAMES_SHOWN, index_labels
 from foretaste.data.dataset import Images, check_normalise_choice, stratified_or_raise, with_normalisation
 from foretaste.data.folders import folder as picture_folder
 from foretaste.data.huggingface import hugging_face, is_saved_dataset
-from foretaste.data.labels import NAMES_SHOWN, index_labels
 from foretaste.data.named import digits, fashion_mnist, mnist, svhn
 from foretaste.data.npz import npz
 from foretaste.data.pictures import ImageSize

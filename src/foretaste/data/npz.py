@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.class_names import array_labels, check_words, class_labels
 from foretaste.data.dataset import Images, stratified_or_raise
-from foretaste.data.labels import array_labels, check_words, class_labels
 from foretaste.data.named import DEFLATE_MOST, join_arrays, note_unseen_classes
 from foretaste.errors import counted, format_bytes
 

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.labels import NAMES_SHOWN
+from foretaste.data.class_names import NAMES_SHOWN
 
 ImageSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
 

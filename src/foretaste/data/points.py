@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretaste.data.class_names import check_words, class_ids, class_labels, class_names, count_names, differing_labels
 from foretaste.data.columns import (
     MISSING_CELLS,
     TableRows,
@@ -26,7 +27,6 @@ from foretaste.data.columns import (
     number_matrix,
 )
 from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
-from foretaste.data.labels import check_words, class_ids, class_labels, class_names, count_names, differing_labels
 from foretaste.data.tables import Cells, Table
 from foretaste.errors import counted
 

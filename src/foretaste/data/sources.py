@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.class_names import array_labels, count_names
 from foretaste.data.columns import TableRows, choose_columns, describe_columns
 from foretaste.data.files import (
     ReadOptions,
@@ -32,7 +33,6 @@ from foretaste.data.files import (
     tensor_points,
 )
 from foretaste.data.huggingface import dataset_parts, is_saved_dataset
-from foretaste.data.labels import array_labels, count_names
 from foretaste.data.npz import Layout, lay_out_points
 from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
 from foretaste.data.points import Encode, Points, checked_points, points_of_rows

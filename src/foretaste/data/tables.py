@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foretaste.data.labels import count_names, join_faults
+from foretaste.data.class_names import count_names, join_faults
 from foretaste.data.pictures import HOW_TO_SKIP
 from foretaste.errors import check_regular, counted, format_bytes
 

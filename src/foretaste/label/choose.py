@@ -9,10 +9,10 @@ from torch import Tensor
 
 from foretaste.acquire import Strategy, finish_scores
 from foretaste.label.book import LabelBook
-from foretaste.label.model import LiveModel, read_items
+from foretaste.label.live_model import LiveModel, read_items
 from foretaste.label.pool import Pool
 from foretaste.lookahead import State
-from foretaste.query import Request
+from foretaste.pick import Request
 
 EQUAL_SCORES = 1e-9  # relative: scores so near are equal, whatever order their sums were taken in
 COVERED_ITEMS = 2000  # a first batch is chosen among so many random items

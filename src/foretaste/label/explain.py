@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from foretaste.label.book import LabelBook
-from foretaste.label.model import LiveModel, carry_means
+from foretaste.label.live_model import LiveModel, carry_means
 from foretaste.lookahead import State
 
 STANDS_FOR = 0.25  # squared correlation from which an item stands for another

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretaste.acquire import chance_among_classes
 from foretaste.errors import counted
 from foretaste.label.book import LabelBook, LabelKind, Prediction
-from foretaste.label.model import LiveModel, carry_means
+from foretaste.label.live_model import LiveModel, carry_means
 from foretaste.lookahead import State
 
 RECENT = 50  # predictions that a running accuracy is taken over

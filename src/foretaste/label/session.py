@@ -16,7 +16,7 @@ from foretaste.errors import counted, whole_number
 from foretaste.given import check_class_names
 from foretaste.label.book import Label, LabelBook, LabelKind
 from foretaste.label.choose import AskSettings, InputCover, ask_items
-from foretaste.label.model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
+from foretaste.label.live_model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
 from foretaste.label.pool import Pool, make_pool
 from foretaste.label.progress import advise_stop, learning_curve, measure_drift, note_prediction
 from foretaste.label.saving import read_network, read_pool, saved_file

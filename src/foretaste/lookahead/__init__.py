@@ -6,8 +6,6 @@ turns labels into targets, problem.py holds the outputs and the blocks of Θ.
 """
 
 from foretaste.lookahead.dense import DenseState as DenseState
-from foretaste.lookahead.labels import binary_params as binary_params
-from foretaste.lookahead.labels import label_rules as label_rules
 from foretaste.lookahead.linearize import METHODS as METHODS
 from foretaste.lookahead.linearize import PRECISION_CHOICES as PRECISION_CHOICES
 from foretaste.lookahead.linearize import WATCH_BY as WATCH_BY
@@ -22,4 +20,6 @@ from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.problem import misfit_ridge as misfit_ridge
 from foretaste.lookahead.state import PriorKernel as PriorKernel
 from foretaste.lookahead.state import State as State
+from foretaste.lookahead.targets import binary_params as binary_params
+from foretaste.lookahead.targets import label_rules as label_rules
 from foretaste.losses import BinaryOutputs as BinaryOutputs

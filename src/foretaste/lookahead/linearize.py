@@ -13,7 +13,6 @@ from foretaste.errors import counted, did_you_mean, real_number, whole_number
 from foretaste.given import ClassName, count_labels, holds_classes, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
-from foretaste.lookahead.labels import binary_params, label_rules
 from foretaste.lookahead.problem import (
     Problem,
     ThetaBlocks,
@@ -26,6 +25,7 @@ from foretaste.lookahead.problem import (
     warn_unfitted,
 )
 from foretaste.lookahead.state import State
+from foretaste.lookahead.targets import binary_params, label_rules
 from foretaste.losses import LOSSES, BinaryOutputs
 from foretaste.tangent import (
     PRECISIONS,

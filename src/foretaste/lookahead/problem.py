@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.labels import LabelRules
+from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import LOSSES, Loss
 from foretaste.tangent import (
     DEFAULT_RIDGE,

@@ -17,10 +17,10 @@ from foretaste.network.fit import fit as fit
 from foretaste.network.fit import training_length as training_length
 from foretaste.network.heads import column_moments as column_moments
 from foretaste.network.heads import make_head as make_head
-from foretaste.network.ll4al import LossPrediction as LossPrediction
-from foretaste.network.ll4al import fit_ll4al as fit_ll4al
-from foretaste.network.ll4al import fit_ll4al_alone as fit_ll4al_alone
-from foretaste.network.ll4al import predict_losses as predict_losses
+from foretaste.network.loss_prediction import LossPrediction as LossPrediction
+from foretaste.network.loss_prediction import fit_ll4al as fit_ll4al
+from foretaste.network.loss_prediction import fit_ll4al_alone as fit_ll4al_alone
+from foretaste.network.loss_prediction import predict_losses as predict_losses
 from foretaste.network.models import MLP as MLP
 from foretaste.network.models import MLPSpec as MLPSpec
 from foretaste.network.models import ResNet as ResNet

@@ -1,13 +1,14 @@
 """Figures, tables and one HTML page, from records alone."""
 
+from foretaste.report.accuracy_table import table as table
 from foretaste.report.charts import curves as curves
 from foretaste.report.comparison import RunGroup as RunGroup
 from foretaste.report.comparison import compare as compare
 from foretaste.report.comparison import groups as groups
-from foretaste.report.fidelity import Verdict as Verdict
-from foretaste.report.fidelity import fidelity_page as fidelity_page
-from foretaste.report.fidelity import fidelity_table as fidelity_table
-from foretaste.report.fidelity import verdict as verdict
+from foretaste.report.fidelity_page import Verdict as Verdict
+from foretaste.report.fidelity_page import fidelity_page as fidelity_page
+from foretaste.report.fidelity_page import fidelity_table as fidelity_table
+from foretaste.report.fidelity_page import verdict as verdict
 from foretaste.report.pages import page as page
 from foretaste.report.picks import Pick as Pick
 from foretaste.report.picks import picks_page as picks_page
@@ -20,7 +21,6 @@ from foretaste.report.summary import Summary as Summary
 from foretaste.report.summary import interval as interval
 from foretaste.report.summary import summarize as summarize
 from foretaste.report.summary import wins as wins
-from foretaste.report.tables import table as table
 from foretaste.report.words import caveat as caveat
 from foretaste.report.words import details as details
 from foretaste.report.words import headline as headline

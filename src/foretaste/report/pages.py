@@ -14,10 +14,10 @@ import numpy as np
 from markupsafe import Markup
 
 from foretaste.errors import counted, format_bytes, format_seconds, printable
+from foretaste.report.accuracy_table import arm_cells, arm_columns
 from foretaste.report.charts import area_charts, bars_are_cut, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
 from foretaste.report.summary import LEAST_SEEDS, Interval, Summary, query_cost, summarize, wins, without_spread
-from foretaste.report.tables import arm_cells, arm_columns
 from foretaste.report.words import (
     WINS_EXPLAINED,
     caveat,

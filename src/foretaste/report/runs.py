@@ -9,7 +9,7 @@ import numpy as np
 
 from foretaste.errors import check_regular, format_bytes
 from foretaste.report.charts import save_figures, save_numbers
-from foretaste.report.checks import check_page
+from foretaste.report.claim_pages import check_page
 from foretaste.report.pages import page
 from foretaste.report.summary import ArmPlan, Summary, summarize
 from foretaste.study import damaged_record, read_json_lines, read_study_json, record_fault

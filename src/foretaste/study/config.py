@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-import foretaste.query  # noqa: F401  registers the strategies that choose a batch by themselves
+import foretaste.pick  # noqa: F401  registers the strategies that choose a batch by themselves
 from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
 from foretaste.lookahead import METHODS

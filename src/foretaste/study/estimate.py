@@ -11,11 +11,11 @@ from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.errors import counted, format_seconds
 from foretaste.network import fit, training_length
-from foretaste.query import query
+from foretaste.pick import query
 from foretaste.study.config import Arm, Network, Study, Trial
 from foretaste.study.loop import check_trials
-from foretaste.study.model import Model, model_of
 from foretaste.study.run import log_errors_only, single_threaded
+from foretaste.study.trial_network import Model, model_of
 
 FEWEST_STEPS, MOST_STEPS = 4, 256  # of the trainings that are timed
 CLEAR_DIFFERENCE = 0.05  # seconds; a smaller difference may be the clock's

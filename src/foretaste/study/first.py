@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from foretaste.errors import check_regular
 from foretaste.network import Fit, read_tensors, write_tensors
-from foretaste.study.model import Model
+from foretaste.study.trial_network import Model
 
 FIRST_FOLDER = "first"
 FIT_KEY = "fit"  # of the file's metadata

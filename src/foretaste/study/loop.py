@@ -13,10 +13,10 @@ from foretaste.data import Images, Split, draw
 from foretaste.lookahead import linearize
 from foretaste.losses import LOSSES
 from foretaste.network import Fit
-from foretaste.query import query
+from foretaste.pick import query
 from foretaste.study.config import Study, Trial
-from foretaste.study.model import Model, derive_seed, model_of
 from foretaste.study.records import Record, peak_memory, reset_peak_memory, software_versions
+from foretaste.study.trial_network import Model, derive_seed, model_of
 
 FIRST_RATIO = 10.0  # of s² to its leave-one-out value, before the first batch is labelled; state.scale takes the same
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from foretaste.data import Answers, Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.errors import real_number
 from foretaste.network import Diverged
-from foretaste.study.checks import CHECKS
+from foretaste.study.claims import CHECKS
 from foretaste.study.config import Data, Features, Study
 from foretaste.study.digest import data_digest
 from foretaste.study.encoded import encode
@@ -41,9 +41,9 @@ from foretaste.study.folder import (
     write_study,
 )
 from foretaste.study.loop import check_goes_on, check_trials, cycles, is_cut_short, replay
-from foretaste.study.model import derive_seed
 from foretaste.study.records import Record
 from foretaste.study.toml import import_plugin
+from foretaste.study.trial_network import derive_seed
 
 log = logging.getLogger("foretaste")
 # One thread a process, and no thread that spins while it waits: small matrices on shared cores are many times slower.

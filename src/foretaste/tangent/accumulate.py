@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from foretaste.tangent.frozen import to_float64
-from foretaste.tangent.fused import centre_fused, fusible
+from foretaste.tangent.triton_kernels import centre_fused, fusible
 
 # A GPU multiplies at full speed only if rows begin at multiples of ALIGN columns, and if the number of points (or
 # channels) is a multiple of EVEN.

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.given import given_tensors
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
-from foretaste.tangent.checks import RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.frozen import (
     PRECISIONS,
     FrozenNetwork,
@@ -61,6 +60,7 @@ from foretaste.tangent.planning import (
     make_smaller_plan,
     resolve_budget,
 )
+from foretaste.tangent.rule_checks import RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
     CHECK_POINTS,

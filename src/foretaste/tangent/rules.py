@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from foretaste.tangent.accumulate import EVEN, slices
 from foretaste.tangent.frozen import to_float64
-from foretaste.tangent.fused import fused_products, fusible, lay_fused
+from foretaste.tangent.triton_kernels import fused_products, fusible, lay_fused
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
 # For each module, for each of its calls: A (n, fold, ...) and the G of all heads, (n, B, fold, ...). ``fold`` counts

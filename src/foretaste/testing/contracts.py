@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from foretaste.acquire import find_strategy
 from foretaste.lookahead import State, linearize
 from foretaste.network import MLPSpec
-from foretaste.query import query
+from foretaste.pick import query
 
 Acquisition = Callable[[State], Tensor]
 

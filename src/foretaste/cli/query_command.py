@@ -1,0 +1,367 @@
+"""``foretaste query``: which points of a pool to label next, as a ranked CSV."""
+
+import csv
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretaste.cli import inputs as given
+from foretaste.cli.app import app, console, console_warnings, how_made, progress_bar, say, with_examples
+from foretaste.cli.prepare import describe_network, make_problem, save_problem, train_problem
+from foretaste.cli.query_page import write_picks
+from foretaste.errors import counted, csv_cell, format_seconds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foretaste.cli.prepare import LabellingProblem
+    from foretaste.pick import Query
+
+RANKED_COLUMNS = ("rank", "picked", "id", "score", "predicted", "probability", "margin")
+SHOWN_ROWS = 10
+
+
+@app.command(
+    "query",
+    **with_examples(
+        "foretaste query photos/ -n 20",
+        "foretaste query reviews.csv --text body --label topic",
+        "foretaste query photos/ --strategy margin --network resnet18 --size 64 --save",
+    ),
+)
+def query_command(
+    ctx: typer.Context,
+    data: given.DataArgument = None,
+    labelled: given.LabelledOption = None,
+    pool: given.PoolOption = None,
+    network: given.NetworkOption = None,
+    backbone: given.EncoderOption = None,
+    set_: given.SetOption = None,
+    weights: given.WeightsOption = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="cover, gain, mlmoc, margin, ... (docs/strategies.md). Default: cover; variance with --regression."
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", "--number", min=1, help="How many points to choose.")] = 20,
+    out: Annotated[Path, typer.Option(help="The ranked CSV.")] = Path("ranked.csv"),
+    page: Annotated[
+        str | None, typer.Option(help="The HTML page of the chosen points. Default: beside the CSV; none: no page.")
+    ] = None,
+    select: Annotated[
+        str, typer.Option(help="auto, top, greedy or fantasy.", rich_help_panel=given.KERNEL_PANEL)
+    ] = "auto",
+    output: Annotated[
+        str,
+        typer.Option(
+            help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
+    ] = "auto",
+    ridge: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='Memory for the kernel, such as "8GB".', rich_help_panel=given.KERNEL_PANEL)
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
+    ] = "auto",
+    watch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Score by this many points of the pool, not by all: less memory.",
+            rich_help_panel=given.KERNEL_PANEL,
+        ),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Options of the strategy, such as scale=0.1.", rich_help_panel=given.KERNEL_PANEL
+        ),
+    ] = None,
+    label: given.LabelColumnOption = None,
+    text: given.TextColumnOption = None,
+    id_: given.IdColumnOption = None,
+    classes: given.ClassesOption = None,
+    loss: given.LossOption = None,
+    regression: Annotated[
+        bool,
+        typer.Option("--regression", help="Labels are numbers.", rich_help_panel=given.DATA_PANEL),
+    ] = False,
+    normalise: given.NormaliseOption = None,
+    size: given.SizeOption = None,
+    channels: given.ChannelsOption = None,
+    skip_broken: given.SkipBrokenOption = True,
+    store: given.KeptLabelsOption = None,
+    steps: given.StepsOption = None,
+    max_lr: given.MaxLrOption = None,
+    batch: given.BatchOption = 32,
+    save: Annotated[
+        bool,
+        typer.Option(
+            "--save", help="Save the weights trained here, beside the CSV.", rich_help_panel=given.NETWORK_PANEL
+        ),
+    ] = False,
+    device: given.DeviceOption = "auto",
+    seed: given.SeedOption = 0,
+) -> None:
+    """Rank a pool for labelling: labelled points and a pool in, a CSV of ids, scores and predictions out.
+
+    Where nothing is labelled yet, the points that cover the pool come first.
+    """
+    inputs = given.check_inputs_exist(data, labelled, pool)
+    if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (*inputs, weights) if p and p.exists())):
+        raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
+    page_path(page, out)
+    if save and weights is not None:
+        raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
+    network_options = given.parse_settings(set_ or [], "--set")
+    strategy_options = given.parse_settings(options or [], "--options")
+    import foretaste as ft
+
+    strategy = strategy or ("variance" if regression else ft.acquire.DEFAULT_STRATEGY)
+    ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
+    points, truth = given.read_inputs(
+        data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
+        regression=regression, size=size, channels=channels, skip_broken=skip_broken, store=store, device=device,
+        needs_labels=False,
+    )  # fmt: skip
+    if not len(points.pool):
+        write_ranked([], out)
+        say(*(f"note: {note}" for note in points.notes))
+        say(f"Nothing is left to choose: every point of {points.where} has a label. Ranking, empty: {out}")
+        return
+    p = make_problem(
+        points, truth, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
+        normalise=normalise, device=device, seed=seed,
+    )  # fmt: skip
+    if save and p.name == "head":
+        raise ValueError(
+            "--save keeps a network by its name, and a head has none; it is trained in a second. Give --network mlp to "
+            "keep one"
+        )
+    if save and not p.predicts:
+        raise ValueError(f"--save keeps weights that are trained here, and {points.where} has no labels; leave it out")
+    within, notes = limit_to_pool(n, watch, len(p.x_U))
+    ask: dict[str, Any] = {
+        "strategy": strategy, "select": select, "options": strategy_options, "budget": budget, "ridge": ridge,
+        "output": int(output) if output.isdecimal() else output, "precision": precision, **within,
+    }  # fmt: skip
+    check_query_settings(p, **ask)
+    say(*(f"note: {note}" for note in (*p.notes, *notes)))
+    if not len(p.x_L):
+        hint = "" if points.kind == "pictures" else " (if it has, --label names their column)"
+        say(f"{points.where} has no labels{hint}. {first_batch_words(p, strategy)}")
+    elif weights is None:
+        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
+        with progress_bar("training") as progress:
+            p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
+        if save:
+            say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
+    made = how_made(ctx, seed, str(p.x_U.device))
+    choose_points(p, ask, seed, out, page_path(page, out), made)
+
+
+def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
+    """What is chosen where nothing is labelled."""
+    from foretaste.acquire import find_strategy
+
+    how, found = describe_network(problem) + ("" if problem.predicts else ", untrained"), find_strategy(strategy)
+    covers = found.coverage is not None or found.first is not None
+    what = f"points that cover the pool by the kernel of a network ({how})" if covers else strategy
+    return f"This is a first batch: {what}. Label it, then ask again."
+
+
+def page_path(page: str | None, out: Path) -> Path | None:
+    """Where the page goes: beside the CSV unless --page says otherwise; None for --page none."""
+    if page == "none":
+        return None
+    path = out.with_suffix(".html") if page is None else Path(page)
+    if path.is_dir() or path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--page {path}; expected the name of an .html file, or none")
+    return path
+
+
+def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | None], list[str]]:
+    """``batch_size`` and ``watch`` that a pool of U points allows, and a note for each that was larger."""
+    notes = []
+    if n > U:
+        notes.append(f"-n {n}: the pool has {counted(U, 'point')} left, and all of it is chosen")
+    if watch is not None and watch > U:
+        notes.append(f"--watch {watch}: the pool has {counted(U, 'point')} left, and all of it is watched")
+    return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
+
+
+def choose_points(
+    problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None, made: dict[str, str]
+) -> None:
+    """Query, write the ranked CSV and the page, print the summary and the first rows."""
+    import foretaste as ft
+    from foretaste.tangent import freeze, outputs
+
+    p, before = problem, console_warnings.count
+    with progress_bar("choosing") as progress:
+        q = ft.query(
+            p.net, *p.labelled, p.feed(p.x_U), ids=p.ids, seed=seed, loss=p.loss, progress=progress, **ask,
+        )  # fmt: skip
+    f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U)) if p.predicts else None
+    rows = ranked_rows(p, q, f_UC)
+    write_ranked(rows, out)
+    summary, warnings = summarise_query(p, q, out), list[str]()
+    say(summary)
+    if not _has_learned(p, q):
+        advice = ". Train longer (--steps), or run `foretaste fidelity` before you trust the scores"
+        why = f": {p.points.contradiction}" if p.points.contradiction else advice
+        warnings.append(f"The network has not learned its labels, which look-ahead assumes{why}.")
+        if console_warnings.count == before or p.points.contradiction:
+            say(f"WARNING: {warnings[0]}")
+    show_ranked(rows[: min(len(q), SHOWN_ROWS)])
+    if page is not None:
+        told = summary.rpartition(" Ranking: ")[0]
+        told = told if len(p.x_L) else f"Nothing is labelled yet. {first_batch_words(p, ask['strategy'])} {told}"
+        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings, made=made)
+        say(f"The page: {page.resolve()}")
+
+
+def check_query_settings(
+    problem: "LabellingProblem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
+) -> None:
+    """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
+    import torch
+
+    from foretaste.pick import Request, check_request
+
+    if select == "sequential":
+        raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
+    outputs, output = problem.outputs, how["output"]
+    if isinstance(output, int) and output >= outputs:
+        expected = "0" if outputs == 1 else f"0 to {outputs - 1}"
+        raise ValueError(f"--output {output} and the network has {counted(outputs, 'output')}; expected {expected}")
+    request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
+    found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
+    if {"classes", "regression"} & {*found.needs}:
+        found.check(outputs)
+    covers = found.coverage is not None or (found.first is not None and select == "auto")
+    if not problem.predicts and "classes" in found.needs and not covers:
+        raise ValueError(
+            f"{problem.points.where} has no labels, and strategy {strategy!r} asks what a trained network predicts, or "
+            "how many classes there are; leave --strategy out (the default covers the pool), or label a few points of "
+            "each class first"
+        )
+    if found.check_points is not None:
+        found.check_points(problem.feed(problem.x_U[:1]), **found.settings(options))
+    if found.picks:
+        rehearse_query(problem, strategy=strategy, options=options, **how)
+
+
+def rehearse_query(problem: "LabellingProblem", **how: Any) -> None:
+    """Choose one of three points with the untrained network: a strategy may need layers that the network lacks."""
+    import foretaste as ft
+
+    p, few, trains = problem, slice(3), problem.net.training
+    p = replace(p, x_L=p.x_L[few], y_L=p.y_L[few])
+    log = logging.getLogger("foretaste")
+    level, how["watch"] = log.level, None
+    try:
+        log.setLevel(logging.ERROR)  # an untrained network does not fit its labels
+        ft.query(p.net.eval(), *p.labelled, p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
+    finally:
+        log.setLevel(level)
+        p.net.train(trains)
+
+
+def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") -> list[dict[str, Any]]:
+    """One row for each point of the pool: the chosen in the order of choice, then the others by score."""
+    from foretaste.losses import probabilities
+
+    p, chosen = problem, q.indices.tolist()
+    rest = sorted(set(range(len(p.x_U))) - set(chosen))
+    if q.scores is not None:
+        score_U = q.scores.tolist()
+        rest.sort(key=lambda j: -score_U[j])
+    if f_UC is not None and p.classes:
+        top_U2 = probabilities(f_UC, p.loss).topk(2).values.tolist()
+        best_U = f_UC.argmax(1).tolist()
+    rows = []
+    for rank, j in enumerate([*chosen, *rest], 1):
+        row = {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.ids[j]}
+        row["score"] = "" if q.scores is None else f"{score_U[j]:.9g}"
+        if f_UC is None:
+            row |= {"predicted": "", "probability": "", "margin": ""}
+        elif p.classes:
+            row["predicted"] = p.classes[best_U[j]]
+            row |= {"probability": f"{top_U2[j][0]:.6g}", "margin": f"{top_U2[j][0] - top_U2[j][1]:.6g}"}
+        else:
+            row |= {"predicted": f"{float(f_UC[j, 0]):.9g}", "probability": "", "margin": ""}
+        rows.append(row)
+    return rows
+
+
+def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
+    """Write the CSV, all of it or nothing. Ids and classes never become formulas (``csv_cell``)."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, RANKED_COLUMNS)
+            table.writeheader()
+            table.writerows({name: csv_cell(str(value)) for name, value in row.items()} for row in rows)
+        os.replace(part, out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
+    """A paragraph: what was chosen, how well the labels are learned, and where the time went."""
+    p = problem
+    made = "with the weights given" if p.predicts else "untrained"
+    made = f"trained here in {format_seconds(p.fitted.seconds)}" if p.fitted else made
+    text = [
+        f"{len(q)} of {counted(len(p.x_U), 'point')} chosen by {q.info['strategy']} ({q.info['select']}); "
+        f"network: {p.name}, {made}."
+    ]
+    residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
+    if residual is not None and len(p.x_L):
+        text.append(f"Mean squared residual of the {counted(len(p.x_L), 'labelled point')}: {residual:.1e}.")
+    stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
+    spent = f" ({', '.join(stages)})" if stages else ""
+    return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}. Ranking: {out}"])
+
+
+def _has_learned(problem: "LabellingProblem", q: "Query") -> bool:
+    """Whether the network interpolates its labels, as far as that is known; the threshold is that of ``fit``."""
+    if problem.fitted:
+        return problem.fitted.interpolates
+    residual, C = q.info.get("residual_L"), len(problem.classes)
+    return residual is None or not C or not len(problem.x_L) or residual <= 0.01 * (1 - 1 / C) / C
+
+
+def show_ranked(rows: list[dict[str, Any]]) -> None:
+    """Print the first rows as a table, without columns that are empty."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [name for name in RANKED_COLUMNS if name != "picked" and any(row[name] != "" for row in rows)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("id", "predicted") else "right")
+    for row in rows:
+        numbers = {name: f"{float(row[name]):.4g}" for name in ("score", "probability", "margin") if row[name]}
+        table.add_row(*(Text(numbers.get(name, str(row[name]))) for name in shown))
+    console.print(table)

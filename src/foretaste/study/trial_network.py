@@ -1,0 +1,137 @@
+"""f in a study: the network of a trial on its data, trained cycle by cycle; or a Gaussian process in its place."""
+
+import copy
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foretaste.acquire import find_strategy
+from foretaste.data import Images
+from foretaste.losses import LOSSES
+from foretaste.network import (
+    INTERPOLATES,
+    Fit,
+    fit,
+    make_network,
+    prepare,
+    seeded,
+)
+from foretaste.pick import gp_predict
+from foretaste.study.config import Network, Trial
+
+PREDICTED_AT_ONCE = 512
+
+
+def derive_seed(seed: int, cycle: int, use: str) -> int:
+    """A seed for one use in one cycle. The hash keeps two uses from sharing random numbers."""
+    return int(np.random.SeedSequence([seed, cycle, crc32(use.encode())]).generate_state(1)[0])
+
+
+def trial_network(spec: Network, data: Images) -> nn.Module:
+    """A new network for these data, on their device."""
+    net = make_network(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
+    if not spec.built_in:
+        net = copy.deepcopy(net)  # the user's function may return the same network each time, and this one is trained
+    return net.to(data.x.device)
+
+
+class Model:
+    """The network of a trial: trained on L, and asked for classes and inputs."""
+
+    def __init__(self, trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> None:
+        self.trial, self.data = trial, data
+        self.net = trial_network(trial.network, data)
+        if weights is not None:
+            self.net.load_state_dict(weights)
+        self.net.eval()
+        self.own_training = find_strategy(trial.strategy).trains
+        self.options: Mapping[str, Any] = {} if self.own_training else trial.options  # of the query
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of ``ft.query`` besides the strategy."""
+        return asdict(self.trial.query) | {"loss": self.trial.train.loss}
+
+    @property
+    def max_lr(self) -> float | None:
+        """The learning rate that a training begins with: the study's, or else the default of the training."""
+        loss, given = self.trial.train.loss, self.trial.train.max_lr
+        if given is not None:
+            return given
+        return self.own_training.max_lr[loss] if self.own_training else LOSSES[loss].max_lr
+
+    def inputs(self, ids: np.ndarray) -> Tensor:
+        """The inputs of these points. They are never augmented."""
+        return prepare(self.data.x[ids], torch.float32, self.data.normalise)
+
+    def train(self, L: np.ndarray, seed: int, cycle: int) -> Fit:
+        """SGD on L. The first cycle always starts cold. Raises ``Diverged`` if lower learning rates did not help."""
+        how = asdict(self.trial.train)
+        how["batch_size"] = how.pop("batch")
+        how |= {"seed": derive_seed(seed, cycle, "train"), "normalise": self.data.normalise}
+        if cycle == 0 or how["start"] == "cold":
+            how["start"] = self._cold_start(how["seed"])
+        x_L, y_L = self.data.x[L], self.data.y[L]
+        if self.own_training is None:
+            return fit(self.net, x_L, y_L, **how)
+        trained, self.options = self.own_training.fit(self.net, x_L, y_L, **self.trial.options, **how)
+        return trained
+
+    def _cold_start(self, seed: int) -> str:
+        """How ``fit`` starts: our networks draw new weights there. Others are built anew here, by the user's function.
+
+        Weights that the function loads stay as they are; weights that it draws depend on the seed.
+        """
+        if self.trial.network.built_in:
+            return "cold"
+        with seeded(seed, self.data.x.device):
+            self.net = trial_network(self.trial.network, self.data)
+        return "warm"
+
+    def classes(self, ids: np.ndarray) -> Tensor:
+        """(n,) the class that f predicts for each point."""
+        return self._outputs(ids).argmax(1)
+
+    @torch.no_grad()
+    def _outputs(self, ids: np.ndarray) -> Tensor:
+        """(n, C), a part of the points at a time."""
+        parts = np.array_split(ids, max(1, math.ceil(len(ids) / PREDICTED_AT_ONCE)))
+        return torch.cat([self.net(self.inputs(part)) for part in parts])
+
+
+class GaussianProcess(Model):
+    """A Gaussian process with the infinite-width kernel of the network (Fig. 1b). Nothing is trained."""
+
+    L: np.ndarray
+    max_lr = None
+
+    def train(self, L: np.ndarray, seed: int, cycle: int) -> Fit:
+        began, self.L = time.perf_counter(), L
+        f_LC = self._predict(L)
+        y_LC = torch.nn.functional.one_hot(self.data.y[L], f_LC.shape[1]).to(f_LC)
+        residual = float((f_LC - y_LC).square().mean())
+        accuracy = float((f_LC.argmax(1) == self.data.y[L]).double().mean())
+        interpolates = residual <= INTERPOLATES * float(y_LC.var(correction=0))
+        return Fit(residual, residual, accuracy, time.perf_counter() - began, 0, interpolates)
+
+    def classes(self, ids: np.ndarray) -> Tensor:
+        return self._predict(ids).argmax(1)
+
+    def _predict(self, ids: np.ndarray) -> Tensor:
+        x_L, y_L = self.inputs(self.L), self.data.y[self.L]
+        how = self.trial.query
+        return gp_predict(
+            self.net, x_L, y_L, self.inputs(ids), classes=len(self.data.classes), ridge=how.ridge, budget=how.budget
+        )
+
+
+def model_of(trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> Model:
+    """What predicts in this trial: its network, or a Gaussian process."""
+    return (GaussianProcess if trial.model == "gp" else Model)(trial, data, weights)

@@ -1,0 +1,143 @@
+"""What the pages show is true: the Python of README.md and docs/guide.md runs; links, files, names, commands exist."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretaste.acquire import registry
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+FILE = re.compile(r"(?<![\w/.:~-])((?:[a-z_.]+/)+[\w-]+\.(?:py|md|toml))(?![\w/])")
+NAME = re.compile(r"`(?:from )?(foretaste(?:\.\w+)+|ft(?:\.\w+)+)")
+PLACEHOLDER = re.compile(r"^\.|NAME")  # a folder outside the clone, a name to fill in
+COMMAND = re.compile(r"^foretaste ([a-z]+)", re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(.*?)^```$|`(foretaste [^`]*)`", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """The Python of a page, each block with the line it starts on."""
+    text = page.read_text(encoding="utf-8")
+    return [(text[: found.start(1)].count("\n"), found[1]) for found in BLOCK.finditer(text)]
+
+
+def run(page: Path) -> dict[str, Any]:
+    space: dict[str, Any] = {"__name__": page.stem}
+    for line, code in blocks(page):
+        exec(compile("\n" * line + code, str(page), "exec"), space)  # tracebacks show the page's own lines
+    return space
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategies that a page registers are forgotten again."""
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
+
+
+@pytest.mark.slow
+def test_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    space = run(ROOT / "README.md")
+    assert len(space["q"].indices) == 10
+    assert space["after"].shape == (len(space["U"]), 10)
+    assert "predictions would change" in capsys.readouterr().out
+    from foretaste.testing import check_acquisition
+
+    check_acquisition(space["reach"])
+
+
+def test_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("a fine film, warm and witty", "a dull film, slow and long")
+    texts = [f"{k};{words[k % 2]} {k};{('good', 'bad')[k % 2] if k < 8 else ''}" for k in range(20)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["id;review;label", *texts]))
+    rows = [f"{k},{k % 7 or ''},{('Rome', 'Oslo')[k % 2]},{('x', 'y')[k % 2] if k < 8 else ''}" for k in range(20)]
+    (tmp_path / "people.csv").write_text("\n".join(["id,age,city,label", *rows]))
+    monkeypatch.chdir(tmp_path)
+    space = run(ROOT / "docs" / "guide.md")
+    assert (space["reviews"].kind, space["people"].kind) == ("text", "table")
+    assert len(set(space["labelled"])) == 50
+    assert space["fitted"].interpolates
+
+
+def test_features_page_runs() -> None:
+    space = run(ROOT / "docs" / "features.md")
+    assert space["f"].shape == (1797, 32)
+    assert len(space["q"].indices) == 5
+    assert space["f_text"].tolist() == [[12, 2], [7, 0]]
+
+
+def test_acquisition_of_the_readme_is_short() -> None:
+    code = next(code for _, code in blocks(ROOT / "README.md") if "@ft.register" in code)
+    function = code.split("\n\n\n")[0]
+    assert len(function.splitlines()) < 15
+
+
+def test_an_error_is_told_by_the_line_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# a page\n\n```python\na = 1\n```\n\nand\n\n```python\nb = a + 1\nb / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(page)
+    assert caught.traceback[-1].lineno == 10  # counted from 0: the eleventh line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in LINK.findall(text):
+        if "://" in target:
+            continue
+        there = page.parent / target
+        assert there.exists(), f"{page.name} links to {target}, which is not there"
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor[1:] in {title.lower().replace(" ", "-") for title in titles}, f"{target} has no {anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_named_on_a_page_exist(page: Path) -> None:
+    """Paths are from the clone, from docs/, or from the package."""
+    named = {path for path in FILE.findall(page.read_text(encoding="utf-8")) if not PLACEHOLDER.search(path)}
+    homes = (ROOT, ROOT / "docs", ROOT / "src" / "foretaste")
+    assert not [path for path in sorted(named) if not any((home / path).exists() for home in homes)]
+
+
+def resolve(name: str) -> object:
+    """What a dotted name stands for; raises if there is no such thing."""
+    first, *rest = name.split(".")
+    found: object = import_module({"ft": "foretaste"}.get(first, first))
+    for k, part in enumerate(rest):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = import_module(".".join(["foretaste", *rest[: k + 1]]))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_used_on_a_page_exist(page: Path) -> None:
+    for name in set(NAME.findall(page.read_text(encoding="utf-8"))):
+        resolve(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_shown_on_a_page_exist(page: Path) -> None:
+    from foretaste.cli import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {group.name for group in app.registered_groups if group.name}
+    shown = [block or span for block, span in SHELL.findall(page.read_text(encoding="utf-8"))]
+    assert {name for code in shown for name in COMMAND.findall(code)} <= known
+
+
+def test_the_checks_of_a_page_can_fail(tmp_path: Path) -> None:
+    assert FILE.findall("see `acquire/gone.py` and https://a.b/c.md") == ["acquire/gone.py"]
+    assert SHELL.findall("`foretaste gone -n 3`") == [("", "foretaste gone -n 3")]
+    assert SHELL.findall("```sh\nmake x\nforetaste gone\n```") == [("make x\nforetaste gone\n", "")]
+    assert NAME.findall("`ft.nothing(3)` and `foretaste.pick.gone`") == ["ft.nothing", "foretaste.pick.gone"]
+    for name in ("ft.nothing", "foretaste.pick.gone"):
+        with pytest.raises((AttributeError, ModuleNotFoundError)):
+            resolve(name)

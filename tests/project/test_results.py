@@ -1,0 +1,73 @@
+"""The committed figures come from the committed records."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_of_the_results", RESULTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return script("figures")
+
+
+@pytest.fixture(scope="module")
+def repeats():
+    return script("repeats")
+
+
+@pytest.mark.parametrize("name", ["fig3a", "fig1a", "fig2a", "ll4al"])
+def test_a_figure_is_remade_from_its_records(figures, tmp_path, name):
+    figures.make(name, tmp_path)
+    assert (tmp_path / name / "summary.csv").read_text() == (RESULTS / name / "summary.csv").read_text()
+    drawn, committed = ((folder / name / "curves.svg").read_text() for folder in (tmp_path, RESULTS))
+    for arm in figures.FIGURES[name][1]:
+        assert arm in drawn
+    assert len(points_of_lines(drawn)) > 100
+    assert points_of_lines(drawn) == pytest.approx(points_of_lines(committed), abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "first"), [("fig2a", 1000), ("fig2c", 10_000)])
+def test_no_point_was_labelled_twice(name, first):
+    """The ids beside the records are whole: those drawn at first, and 1000 others in each cycle."""
+    with np.load(RESULTS / name / "ids.npz") as ids:
+        arms = {key.rpartition("/")[0] for key in ids.files if key.endswith("/queried")}
+        assert len(arms) == len(list((RESULTS / name).glob("records/*/*.jsonl")))
+        for arm in arms:
+            asked, drawn = ids[f"{arm}/queried"], ids[f"first/{arm.rpartition('/')[2]}"]
+            assert asked.shape == ids[f"{arm}/labels"].shape == (5, 1000)
+            assert len({*drawn.tolist(), *asked.flatten().tolist()}) == first + 5000
+
+
+def points_of_lines(svg: str) -> list[float]:
+    """The numbers of all paths that are drawn as lines."""
+    return [float(n) for path in re.findall(r'<path d="(M [^"]*)"', svg) for n in re.findall(r"-?\d+\.?\d*", path)]
+
+
+def test_committed_numbers_were_met_again(repeats):
+    rows = repeats.rows()
+    assert len(rows) == 12
+    assert all(met for *_, met in rows)
+
+
+def test_repeated_records_are_the_committed_ones(repeats):
+    """Another day and machine: the same seed gave the same accuracy, and asked for the same points."""
+    old, new = (
+        {(r["arm"], r["seed"], r["cycle"]): (r["accuracy"], r["queried"]) for r in repeats.load(RESULTS / part)}
+        for part in ("mnist", "repeat/mnist")
+    )
+    assert len(new) > 50
+    assert new == {key: old[key] for key in new}
