@@ -47,10 +47,12 @@ class Tree:
     """The counts."""
 
     modules: int
+    lines: int
     median_lines: float
     underscored: int
     reaching_inside: list[str]
     repeated: dict[str, list[str]]
+    files_of_one_name: dict[str, list[str]]
     cycles: list[list[str]]
 
 
@@ -58,19 +60,22 @@ def read(root: Path) -> Tree:
     """Count in the package at ``root``, whose name is the folder's."""
     files = {_module(root, p): p for p in sorted(root.rglob("*.py"))}
     lines = [len(p.read_text().splitlines()) for p in files.values()]
-    inside, places = [], defaultdict(list)
+    inside, places, names = [], defaultdict(list), defaultdict(list)
     for module, path in files.items():
         tree = ast.parse(path.read_text())
         inside += [f"{module}: {found}" for found in _reaches(tree, module)]
         if path.name != "__init__.py":
+            names[path.name].append(module)
             for name in _defined(tree):
                 places[name].append(module)
     return Tree(
         len(files),
+        sum(lines),
         median(lines),
         sum(p.name.startswith("_") and not p.name.startswith("__") for p in files.values()),
         inside,
         {name: where for name, where in sorted(places.items()) if len(where) > 1},
+        {name: where for name, where in sorted(names.items()) if len(where) > 1},
         _cycles(files),
     )
 
@@ -151,15 +156,20 @@ def main() -> None:
     root = Path(named[0]) if named else Path(__file__).parents[1] / "src" / "foretaste"
     tree, (files, depth) = read(root), walked(root)
     print(f"modules                                   {tree.modules}")
+    print(f"lines                                     {tree.lines}")
     print(f"lines of a module, median                 {tree.median_lines:g}")
     print(f"modules with a leading underscore         {tree.underscored}")
     print(f"imports from inside another folder        {len(tree.reaching_inside)}")
     print(f"names defined in several files            {len(tree.repeated)}")
+    print(f"file names that occur several times       {len(tree.files_of_one_name)}")
     print(f"import cycles between files               {len(tree.cycles)}")
     print(f"files that a query runs, depth of calls   {files}, {depth}")
     if "-v" in sys.argv:
         print(
-            *tree.reaching_inside, *(f"{k}: {', '.join(v)}" for k, v in tree.repeated.items()), *tree.cycles, sep="\n"
+            *tree.reaching_inside,
+            *(f"{k}: {', '.join(v)}" for k, v in (tree.repeated | tree.files_of_one_name).items()),
+            *tree.cycles,
+            sep="\n",
         )
 
 

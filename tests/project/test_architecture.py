@@ -77,6 +77,10 @@ def test_a_name_means_one_thing() -> None:
     assert len(SHARED) < 10
 
 
+def test_a_file_name_means_one_thing() -> None:
+    assert TREE.files_of_one_name == {}
+
+
 def test_the_counts_can_be_wrong(tmp_path: Path) -> None:
     """A package with one fault of each kind."""
     package = tmp_path / "pack"
@@ -87,14 +91,16 @@ def test_the_counts_can_be_wrong(tmp_path: Path) -> None:
         "a/two": "from pack.a.one import x\ny = 1\n",
         "b/__init__": "",
         "b/_three": "z = 1\nx = 2\n",
+        "b/two": "",
     }.items():
         path = package / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
     found = tree.read(package)
-    assert (found.modules, found.underscored) == (6, 1)
+    assert (found.modules, found.lines, found.underscored) == (7, 7, 1)
     assert found.reaching_inside == ["pack.a.one: pack.b.three"]
     assert found.repeated == {"x": ["pack.a.one", "pack.b._three"]}
+    assert found.files_of_one_name == {"two.py": ["pack.a.two", "pack.b.two"]}
     assert found.cycles == [["pack.a.one", "pack.a.two", "pack.a.one"]]
 
 
