@@ -32,14 +32,14 @@ from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, read_tensors, save_network
 from foretaste.study.config import Labels, Network, Study, Trial
 from foretaste.study.digest import check_digest
-from foretaste.study.records import Record, record_line, software_versions
-from foretaste.study.stored import (
-    a_table,
+from foretaste.study.records import (
+    Record,
     damaged_record,
     read_json_lines,
     read_study_json,
     record_fault,
-    shape_fault,
+    record_line,
+    software_versions,
 )
 
 LOCK_PATIENCE = 60  # seconds that a worker waits for the worker of a killed run to end
@@ -103,7 +103,7 @@ class Task:
         for k, record in enumerate(found):
             if record.get("cycle") != k:
                 raise damaged_record(self.path, k + 1, f"its cycle is {record.get('cycle')!r}; expected {k}")
-            if fault := record_fault(record, experiment) or shape_fault(record, {"config": a_table}):
+            if fault := record_fault(record, experiment) or (None if "config" in record else "it has no config"):
                 raise damaged_record(self.path, k + 1, fault)
             if (record.get("arm", self.arm), record["seed"]) != (self.arm, self.seed):
                 raise damaged_record(self.path, k + 1, f"it is of arm {record['arm']!r} and seed {record['seed']}")
