@@ -517,11 +517,11 @@ def without_checksums(path):
     ("change", "says"),
     [
         (lambda s: "[" * 100_000, "is not JSON"),
-        (lambda s: s.replace('"seed": 0', '"seed": "0"'), "seed is '0'; expected a count"),
-        (lambda s: s.replace('"accuracy": ', '"accuracy": 7'), "accuracy is 7.*; expected a share"),
+        (lambda s: s.replace('"seed": 0', '"seed": "0"'), "seed is '0'; expected a whole number"),
+        (lambda s: s.replace('"accuracy": ', '"accuracy": 7'), "accuracy is 7.*; expected at most 1"),
         (lambda s: re.sub(r'"queried": \[.*?\]', '"queried": 7', s), "queried is 7; expected a list"),
         (lambda s: s.replace('"residual"', '"residue"'), "it has no residual"),
-        (lambda s: s.replace('"train": ', '"train": 1e999, "old": ', 1), "cost.train is inf; expected a duration"),
+        (lambda s: s.replace('"train": ', '"train": 1e999, "old": ', 1), "cost.train is inf; expected less than"),
         (lambda s: "7\n", "is not a table"),
     ],
 )
@@ -571,7 +571,10 @@ def test_records_that_do_not_follow_one_another_are_named(warm, tmp_path, change
     [
         (lambda d: d["study"].pop("arms"), "it has no study.arms"),
         (lambda d: d["study"].update(seeds="0"), "study.seeds is '0'; expected a list"),
-        (lambda d: d["study"]["labels"].update(cycles="many"), "study.labels.cycles is 'many'; expected a count"),
+        (
+            lambda d: d["study"]["labels"].update(cycles="many"),
+            "study.labels.cycles is 'many'; expected a whole",
+        ),
         (lambda d: d.update(about=["x"]), "about is .*; expected a table"),
         (lambda d: d.update(classes=[1]), r"classes\[0\] is 1; expected a text"),
     ],

@@ -36,13 +36,18 @@ EXPECTED = {  # by pydantic's type of error
     "string_type": "a text",
     "bool_type": "true or false",
     "tuple_type": "a list",
+    "list_type": "a list",
     "dict_type": "a table",
     "mapping_type": "a table",
     "dataclass_type": "a table",
+    "finite_number": "a finite number",
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
 }
+
+SHOWN_CHARACTERS = 60  # of a value in a message
 
 TableClass = TypeVar("TableClass")
 
@@ -115,6 +120,16 @@ def describe_faults(error: ValidationError, table: type, keys: Mapping[str, Any]
                 faults.append(fault)
             expected.setdefault(fault, []).append(EXPECTED.get(kind, found["msg"]).format(**context))
     return [fault + _alternatives(expected.get(fault, [])) for fault in faults]
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a value that was read from a file: where it is, what is there, what was expected."""
+    found = error.errors(include_url=False)[0]
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in found["loc"]).lstrip(".")
+    if found["type"] == "missing":
+        return f"it has no {where}"
+    expected = EXPECTED.get(found["type"], found["msg"]).format(**found.get("ctx", {}))
+    return f"{where or 'it'} is {repr(found['input'])[:SHOWN_CHARACTERS]}; expected {expected}"
 
 
 def _table_of(loc: Location, whole: bool, table: type, keys: Mapping[str, Any]) -> tuple[str, type, Location]:
