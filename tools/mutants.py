@@ -251,11 +251,11 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         ["test_label_store.py::test_a_write_that_fails_changes_nothing_in_memory_either"],
     ),
     (
-        "label/exchange.py",
-        "an export is written in its place",
-        'part = out.with_name(f"{out.name}.part")',
-        "part = out",
-        ["test_label_exchange.py::test_an_export_that_fails_leaves_the_one_before"],
+        "files.py",
+        "a file is written in its place",
+        'part = path.with_name(f".{path.name}.{os.getpid()}.part")',
+        "part = path",
+        ["test_files.py", "test_label_exchange.py::test_an_export_that_fails_leaves_the_one_before"],
     ),
     (
         "label/exchange.py",

@@ -984,8 +984,8 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: py
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("foretaste.label.saving.flush_file", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="the disk is full"):
         learner.save(tmp_path)
     monkeypatch.undo()
     assert 20 not in ft.Learner.load(tmp_path).labels

@@ -1,6 +1,5 @@
 """What every command shares: the application, the console, error messages and progress bars."""
 
-import errno
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
 from foretaste.errors import printable
+from foretaste.files import is_disk_full
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -140,7 +140,7 @@ console_warnings = ConsoleWarnings()
 def error_line(error: Exception) -> str:
     """An exception as one line. The type is named only where the message was not written for users."""
     kind = "" if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: "
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and "the disk is full" not in str(error):
+    if is_disk_full(error) and "the disk is full" not in str(error):
         kind = "the disk is full; free some space and run the same command again: "
     return " ".join(f"{kind}{error}".split())
 

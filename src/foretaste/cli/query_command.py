@@ -2,7 +2,6 @@
 
 import csv
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from foretaste.cli.app import app, console, console_warnings, how_made, progress
 from foretaste.cli.prepare import describe_network, make_problem, save_problem, train_problem
 from foretaste.cli.query_page import write_picks
 from foretaste.errors import counted, csv_cell, format_seconds
+from foretaste.files import whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -315,16 +315,10 @@ def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") 
 
 def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
     """Write the CSV, all of it or nothing. Ids and classes never become formulas (``csv_cell``)."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, RANKED_COLUMNS)
-            table.writeheader()
-            table.writerows({name: csv_cell(str(value)) for name, value in row.items()} for row in rows)
-        os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, RANKED_COLUMNS)
+        table.writeheader()
+        table.writerows({name: csv_cell(str(value)) for name, value in row.items()} for row in rows)
 
 
 def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:

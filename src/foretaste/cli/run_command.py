@@ -191,7 +191,8 @@ def demo_command(
     """Compare strategies on scikit-learn's handwritten digits: train, query, repeat. Under 90 s on two cores."""
     check_output_folder(out)
     from foretaste import report
-    from foretaste.study import about, prepared, read, save, write_whole
+    from foretaste.files import write_whole
+    from foretaste.study import about, prepared, read, save
 
     n = seeds or (2 if quick else 5)
     study = read("demo", [f"seeds={list(range(n))}", *(["labels.cycles=2"] if quick else [])])

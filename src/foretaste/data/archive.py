@@ -3,11 +3,8 @@
 import bz2
 import gzip
 import lzma
-import os
-import shutil
 import stat
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from pathlib import Path, PureWindowsPath
 from typing import IO, cast
 
 from foretaste.errors import format_bytes
+from foretaste.files import whole_folder
 
 LARGEST_ARCHIVE = 16 * 10**9  # bytes after unpacking
 MOST_MEMBERS = 1_000_000
@@ -35,16 +33,13 @@ def unpack_archive(archive: Path, folder: Path, *, most: int = LARGEST_ARCHIVE, 
     archive, folder = Path(archive), Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is there already; remove it, or unpack {archive.name} elsewhere")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with whole_folder(folder) as beside:
+        inside = beside / folder.name
         _write_members(archive, beside, most, members)
-        held = list(beside.iterdir())
-        whole = held[0] if [p.name for p in held] == [folder.name] and held[0].is_dir() else beside
-        whole.chmod(0o755)  # mkdtemp makes it private
-        os.replace(whole, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if list(beside.iterdir()) == [inside] and inside.is_dir():
+            inside = inside.rename(beside.with_name(f"{beside.name}.inside"))
+            beside.rmdir()
+            inside.rename(beside)
     return folder
 
 

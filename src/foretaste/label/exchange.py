@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
+from foretaste.files import whole_file, whole_folder
 from foretaste.label.copies import CopyGroups
 from foretaste.label.store import LabelStore
 
@@ -89,14 +89,8 @@ def export_labels(
     out = Path(out)
     ending = out.suffix.lower()
     if ending in (".csv", ".jsonl", ".json"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(f"{out.name}.part")
-        try:
-            with part.open("w", encoding="utf-8", newline="") as file:
-                file.writelines(export_text(rows, ending.lstrip("."), field=field))
-            part.replace(out)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(export_text(rows, ending.lstrip("."), field=field))
         return out
     if FILE_ENDING.fullmatch(ending) and not out.is_dir():
         raise ValueError(
@@ -162,7 +156,7 @@ def label_studio_task(row: LabelRow, field: str) -> dict[str, Any]:
 
 
 def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
-    """Copies of the pictures, one folder a class. Written beside the place first, so that half of it is never there."""
+    """Copies of the pictures, one folder a class."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not an empty folder; name a new one")
     labelled = [row for row in rows if row.label is not None]
@@ -170,9 +164,7 @@ def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
     if bad:
         raise ValueError(f"{_named(bad, 'class {} cannot', 'classes {} cannot')} name a folder; export a CSV")
     top = root.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with whole_folder(out) as part:
         for row in labelled:
             source = (top / row.item).resolve()
             if not source.is_relative_to(top):
@@ -181,13 +173,6 @@ def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
             target = part / str(row.label) / row.item
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-        part.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        part.replace(out)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     return out
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.errors import checksum
+from foretaste.files import whole_file
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,10 @@ def read_journal(path: Path) -> JournalText | None:
 
 def write_journal(path: Path, transactions: Iterable[Sequence[dict[str, Any]]]) -> int:
     """Write a journal anew, whole or not at all; returns its length in bytes."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            for entries in transactions:
-                file.write(journal_lines(entries))
-            size = file.tell()
-        flush_file(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    flush_file(path.parent)
-    return size
+    with whole_file(path) as part, part.open("wb") as file:
+        for entries in transactions:
+            file.write(journal_lines(entries))
+        return file.tell()
 
 
 def journal_lines(entries: Sequence[dict[str, Any]]) -> bytes:
@@ -118,12 +111,3 @@ def _entry(line: bytes) -> tuple[int, dict[str, Any]] | None:
         return (int(left), entry) if isinstance(entry, dict) else None
     except (ValueError, RecursionError):
         return None
-
-
-def flush_file(path: Path) -> None:
-    """Have the file, or the names in a folder, on the disk before going on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,7 +6,6 @@ its checksum is right; where only one counts, it is the truth. The journal is wr
 one transaction more, which is then kept. Two copies that are both right and differ are of two stores, and are refused.
 """
 
-import errno
 import json
 import shutil
 import sqlite3
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.errors import checksum, is_utf8, printable
+from foretaste.files import is_disk_full
 from foretaste.label.journal import JournalText
 
 STORE_VERSION = 2  # 1 had neither checksums nor a journal
@@ -302,7 +302,7 @@ def explain_opening(error: Exception, path: Path) -> StoreError:
 
 def _is_full(error: Exception, path: Path) -> bool:
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return is_disk_full(error)
     name = getattr(error, "sqlite_errorname", "")
     if "IOERR" in name and path.parent.is_dir():  # SQLite's word for a full disk, where it makes its -shm
         return shutil.disk_usage(path.parent).free < LEAST_FREE

@@ -7,7 +7,6 @@ the digest of its contents in it, and is refused if it was changed.
 
 import json
 import logging
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular, printable, seal_holds, seal_json
-from foretaste.label.journal import flush_file
+from foretaste.files import write_whole
 from foretaste.network import (
     NETWORKS,
     load_network,
@@ -68,14 +67,7 @@ def _write_saved(folder: Path, found: dict[str, Any], net: nn.Module | None, poo
         found["pool_file"] = f"pool-{tensors_digest(tensors, about)}.safetensors"
         if not _is_sealed(folder / found["pool_file"]):
             write_tensors(folder / found["pool_file"], tensors, about)
-    part = folder / f".{SAVED_LEARNER}.{os.getpid()}.part"
-    try:
-        part.write_text(seal_json(json.dumps(found, allow_nan=False, default=plain_value)), encoding="utf-8")
-        flush_file(part)
-        os.replace(part, folder / SAVED_LEARNER)
-    finally:
-        part.unlink(missing_ok=True)
-    flush_file(folder)
+    write_whole(folder / SAVED_LEARNER, seal_json(json.dumps(found, allow_nan=False, default=plain_value)))
     for path in folder.iterdir():
         if STALE.fullmatch(path.name) and path.name not in (found["network_file"], found["pool_file"]):
             path.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ which are cut off; the next run goes on behind them. A file whose rows do not fi
 """
 
 import contextlib
-import errno
 import io
 import json
 import logging
@@ -28,6 +27,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular, printable
+from foretaste.files import explain_failed_write, write_whole
 
 log = logging.getLogger("foretaste")
 
@@ -217,9 +217,7 @@ class FeatureFile:
             assert width is not None
             kept = _lines_until(lines, good)
             os.truncate(self.part, len(head) + 4 * good * width)
-            fresh = self.sums.with_suffix(".new")  # a kill between truncation and writing must not lose the sums
-            fresh.write_text("".join(f"{line}\n" for line in [json.dumps(self._header(width, items)), *kept]))
-            os.replace(fresh, self.sums)
+            write_whole(self.sums, "".join(f"{line}\n" for line in [json.dumps(self._header(width, items)), *kept]))
             log.info("resuming: %d of %d rows are there (%s)", good, self.rows, self.part)
         if items is not None:
             self.items.write_bytes(items)
@@ -244,13 +242,8 @@ class FeatureFile:
             with self.sums.open("a") as file:
                 file.write(json.dumps({"rows": rows, "sum": _sum_of(raw)}) + "\n")
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-                raise
-            raise OSError(
-                error.errno,
-                f"the disk is full, {self.part} could not be written; make room and call again, it resumes. Or give "
-                f"cache= another folder, or set {CACHE_VARIABLE}",
-            ) from None
+            advice = f"make room and call again, it resumes. Or give cache= another folder, or set {CACHE_VARIABLE}"
+            raise explain_failed_write(error, self.part, advice) from None
 
     def _header(self, width: int, items: bytes | None) -> dict[str, Any]:
         of = {"network": self.network, "items": None if items is None else _sum_of(items)}

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from foretaste.errors import nearest_name
+from foretaste.files import whole_file
 from foretaste.network.build import NETWORKS, make_network
 from foretaste.network.sgd import PixelNormalise
 
@@ -77,27 +78,21 @@ def save_network(
     # Copies: tied weights share memory, which the format does not allow.
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_tensors(path, tensors, {METADATA_KEY: json.dumps(said)})
     return path
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a safetensors file with its digest, whole or not at all. A full disk is an OSError that names the file."""
+    """Write a safetensors file with its digest, whole or not at all."""
     about = {**about, DIGEST_KEY: tensors_digest(tensors, about)}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        save_file(dict(tensors), part, metadata=about)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())  # else a power cut could leave the name without the contents
-        os.replace(part, path)
-    except SafetensorError as error:
-        code = re.search(r"\(os error (\d+)\)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as part:
+        try:
+            save_file(dict(tensors), part, metadata=about)
+        except SafetensorError as error:
+            code = re.search(r"\(os error (\d+)\)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
 
 
 def read_tensors(path: Path, *, sealed: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretaste.errors import csv_cell, format_seconds
+from foretaste.files import write_whole
 from foretaste.report.drawing import (
     COLOURS,
     QUIET,
@@ -25,7 +26,7 @@ from foretaste.report.drawing import (
     spread_apart,
 )
 from foretaste.report.summary import LEAST_SEEDS, Interval, Summary, query_cost, summarize, wins
-from foretaste.study import Record, write_whole
+from foretaste.study import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from foretaste.files import write_whole
 from foretaste.report.summary import Summary
-from foretaste.study import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

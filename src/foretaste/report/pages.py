@@ -14,6 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from foretaste.errors import counted, format_bytes, format_seconds, printable
+from foretaste.files import write_whole
 from foretaste.report.accuracy_table import arm_cells, arm_columns
 from foretaste.report.charts import area_charts, bars_are_cut, cost_charts, learning_charts, wins_decidable
 from foretaste.report.drawing import LONGEST_NAME, Chart, Ink, arm_inks, css_colours, inline_svg, thumbnail
@@ -29,7 +30,7 @@ from foretaste.report.words import (
     own_baselines,
     savings,
 )
-from foretaste.study import Record, write_whole
+from foretaste.study import Record
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -20,7 +20,6 @@ from foretaste.study.folder import check_data as check_data
 from foretaste.study.folder import check_folder as check_folder
 from foretaste.study.folder import describe as describe
 from foretaste.study.folder import lock_folder as lock_folder
-from foretaste.study.folder import write_whole as write_whole
 from foretaste.study.loop import cycles as cycles
 from foretaste.study.records import Record as Record
 from foretaste.study.records import load_records as load  # noqa: F401

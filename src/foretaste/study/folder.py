@@ -7,7 +7,6 @@ first/SEED-DIGEST.safetensors   the networks of cycle 0, which arms share (foret
 pictures.npz             the points that were queried
 """
 
-import errno
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.errors import check_regular, counted
+from foretaste.files import explain_failed_write, whole_file, write_whole
 from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, read_tensors, save_network
 from foretaste.study.config import Labels, Network, Study, Trial
@@ -129,7 +129,8 @@ class Task:
                 os.fsync(file.fileno())
             except OSError as error:
                 os.truncate(self.path, before)
-                raise explain_full_disk(error, self.path) from None
+                advice = "free some space and run the same command again: it resumes"
+                raise explain_failed_write(error, self.path, advice) from None
 
     def replace_last(self, record: Record) -> None:
         """Write one record in the place of the last, or leave the file as it was."""
@@ -141,11 +142,7 @@ class Task:
 
         The checkpoint of the cycle before stays until the next record is written.
         """
-        target = self._weights_path(cycle)
-        try:
-            save_network(net, target, **description)
-        except OSError as error:
-            raise explain_full_disk(error, target) from None
+        save_network(net, self._weights_path(cycle), **description)
 
     def remove_weights(self, before: int) -> None:
         """Remove the checkpoints of earlier cycles."""
@@ -402,35 +399,5 @@ def save_pictures(folder: Path, data: Images, records: Iterable[Any]) -> None:
         return
     x = shown[ids].cpu()
     pixels = x[:, 0] if x.shape[1] != 3 else x.permute(0, 2, 3, 1)
-    part = folder / "pictures.part.npz"
-    try:
-        np.savez_compressed(part, ids=ids, pixels=pixels.numpy())
-        part.replace(folder / "pictures.npz")
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise explain_full_disk(error, folder / "pictures.npz") from None
-
-
-# Writing
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all."""
-    part = path.with_suffix(".part")
-    try:
-        if isinstance(content, str):
-            part.write_text(content, encoding="utf-8", newline="\n")
-        else:
-            part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise explain_full_disk(error, path) from None
-
-
-def explain_full_disk(error: OSError, path: Path) -> OSError:
-    """The error, with what to do if the disk is full."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
-    advice = "free some space and run the same command again: it resumes"
-    return OSError(error.errno, f"the disk is full, {path} could not be written; {advice}")
+    with whole_file(folder / "pictures.npz") as part, part.open("wb") as file:
+        np.savez_compressed(file, ids=ids, pixels=pixels.numpy())
