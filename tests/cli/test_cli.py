@@ -211,7 +211,7 @@ ours = sorted(name for name in sys.modules if name.startswith("foretaste.") and 
 print(sorted({HEAVY} & set(sys.modules)), ours)
 """
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert got.stdout.strip() == "[] ['foretaste.errors']"
+    assert got.stdout.strip() == "[] ['foretaste.errors', 'foretaste.files']"
 
 
 def test_importing_foretaste_loads_no_command_line():
@@ -226,7 +226,7 @@ def test_importing_foretaste_loads_no_command_line():
         ("give size= (pixels a side) to bring them to one", "give --size (pixels a side) to bring them to one"),
         ("or give skip_broken=True to go without", "or give --skip-broken to go without"),
         ("such as size=64 (--size 64 on the command line), to bring", "such as --size 64, to bring"),
-        ('use loss="ce".', "use --loss ce."),
+        ('use loss="ce".', 'use --loss "ce".'),
         ("budget='86.2 GB' would do; or batch_size=3", "--budget '86.2 GB' would do; or -n 3"),
         ("batch_size is 61, x_U has 60 points", "-n is 61, the pool has 60 points"),
         ("train.size=3 of my_size=4", "train.size=3 of my_size=4"),

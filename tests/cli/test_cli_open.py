@@ -308,7 +308,7 @@ def test_the_page_says_what_look_ahead_says(tmp_path, strategy, own):
     import foretaste as ft
     from foretaste.cli.inputs import read_inputs
     from foretaste.cli.prepare import make_problem, train_problem
-    from foretaste.cli.query_page import explain_picks
+    from foretaste.cli.query_command import explain_picks
     from foretaste.losses import probabilities
 
     file = write_reviews(tmp_path / "reviews.csv")

@@ -259,7 +259,6 @@ def test_settings_that_do_not_fit(files, words, says):
     [
         (["--channels", "5"], "--channels is 5; expected 1 (grey)"),
         (["--budget", "8XB"], "--budget is '8XB'; expected bytes"),
-        (["--batch", "1"], "--batch 1 and net has BatchNorm"),
         (["--steps", "9", "--max-lr", "1e9"], "with --max-lr 1e+09, and 3 times more, down to --max-lr 1.2"),
     ],
 )

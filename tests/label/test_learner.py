@@ -902,11 +902,11 @@ def test_a_training_that_diverges_is_repeated_at_half_the_rate(
     module = sys.modules["foretaste.network.fit"]
     real = module.train_fast
 
-    def train(fast: str, net: nn.Module, x: torch.Tensor, goal: object, how: TrainingRecipe, *rest: object) -> float:
+    def train(net: nn.Module, x: torch.Tensor, goal: object, how: TrainingRecipe) -> float:
         if how.max_lr > 0.2:
             nn.init.constant_(next(net.parameters()), torch.nan)
             raise diverged_error("the loss is nan at step 1 of 50", how)
-        return real(fast, net, x, goal, how, *rest)
+        return real(net, x, goal, how)
 
     monkeypatch.setattr(module, "train_fast", train)
     fast, slow = (make("l2", fit_options={"max_lr": rate, "steps": 50}) for rate in (0.5, 0.125))

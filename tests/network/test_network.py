@@ -151,7 +151,7 @@ def test_gradients_by_hand_are_autograds(kind, hidden):
     goal = training_targets(y, "ce" if kind in ("ce", "soft") else "l2", 9, 4, CPU, torch.float64)
     params = list(net.parameters())
     assert is_plain_mlp(net, params)
-    f_NC, grads = mlp_gradients(net, goal, params)(x, goal.fit_N)
+    f_NC, grads = mlp_gradients(net, goal)(x, goal.fit_N)
     loss = goal.of(net(x), goal.fit_N)
     assert_close(f_NC, net(x).detach())
     assert_close(grads, list(torch.autograd.grad(loss, params)))
@@ -515,8 +515,8 @@ def test_a_network_that_dies_has_diverged(monkeypatch, caplog):
     module = import_module("foretaste.network.fit")
     real = module.train_fast
 
-    def train(fast, net, x, goal, how, *rest):
-        final = real(fast, net, x, goal, how, *rest)
+    def train(net, x, goal, how):
+        final = real(net, x, goal, how)
         if how.max_lr > 0.2:
             nn.init.constant_(net.layers[0].bias, -1e9)
         return final

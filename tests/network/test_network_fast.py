@@ -21,14 +21,13 @@ from foretaste.network.cuda_graph import (
     in_bf16,
     on_the_host,
     refuse_capture,
-    run_graph_training,
 )
 from foretaste.network.layout import RewrittenOperations, channels_last, flatten_parameters
 from foretaste.network.loss_prediction import JointNetwork, RankedTargets
 from foretaste.network.sgd import TrainingRecipe, train_eager
 
 CPU = torch.device("cpu")
-RECIPE = TrainingRecipe(12, 8, 0.5, 0.0, None, 2, None, torch.float64)
+RECIPE = TrainingRecipe(12, 8, 0.5, 0.0, None, 2, None, torch.float64, order_seed=1, draw_seed=2)
 
 
 def images(n=20, channels=1, dtype=torch.float64, seed=0):
@@ -54,9 +53,9 @@ def state(net):
     return {k: v.clone() for k, v in net.state_dict().items()}
 
 
-def by_tape(net, x, goal, how, order_seed=1, draw_seed=2, progress=None, bf16=False, last=True):
-    twin = TrainingTwin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
-    loss = run_graph_training(twin.tape, twin.step, len(x), how, progress)
+def by_tape(net, x, goal, how, bf16=False, last=True):
+    twin = TrainingTwin.of(net, x, goal, how, bf16, last)
+    loss = twin.run(twin.step)
     twin.give(net)
     return loss
 
@@ -85,7 +84,8 @@ def test_steps_are_those_of_the_eager_loop(make, loss, dtype, change):
     goal = training_targets(y, loss, len(x), 3, CPU, torch.float64)
     seen, reports = ([], []), []
     for net, go, said in ((eager, train_eager, seen[0]), (taped, by_tape, seen[1])):
-        reports.append(go(net, x, goal, how, 1, 2, lambda done, of, said=said: said.append((done, of))))
+        told = replace(how, progress=lambda done, of, said=said: said.append((done, of)))
+        reports.append(go(net, x, goal, told))
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
     assert any(not torch.equal(v, before[k]) for k, v in state(taped).items())
     assert reports[1] == pytest.approx(reports[0], rel=1e-10)
@@ -98,7 +98,7 @@ def test_float32_steps_are_those_of_the_eager_loop():
     how = replace(RECIPE, dtype=torch.float32, steps=5)
     eager, taped = wrn(torch.float32), wrn(torch.float32)
     goal = training_targets(y, "l2", len(x), 3, CPU, torch.float32)
-    train_eager(eager, x, goal, how, 1, 2, None)
+    train_eager(eager, x, goal, how)
     by_tape(taped, x, goal, how)
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
 
@@ -138,7 +138,7 @@ def test_steps_beside_a_loss_module_are_those_of_the_eager_loop():
     ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, "mean", 1.0, 1.0)
     how = replace(RECIPE, max_lr=0.05)
     eager, taped, never = (joint_network(wrn(), stop) for stop in (7, 7, 12))
-    finals = [go(net, x, ranked, how, 1, 2, None) for net, go in ((eager, train_eager), (taped, by_tape))]
+    finals = [go(net, x, ranked, how) for net, go in ((eager, train_eager), (taped, by_tape))]
     assert finals[1] == pytest.approx(finals[0], rel=1e-10)
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
     assert int(taped.passes) == 12
@@ -150,10 +150,10 @@ def test_a_tape_goes_on_from_where_it_is():
     x, y = images()
     goal = training_targets(y, "l2", len(x), 3, CPU, torch.float64)
     eager, taped = wrn(), wrn()
-    final = train_eager(eager, x, goal, RECIPE, 1, 2, None)
-    twin = TrainingTwin.of(taped, x, goal, RECIPE, 1, 2, False, True)
+    final = train_eager(eager, x, goal, RECIPE)
+    twin = TrainingTwin.of(taped, x, goal, RECIPE, False, True)
     twin.step()
-    assert run_graph_training(twin.tape, twin.step, len(x), RECIPE, None, done=1) == pytest.approx(final, rel=1e-10)
+    assert twin.run(twin.step, done=1) == pytest.approx(final, rel=1e-10)
     twin.give(taped)
     assert_close(taped.state_dict(), eager.state_dict(), rtol=1e-9, atol=1e-11)
 

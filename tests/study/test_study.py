@@ -377,8 +377,8 @@ def diverge_above(monkeypatch, rate):
     of_fit = sys.modules["foretaste.network.fit"]
     real = of_fit.train_fast
 
-    def train(fast, net, x, goal, how, *rest):
-        final = real(fast, net, x, goal, how, *rest)
+    def train(net, x, goal, how):
+        final = real(net, x, goal, how)
         if how.max_lr > rate and len(x) > 6:
             for p in net.parameters():
                 p.data.fill_(torch.nan)

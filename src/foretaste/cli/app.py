@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class SafeConsole(Console):
-    """A console that escapes control characters of what it prints. Names of files, labels and arms may hold some.
+    """A console that escapes control characters: names of files, labels and arms may hold some.
 
-    Escape codes of rich itself (colours, the cursor of a bar) are no text, and stay.
+    Rich's own escape codes (colours, the cursor of a bar) are not text, and stay.
     """
 
     def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
@@ -38,20 +38,9 @@ console = SafeConsole()
 # Arguments of the library that are no options of the command line.
 PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
 
-COMMAND_ORDER = (
-    "demo",
-    "query",
-    "label",
-    "status",
-    "serve",
-    "fidelity",
-    "run",
-    "report",
-    "data",
-)  # in --help; what newcomers need first
+# In --help: what newcomers need first.
+COMMAND_ORDER = ("demo", "query", "label", "status", "serve", "fidelity", "run", "report", "data")
 RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
-
-
 GIVEN_WORDS = f"{__name__}.words"  # of the command line, in the context's ``meta``
 
 
@@ -70,14 +59,14 @@ class ForetasteCommand(FlagsWithoutType, TyperCommand):
     """One command."""
 
 
-def with_examples(*lines: str) -> dict[str, Any]:
-    """What ``app.command`` takes for a command whose help ends with examples."""
-    # An empty line between them: older versions of typer join lines that have none.
-    return {"cls": ForetasteCommand, "epilog": "\n\n".join(["Examples:", *lines]) if lines else None}
-
-
 class PlainGroup(FlagsWithoutType, TyperGroup):
     """Several commands."""
+
+
+def with_examples(*lines: str) -> dict[str, Any]:
+    """Arguments of ``app.command`` for a command whose help ends with examples."""
+    # An empty line between them: older versions of typer join lines that have none.
+    return {"cls": ForetasteCommand, "epilog": "\n\n".join(["Examples:", *lines]) if lines else None}
 
 
 class ForetasteGroup(PlainGroup):
@@ -116,7 +105,6 @@ class ForetasteGroup(PlainGroup):
         command = self.commands.get(ctx.invoked_subcommand)
         params = [p for c in (command, *getattr(command, "commands", {}).values()) for p in getattr(c, "params", [])]
         flags = {p.name.rstrip("_"): p.opts[0] for p in params if p.opts[0].startswith("-")}
-        # Points to choose in a query, points of a step elsewhere (``train_problem`` sees to its own).
         size = flags.get("n") or flags.get("batch")
         return flags | ({"batch_size": size} if size else {})
 
@@ -148,36 +136,24 @@ def error_line(error: Exception) -> str:
 def name_options(text: str, flags: dict[str, str]) -> str:
     """The same message, with options of the command line in place of Python arguments.
 
-    >>> name_options("give size= (pixels a side), or skip_broken=True", {"size": "--size", "skip_broken": "--skip-broken"})
+    >>> flags = {"size": "--size", "skip_broken": "--skip-broken"}
+    >>> name_options("give size= (pixels a side), or skip_broken=True", flags)
     'give --size (pixels a side), or --skip-broken'
-    """  # noqa: E501
+    """
     flags = PYTHON_NAMES | flags
+    names = "|".join(sorted(flags, key=len, reverse=True))
+
+    def option(found: re.Match[str]) -> str:
+        name, ending = found[1], found[2]
+        # Without "=" a name counts only if it cannot be an English word, or if the message begins with it.
+        if not ending and "_" not in name and not (found.start() == 0 and text.startswith(f"{name} is ")):
+            return name
+        return flags[name] + (" " if ending == "=" and text[found.end() : found.end() + 1].strip(" ),;") else "")
+
     text = re.sub(r"\S+ \((--[^()]*) on the command line\)", r"\1", text)  # messages that give both names
-    if "options" in flags:  # options={"rate": 0.5} is --options rate=0.5
-        python = r'(?<![\w.])options=\{"(\w+)": ([^{}]*)\}'
-        text = re.sub(python, lambda found: f"{flags['options']} {found[1]}={_bare(found[2])}", text)
-    every = "|".join(map(re.escape, sorted(flags, key=len, reverse=True)))
     # After a dot the name is a key of a study (train.steps=), after a slash a part of a path.
-    text = re.sub(
-        rf"(?<![\w./'-])({every})=(\"[^\"]*\"|'[^']*'|[^\s=;,()]*[^\s=;,():.])?",
-        lambda found: flags[found[1]] + _flag_value(found[2]),
-        text,
-    )
-    # Without "=" a name counts only if it cannot be an English word, or if the message begins with it.
-    python_only = "|".join(map(re.escape, (name for name in flags if "_" in name)))
-    text = re.sub(rf"(?<![\w./'-])({python_only})(?![\w/-]|\.\w)", lambda found: flags[found[1]], text)
-    return re.sub(rf"^({every})(?= is )", lambda found: flags[found[1]], text)
-
-
-def _flag_value(value: str | None) -> str:
-    if value in (None, "", "True"):
-        return ""
-    return f" {value}" if " " in str(value) else f" {_bare(str(value))}"
-
-
-def _bare(value: str) -> str:
-    """Without quotes around it."""
-    return value.strip("\"'")
+    text = re.sub(rf"(?<![\w./'-])({names})(?![\w/-]|\.\w)(=True\b|=)?", option, text)
+    return re.sub(r'--options \{"(\w+)": "?([^{}"]*)"?\}', r"--options \1=\2", text)
 
 
 app = typer.Typer(
@@ -243,17 +219,10 @@ def usable_cores() -> int:
 
 def counting_bar(transient: bool = False) -> "Progress":
     """A bar with a description, a count, the time so far and the time left."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as of
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=transient)
+    what, times = of.TextColumn("{task.description}", markup=False), (of.TimeElapsedColumn(), of.TimeRemainingColumn())
+    return of.Progress(what, of.BarColumn(), of.MofNCompleteColumn(), *times, console=console, transient=transient)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def fidelity_command(
     ] = 2,
     retrain_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of each retraining. Default: as --steps.", rich_help_panel=given.NETWORK_PANEL),
+        given.network_option(min=1, help="Steps of each retraining. Default: as --steps."),
     ] = None,
     watch: Annotated[
         int,
@@ -69,9 +69,7 @@ def fidelity_command(
             rich_help_panel=COMPARED_PANEL,
         ),
     ] = "misfit,1e-6,1e-2",
-    budget: Annotated[
-        str | None, typer.Option(help='Memory for the kernel, such as "8GB".', rich_help_panel=COMPARED_PANEL)
-    ] = None,
+    budget: given.BudgetOption = None,
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
@@ -85,9 +83,7 @@ def fidelity_command(
     steps: given.StepsOption = None,
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
-    weight_decay: Annotated[
-        float, typer.Option(min=0, help="Weight decay of every training.", rich_help_panel=given.NETWORK_PANEL)
-    ] = 0.0,
+    weight_decay: Annotated[float, given.network_option(min=0, help="Weight decay of every training.")] = 0.0,
     device: given.DeviceOption = "auto",
     seed: given.SeedOption = 0,
 ) -> None:

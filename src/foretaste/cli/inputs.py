@@ -7,6 +7,7 @@ pool that are labelled already are left out.
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,9 +30,12 @@ HOW_TO_GET_A_BACKBONE = (
     "pip install 'foretaste[pretrained]'"
 )
 
-# Groups of options in --help.
-DATA_PANEL, PICTURES_PANEL, NETWORK_PANEL = "Data", "Pictures", "Network and training"
-KERNEL_PANEL = "Kernel and selection"
+# Options by their group in --help.
+DATA_PANEL = "Data"
+data_option = partial(typer.Option, rich_help_panel=DATA_PANEL)
+picture_option = partial(typer.Option, rich_help_panel="Pictures")
+network_option = partial(typer.Option, rich_help_panel="Network and training")
+kernel_option = partial(typer.Option, rich_help_panel="Kernel and selection")
 
 DataArgument = Annotated[
     Path | None,
@@ -39,132 +43,92 @@ DataArgument = Annotated[
         metavar="DATA", help=f"Points of which some have a label: {POINTS}. The points without a label are the pool."
     ),
 ]
-
-NetworkOption = Annotated[
-    str | None,
-    typer.Option(
-        help="mlp, wrn1, wrn2, wrn3, resnet18, or package.module:function of your own. Default: a head for features "
-        "of a backbone and for text, mlp for tables, a small wrn1 for pixels.",
-        rich_help_panel=NETWORK_PANEL,
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Options of the network, such as widen=4.", rich_help_panel=NETWORK_PANEL
-    ),
-]
-WeightsOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="State dict, .safetensors. Without it the network is trained on the labelled points first.",
-        rich_help_panel=NETWORK_PANEL,
-    ),
-]
 LabelledOption = Annotated[
-    Path | None,
-    typer.Option(help="Labelled points, if they are not in DATA: any of its formats.", rich_help_panel=DATA_PANEL),
+    Path | None, data_option(help="Labelled points, if they are not in DATA: any of its formats.")
 ]
 PoolOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Points to choose from, with --labelled: any format. Labels are not needed.", rich_help_panel=DATA_PANEL
+    Path | None, data_option(help="Points to choose from, with --labelled: any format. Labels are not needed.")
+]
+LabelColumnOption = Annotated[
+    str | None,
+    data_option(
+        "--label",
+        help="The column of labels, or their array; none if nothing is labelled. Default: label, class, category, ...",
     ),
+]
+TextColumnOption = Annotated[
+    str | None,
+    data_option(
+        "--text",
+        help="The column of text; none reads the other columns as a table. Default: the column that holds text.",
+    ),
+]
+IdColumnOption = Annotated[
+    str | None, data_option("--id", help="The column of ids. Default: id, name, customer_id, ...")
 ]
 ClassesOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Names of the classes in the order of the network's outputs, separated by commas.",
-        rich_help_panel=DATA_PANEL,
-    ),
-]
-LossOption = Annotated[
-    str | None,
-    typer.Option(
-        help="l2 or ce: the loss of the network's training. Default: what --weights says, or l2.",
-        rich_help_panel=NETWORK_PANEL,
-    ),
+    str | None, data_option(help="Names of the classes in the order of the network's outputs, separated by commas.")
 ]
 NormaliseOption = Annotated[
     str | None,
-    typer.Option(
-        help='"none", "measured" (on all points), or mean/std: "0.5/0.25", or one number a channel.',
-        rich_help_panel=DATA_PANEL,
+    data_option(help='"none", "measured" (on all points), or mean/std: "0.5/0.25", or one number a channel.'),
+]
+KeptLabelsOption = Annotated[
+    str | None,
+    data_option(
+        "--store",
+        help="Folder of the labels that `foretaste label` has collected: they count too. Default: where it keeps them. "
+        "none: leave them out.",
     ),
 ]
 SizeOption = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ.",
-        rich_help_panel=PICTURES_PANEL,
-    ),
+    picture_option(min=1, help="Pixels a side. Pictures are scaled and cut. Default: chosen where sizes differ."),
 ]
-ChannelsOption = Annotated[
-    int | None,
-    typer.Option(help="1 (grey) or 3 (colour). Default: what the pictures have.", rich_help_panel=PICTURES_PANEL),
-]
+ChannelsOption = Annotated[int | None, picture_option(help="1 (grey) or 3 (colour). Default: what the pictures have.")]
 SkipBrokenOption = Annotated[
     bool,
-    typer.Option(
-        "--skip-broken/--no-skip-broken",
-        help="Leave out pictures that cannot be read, and name them; or stop.",
-        rich_help_panel=PICTURES_PANEL,
+    picture_option(
+        "--skip-broken/--no-skip-broken", help="Leave out pictures that cannot be read, and name them; or stop."
+    ),
+]
+NetworkOption = Annotated[
+    str | None,
+    network_option(
+        help="mlp, wrn1, wrn2, wrn3, resnet18, or package.module:function of your own. Default: a head for features "
+        "of a backbone and for text, mlp for tables, a small wrn1 for pixels."
     ),
 ]
 EncoderOption = Annotated[
     str | None,
-    typer.Option(
+    network_option(
         "--backbone",
         "--encoder",
         help="What turns pictures or text into features: efficientnet-lite0 (pictures, the default where it is "
         "installed), tfidf (text, the default), hashing, hf:NAME, st:NAME, timm:NAME, torchvision:NAME, or "
         "package.module:function. none: a network on the pixels, trained here.",
-        rich_help_panel=NETWORK_PANEL,
     ),
 ]
-LabelColumnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--label",
-        help="The column of labels, or their array; none if nothing is labelled. Default: label, class, category, ...",
-        rich_help_panel=DATA_PANEL,
-    ),
+SetOption = Annotated[
+    list[str] | None,
+    network_option("--set", metavar="KEY=VALUE", help="Options of the network, such as widen=4."),
 ]
-TextColumnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--text",
-        help="The column of text; none reads the other columns as a table. Default: the column that holds text.",
-        rich_help_panel=DATA_PANEL,
-    ),
+WeightsOption = Annotated[
+    Path | None,
+    network_option(help="State dict, .safetensors. Without it the network is trained on the labelled points first."),
 ]
-IdColumnOption = Annotated[
+LossOption = Annotated[
     str | None,
-    typer.Option("--id", help="The column of ids. Default: id, name, customer_id, ...", rich_help_panel=DATA_PANEL),
+    network_option(help="l2 or ce: the loss of the network's training. Default: what --weights says, or l2."),
 ]
-KeptLabelsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        help="Folder of the labels that `foretaste label` has collected, which count too. Default: where it keeps "
-        "them. none: leave them out.",
-        rich_help_panel=DATA_PANEL,
-    ),
+StepsOption = Annotated[
+    int | None, network_option(min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.")
 ]
+MaxLrOption = Annotated[float | None, network_option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.")]
+BatchOption = Annotated[int, network_option(min=2, help="Points in a step of SGD.")]
+BudgetOption = Annotated[str | None, kernel_option(help='Memory for the kernel, such as "8GB".')]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.", rich_help_panel=NETWORK_PANEL
-    ),
-]
-MaxLrOption = Annotated[
-    float | None,
-    typer.Option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.", rich_help_panel=NETWORK_PANEL),
-]
-BatchOption = Annotated[int, typer.Option(min=1, help="Points in a step of SGD.", rich_help_panel=NETWORK_PANEL)]
 
 PICTURE_SIDE = 32  # pixels that large pictures, or pictures of several sizes, are scaled to
 

@@ -1,7 +1,9 @@
-"""``foretaste query``: which points of a pool to label next, as a ranked CSV."""
+"""``foretaste query``: which points of a pool to label next, as a ranked CSV and a page."""
 
 import csv
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +13,7 @@ import typer
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, console_warnings, how_made, progress_bar, say, with_examples
 from foretaste.cli.prepare import describe_network, make_problem, save_problem, train_problem
-from foretaste.cli.query_page import write_picks
-from foretaste.errors import counted, csv_cell, format_seconds
+from foretaste.errors import counted, csv_cell, format_seconds, printable
 from foretaste.files import whole_file
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from foretaste.pick import Query
 
 RANKED_COLUMNS = ("rank", "picked", "id", "score", "predicted", "probability", "margin")
-SHOWN_ROWS = 10
+SHOWN_ROWS = 10  # in the terminal
+COUNTED_POINTS = 2000  # points of the pool on which changed predictions are counted
+EXPLAINED = 100  # picks that the page shows and explains
 
 
 @app.command(
@@ -53,57 +56,34 @@ def query_command(
     page: Annotated[
         str | None, typer.Option(help="The HTML page of the chosen points. Default: beside the CSV; none: no page.")
     ] = None,
-    select: Annotated[
-        str, typer.Option(help="auto, top, greedy or fantasy.", rich_help_panel=given.KERNEL_PANEL)
-    ] = "auto",
+    select: Annotated[str, given.kernel_option(help="auto, top, greedy or fantasy.")] = "auto",
     output: Annotated[
         str,
-        typer.Option(
-            help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or the number of one.",
-            rich_help_panel=given.KERNEL_PANEL,
+        given.kernel_option(
+            help="Outputs the kernel is of: auto, sum, signs, first, trace, full, or an output's number."
         ),
     ] = "auto",
     ridge: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal.",
-            rich_help_panel=given.KERNEL_PANEL,
-        ),
+        given.kernel_option(min=0, help="λ. Default: the strategy's own, or 1e-6 of the kernel's mean diagonal."),
     ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help='Memory for the kernel, such as "8GB".', rich_help_panel=given.KERNEL_PANEL)
-    ] = None,
+    budget: given.BudgetOption = None,
     precision: Annotated[
-        str,
-        typer.Option(
-            help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.",
-            rich_help_panel=given.KERNEL_PANEL,
-        ),
+        str, given.kernel_option(help="auto, float32, or on CUDA tf32 or half; float64 for a float64 network.")
     ] = "auto",
     watch: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Score by this many points of the pool, not by all: less memory.",
-            rich_help_panel=given.KERNEL_PANEL,
-        ),
+        int | None, given.kernel_option(min=1, help="Score by this many points of the pool, not by all: less memory.")
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Options of the strategy, such as scale=0.1.", rich_help_panel=given.KERNEL_PANEL
-        ),
+        given.kernel_option(metavar="KEY=VALUE", help="Options of the strategy, such as scale=0.1."),
     ] = None,
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
     classes: given.ClassesOption = None,
     loss: given.LossOption = None,
-    regression: Annotated[
-        bool,
-        typer.Option("--regression", help="Labels are numbers.", rich_help_panel=given.DATA_PANEL),
-    ] = False,
+    regression: Annotated[bool, given.data_option("--regression", help="Labels are numbers.")] = False,
     normalise: given.NormaliseOption = None,
     size: given.SizeOption = None,
     channels: given.ChannelsOption = None,
@@ -113,10 +93,7 @@ def query_command(
     max_lr: given.MaxLrOption = None,
     batch: given.BatchOption = 32,
     save: Annotated[
-        bool,
-        typer.Option(
-            "--save", help="Save the weights trained here, beside the CSV.", rich_help_panel=given.NETWORK_PANEL
-        ),
+        bool, given.network_option("--save", help="Save the weights trained here, beside the CSV.")
     ] = False,
     device: given.DeviceOption = "auto",
     seed: given.SeedOption = 0,
@@ -276,14 +253,24 @@ def rehearse_query(problem: "LabellingProblem", **how: Any) -> None:
 
     p, few, trains = problem, slice(3), problem.net.training
     p = replace(p, x_L=p.x_L[few], y_L=p.y_L[few])
-    log = logging.getLogger("foretaste")
-    level, how["watch"] = log.level, None
+    how["watch"] = None
     try:
-        log.setLevel(logging.ERROR)  # an untrained network does not fit its labels
-        ft.query(p.net.eval(), *p.labelled, p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
+        with errors_only():  # an untrained network does not fit its labels
+            ft.query(p.net.eval(), *p.labelled, p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
+    finally:
+        p.net.train(trains)
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """No warnings are logged within."""
+    log = logging.getLogger("foretaste")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         log.setLevel(level)
-        p.net.train(trains)
 
 
 def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") -> list[dict[str, Any]]:
@@ -359,3 +346,118 @@ def show_ranked(rows: list[dict[str, Any]]) -> None:
         numbers = {name: f"{float(row[name]):.4g}" for name in ("score", "probability", "margin") if row[name]}
         table.add_row(*(Text(numbers.get(name, str(row[name]))) for name in shown))
     console.print(table)
+
+
+# The page: the chosen points as a person sees them, and what their labels would change.
+
+
+def write_picks(
+    problem: "LabellingProblem",
+    q: "Query",
+    f_UC: "Tensor | None",
+    out: Path,
+    ask: dict[str, Any],
+    *,
+    summary: str,
+    warnings: list[str],
+    made: dict[str, str],
+) -> Path:
+    """Write the page of the chosen points. ``made`` says how: the command, the seed, the versions, the date."""
+    from foretaste.losses import probabilities
+    from foretaste.report import Pick, picks_page
+
+    p, chosen = problem, q.indices.tolist()
+    p_UC = probabilities(f_UC, p.loss) if f_UC is not None and p.classes else None
+    reasons, explained = explain_picks(p, p_UC, chosen[:EXPLAINED], ask)
+    picks = []
+    for rank, j in enumerate(chosen, 1):
+        said: dict[str, Any] = {"predicted": "" if f_UC is None else f"{float(f_UC[j, 0]):.6g}"}
+        if p_UC is not None:
+            best, second = p_UC[j].topk(2).indices.tolist()
+            said = {
+                "predicted": p.classes[best], "probability": float(p_UC[j, best]),
+                "second": p.classes[second], "second_probability": float(p_UC[j, second]),
+            }  # fmt: skip
+        shown = shown_item(p, int(p.points.pool[j])) if rank <= EXPLAINED else {}
+        picks.append(Pick(rank=rank, id=p.ids[j], why=reasons.get(j, []), **said, **shown))
+    about = {
+        "data": printable(p.points.where),
+        "labelled": (counted(len(p.x_L), "point") if len(p.x_L) else "no points")
+        + (f", {counted(len(p.classes), 'class', 'classes')}" if p.classes else ""),
+        "pool": counted(len(p.x_U), "point"),
+        "network": p.name,
+        "strategy": f"{q.info['strategy']} ({q.info['select']})",
+        "time": format_seconds(q.seconds["total"]),
+    } | made
+    when = "next" if len(p.x_L) else "first"
+    head = f"Label this one {when}" if len(picks) == 1 else f"Label these {len(picks)} {when}"
+    return picks_page(
+        picks, out, title=f"foretaste query · {printable(Path(p.points.where).name)}", headline=head,
+        sentences=[line for line in (summary, explained) if line], notes=p.notes, warnings=warnings, about=about,
+    )  # fmt: skip
+
+
+def explain_picks(
+    problem: "LabellingProblem", p_UC: "Tensor | None", chosen: list[int], ask: dict[str, Any]
+) -> tuple[dict[int, list[str]], str]:
+    """For each pick, how many predictions its two likeliest labels would change; and a sentence on it.
+
+    Only the picks are candidates, and of a large pool a sample is watched: this stays cheap where the query was not.
+    """
+    import torch
+
+    import foretaste as ft
+
+    p = problem
+    if p_UC is None or not chosen:
+        return {}, ""
+    how = ft.acquire.find_strategy(ask["strategy"])
+    output = how.kernel_output(ask["output"])
+    ridge = how.ridge if ask["ridge"] is None else ask["ridge"]
+    U = len(p.x_U)
+    watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values
+    try:
+        with errors_only():  # the query has warned already
+            state = ft.linearize(
+                p.net, *p.labelled, p.feed(p.x_U[chosen]), watch=p.feed(p.x_U[watched]), loss=p.loss,
+                output=output, ridge=ridge, budget=ask["budget"],
+            )  # fmt: skip
+            now_W, reasons = state.mean.argmax(1), {}
+            for k, j in enumerate(chosen):
+                parts = []
+                for c in p_UC[j].topk(2).indices.tolist():
+                    changed = int((state.lookahead(k, c).argmax(1) != now_W).sum())
+                    parts.append(f"if {p.classes[c]}, {counted(changed, 'prediction changes', 'predictions change')}")
+                text = "; ".join(parts)
+                reasons[j] = [f"{text[0].upper()}{text[1:]}."]
+    except (ValueError, MemoryError) as error:  # strategies such as margin need no kernel, and have chosen
+        return {}, f"What a label would change is not shown: {error}."
+    sample = "the pool" if len(watched) == U else f"a sample of the pool, of {U}"
+    return reasons, (
+        f"Below each: the two likeliest classes, and how many of {counted(len(watched), 'prediction')} on {sample} a "
+        "label would change, as look-ahead computes it without training."
+    )
+
+
+def shown_item(problem: "LabellingProblem", i: int) -> dict[str, Any]:
+    """The point as a person sees it: a picture, a text, or a row."""
+    points = problem.points
+    item = points.items[i]
+    if points.kind == "pictures":
+        return {"picture": _as_image(item)}
+    if points.kind == "text":
+        return {"text": str(item)}
+    if points.kind == "table":
+        return {"row": item}
+    return {"row": {name: f"{v:.6g}" for name, v in zip(points.columns, item.tolist())}} if points.columns else {}
+
+
+def _as_image(item: Any) -> Any:
+    """A picture that PIL has opened, or pixels (channels, height, width)."""
+    from PIL import Image
+
+    if not hasattr(item, "numpy"):
+        return item
+    pixels = (item.clamp(0, 1) * 255).round().byte() if item.is_floating_point() else item
+    array = pixels.numpy()
+    return Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0).copy())

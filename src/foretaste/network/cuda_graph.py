@@ -26,13 +26,13 @@ from foretaste.losses import TrainingTargets
 from foretaste.network.layout import FlatParameters, RewrittenOperations, channels_last, flatten_parameters
 from foretaste.network.sgd import (
     PROGRESS_REPORTS,
-    TrainingProgress,
+    Gradients,
     TrainingRecipe,
     augment_batch,
     batch_indices,
     deterministic,
     diverged_error,
-    mlp_gradients,
+    find_gradients,
     one_cycle,
     train_eager,
     train_mode,
@@ -40,9 +40,11 @@ from foretaste.network.sgd import (
 
 log = logging.getLogger("foretaste")
 
-FAST_MODES = ("auto", "off", "bf16", "float32")
 ONE_STREAM = threading.RLock()  # else a graph would also record what another thread does on the stream
 SHORT_TRAINING = 60  # steps; for fewer, recording takes longer than it saves
+
+
+TapeStep = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -56,26 +58,14 @@ class Tape:
     at: Tensor  # (1,): the step that comes next
 
 
-TapeStep = Callable[[], None]
-
-
-def train_fast(
-    fast: str,
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    order_seed: int,
-    draw_seed: int,
-    progress: TrainingProgress | None,
-) -> float:
+def train_fast(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
     """Train as a CUDA graph where that is possible, else by the eager loop; the log says why."""
-    if fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING:
+    if how.fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING:
         try:
-            return by_graph(in_bf16(fast, net), net, x, goal, how, order_seed, draw_seed, progress)
+            return train_by_graph(net, x, goal, how)
         except CannotCaptureError as e:
             log.warning("training runs step by step, because it cannot be a CUDA graph: %s", e)
-    return train_eager(net, x, goal, how, order_seed, draw_seed, progress)
+    return train_eager(net, x, goal, how)
 
 
 def in_bf16(fast: str, net: nn.Module) -> bool:
@@ -83,18 +73,9 @@ def in_bf16(fast: str, net: nn.Module) -> bool:
     return fast == "bf16" or (fast == "auto" and any(isinstance(m, nn.Conv2d) for m in net.modules()))
 
 
-def by_graph(
-    bf16: bool,
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    order_seed: int,
-    draw_seed: int,
-    progress: TrainingProgress | None,
-) -> float:
+def train_by_graph(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
     refuse_capture(net, how.dtype)
-    stream = stream_of(x.device)
+    bf16, stream = in_bf16(how.fast, net), stream_of(x.device)
     stream.wait_stream(torch.cuda.current_stream(x.device))
     with (
         ONE_STREAM,
@@ -107,8 +88,8 @@ def by_graph(
         for last in (True, False):
             draws.set_state(fresh)
             try:
-                copied = TrainingTwin.of(net, x, goal, how, order_seed, draw_seed, bf16, last)
-                graph = record_graph(copied.step, copied.net, copied.state(), copied.draws, stream)
+                twin = TrainingTwin.of(net, x, goal, how, bf16, last)
+                graph = record_graph(twin, stream)
                 break
             except CannotCaptureError:
                 raise
@@ -116,41 +97,84 @@ def by_graph(
                 if last and "view size" in str(e):
                     continue  # the network calls .view() on a tensor with channels last
                 raise CannotCaptureError(f"{type(e).__name__}: {str(e).partition(chr(10))[0]}") from e
-        final = run_graph_training(copied.tape, graph.replay, len(x), how, progress, TAKEN_BY_GRAPH)
-        copied.give(net)
+        final = twin.run(graph.replay, TAKEN_BY_GRAPH)
+        twin.give(net)
     torch.cuda.current_stream(x.device).wait_stream(stream)
     return final
 
 
-@dataclass(frozen=True)
+@cache
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all trainings: graphs replayed on several streams deadlocked in TF32 kernels."""
+    return torch.cuda.Stream(device)
+
+
+@dataclass(frozen=True, eq=False)
 class TrainingTwin:
-    """A copy of the network in the fastest layout, with its tape and step."""
+    """A copy of the network in the fastest layout, with its tape.
+
+    A step reads its batch and its rates from buffers on the device, at a position that is a buffer too. Nothing about
+    it changes on the host, so a CUDA graph can hold it. Run without a graph, on any device, it is the same arithmetic;
+    tests compare it with the eager loop.
+    """
 
     net: nn.Module
+    x: Tensor  # already prepared, unless it is augmented
+    goal: TrainingTargets
+    how: TrainingRecipe
     flat: FlatParameters
     tape: Tape
     draws: Generator
-    step: TapeStep
+    gradients: Gradients
+    mode: AbstractContextManager[object]
 
     @classmethod
     def of(
-        cls,
-        net: nn.Module,
-        x: Tensor,
-        goal: TrainingTargets,
-        how: TrainingRecipe,
-        order_seed: int,
-        draw_seed: int,
-        bf16: bool,
-        last: bool,
+        cls, net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, bf16: bool, last: bool
     ) -> "TrainingTwin":
+        """``last``: channels last."""
         twin = copy.deepcopy(net)
         train_mode(twin)
         flat = flatten_parameters(channels_last(twin) if last else twin, bf16)
-        shown, as_shown = feed_tape(x, how)
-        t = make_tape(len(x), how, order_seed, x.device)
-        draws = Generator(x.device).manual_seed(draw_seed)
-        return cls(twin, flat, t, draws, make_stepper(twin, shown, goal, as_shown, t, flat, draws, last))
+        tape = make_tape(len(x), how, x.device)
+        if not how.augment:
+            x, how = how.feed(x), replace(how, normalise=None)
+        elif how.normalise is not None:
+            mean, std = (torch.as_tensor(v, dtype=how.dtype, device=x.device) for v in how.normalise)
+            how = replace(how, normalise=(mean, std))  # type: ignore[arg-type]
+        draws = Generator(x.device).manual_seed(how.draw_seed)
+        gradients = find_gradients(Mixed(twin) if bf16 else twin, goal, flat.params)
+        return cls(twin, x, goal, how, flat, tape, draws, gradients, RewrittenOperations() if last else nullcontext())
+
+    def step(self) -> None:
+        """Take the next step of the tape."""
+        t, goal, how = self.tape, self.goal, self.how
+        at_B = t.order_SB.index_select(0, t.at)[0]
+        x_B, fit_B = self.x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
+        if how.augment:
+            x_B = how.feed(augment_batch(x_B, how.augment, self.draws, how.pad))
+        with torch.enable_grad(), self.mode:
+            f_BC, grads = self.gradients(x_B, fit_B)
+        with torch.no_grad():
+            lr, momentum = t.lr_S.index_select(0, t.at)[0], t.momentum_S.index_select(0, t.at)[0]
+            self.flat.step(grads, lr, momentum, how.weight_decay)
+            t.losses_S.index_copy_(0, t.at, goal.of(f_BC, fit_B)[None])
+            t.at.add_(1)
+
+    def run(self, step: TapeStep, done: int = 0) -> float:
+        """Take all steps after the first ``done``; return what ``train_eager`` does."""
+        how, losses_S = self.how, self.tape.losses_S
+        every = max(1, how.steps // PROGRESS_REPORTS)
+        while done < how.steps:
+            to = min(how.steps, done - done % every + every)
+            for _ in range(done, to):
+                step()
+            done = to
+            if not math.isfinite(loss := float(losses_S[done - 1])):
+                raise diverged_error(f"the loss is {loss} at step {done} of {how.steps}", how)
+            if how.progress is not None:
+                how.progress(done, how.steps)
+        return float(losses_S[-math.ceil(len(self.x) / how.batch_size) :].mean())
 
     def state(self) -> list[list[Tensor]]:
         """All tensors that a step changes."""
@@ -166,81 +190,13 @@ class TrainingTwin:
         train_mode(net)
 
 
-@cache
-def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all trainings: graphs replayed on several streams deadlocked in TF32 kernels."""
-    return torch.cuda.Stream(device)
-
-
-def run_graph_training(
-    t: Tape, step: TapeStep, n: int, how: TrainingRecipe, progress: TrainingProgress | None, done: int = 0
-) -> float:
-    """Take the steps of ``t`` from ``done`` on; return what ``train`` does."""
-    every = max(1, how.steps // PROGRESS_REPORTS)
-    while done < how.steps:
-        to = min(how.steps, done - done % every + every)
-        for _ in range(done, to):
-            step()
-        done = to
-        if not math.isfinite(loss := float(t.losses_S[done - 1])):
-            raise diverged_error(f"the loss is {loss} at step {done} of {how.steps}", how)
-        if progress is not None:
-            progress(done, how.steps)
-    return float(t.losses_S[-math.ceil(n / how.batch_size) :].mean())
-
-
-# One SGD step as a tape. It reads its batch and its rates from buffers on the device, at a position that is a buffer
-# too. Nothing about a step changes on the host, so a CUDA graph can hold it. Run without a graph, on any device, it is
-# the same arithmetic; tests compare it with the eager loop.
-
-
-def make_tape(n: int, how: TrainingRecipe, order_seed: int, device: torch.device) -> Tape:
-    """The same batches and schedule as the eager loop has with this seed."""
-    order_SB = batch_indices(n, how.batch_size, how.steps, Generator().manual_seed(order_seed))
+def make_tape(n: int, how: TrainingRecipe, device: torch.device) -> Tape:
+    """The same batches and schedule as the eager loop has."""
+    order_SB = batch_indices(n, how.batch_size, how.steps, Generator().manual_seed(how.order_seed))
     rates_S2 = torch.tensor([one_cycle(s, how.steps, how.max_lr) for s in range(how.steps)], dtype=how.dtype)
     lr_S, momentum_S = (r_S.contiguous().to(device) for r_S in rates_S2.unbind(1))
     losses_S = torch.zeros(how.steps, dtype=how.dtype, device=device)
     return Tape(order_SB.to(device), lr_S, momentum_S, losses_S, torch.zeros(1, dtype=torch.int64, device=device))
-
-
-def feed_tape(x: Tensor, how: TrainingRecipe) -> tuple[Tensor, TrainingRecipe]:
-    """Without augmentation, prepare all points once; with it, put mean and std on the device."""
-    if not how.augment:
-        return how.feed(x), replace(how, normalise=None)
-    if how.normalise is None:
-        return x, how
-    mean, std = (torch.as_tensor(v, dtype=how.dtype, device=x.device) for v in how.normalise)
-    return x, replace(how, normalise=(mean, std))  # type: ignore[arg-type]
-
-
-def make_stepper(
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    t: Tape,
-    flat: FlatParameters,
-    draws: Generator,
-    last: bool,
-) -> TapeStep:
-    """A function that takes the next step of ``t``. x and how come from ``feed_tape``; last: channels last."""
-    gradient = mlp_gradients(Mixed(net) if flat.bf16 else net, goal, flat.params)
-    mode: AbstractContextManager[object] = RewrittenOperations() if last else nullcontext()
-
-    def step() -> None:
-        at_B = t.order_SB.index_select(0, t.at)[0]
-        x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
-        if how.augment:
-            x_B = how.feed(augment_batch(x_B, how.augment, draws, how.pad))
-        with torch.enable_grad(), mode:
-            f_BC, grads = gradient(x_B, fit_B)
-        with torch.no_grad():
-            lr, momentum = t.lr_S.index_select(0, t.at)[0], t.momentum_S.index_select(0, t.at)[0]
-            flat.step(grads, lr, momentum, how.weight_decay)
-            t.losses_S.index_copy_(0, t.at, goal.of(f_BC, fit_B)[None])
-            t.at.add_(1)
-
-    return step
 
 
 class Mixed(nn.Module):
@@ -257,11 +213,9 @@ class Mixed(nn.Module):
         return f_nC.float()
 
 
-# Recording. A graph repeats what one pass did on the device. Whatever the host decides anew at each step would be lost
-# without a word. So the pass is watched for that, and the graph is compared with a plain step before it is used.
+# Recording. A graph repeats what one step did on the device. What the host decides anew at each step would be lost
+# silently. So the first steps are watched for that, and the graph is compared with a plain step before it is used.
 
-
-GraphStep = Callable[[], None]
 GRAPH_WARM_UP = 2  # plain steps before a capture, in which libraries allocate their workspaces
 TAKEN_BY_GRAPH = GRAPH_WARM_UP + 1
 GRAPH_TOLERANCE = 0.02  # how far a replayed step may end from a plain one, of the step's own length
@@ -287,32 +241,31 @@ def refuse_capture(net: nn.Module, dtype: torch.dtype) -> None:
             raise CannotCaptureError(f"parameter {name!r} has a hook, which a graph would not call")
 
 
-def record_graph(
-    step: GraphStep, net: nn.Module, state: Sequence[Sequence[Tensor]], draws: Generator, stream: torch.cuda.Stream
-) -> torch.cuda.CUDAGraph:
-    """The graph of a step, which acts on ``state``. Takes TAKEN_BY_GRAPH steps on the way."""
-    before = on_the_host(net)
-    step()
+def record_graph(twin: TrainingTwin, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """The graph of a step. Takes TAKEN_BY_GRAPH steps on the way."""
+    before = on_the_host(twin.net)
+    twin.step()
     with synchronising_raises():
         for _ in range(GRAPH_WARM_UP - 1):
-            step()
-    if on_the_host(net) != before:
+            twin.step()
+    if on_the_host(twin.net) != before:
         raise CannotCaptureError("a step draws or counts on the host, which a graph would not repeat")
     graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(draws)
+    graph.register_generator_state(twin.draws)
     # thread_local: other threads may use the GPU meanwhile.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        step()
-    check_graph(step, graph.replay, state, [draws, torch.cuda.default_generators[stream.device.index]])
+        twin.step()
+    generators = [twin.draws, torch.cuda.default_generators[stream.device.index]]
+    check_graph(twin.step, graph.replay, twin.state(), generators)
     return graph
 
 
 def check_graph(
-    step: GraphStep, replay: GraphStep, state: Sequence[Sequence[Tensor]], generators: Sequence[Generator]
+    step: TapeStep, replay: TapeStep, state: Sequence[Sequence[Tensor]], generators: Sequence[Generator]
 ) -> None:
-    """Take one step plainly and again, from the same place, by the graph; raises unless they end together.
+    """Take one step plainly, and from the same place by the graph; raises unless both end at the same place.
 
-    state: groups of tensors (parameters, velocities, ...), each held to the length of its own change.
+    state: groups of tensors (parameters, velocities, ...). Each may differ by a share of its own change.
     """
     before = [[t.detach().clone() for t in group] for group in state]
     drawn = [g.get_state() for g in generators]
@@ -326,13 +279,14 @@ def check_graph(
         g.set_state(at)
     replay()
     for group, was, expected in zip(state, before, plain):
-        length, apart = relative_distance(expected, was), relative_distance(expected, group)
+        length, apart = total_distance(expected, was), total_distance(expected, group)
         if not apart <= GRAPH_TOLERANCE * length:  # also if it is NaN
             raise CannotCaptureError(f"a replayed step ends {apart:.1e} from a plain one, which is {length:.1e} long")
 
 
 @torch.no_grad()
-def relative_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+def total_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The Euclidean distance of two lists of tensors, each list taken as one vector."""
     squares = [(s.double() - t.double()).square().sum() for s, t in zip(a, b)]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
@@ -346,7 +300,7 @@ def on_the_host(net: nn.Module) -> list[Any]:
 
 @contextmanager
 def synchronising_raises() -> Iterator[None]:
-    """Raise on a synchronisation. A capture that fails would leave generator and allocator in disorder."""
+    """Raise if the host waits for the device: a capture would fail, and leave generator and allocator in disorder."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it may miss some

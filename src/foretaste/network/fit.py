@@ -12,10 +12,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from foretaste.errors import check_callable, check_known, real_number, whole_number
+from foretaste.errors import check_known, whole_number
 from foretaste.given import ClassName, holds_classes, labels_as_numbers, read_labelled, resolve_class_names
 from foretaste.losses import BinaryOutputs, TrainingTargets, find_loss, training_targets
-from foretaste.network.cuda_graph import FAST_MODES, train_fast
+from foretaste.network.cuda_graph import train_fast
 from foretaste.network.models import new_weights
 from foretaste.network.sgd import (
     AUGMENTATIONS,
@@ -145,41 +145,68 @@ def fit(
         >>> fit(MLP(4, (16,), 2), x.tolist(), ["cat", "dog", "cat", "dog"], steps=200).accuracy
         1.0
     """
-    began = time.perf_counter()
     criterion = find_loss(loss)
-    check_known("start", start, ("warm", "cold"))
-    check_known("statistics", statistics, ("running", "labelled"))
-    check_known("fast", fast, FAST_MODES)
     with only_trained(net, params):
-        device, dtype = check_trainable(net)
+        check_trainable(net)
         x, y, classes = read_labelled(net, x, y, classes)
-        check_training_points(x, device, dtype, augment, normalise)
-        size, count = training_length(net, len(x), batch_size, steps, epochs)
-        top = real_number("max_lr", criterion.max_lr if max_lr is None else max_lr, 0, above=True)
-        weight_decay, pad = real_number("weight_decay", weight_decay, 0), whole_number("pad", pad, most=10_000)
-        seed = whole_number("seed", seed, -(2**63))
-        check_callable("progress", progress, "(steps done, all steps)")
-        how = TrainingRecipe(count, size, top, weight_decay, augment, pad, normalise, dtype)
-        # One seed for each use: the order of batches is then the same for every network and device.
-        init_seed, order_seed, draw_seed = torch.randint(2**62, (3,), generator=Generator().manual_seed(seed)).tolist()
+        how = make_recipe(
+            net, x, max_lr=criterion.max_lr if max_lr is None else max_lr, steps=steps, epochs=epochs,
+            batch_size=batch_size, weight_decay=weight_decay, augment=augment, pad=pad, start=start,
+            statistics=statistics, normalise=normalise, seed=seed, progress=progress, fast=fast,
+        )  # fmt: skip
+        return run_training(net, x, how, lambda: training_goal(net, x, y, loss, how, classes))[0]
 
-        def train(how: TrainingRecipe, may_die: bool) -> tuple[float, float, float | None, float]:
-            # Without the user's autocast: look-ahead is of the network as it is in its own precision.
-            with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
-                if start == "cold":
-                    new_weights(net)
-                model, goal = training_goal(net, x, y, loss, how, classes)
-                apart = tell_apart(labelled_outputs(model, x[:FORWARD_CHUNK], how))
-                final = train_fast(fast, model, x, goal, how, order_seed, draw_seed, progress)
-                if statistics == "labelled":
-                    reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
-                net.eval()
-                residual, accuracy = measure_fit(model, x, goal, how, apart, may_die)
-                return residual, final, accuracy, goal.scale()
 
-        (residual, final, accuracy, scale), rate, retries = with_lower_rates(train, how)
-    seconds = time.perf_counter() - began
-    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * scale, rate, retries)
+def make_recipe(
+    net: nn.Module, x: Any, *, steps: int | None, epochs: int | None, batch_size: int, seed: int, **settings: Any
+) -> TrainingRecipe:
+    """The settings of ``fit``, checked: those that depend on the network or on x here, the others by the recipe."""
+    dtype = check_training_points(net, x, settings["augment"], settings["normalise"])
+    size, count = training_length(net, len(x), batch_size, steps, epochs)
+    init_seed, order_seed, draw_seed = draw_seeds(seed, 3)
+    return TrainingRecipe(
+        steps=count, batch_size=size, dtype=dtype, init_seed=init_seed, order_seed=order_seed, draw_seed=draw_seed,
+        **settings,
+    )  # fmt: skip
+
+
+def draw_seeds(seed: int, n: int) -> list[int]:
+    """n seeds of one; the first are the same whatever n is."""
+    seed = whole_number("seed", seed, -(2**63))
+    return torch.randint(2**62, (n,), generator=Generator().manual_seed(seed)).tolist()
+
+
+Aim = tuple[nn.Module, TrainingTargets]  # a network and what its outputs are trained towards
+
+
+def run_training(
+    net: nn.Module, x: Tensor, how: TrainingRecipe, aim: Callable[[], Aim], beside: Callable[[Aim], Aim] | None = None
+) -> tuple[Fit, nn.Module]:
+    """Train by ``how``, at lower learning rates where that diverges, and measure. Returns the network trained, too.
+
+    ``aim`` gives the network with an output for each class and its targets, once the initial weights are there.
+    ``beside`` puts something beside it that is trained too.
+    """
+    began, device = time.perf_counter(), x.device
+
+    def train(how: TrainingRecipe, may_die: bool) -> tuple[float, float, float | None, float, nn.Module]:
+        # Without the user's autocast: look-ahead is of the network as it is in its own precision.
+        with restored_on_error(net), seeded(how.init_seed, device), torch.autocast(device.type, enabled=False):
+            if how.start == "cold":
+                new_weights(net)
+            model, goal = aim()
+            apart = tell_apart(labelled_outputs(model, x[:FORWARD_CHUNK], how))
+            trained, towards = (model, goal) if beside is None else beside((model, goal))
+            final = train_fast(trained, x, towards, how)
+            if how.statistics == "labelled":
+                reestimate_batch_norm(net, x, how, Generator().manual_seed(how.draw_seed))
+            trained.eval()
+            residual, accuracy = measure_fit(model, x, goal, how, apart, may_die)
+            return residual, final, accuracy, goal.scale(), trained
+
+    (residual, final, accuracy, scale, trained), rate, retries = with_lower_rates(train, how)
+    seconds, interpolates = time.perf_counter() - began, residual <= INTERPOLATES * scale
+    return Fit(residual, final, accuracy, seconds, how.steps, interpolates, rate, retries), trained
 
 
 def training_goal(
@@ -291,7 +318,7 @@ def restored_on_error(net: nn.Module) -> Iterator[None]:
 # Checks, before anything changes.
 
 
-def check_trainable(net: nn.Module) -> tuple[torch.device, torch.dtype]:
+def check_trainable(net: nn.Module) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module")
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -300,15 +327,16 @@ def check_trainable(net: nn.Module) -> tuple[torch.device, torch.dtype]:
     kinds = {(p.device, p.dtype) for p in net.parameters()}
     if len(kinds) > 1:
         raise ValueError(f"parameters of net are of several devices or dtypes, {sorted(map(str, kinds))}; use net.to()")
-    device, dtype = kinds.pop()
+    dtype = next(net.parameters()).dtype
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"net is of {dtype}; training here is in float32 or float64: use net.float()")
-    return device, dtype
 
 
 def check_training_points(
-    x: Tensor, device: torch.device, dtype: torch.dtype, augment: str | None, normalise: PixelNormalise | None
-) -> None:
+    net: nn.Module, x: Any, augment: str | None = None, normalise: PixelNormalise | None = None
+) -> torch.dtype:
+    """The network's dtype. Raises unless x suits the network, and the settings suit x."""
+    device, dtype = next((p.device, p.dtype) for p in net.parameters())
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}; expected one tensor of all points")
     if x.dim() < 2 or len(x) == 0:
@@ -325,6 +353,7 @@ def check_training_points(
             raise ValueError(f"augment={augment!r} needs images (N, channels, H, W); x has shape {tuple(x.shape)}")
     if normalise is not None:
         check_normalise(normalise, x.shape[1])
+    return dtype
 
 
 def check_normalise(normalise: PixelNormalise, channels: int) -> None:

@@ -1,7 +1,6 @@
 """LL4AL (Yoo and Kweon 2019, arXiv 1905.03677): a module beside the network learns to predict its loss."""
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,31 +8,27 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from foretaste.errors import check_counts, check_known, counted, real_number, whole_number
+from foretaste.errors import check_counts, check_known, counted, real_number
 from foretaste.losses import TrainingTargets, find_loss, training_targets
-from foretaste.network.cuda_graph import FAST_MODES, train_fast
 from foretaste.network.fit import (
-    INTERPOLATES,
+    Aim,
     Fit,
     check_trainable,
     check_training_points,
     count_outputs,
-    labelled_outputs,
-    measure_fit,
-    restored_on_error,
-    tell_apart,
+    draw_seeds,
+    make_recipe,
+    run_training,
     training_length,
 )
-from foretaste.network.models import new_weights
 from foretaste.network.sgd import (
     FORWARD_CHUNK,
     PixelNormalise,
     TrainingProgress,
     TrainingRecipe,
-    reestimate_batch_norm,
     seeded,
     train_eager,
     with_lower_rates,
@@ -222,50 +217,34 @@ def fit_ll4al(
         >>> done.steps
         20
     """
-    began = time.perf_counter()
     criterion = find_loss(loss)
-    check_known("start", start, ("warm", "cold"))
-    check_known("statistics", statistics, ("running", "labelled"))
     check_known("reduction", reduction, REDUCTIONS)
-    check_known("fast", fast, FAST_MODES)
-    device, dtype = check_trainable(net)
-    check_training_points(x, device, dtype, augment, normalise)
+    check_trainable(net)
+    how = make_recipe(
+        net, x, max_lr=criterion.ll4al_max_lr if max_lr is None else max_lr, steps=steps, epochs=epochs,
+        batch_size=batch_size, weight_decay=weight_decay, augment=augment, pad=pad, start=start, statistics=statistics,
+        normalise=normalise, seed=seed, progress=progress, fast=fast,
+    )  # fmt: skip
     check_layers(net, layers)
-    size, count = training_length(net, len(x), batch_size, steps, epochs)
-    top = criterion.ll4al_max_lr if max_lr is None else max_lr
-    check_ll4al_numbers(top, weight_decay, pad, weight, margin, stop)
+    check_ranking(len(x), how.batch_size, weight, margin, stop)
     if not criterion.sums_over_classes and reduction == "sum":
         raise ValueError('reduction="sum" is of the L2 loss over classes; cross-entropy has one value a point')
-    if len(x) < 2 or size < 2:
-        raise ValueError(f"LL4AL learns from pairs; {len(x)} points in batches of {size} came, expected at least 2")
-    how = TrainingRecipe(count, size, float(top), float(weight_decay), augment, pad, normalise, dtype)
-    # The first three are those of fit.
-    init_seed, order_seed, draw_seed, module_seed = ll4al_seeds(seed, 4)
+    module_seed = draw_seeds(seed, 4)[-1]
 
-    def train(how: TrainingRecipe, may_die: bool) -> tuple[float, float, float | None, float, LossPrediction]:
-        # Without the user's autocast: look-ahead is of the network as it is in its own precision.
-        with restored_on_error(net), seeded(init_seed, device), torch.autocast(device.type, enabled=False):
-            if start == "cold":
-                new_weights(net)
-            goal = training_targets(y, loss, len(x), count_outputs(net, x, how), device, dtype)
-            apart = tell_apart(labelled_outputs(net, x, how))
-            with seeded(module_seed, device):
-                widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
-                module = LossPrediction(layers, widths, hidden).to(device, dtype)
-            ranking = reduction, float(weight), float(margin)
-            ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, *ranking)
-            joint = JointNetwork(net, module, round(stop * count))
-            final = train_fast(fast, joint, x, ranked, how, order_seed, draw_seed, progress)
-            if statistics == "labelled":
-                reestimate_batch_norm(net, x, how, Generator().manual_seed(draw_seed))
-            net.eval()
-            module.eval()
-            residual, accuracy = measure_fit(net, x, goal, how, apart, may_die)
-            return residual, final, accuracy, goal.scale(), module
+    def aim() -> Aim:
+        return net, training_targets(y, loss, len(x), count_outputs(net, x, how), x.device, how.dtype)
 
-    (residual, final, accuracy, scale, module), rate, retries = with_lower_rates(train, how)
-    seconds = time.perf_counter() - began
-    return Fit(residual, final, accuracy, seconds, count, residual <= INTERPOLATES * scale, rate, retries), module
+    def beside(of_net: Aim) -> Aim:
+        goal = of_net[1]
+        with seeded(module_seed, x.device):
+            widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
+            module = LossPrediction(layers, widths, hidden).to(x.device, how.dtype)
+        ranking = reduction, float(weight), float(margin)
+        ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, *ranking)
+        return JointNetwork(net, module, round(stop * how.steps)), ranked
+
+    done, joint = run_training(net, x, how, aim, beside)
+    return done, joint.module  # type: ignore[return-value]
 
 
 def fit_ll4al_alone(
@@ -293,42 +272,29 @@ def fit_ll4al_alone(
     if p is None or p.dtype not in (torch.float32, torch.float64):
         came = "no parameters" if p is None else f"parameters in {p.dtype}"
         raise ValueError(f"net has {came}; expected a network in float32 or float64")
-    device, dtype = p.device, p.dtype
-    check_training_points(x, device, dtype, None, None)
+    device, dtype = x.device, check_training_points(net, x)
     size, count = training_length(nn.Identity(), len(x), batch_size, steps, None)
-    check_ll4al_numbers(max_lr, 0.0, 0, 1.0, margin, 0.0)
-    if len(x) < 2 or size < 2:
-        raise ValueError(f"LL4AL learns from pairs; {len(x)} points in batches of {size} came, expected at least 2")
+    check_ranking(len(x), size, 1.0, margin, 0.0)
     f_NC, h = read_features(net, x, layers)
     if not (fine := torch.isfinite(f_NC).flatten(1).all(1)).all():
         raise ValueError(f"net returns NaN or infinite outputs, first at point {int((~fine).nonzero()[0])} of x")
     goal = training_targets(y, loss, len(x), f_NC.shape[1], device, dtype)
     loss_N = criterion.point_values(f_NC, goal.fit_N)
     widths = [t.shape[1] for t in h]
-    how = TrainingRecipe(count, size, float(max_lr), 0.0, None, 0, None, dtype)
-    module_seed, order_seed, draw_seed = ll4al_seeds(seed, 3)
+    module_seed, order_seed, _ = draw_seeds(seed, 3)
+    how = TrainingRecipe(count, size, max_lr, 0.0, None, 0, None, dtype, order_seed=order_seed)
 
     def train(how: TrainingRecipe, may_die: bool) -> LossPrediction:
         with seeded(module_seed, device):
             module = LossPrediction(layers, widths, hidden).to(device, dtype)
             order = OrderTargets(loss, loss_N, goal.t_NC, goal.classes, float(margin))
-            train_eager(AloneNetwork(module, widths), torch.cat(h, 1), order, how, order_seed, draw_seed, None)
+            train_eager(AloneNetwork(module, widths), torch.cat(h, 1), order, how)
         return module.eval()
 
     return with_lower_rates(train, how)[0]
 
 
-def ll4al_seeds(seed: int, n: int) -> list[int]:
-    seed = whole_number("seed", seed, -(2**63))
-    return torch.randint(2**62, (n,), generator=Generator().manual_seed(seed)).tolist()
-
-
-def check_ll4al_numbers(
-    max_lr: float, weight_decay: float, pad: int, weight: float, margin: float, stop: float
-) -> None:
-    real_number("max_lr", max_lr, 0, above=True)
-    real_number("weight_decay", weight_decay, 0)
-    whole_number("pad", pad, most=10_000)
+def check_ranking(n: int, batch_size: int, weight: float, margin: float, stop: float) -> None:
     for name, value in (("weight", weight), ("margin", margin), ("stop", stop)):
         real_number(name, value)
     if not (0 <= weight < math.inf and 0 < margin < math.inf and 0 <= stop <= 1):
@@ -336,6 +302,8 @@ def check_ll4al_numbers(
             f"weight={weight!r}, margin={margin!r}, stop={stop!r}; expected weight of at least 0, margin above 0, "
             "stop from 0 to 1, a share of the steps"
         )
+    if n < 2 or batch_size < 2:
+        raise ValueError(f"LL4AL learns from pairs; {n} points in batches of {batch_size} came, expected at least 2")
 
 
 def predict_losses(net: nn.Module, module: LossPrediction, x: Tensor | Mapping[str, Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.sgd import sgd
 
+from foretaste.errors import check_callable, check_known, real_number, whole_number
 from foretaste.losses import TrainingTargets
 from foretaste.network.models import MLP, is_frozen
 
@@ -24,12 +25,13 @@ Trained = TypeVar("Trained")
 TrainingProgress = Callable[[int, int], object]
 FORWARD_CHUNK = 512  # points of one forward pass without gradients
 PROGRESS_REPORTS = 50  # how often a training looks at its loss and reports progress
+FAST_MODES = ("auto", "off", "bf16", "float32")
 RETRIES = 3  # of a training that diverges, each at half the learning rate of the one before
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """Settings of one training, already checked."""
+    """Settings of one training, checked when it is made. Each use of random numbers has a seed of its own."""
 
     steps: int
     batch_size: int
@@ -39,6 +41,22 @@ class TrainingRecipe:
     pad: int
     normalise: PixelNormalise | None
     dtype: torch.dtype
+    start: str = "warm"
+    statistics: str = "labelled"
+    fast: str = "off"
+    progress: TrainingProgress | None = None
+    init_seed: int = 0
+    order_seed: int = 0  # of the batches: their order is the same for every network and device
+    draw_seed: int = 0  # of augmentation
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_lr", real_number("max_lr", self.max_lr, 0, above=True))
+        object.__setattr__(self, "weight_decay", real_number("weight_decay", self.weight_decay, 0))
+        object.__setattr__(self, "pad", whole_number("pad", self.pad, most=10_000))
+        check_known("start", self.start, ("warm", "cold"))
+        check_known("statistics", self.statistics, ("running", "labelled"))
+        check_known("fast", self.fast, FAST_MODES)
+        check_callable("progress", self.progress, "(steps done, all steps)")
 
     def feed(self, x: Tensor) -> Tensor:
         return prepare(x, self.dtype, self.normalise)
@@ -68,21 +86,13 @@ def prepare(x: Tensor, dtype: torch.dtype = torch.float32, normalise: PixelNorma
     return (x - mean.view(shape)) / std.view(shape)
 
 
-def train_eager(
-    net: nn.Module,
-    x: Tensor,
-    goal: TrainingTargets,
-    how: TrainingRecipe,
-    order_seed: int,
-    draw_seed: int,
-    progress: TrainingProgress | None,
-) -> float:
+def train_eager(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
     """Run the schedule once with a fresh optimiser. Returns the mean training loss of the last epoch."""
     params = [p for p in net.parameters() if p.requires_grad]
     momentum_P = [torch.zeros_like(p) for p in params]
-    order_SB = batch_indices(len(x), how.batch_size, how.steps, Generator().manual_seed(order_seed)).to(x.device)
-    draws = Generator(x.device).manual_seed(draw_seed)
-    step = mlp_gradients(net, goal, params)
+    order_SB = batch_indices(len(x), how.batch_size, how.steps, Generator().manual_seed(how.order_seed)).to(x.device)
+    draws = Generator(x.device).manual_seed(how.draw_seed)
+    gradients = find_gradients(net, goal, params)
     every = max(1, how.steps // PROGRESS_REPORTS)
     epoch = math.ceil(len(x) / how.batch_size)
     losses: deque[Tensor] = deque(maxlen=epoch)
@@ -94,7 +104,7 @@ def train_eager(
             x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
             if how.augment:
                 x_B = augment_batch(x_B, how.augment, draws, how.pad)
-            f_BC, grads = step(how.feed(x_B), fit_B)
+            f_BC, grads = gradients(how.feed(x_B), fit_B)
             lr, momentum = one_cycle(done - 1, how.steps, how.max_lr)
             with torch.no_grad():
                 sgd(
@@ -115,8 +125,8 @@ def train_eager(
             if done % every == 0 or done == how.steps:
                 if not math.isfinite(loss := float(losses[-1])):
                     raise diverged_error(f"the loss is {loss} at step {done} of {how.steps}", how)
-                if progress is not None:
-                    progress(done, how.steps)
+                if how.progress is not None:
+                    how.progress(done, how.steps)
     return float(torch.stack(list(losses)).mean())
 
 
@@ -286,12 +296,14 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 #     ∂loss/∂W_k = d_kᵀ h_{k−1}      ∂loss/∂b_k = Σ_n d_k      d_{k−1} = (d_k W_k) ∘ [h_{k−1} > 0]
 
 
-MLPStep = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
+Gradients = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]  # (x_n, fit_n) -> f_nC, one for each parameter
 SMALL_MLP = 4_000_000  # multiplications of a forward pass; below it a second thread costs more than it saves
 
 
-def mlp_gradients(net: nn.Module, goal: TrainingTargets, params: list[nn.Parameter]) -> MLPStep:
-    """step(x_n, fit_n) -> (f_nC, gradients in the order of ``params``)."""
+def find_gradients(net: nn.Module, goal: TrainingTargets, params: list[nn.Parameter]) -> Gradients:
+    """Outputs and gradients of the loss, in the order of ``params``: by hand for a small MLP, else by autograd."""
+    if is_plain_mlp(net, params):
+        return mlp_gradients(net, goal)
 
     def by_autograd(x_n: Tensor, fit_n: Tensor) -> tuple[Tensor, list[Tensor]]:
         f_nC = net(x_n)
@@ -299,7 +311,7 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets, params: list[nn.Paramet
         # An unused parameter gets a gradient of zero.
         return f_nC.detach(), list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
 
-    return _chain_gradients(net, goal) if is_plain_mlp(net, params) else by_autograd
+    return by_autograd
 
 
 def is_plain_mlp(net: nn.Module, params: list[nn.Parameter]) -> bool:
@@ -313,7 +325,7 @@ def is_plain_mlp(net: nn.Module, params: list[nn.Parameter]) -> bool:
     )
 
 
-def _chain_gradients(net: nn.Module, goal: TrainingTargets) -> MLPStep:
+def mlp_gradients(net: nn.Module, goal: TrainingTargets) -> Gradients:
     linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
 
     @torch.no_grad()
