@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import os
 import re
 import shlex
 import subprocess
@@ -140,7 +141,20 @@ def test_an_unforeseen_error_names_its_kind(monkeypatch):
     assert got.stderr == "error: KeyError: 'lost\\nand found'\n"
 
 
+@pytest.fixture
+def one_core():
+    """This process may use one core, so that a command starts no others."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_core")
 def test_demo_quick_end_to_end(tmp_path):
     from foretaste.study import load
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import foretaste as ft
+from backbone_cases import Means, means
 from foretaste.data import encode_text, load, pad_tokens, pictures, read_points
 from foretaste.data.pictures import picture_bytes
 from foretaste.network import Backbone
@@ -320,26 +321,6 @@ def test_the_same_item_with_two_labels_is_a_warning_that_names_both(tmp_path, ca
     caplog.clear()
     assert ft.open((x, [0.5, 1.0, 2.0]), regression=True).notes == ft.open((x, ["a", "b", None])).notes
     assert caplog.text == ""
-
-
-class Means(torch.nn.Module):
-    """A backbone that counts its passes."""
-
-    def __init__(self):
-        super().__init__()
-        self.passes = 0
-
-    def forward(self, x):
-        self.passes += 1
-        return x.mean((2, 3))
-
-
-def means():
-    """As ``test_open:means`` on the command line."""
-    as_batch = lambda items: torch.stack(  # noqa: E731
-        [torch.tensor(np.array(item.resize((8, 8)))).permute(2, 0, 1).float() for item in items]
-    )
-    return Backbone("means", Means().eval(), as_batch, "8 px, mean colour")
 
 
 def test_features_are_found_again_after_files_are_moved(tmp_path):

@@ -208,6 +208,25 @@ def test_theta_scale_with_the_ridge_leaves_l2_alone() -> None:
     assert_close(a.condition(2, 1).u * 7, b.condition(2, 1).u)
 
 
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_theta_scale_multiplies_every_kernel_given(loss: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    phi = torch.randn(20, 30, generator=g, dtype=torch.float64)
+    theta, f = phi @ phi.T, torch.randn(20, 3, generator=g, dtype=torch.float64)
+    L, U, W = slice(0, 5), slice(5, 14), slice(14, 20)
+
+    def state(theta: Tensor, **scale: float) -> State:
+        made = from_kernels(
+            theta[L, L], theta[W, L], theta[U, L], theta[W, U], theta[U, U].diagonal(), f[L], f[W], f[U],
+            [0, 1, 2, 0, 1], theta_UU=theta[U, U], diag_W=theta[W, W].diagonal(), ridge=0.1, loss=loss, **scale,
+        )  # fmt: skip
+        return made.condition(3, 1).condition(7, 2)
+
+    scaled, want = state(theta, theta_scale=2.5), state(2.5 * theta)
+    for of in ("mean", "pool_mean", "u", "watched_variance"):
+        assert_close(getattr(scaled, of), getattr(want, of))
+
+
 def test_default_ridge_is_resolved_once() -> None:
     case, empty = CASES[0], next(c for c in CASES if str(c) == "empty")
     state = case.state()

@@ -93,6 +93,8 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
         ({"time": 3.0, "loss": "ce"}, "of the squared loss"),
         ({"method": "direct", "loss": "ce"}, "of the squared loss"),
         ({"theta_scale": 0.0}, "theta_scale is 0.0"),
+        ({"theta_scale": 1j}, "theta_scale is 1j; expected a number above 0"),
+        ({"time": torch.zeros(2, 2)}, "time is a Tensor; expected a number above 0, or inf"),
         ({"ridge": -1.0, "loss": "mse"}, "unknown loss.*ridge is -1.0"),
         ({"watch": 0}, "watch=0 of a pool of 11"),
         ({"watch_by": "contestd"}, "unknown watch_by 'contestd'; did you mean 'contested'"),
@@ -119,6 +121,8 @@ def test_bad_inputs() -> None:
         state.lookahead(11, 0)
     with pytest.raises(IndexError, match="candidate -1"):
         state.condition(-1)
+    with pytest.raises(TypeError, match="a candidate is a position in x_U, a whole number; it is a float"):
+        state.condition(1.5, 0)
     with pytest.raises(ValueError, match=r"candidate 3 has no kept label; kept are \[1\]"):
         state.condition(1).release(3)
     with pytest.raises(ValueError, match="width is 0"):
@@ -147,6 +151,15 @@ def test_a_kernel_that_is_not_positive_definite_names_a_ridge_that_holds() -> No
     need = float(str(e.value).rsplit("> ", 1)[1])
     assert 3e-4 < need < 4e-4
     assert torch.isfinite(build(need).mean).all()
+
+
+@pytest.mark.parametrize("method", ["dense", "direct"])
+def test_copies_in_L_without_a_ridge(method: str) -> None:
+    """Θ_LL is singular: an error that names the copies, not torch's own, and no numbers made of rounding."""
+    x_L, y_L = torch.cat([CASE.x_L, CASE.x_L]), torch.cat([CASE.y_L, CASE.y_L])
+    state = linearize(CASE.net, x_L, y_L, CASE.x_U, method=method, ridge=0.0)
+    with pytest.raises(ValueError, match=r"Θ_LL \+ λI failed.*some points repeat others; try ridge="):
+        _ = state.mean
 
 
 def test_a_candidate_whose_variance_is_negative_names_a_ridge_that_holds() -> None:

@@ -135,6 +135,24 @@ def test_sequential_is_linearizing_anew_each_time(watch):
     assert q.labels == [truth(j) for j in picked]
 
 
+def test_numbers_of_numpy():
+    a = ask(batch_size=np.int64(2), seed=np.int64(3), ridge=np.float32(0.5))
+    assert a.indices.tolist() == ask(batch_size=2, seed=3, ridge=0.5).indices.tolist()
+
+
+def test_another_default_device():
+    want, mean = ask(), lin().mean
+    torch.set_default_device("meta")
+    try:
+        assert torch.equal(lin().mean, mean)
+        for strategy in ("gain", "badge", "coreset", "random"):
+            ask(strategy=strategy)
+        q = ask()
+    finally:
+        torch.set_default_device(None)
+    assert q.indices.tolist() == want.indices.tolist()
+
+
 def test_sequential_follows_the_answers():
     right, wrong = (ask(select="sequential", oracle=o, batch_size=8) for o in (truth, lambda j: 0))
     assert right.indices[0] == wrong.indices[0]

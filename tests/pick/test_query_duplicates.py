@@ -55,6 +55,21 @@ def test_when_only_copies_are_left_they_are_taken(strategy):
     assert len(set(q.indices.tolist())) == 20
 
 
+def test_no_candidate_is_asked_for_twice():
+    """Neither a skipped nor a picked one, when only copies are left."""
+    x_U, asked = points(6, 7).repeat(3, 1), []
+
+    def oracle(j):
+        asked.append(j)
+        return None if j % 4 == 0 else j % 3
+
+    for strategy in ("gain", "entropy"):
+        asked.clear()
+        q = query(NET, X_L, Y_L, x_U, strategy=strategy, select="sequential", batch_size=18, oracle=oracle)
+        assert sorted(asked) == list(range(18))
+        assert sorted(q.indices.tolist()) == [j for j in range(18) if j % 4]
+
+
 def test_a_copy_of_a_labelled_point_comes_last():
     x_U = torch.cat([points(8, 7), X_L[:2]])
     q = query(NET, X_L, Y_L, x_U, batch_size=8)

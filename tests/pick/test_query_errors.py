@@ -1,5 +1,8 @@
 """Wrong questions are refused before any work, all faults at once; and what costs no kernel computes none."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from test_query import NET, X_L, X_U, Y_L, ask, network, points
@@ -34,6 +37,13 @@ from foretaste.pick import query
         ({"strategy": "change"}, "'change' is for regression and this network has 3 outputs"),
         ({"loss": "mse"}, "unknown loss 'mse'"),
         ({"method": "dens"}, "unknown method 'dens'"),
+        ({"method": np.arange(3)}, "unknown method a ndarray; known: auto, dense, direct"),
+        ({"loss": 7}, "unknown loss a int"),
+        ({"precision": np.array(["a", "b"])}, "unknown precision"),
+        ({"ridge": torch.zeros(2)}, "ridge is a Tensor; expected a number of at least 0"),
+        ({"budget": math.inf}, "budget, in bytes, is inf; expected a number"),
+        ({"budget": 0.5}, "budget, in bytes, is 0.5; expected a number of at least 1"),
+        ({"budget": "1.2.3GB"}, "budget is '1.2.3GB'; expected bytes or a size"),
     ],
 )
 def test_each_fault_is_named(settings, message, monkeypatch):
@@ -53,12 +63,15 @@ def test_all_faults_at_once():
     [
         ({"output": "sun"}, "unknown output 'sun'; did you mean 'sum'"),
         ({"output": 1.5}, "output is 1.5; expected a whole number"),
+        ({"output": math.nan}, "output is nan; expected a whole number.*or one of sum"),
+        ({"output": np.arange(3)}, "output is a ndarray; expected a whole number"),
         ({"watch": 0}, "watch=0 of a pool of 25"),
         ({"watch": True}, "watch is a bool"),
         ({"watch": "all"}, "watch is a str; expected a tensor"),
         ({"watch": X_U[:0]}, "watch has no points"),
         ({"watch": X_U[:, :1]}, "watch has points of shape"),
         ({"seed": "none"}, "seed is 'none'; expected a whole number"),
+        ({"seed": torch.zeros(2)}, "seed is a Tensor; expected a whole number"),
         ({"seed": 2**64}, "seed is .*; expected a whole number of at most"),
     ],
 )
@@ -76,6 +89,23 @@ def test_output_watch_and_seed_are_named_with_the_others(settings, message, monk
 def test_a_bad_pool_is_named_before_what_is_watched():
     with pytest.raises(ValueError, match=r"^x_U has 25 NaN"):
         query(NET, X_L, Y_L, X_U.index_fill(1, torch.tensor(0), torch.nan), watch=X_U[:2])
+
+
+def test_an_output_that_the_network_does_not_have():
+    with pytest.raises(ValueError, match="output=7 but net has 3 outputs"):
+        ask(output=7)
+
+
+@pytest.mark.parametrize("x_U", ["8GB", 0.5, None, [], [1j], ["1.0"], object(), {"a": 1}])
+def test_a_pool_that_is_no_points(x_U):
+    with pytest.raises((TypeError, ValueError), match="x_U"):
+        query(NET, X_L, Y_L, x_U, batch_size=2, strategy="random")
+
+
+@pytest.mark.parametrize("y_L", [{"a": 1}, object(), type, iter([1])])
+def test_labels_that_are_no_labels(y_L):
+    with pytest.raises(ValueError, match=r"y_L is a .* that is no tensor of labels"):
+        query(NET, X_L, y_L, X_U, batch_size=2)
 
 
 def test_empty_pool():
@@ -129,6 +159,14 @@ def test_nan_scores_raise():
     for select in ("top", "greedy"):
         with pytest.raises(ValueError, match="broken gives NaN for 2 candidates, first at 9"):
             ask(strategy=broken, select=select)
+
+
+def test_a_score_that_does_not_know_blocks():
+    def blind(state):
+        return state.u.sqrt()[:, 0, 0] if state.B == 1 else state.u + torch.zeros(2)
+
+    with pytest.raises(ValueError, match=r"strategy 'blind' fails with output=\"full\".*state.B > 1"):
+        ask(strategy=blind, output="full")
 
 
 def _no_kernel(*args, **kwargs):

@@ -570,7 +570,7 @@ def test_long_names_lose_their_middle_but_not_their_difference():
 
 
 @pytest.mark.parametrize(
-    "module", ["charts", "comparison", "fidelity_page", "pages", "runs", "summary", "accuracy_table", "words"]
+    "module", ["accuracy_table", "charts", "comparison", "fidelity_page", "pages", "runs", "summary", "words"]
 )
 def test_examples_of_docstrings(module, tmp_path, monkeypatch):
     """They run where runs/fig2a, runs/cold and fidelity/records.jsonl are."""

@@ -27,7 +27,21 @@ from foretaste.lookahead import linearize
 from foretaste.network import MLP, Diverged, fit
 from foretaste.network.sgd import diverged_error
 from foretaste.pick import gp_predict
-from foretaste.study import Arm, Ask, Labels, Network, Train, about, cycles, loop, run, smoke, study, trial_network
+from foretaste.study import (
+    Arm,
+    Ask,
+    Labels,
+    Network,
+    Train,
+    about,
+    cycles,
+    loop,
+    run,
+    smoke,
+    study,
+    study_of,
+    trial_network,
+)
 from foretaste.study.run import ENVIRONMENT
 
 SMALL = study(
@@ -601,14 +615,28 @@ def test_a_full_disk_keeps_no_first_network_and_is_told_by_name(tmp_path, monkey
     assert not list((tmp_path / "first").iterdir())
 
 
+OWN_STRATEGY = """
+import torch
+import foretaste as ft
+
+@ft.register("remote")
+def remote(state):
+    return torch.cdist(state.pool_mean, state.pool_mean).mean(1)
+"""
+
+
 @pytest.mark.slow
-def test_processes_change_nothing_but_the_times():
+def test_processes_change_nothing_but_the_times(tmp_path):
+    """Workers know the strategies of a plugin too."""
+    (tmp_path / "remote.py").write_text(OWN_STRATEGY)
+    table = {"strategies": ["remote", "random"], "seeds": [3, 1], "labels": vars(QUICK.labels), "train": {"steps": 40}}
+    of = study_of(table | {"network": {"name": "mlp", "hidden": [16]}}, plugins=[str(tmp_path / "remote.py")])
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    here, seen = run(QUICK), []
-    there = run(QUICK, processes=2, seen=seen.append)
+    here, seen = run(of), []
+    there = run(of, processes=2, seen=seen.append)
     assert timeless(there) == timeless(here)
     assert [(r["arm"], r["seed"], r["cycle"]) for r in there] == [
-        (name, seed, c) for name in ("margin", "random") for seed in (3, 1) for c in (0, 1)
+        (name, seed, c) for name in ("remote", "random") for seed in (3, 1) for c in (0, 1)
     ]
     assert sorted(map(str, seen)) == sorted(map(str, there))
     assert {name: os.environ.get(name) for name in ENVIRONMENT} == before

@@ -453,28 +453,27 @@ def test_differences():
     ]
 
 
-CHILD = """
-import sys
+QUERIES = """
 from foretaste.study import *
-for seed in sys.argv[1:]:
-    of = study(("gain", "badge", "random"), seeds=(int(seed),),
-               labels=Labels(init=20, per_cycle=5, cycles=1, subset=60),
+
+def queried(seed):
+    of = study(("gain", "badge", "random"), seeds=(seed,), labels=Labels(init=20, per_cycle=5, cycles=1, subset=60),
                network=Network("mlp", {"hidden": (16,)}), train=Train(steps=40))
-    print([r["queried"] for r in run(of)])
+    return [r["queried"] for r in run(of)]
 """
 
 
 @pytest.mark.slow
-def test_same_seed_same_queries_in_two_fresh_processes_and_another_seed_others():
-    def queries(salt, *seeds):
-        environment = os.environ | {"PYTHONHASHSEED": salt}
-        return subprocess.run(
-            [sys.executable, "-c", CHILD, *seeds], capture_output=True, text=True, check=True, env=environment
-        ).stdout.splitlines()
-
-    first, other = queries("1", "0", "1")
-    assert queries("2", "0") == [first]
-    assert all(a != b for a, b in zip(json.loads(first)[::2], json.loads(other)[::2]))
+def test_same_seed_same_queries_in_a_fresh_process_and_another_seed_others():
+    here = {}
+    exec(QUERIES, here)
+    first, other = here["queried"](0), here["queried"](1)
+    salt = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    words = [sys.executable, "-c", f"{QUERIES}\nprint(queried(0))"]
+    environment = os.environ | {"PYTHONHASHSEED": salt}
+    there = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
+    assert json.loads(there) == first
+    assert all(a != b for a, b in zip(first[::2], other[::2]))
 
 
 def test_noise_and_imbalance_are_of_the_seed_and_the_test_set_stays(tmp_path):

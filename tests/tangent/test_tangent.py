@@ -110,7 +110,7 @@ def test_any_budget_gives_the_same_and_is_kept(
     )  # as small beside these networks as it is beside real ones
     net = case.built(dtype)
     # The least budget passes point by point for each of a hundred groups of parameters: a large network has fewer.
-    x = case.points(40 if sum(p.numel() for p in net.parameters()) < 5000 else 12, dtype)
+    x = case.points(16 if sum(p.numel() for p in net.parameters()) < 5000 else 8, dtype)
     ample = ft.ntk(net, x)
     with pytest.raises(ValueError, match="would do") as e:
         ft.ntk(net, x, budget=1000)

@@ -2,6 +2,7 @@
 """Bad input gets a clear error; the network is left as it was, whatever happens."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import foretaste as ft
+from foretaste.network import MLP
 from foretaste.tangent import outputs, plan
 from networks import NETWORKS, Network
 
@@ -132,6 +134,15 @@ def test_outputs_names_what_does_not_fit() -> None:
         outputs(mlp(), torch.randn(5, 6), name="test points")
 
 
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 295, 512, 600])
+def test_outputs_are_those_of_every_point(n: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2).double().eval()
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    torch.testing.assert_close(outputs(net, x), net(x).detach())
+    torch.testing.assert_close(outputs(net, x, chunk_size=7), net(x).detach())
+
+
 def test_a_network_that_converts_its_inputs_takes_any() -> None:
     net = Calls(lambda net, x: net(x.float() / 255)).eval()
     x = torch.randint(0, 256, (5, 4), dtype=torch.uint8)
@@ -203,6 +214,43 @@ def test_compiled_and_parallel_networks_are_the_network_inside() -> None:
     assert torch.equal(ft.ntk(nn.DataParallel(net).eval(), X), ft.ntk(net, X))
     compiled = torch.compile(net)  # never runs compiled: hooks and vmap see the module inside
     assert torch.equal(ft.ntk(compiled.eval(), X), ft.ntk(net, X))
+
+
+@pytest.mark.parametrize("params", [2, True, math.inf, torch.tensor(1), iter([1]), mlp()])
+def test_params_that_are_no_names(params: object) -> None:
+    with pytest.raises(TypeError, match=r"params is a \w+.*expected a (sequence of parameter names|function)"):
+        ft.ntk(mlp(), X, params=params)
+
+
+def test_names_from_an_iterator() -> None:
+    net = mlp()
+    assert torch.equal(ft.ntk(net, X, params=iter([name for name, _ in net.named_parameters()])), ft.ntk(net, X))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_points_that_are_not_dense() -> None:
+    for x in (X.to_sparse(), torch.nested.nested_tensor(list(X))):
+        with pytest.raises(ValueError, match=r"x is .*expected a dense tensor"):
+            ft.ntk(mlp(), x)
+
+
+def test_points_of_too_few_dimensions() -> None:
+    with pytest.raises(ValueError, match="x has one dimension, and net wants more"):
+        ft.ntk(MLP(4, (6,), 3).eval(), torch.zeros(2))
+    with pytest.raises(ValueError, match="x_U has no dimensions"):
+        ft.query(mlp(), X[:2], torch.tensor([0, 1]), torch.tensor(1), batch_size=1, strategy="random")
+    with pytest.raises(ValueError, match=r"net does not take x, of shape \(3, 3\)"):
+        ft.fit(MLP(4, (6,), 3), torch.eye(3, dtype=torch.uint8), torch.arange(3), steps=2)
+
+
+def test_inputs_so_large_that_the_kernel_overflows() -> None:
+    net = MLP(4, (6,), 3).eval()
+    for scale in (1e20, 1e25):
+        with pytest.raises(ValueError, match=r"Θ is too large for torch.float32.*scale the inputs.*net.double\(\)"):
+            ft.ntk(net, scale * X)
+    double = copy.deepcopy(net).double()
+    torch.testing.assert_close(ft.ntk(net, 1e18 * X), ft.ntk(double, 1e18 * X.double()), rtol=1e-5, atol=0)  # not yet
+    assert torch.isfinite(ft.ntk(double, 1e25 * X.double())).all()
 
 
 def test_autocast_and_no_grad_around_it_change_nothing() -> None:

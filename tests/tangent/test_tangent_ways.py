@@ -95,6 +95,22 @@ def test_a_convolution_of_few_positions_is_a_product_for_few_points_only() -> No
     assert "products" not in taken(plan(wide, many))
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(12, 3), (20, 4), (6, 6)])
+def test_slabs_hold_whole_groups_of_a_convolution(channels: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(channels, 2 * channels, 3, groups=groups), nn.ReLU(),
+        nn.Conv2d(2 * channels, channels, 1, groups=groups), nn.Flatten(), nn.Linear(4 * channels, 3),
+    ).double().eval()  # fmt: skip
+    x = torch.randn(5, channels, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    slabs(monkeypatch)
+    for columns in (3, 31, 50):  # of a slab: less than a group, and no multiple of one
+        monkeypatch.setattr("foretaste.tangent.planning.SLAB_LEAST", columns)
+        (group,) = plan(net, x).groups
+        assert {layer.name for layer in group.stashed} >= {"0.weight"}
+        assert error(ft.ntk(net, x), oracle(net, x, "sum")) <= 1e-10
+
+
 def test_products_of_many_heads_are_cut_to_their_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     products(monkeypatch)
     case = next(c for c in NETWORKS if str(c) == "conv2d of many channels")

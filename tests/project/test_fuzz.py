@@ -1,11 +1,16 @@
-"""Short runs of the fuzzers of files and webhooks: each is taken or refused by name; nothing is run or left behind."""
+"""Short runs of the fuzzers (``make fuzz`` is the long one): what comes is taken or refused by name, never run."""
 
 import os
 import sys
 
 import pytest
 
-from fuzz import files, webhooks
+from fuzz import calls, files, webhooks
+
+
+def test_generated_calls_of_the_public_functions() -> None:
+    tally = calls.run(150, seed=11)
+    assert not tally.bad(), (str(tally), tally.examples)
 
 
 def test_damaged_files_are_read_or_refused_by_name() -> None:
