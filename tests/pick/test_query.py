@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from foretaste import acquire
-from foretaste.acquire import register, registry
+from foretaste.acquire import register
 from foretaste.data import digits
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, fit
@@ -46,11 +46,6 @@ def lin(x_L=X_L, y_L=Y_L, **settings):
 
 def truth(j):
     return int(j) % 3
-
-
-@pytest.fixture
-def _names(monkeypatch):
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 @pytest.mark.parametrize("strategy", [*LABELLED, "random"])
