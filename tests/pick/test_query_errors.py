@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_query import NET, X_L, X_U, Y_L, ask, network, points
 
 from foretaste import acquire
 from foretaste.lookahead import linearize
 from foretaste.pick import query
 from networks import forbid_gradients
+from query_cases import NET, X_L, X_U, Y_L, ask, network, points
 
 
 @pytest.fixture
