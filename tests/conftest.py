@@ -40,6 +40,17 @@ def _seeded() -> None:
 
 
 @pytest.fixture
+def _names() -> Iterator[None]:
+    """Strategies that a test registers are forgotten again."""
+    from foretaste.acquire import registry
+
+    kept = dict(registry._strategies)
+    yield
+    registry._strategies.clear()
+    registry._strategies.update(kept)
+
+
+@pytest.fixture
 def two_threads() -> Iterator[None]:
     """torch on two threads, for what must restore their number: one cannot be told from what it sets."""
     threads = torch.get_num_threads()

@@ -7,10 +7,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from foretaste.network import MLP, WideResNet, resnet18
 
 X = Tensor | Mapping[str, Tensor]
+
+
+def forbid_gradients(net: nn.Module) -> RemovableHandle:
+    """From now on a gradient of ``net`` is an error, so no empirical kernel can be computed."""
+
+    def refuse(gradient: Tensor) -> None:
+        raise AssertionError("a kernel was computed")
+
+    def watch(module: nn.Module, args: object, out: Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(refuse)
+
+    return net.register_forward_hook(watch)
 
 
 class Text(nn.Module):

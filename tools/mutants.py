@@ -62,15 +62,15 @@ PLACES: dict[str, tuple[int, list[str]]] = {
     "lookahead/dense.py": (6, [*LOOKAHEAD, "test_lookahead_kept.py", "test_lookahead_ce.py"]),
     "lookahead/direct.py": (4, [*LOOKAHEAD, "test_lookahead_kept.py"]),
     "lookahead/cross_entropy.py": (3, ["test_lookahead_ce.py", "test_lookahead_kept.py"]),
-    "acquire/gain.py": (4, ["test_acquire.py", "test_acquire_gain.py", "test_scoring_fast.py"]),
-    "acquire/change.py": (4, ["test_acquire.py", "test_scoring_fast.py"]),
+    "acquire/gain.py": (4, ["test_acquire.py", "test_acquire_gain.py", "test_watched_sums.py"]),
+    "acquire/change.py": (4, ["test_acquire.py", "test_watched_sums.py"]),
     "pick/select.py": (
         5,
         [
             "test_query_labels.py",
             "test_query.py",
             "test_query_duplicates.py",
-            "test_scoring_fast.py",
+            "test_watched_sums.py",
         ],
     ),
     "pick/badge.py": (3, ["test_badge.py", "test_badge_layer.py"]),

@@ -10,10 +10,7 @@ import torch
 import foretaste.pick  # noqa: F401  registers random
 from foretaste.acquire import find_strategy, register, registry, strategies
 
-
-@pytest.fixture(autouse=True)
-def _restored(monkeypatch):
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
+pytestmark = pytest.mark.usefixtures("_names")
 
 
 def test_every_builtin_has_its_name():

@@ -24,6 +24,7 @@ from foretaste.acquire.cover import (
     spread,
 )
 from foretaste.lookahead import PriorKernel, misfit_ridge
+from networks import forbid_gradients
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-10}
 POOLS = [Case("l2"), Case("watched", W=7), Case("ce", loss="ce"), Case("full", full=True, C=3, L=4, U=8)]
@@ -356,11 +357,11 @@ def test_a_space_must_be_known_and_there():
         acquire.cover(Case("l2").state(), space="inputs")
 
 
-def test_inputs_that_are_no_vectors_are_refused_before_any_work(monkeypatch):
-    monkeypatch.setattr(import_module("foretaste.lookahead.problem"), "gram", None)  # calling it fails otherwise
+def test_inputs_that_are_no_vectors_are_refused_before_any_work():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Flatten(), torch.nn.Linear(6, 3)).eval()
+    forbid_gradients(net)
     x = torch.arange(36).view(12, 3) % 9
     with pytest.raises(ValueError, match=r'space="inputs" of cover.*options={"space": "tangent"}'):
         ft.query(net, x[:3], [0, 1, 2], x[3:], strategy="cover", options={"space": "inputs"})

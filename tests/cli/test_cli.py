@@ -173,12 +173,9 @@ def test_demo_quick_end_to_end(tmp_path):
     assert "foretaste demo --seeds 1 --quick" in page
 
 
-def test_ctrl_c_is_one_line_and_code_130(monkeypatch):
-    def home():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("foretaste.data.home", home)
-    got = invoke("data", "list")
+def test_ctrl_c_is_one_line_and_code_130(tmp_path):
+    (tmp_path / "plugin.py").write_text("raise KeyboardInterrupt")
+    got = invoke("run", "demo", "--plugin", tmp_path / "plugin.py")
     assert (got.exit_code, got.stderr) == (130, "interrupted; the same command resumes\n")
 
 

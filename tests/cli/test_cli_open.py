@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_photos_go_through_the_backbone_once(tmp_path, cache):
 
 
 def test_without_the_extra_it_trains_a_small_network_and_says_how_to_get_a_backbone(tmp_path, monkeypatch):
-    monkeypatch.setattr("foretaste.connect.backbone_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # not installed
     root = save_photos(tmp_path / "photos", n=10)
     got = invoke("query", root, "-n", 1, "--steps", 3, "--strategy", "margin", "--out", tmp_path / "r.csv")
     assert got.exit_code == 0, got.output

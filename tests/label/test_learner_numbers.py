@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from test_learner import KINDS, N, make, network, points, truth
 
 import foretaste as ft
 from foretaste import acquire
 from foretaste.label import choose, progress
+from learner_cases import KINDS, N, make, network, points, truth
 
 CLASSES = [kind for kind in KINDS if kind != "regression"]
 

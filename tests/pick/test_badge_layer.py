@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from test_badge import NET, X_U, ask, network, normal
 from torch import nn
 
+from badge_cases import NET, X_U, ask, network, normal
 from foretaste.network import build_network
 from foretaste.pick import query
 from foretaste.pick.badge import find_last_layer, last_layer_inputs

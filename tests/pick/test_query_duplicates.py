@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from test_query import LABELLED, NET, X_L, Y_L, network, points
 
 from foretaste.lookahead import from_kernels, linearize
 from foretaste.pick import query
 from foretaste.pick.select import find_spent
+from query_cases import LABELLED, NET, X_L, Y_L, network, points
 
 
 def doubled(dtype=torch.float64):

@@ -5,11 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_query import NET, X_L, X_U, Y_L, ask, network, points
 
 from foretaste import acquire
-from foretaste.lookahead import linearize, problem
+from foretaste.lookahead import linearize
 from foretaste.pick import query
+from networks import forbid_gradients
+from query_cases import NET, X_L, X_U, Y_L, ask, network, points
+
+
+@pytest.fixture
+def _no_gradients():
+    handle = forbid_gradients(NET)
+    yield
+    handle.remove()
 
 
 @pytest.mark.parametrize(
@@ -46,8 +54,8 @@ from foretaste.pick import query
         ({"budget": "1.2.3GB"}, "budget is '1.2.3GB'; expected bytes or a size"),
     ],
 )
-def test_each_fault_is_named(settings, message, monkeypatch):
-    monkeypatch.setattr(problem, "gram", _no_kernel)
+@pytest.mark.usefixtures("_no_gradients")
+def test_each_fault_is_named(settings, message):
     with pytest.raises(ValueError, match=message):
         ask(**settings)
 
@@ -75,9 +83,9 @@ def test_all_faults_at_once():
         ({"seed": 2**64}, "seed is .*; expected a whole number of at most"),
     ],
 )
-def test_output_watch_and_seed_are_named_with_the_others(settings, message, monkeypatch):
+@pytest.mark.usefixtures("_no_gradients")
+def test_output_watch_and_seed_are_named_with_the_others(settings, message):
     """They were raised alone, before the others or after them."""
-    monkeypatch.setattr(problem, "gram", _no_kernel)
     with pytest.raises(ValueError, match=message) as e:
         ask(strategy="gian", batch_size=0, **settings)
     assert "unknown strategy 'gian'" in str(e.value)
@@ -114,10 +122,11 @@ def test_empty_pool():
 
 
 @pytest.mark.parametrize("strategy", ["gain", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "least_confidence"])
-def test_classes_are_needed(strategy, monkeypatch):
-    monkeypatch.setattr(problem, "gram", _no_kernel)
+def test_classes_are_needed(strategy):
+    net = network(C=1)
+    forbid_gradients(net)
     with pytest.raises(ValueError, match=f"{strategy!r} needs classes") as e:
-        query(network(C=1), X_L, points(6, 3)[:, 0], X_U, strategy=strategy)
+        query(net, X_L, points(6, 3)[:, 0], X_U, strategy=strategy)
     named = str(e.value).split("for regression use one of: ")[1].split(", ")
     assert named == [name for name in acquire.strategies() if "classes" not in acquire.find_strategy(name).needs]
     assert {"change", "random", "variance"} <= set(named)
@@ -169,14 +178,10 @@ def test_a_score_that_does_not_know_blocks():
         ask(strategy=blind, output="full")
 
 
-def _no_kernel(*args, **kwargs):
-    raise AssertionError("a kernel was computed")
-
-
 @pytest.mark.parametrize("loss", ["l2", "ce"])
 @pytest.mark.parametrize("strategy", ["entropy", "margin", "least_confidence", "random"])
-def test_no_kernel_is_computed(strategy, loss, monkeypatch):
-    monkeypatch.setattr(problem, "gram", _no_kernel)
+@pytest.mark.usefixtures("_no_gradients")
+def test_no_kernel_is_computed(strategy, loss):
     q = query(NET, X_L, Y_L, X_U, strategy=strategy, batch_size=5, loss=loss)
     assert len(q) == 5
     assert q.seconds["kernel"] == 0

@@ -7,7 +7,6 @@ from importlib import import_module
 import pytest
 
 import foretaste
-from foretaste.acquire import registry
 
 FOLDERS = [import_module(f"foretaste.{name}") for name in ("acquire", "lookahead", "pick")]
 MODULES = [m.name for folder in FOLDERS for m in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}.")]
@@ -19,9 +18,9 @@ PUBLIC = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("_names")
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name, monkeypatch):
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
+def test_examples_run(name):
     assert doctest.testmod(import_module(name)).failed == 0
 
 

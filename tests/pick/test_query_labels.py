@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_query import NET, RIDGE, X_L, X_U, Y_L, ask, network, points
 from torch import nn
 
 from foretaste import acquire
 from foretaste.lookahead import linearize
 from foretaste.pick import query
 from foretaste.tangent.infinite import Dense, Relu, Serial
+from query_cases import NET, RIDGE, X_L, X_U, Y_L, ask, network, points
 
 SPEC = Serial(Dense(24), Relu(), Dense(3))
 OPTIONS = {"naive": {"epochs": 1}, "infinite": {"spec": SPEC}, "gp": {"spec": SPEC}}

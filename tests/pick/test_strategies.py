@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import foretaste.pick  # noqa: F401  registers the strategies that pick by themselves
-from foretaste.acquire import entropy, register, registry, strategies
+from foretaste.acquire import entropy, register, strategies
 from foretaste.losses import probabilities
 from foretaste.testing import check_strategy
 from foretaste.testing.contracts import describe_changes, snapshot_network
@@ -101,11 +101,6 @@ def then(action):
 
 
 CALLS = count()
-
-
-@pytest.fixture
-def _names(monkeypatch):
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 @pytest.mark.usefixtures("_names")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretaste.acquire import registry
-
+pytestmark = pytest.mark.usefixtures("_names")  # strategies that a page registers are forgotten again
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -31,12 +30,6 @@ def run(page: Path) -> dict[str, Any]:
     for line, code in blocks(page):
         exec(compile("\n" * line + code, str(page), "exec"), space)  # tracebacks show the page's own lines
     return space
-
-
-@pytest.fixture(autouse=True)
-def _names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strategies that a page registers are forgotten again."""
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
 
 
 @pytest.mark.slow

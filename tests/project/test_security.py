@@ -214,13 +214,14 @@ def test_a_picture_converted_in_strips_is_the_same(tmp_path, monkeypatch, mode, 
 # Names.
 
 
-def test_names_that_are_not_utf8_are_refused_before_anything_is_trained(tmp_path, monkeypatch):
+def test_names_that_are_not_utf8_are_refused_before_anything_is_trained(tmp_path):
     root = pictures(tmp_path / "root")
     os.rename(root / "cat" / "1.png", os.fsencode(root / "cat") + b"/caf\xe9.png")
     Image.fromarray(np.full((8, 8), 200, np.uint8)).save(root / "7.png")
-    monkeypatch.setattr("foretaste.cli.query_command.train_problem", None)
-    line = told("query", root, "--out", tmp_path / "out.csv")
-    assert r"name (cat/caf\xe9.png) is not UTF-8; rename" in line
+    got = invoke("query", root, "--out", tmp_path / "out.csv")
+    assert got.exit_code == 2
+    assert r"name (cat/caf\xe9.png) is not UTF-8; rename" in " ".join(got.stderr.split())
+    assert "training" not in got.output
     with pytest.raises(ValueError, match="not UTF-8"):
         load(root)
 
@@ -381,7 +382,7 @@ def test_data_that_changed_under_a_run_is_refused(tmp_path, part, processes):
     assert len(run(replace(of, seeds=(0, 1)), tmp_path / "run")) == 4
 
 
-def test_changed_data_is_refused_by_the_command_before_costs_are_measured(tmp_path, monkeypatch):
+def test_changed_data_is_refused_by_the_command_before_costs_are_measured(tmp_path):
     (tmp_path / "a.toml").write_text(
         f'strategies = ["random"]\nseeds = [0]\n[data]\nname = "{tmp_path / "own.npz"}"\n'
         "[labels]\ninit = 4\nper_cycle = 2\ncycles = 1\n[train]\nsteps = 2\n"
@@ -389,8 +390,10 @@ def test_changed_data_is_refused_by_the_command_before_costs_are_measured(tmp_pa
     npz_study(tmp_path / "own.npz")
     run(read(tmp_path / "a.toml"), tmp_path / "run")
     npz_study(tmp_path / "own.npz", seed=1)
-    monkeypatch.setattr("foretaste.study.estimate", None)
-    assert "has changed: the points" in told("run", tmp_path / "a.toml", "--out", tmp_path / "run")
+    got = invoke("run", tmp_path / "a.toml", "--out", tmp_path / "run")
+    assert got.exit_code == 2
+    assert "has changed: the points" in " ".join(got.stderr.split())
+    assert "about" not in got.output  # nor was the time it takes measured
 
 
 def test_data_may_change_before_the_first_record(tmp_path):

@@ -572,11 +572,9 @@ def test_long_names_lose_their_middle_but_not_their_difference():
 @pytest.mark.parametrize(
     "module", ["accuracy_table", "charts", "comparison", "fidelity_page", "pages", "runs", "summary", "words"]
 )
-def test_examples_of_docstrings(module, tmp_path, monkeypatch):
+def test_examples_of_docstrings(module, tmp_path, monkeypatch, no_figures):
     """They run where runs/fig2a, runs/cold and fidelity/records.jsonl are."""
     monkeypatch.chdir(tmp_path)
-    for user in ("runs", "comparison"):  # figures take most of the time, and other tests draw them
-        monkeypatch.setattr(f"foretaste.report.{user}.save_figures", lambda *_: None)
     write_run(tmp_path / "runs" / "fig2a", records())
     write_run(tmp_path / "runs" / "cold", records({"margin": 0.85, "random": 0.6}), study={"title": "Cold"})
     (tmp_path / "fidelity").mkdir()

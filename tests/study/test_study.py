@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from foretaste import report
-from foretaste.acquire import OwnTraining, register, registry, strategies
+from foretaste.acquire import OwnTraining, register, strategies
 from foretaste.data import Images, draw
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, Diverged, fit
@@ -452,9 +452,9 @@ def test_study_names_no_strategy():
             assert not [name for name in names if "ll4al" in name.lower()]
 
 
-def test_a_strategy_of_ones_own_declares_its_training_scale_and_small_options(monkeypatch):
+@pytest.mark.usefixtures("_names")
+def test_a_strategy_of_ones_own_declares_its_training_scale_and_small_options():
     """The loop trains by it, hands its options on to the query, and calibrates the option it names."""
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
     seen = {"fit": [], "query": [], "small": []}
 
     def train(net, x_L, y_L, *, strength=1, **settings):
@@ -626,6 +626,7 @@ def remote(state):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_names")
 def test_processes_change_nothing_but_the_times(tmp_path):
     """Workers know the strategies of a plugin too."""
     (tmp_path / "remote.py").write_text(OWN_STRATEGY)

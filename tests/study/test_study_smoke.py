@@ -146,14 +146,14 @@ def test_the_command_that_is_told_has_all_that_changes_records():
     )
 
 
-def test_a_folder_of_other_settings_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
-    (tmp_path / "a.toml").write_text(STUDY.replace("furthest", "margin").replace('plugins = ["mine.py"]', ""))
-    assert runner.invoke(app, ["run", "a.toml", "--out", "out", "--processes", "1"]).exit_code == 0
-
-    def never(*args, **kwargs):
-        raise AssertionError("data were read")
-
-    monkeypatch.setattr("foretaste.study.prepared", never)
+@pytest.mark.usefixtures("no_figures")
+def test_a_folder_of_other_settings_is_refused_before_anything_is_measured(tmp_path):
+    np.savez(tmp_path / "few.npz", x=np.random.default_rng(0).random((60, 4)), y=np.arange(60) % 3)
+    text = STUDY.replace("furthest", "margin").replace('plugins = ["mine.py"]', "") + '\n[data]\nname = "few.npz"'
+    (tmp_path / "a.toml").write_text(text)
+    result = runner.invoke(app, ["run", "a.toml", "--out", "out", "--processes", "1"])
+    assert result.exit_code == 0, result.output
+    (tmp_path / "few.npz").unlink()
     result = runner.invoke(app, ["run", "a.toml", "--out", "out", "--set", "labels.init=21"])
     assert result.exit_code == 2
     assert "labels.init is 20 there and 21 here" in result.output

@@ -1,6 +1,6 @@
-"""Kernels, queries and a small study give the bits that were recorded before the tree was rearranged.
+"""Kernels, queries, a small study, a learner and readers give the bits that were recorded.
 
-``python tests/pick/test_same_as_before.py`` records them anew in fixtures/before.json: only for a change that is meant
+``python tests/project/test_recorded.py`` records them anew in fixtures/recorded.json: only for a change that is meant
 to change numbers. Bits depend on the processor and on torch's build, so they are compared where the recording was made;
 on every other machine the sums must agree closely.
 """
@@ -24,7 +24,7 @@ from foretaste.data import digits
 from foretaste.network import MLP, WideResNet, prepare, resnet18
 from foretaste.study import run, smoke, study
 
-FILE = Path(__file__).parents[1] / "fixtures" / "before.json"
+FILE = Path(__file__).parents[1] / "fixtures" / "recorded.json"
 STRATEGIES = ["gain", "variance", "mlmoc", "emoc", "eer", "flips", "entropy", "margin", "badge", "infinite", "naive"]
 STRATEGIES += ["cover", "epig", "least_confidence", "egl", "coreset", "kmeans", "lcmd", "typiclust", "probcover"]
 STRATEGIES += ["maxherding", "uherding", "dpp", "onestep", "random"]
@@ -142,14 +142,14 @@ def everything() -> dict[str, Any]:
         torch.set_num_threads(threads)
 
 
-def test_results_are_those_of_before() -> None:
-    before = json.loads(FILE.read_text())
+def test_results_are_those_recorded() -> None:
+    recorded = json.loads(FILE.read_text())
     now = everything()
-    assert now.keys() == before["results"].keys()
-    for key, was in before["results"].items():
+    assert now.keys() == recorded["results"].keys()
+    for key, was in recorded["results"].items():
         assert now[key]["sum"] == pytest.approx(was["sum"], rel=1e-3), key
-    if machine() == before["machine"]:
-        assert now == before["results"]
+    if machine() == recorded["machine"]:
+        assert now == recorded["results"]
 
 
 if __name__ == "__main__":
