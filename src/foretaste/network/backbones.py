@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from foretaste.errors import check_known, did_you_mean
-from foretaste.network.build import import_attribute
+from foretaste.network.models import import_attribute
 
 BACKBONE_KINDS = ("pictures", "text")
 LIBRARY_PREFIXES = ("hf", "st", "timm", "torchvision")
