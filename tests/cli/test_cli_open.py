@@ -126,8 +126,9 @@ def test_without_the_extra_it_trains_a_small_network_and_says_how_to_get_a_backb
 def test_features_are_announced_only_where_they_are_computed(tmp_path, cache):
     """It said so too if they had been kept."""
     root = save_photos(tmp_path / "photos", n=10)
-    words = ["--backbone", "test_open:means", "--steps", 3, "-n", 1, "--page", "none", "--out", tmp_path / "r.csv"]
-    said = "Features of 10 points by test_open:means: computed once, then kept."
+    words = ["--backbone", "connect.test_open:means", "--steps", 3, "-n", 1, "--page", "none"]
+    words += ["--out", tmp_path / "r.csv"]
+    said = "Features of 10 points by connect.test_open:means: computed once, then kept."
     first, again = (invoke("query", root, "--strategy", "margin", *words) for _ in range(2))
     assert (first.exit_code, again.exit_code) == (0, 0), first.output + again.output
     assert said in first.stdout
@@ -167,11 +168,11 @@ def test_a_bar_shows_that_features_are_looked_for_or_computed(encoder, calls, wa
 
 def test_a_backbone_of_ones_own_and_fidelity_on_it(tmp_path):
     root = save_photos(tmp_path / "photos", n=16)
-    words = [root, "--backbone", "test_open:means", "--steps", 60]
+    words = [root, "--backbone", "connect.test_open:means", "--steps", 60]
     got = invoke("query", *words, "-n", 2, "--page", tmp_path / "p.html", "--out", tmp_path / "r.csv")
     assert got.exit_code == 0, got.output
     assert "Label these 2 next" in (tmp_path / "p.html").read_text()
-    kept = ["-n", 2, "--page", "none", "--backbone", "test_open:means", "--out"]
+    kept = ["-n", 2, "--page", "none", "--backbone", "connect.test_open:means", "--out"]
     first = invoke("query", root, "--network", "mlp", "--steps", 300, "--save", *kept, tmp_path / "a.csv")
     assert first.exit_code == 0, first.output
     again = invoke("query", root, "--weights", tmp_path / "a.safetensors", *kept, tmp_path / "b.csv")
@@ -209,8 +210,8 @@ def test_text_by_an_encoder_of_hugging_face(tmp_path):
     [
         (["photos", "--backbone", "eficientnet-lite0"], "did you mean 'efficientnet-lite0'?"),
         (["photos", "--backbone", "tfidf"], "encoder is 'tfidf', for text"),
-        (["photos", "--backbone", "test_open:means", "--size", "8"], "size is 8, which is for pixels"),
-        (["photos", "--backbone", "test_open:means", "--save"], "Give --network mlp to keep one"),
+        (["photos", "--backbone", "connect.test_open:means", "--size", "8"], "size is 8, which is for pixels"),
+        (["photos", "--backbone", "connect.test_open:means", "--save"], "Give --network mlp to keep one"),
         (["photos", "--backbone", "timm:no_such_model"], "timm"),
         (["table.csv", "--encoder", "tfidf"], "its columns are age (numbers), city (2 different words)"),
         (["table.csv", "--encoder", "hf:no-such/model"], "with the columns age, city; leave it out, or name"),
@@ -243,7 +244,7 @@ def test_what_does_not_fit_says_what_to_do(tmp_path, monkeypatch, words, says):
 def test_a_contradiction_is_named_in_the_place_of_train_longer(tmp_path):
     root = save_photos(tmp_path / "photos", n=12)
     (root / "blue" / "copy.jpg").write_bytes((root / "red" / "4.jpg").read_bytes())
-    words = ["--backbone", "test_open:means", "--steps", 60, "-n", 2, "--strategy", "margin"]
+    words = ["--backbone", "connect.test_open:means", "--steps", 60, "-n", 2, "--strategy", "margin"]
     got = invoke("query", root, *words, "--out", tmp_path / "r.csv")
     assert got.exit_code == 0, got.output
     stdout = " ".join(got.stdout.split())
@@ -258,12 +259,12 @@ def test_query_and_fidelity_go_on_from_the_answers_and_features_of_the_page(tmp_
     from foretaste.label import close_desk, open_desk
 
     root = save_photos(tmp_path / "photos", n=16, labelled=0)
-    desk = open_desk(root, classes=["red", "blue"], backbone="test_open:means", start=False, check_every=0)
+    desk = open_desk(root, classes=["red", "blue"], backbone="connect.test_open:means", start=False, check_every=0)
     for k in range(8):
         desk.answer("tab-1", "Ada", f"unsorted/{k}.jpg", "label", ["red", "blue"][k % 2])
     desk.worker._build(lambda done, total: None)
     close_desk(desk)
-    words = [root, "--backbone", "test_open:means", "--steps", 60]
+    words = [root, "--backbone", "connect.test_open:means", "--steps", 60]
     out = ["-n", 2, "--page", "none", "--out", tmp_path / "r.csv"]
     got = invoke("query", *words, *out)
     assert got.exit_code == 0, got.output
