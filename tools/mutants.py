@@ -452,7 +452,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "weights end with the number of the event, and no two are equal",
     (
         "network/feature_cache.py",
-        "theirs, nothing = self._item_digests(), (np.empty(0, ITEM), np.empty((0, 0), np.float32))",
+        "return np.empty(0, ITEM), np.empty((0, 0), np.float32)",
         "0 becomes 1",
     ): "a digest beside no rows, which nobody reads",
     (

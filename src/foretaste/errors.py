@@ -1,9 +1,11 @@
 """What errors, logs and reports share: checks of arguments, nearest names, sizes, durations; names in files; seals."""
 
+import logging
 import math
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from hashlib import blake2b
 from numbers import Real
@@ -162,6 +164,18 @@ def counted(n: int, one: str, many: str | None = None) -> str:
 def join_words(parts: Sequence[str]) -> str:
     """a, b and c."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """foretaste logs no warnings within."""
+    log = logging.getLogger("foretaste")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 # Names that come from files: a stranger may have written them.

@@ -111,7 +111,7 @@ def test_the_default_folder_and_the_mapped_file(tmp_path):
     assert np.array_equal(np.load(file), found.numpy())
     found += 1  # copy on write
     assert file.read_bytes() == before
-    about = json.loads(next(feature_home().glob("*.jsonl")).read_text().splitlines()[0])
+    about = json.loads(next(feature_home().glob("*.json")).read_text())
     assert about["backbone"] == "Sequential"
     assert (about["rows"], about["columns"]) == (10, 12)
 
@@ -326,7 +326,7 @@ def test_damaged_rows_of_another_file_are_not_taken(damage):
     x, module = pixels(41), Counted(conv()).eval()
     ft.features(module, Files(x, range(40)), chunk_size=8)
     (file,) = feature_home().glob("*.npy")
-    other = {"rows": file, "header": file.with_suffix(".jsonl")}.get(damage, file.with_suffix(".items"))
+    other = {"rows": file, "header": file.with_suffix(".json")}.get(damage, file.with_suffix(".items"))
     raw = bytearray(other.read_bytes())
     raw[-1 if damage == "items" else len(raw) // 2 if damage == "rows" else 3] ^= 1
     other.write_bytes(raw[5:] if damage == "header" else raw)
@@ -361,12 +361,12 @@ def test_an_interrupted_run_serves_another_set_of_points():
     assert not list(feature_home().glob("*.part"))
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "header", "sums", "no sums", "sums of nonsense"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "header", "sums", "no manifest", "nonsense"])
 def test_a_damaged_file_is_found_and_computed_again(tmp_path, damage, caplog):
     x = pixels(40)
     wanted = ft.features(conv(), x, chunk_size=8).clone()
-    (file,), (sums,) = feature_home().glob("*.npy"), feature_home().glob("*.jsonl")
-    whole, lines = bytearray(file.read_bytes()), sums.read_text().splitlines()
+    (file,), (manifest,) = feature_home().glob("*.npy"), feature_home().glob("*.json")
+    whole, said = bytearray(file.read_bytes()), manifest.read_text()
     if damage == "flip":
         whole[-30] ^= 1
     elif damage == "cut":
@@ -376,13 +376,13 @@ def test_a_damaged_file_is_found_and_computed_again(tmp_path, damage, caplog):
     elif damage == "header":
         whole[20] ^= 1
     elif damage == "sums":
-        lines[3] = lines[3].replace(": 8", ": 9")
-    elif damage == "sums of nonsense":
-        lines = ["[" * 5000]
+        said = said.replace("[8, ", "[9, ")
+    elif damage == "nonsense":
+        said = "[" * 5000
     file.write_bytes(whole)
-    sums.write_text("\n".join(lines) + "\n")
-    if damage == "no sums":
-        sums.unlink()
+    manifest.write_text(said)
+    if damage == "no manifest":
+        manifest.unlink()
     assert torch.equal(ft.features(conv(), x, chunk_size=8), wanted)
     assert "it is computed again" in caplog.text
     caplog.clear()
@@ -390,7 +390,7 @@ def test_a_damaged_file_is_found_and_computed_again(tmp_path, damage, caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("ending", [".npy", ".npy.part", ".jsonl"])
+@pytest.mark.parametrize("ending", [".npy", ".npy.part", ".json"])
 def test_a_pipe_in_the_place_of_features_is_refused_by_name(ending):
     """Reading it would wait for ever."""
     x = pixels(8)
@@ -438,16 +438,16 @@ def test_an_error_in_the_middle_resumes_behind_what_is_there(tmp_path):
         assert a.read() == b.read()
 
 
-def test_rows_without_their_sum_are_cut_off(tmp_path):
+def test_rows_that_the_manifest_does_not_list_are_cut_off(tmp_path):
     """As a kill between the two writes leaves them, and half a row."""
     x = pixels(50)
     wanted = ft.features(conv(), x, chunk_size=8).clone()
-    (file,), (sums,) = feature_home().glob("*.npy"), feature_home().glob("*.jsonl")
-    whole, lines = file.read_bytes(), sums.read_text().splitlines()
+    (file,), (manifest,) = feature_home().glob("*.npy"), feature_home().glob("*.json")
+    whole, said = file.read_bytes(), json.loads(manifest.read_text())
     file.unlink()
     part = file.with_name(file.name + ".part")
     part.write_bytes(whole[: len(whole) - 4 * 12 * 10 - 7])
-    sums.write_text("\n".join(lines[:4]) + "\n" + lines[4][:10])
+    manifest.write_text(json.dumps({**said, "chunks": said["chunks"][:3]}))
     told = []
     assert torch.equal(ft.features(conv(), x, chunk_size=8, progress=lambda *at: told.append(at)), wanted)
     assert told[0] == (24, 50)

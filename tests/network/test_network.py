@@ -662,7 +662,7 @@ def test_fit_on_cuda():
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", ["fit", "sgd", "build", "saved", "models", "loss_prediction"])
+@pytest.mark.parametrize("name", ["fit", "sgd", "saved", "models", "loss_prediction"])
 def test_examples_in_the_docstrings(name):
     module = import_module(f"foretaste.network.{name}")
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0

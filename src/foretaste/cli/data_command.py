@@ -56,21 +56,16 @@ def get_data(
 
 def _download_with_bars(name: str, folder: Path | None, force: bool) -> None:
     """Download one data set, one bar for each file; then print its licence and paper."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich import progress as of
 
     from foretaste.data import CATALOGUE, get
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console) as bars:
+    what, speed = (
+        of.TextColumn("{task.description}", markup=False),
+        (of.TransferSpeedColumn(), of.TimeRemainingColumn()),
+    )
+    tasks: dict[str, of.TaskID] = {}
+    with of.Progress(what, of.BarColumn(), of.DownloadColumn(), *speed, console=console) as bars:
 
         def show(file: str, done: int, total: int) -> None:
             if file not in tasks:

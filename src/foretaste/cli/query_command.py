@@ -1,9 +1,6 @@
 """``foretaste query``: which points of a pool to label next, as a ranked CSV and a page."""
 
 import csv
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +10,7 @@ import typer
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, console_warnings, how_made, progress_bar, say, with_examples
 from foretaste.cli.prepare import describe_network, make_problem, save_problem, train_problem
-from foretaste.errors import counted, csv_cell, format_seconds, printable
+from foretaste.errors import counted, csv_cell, errors_only, format_seconds, printable
 from foretaste.files import whole_file
 
 if TYPE_CHECKING:
@@ -259,18 +256,6 @@ def rehearse_query(problem: "LabellingProblem", **how: Any) -> None:
             ft.query(p.net.eval(), *p.labelled, p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
     finally:
         p.net.train(trains)
-
-
-@contextmanager
-def errors_only() -> Iterator[None]:
-    """No warnings are logged within."""
-    log = logging.getLogger("foretaste")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") -> list[dict[str, Any]]:

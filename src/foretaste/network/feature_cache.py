@@ -1,12 +1,12 @@
-"""Features on disk: a .npy that grows by whole chunks, and beside it the sums that tell how far it can be believed.
+"""Features on disk: a .npy that grows by whole chunks, and beside it a manifest with a digest of each chunk.
 
 DIGEST.npy        (N, D) float32, complete; DIGEST.npy.part while it is computed
-DIGEST.jsonl      what it is of, then one line a chunk: its rows and their BLAKE2b
+DIGEST.json       the manifest: what the rows are of, and for each chunk its rows and their BLAKE2b
 DIGEST.items      a digest of each point: another set of points that has some of them takes their rows
 DIGEST.lock       held by the process that computes
 
-A line of sums is written after its rows. So a killed run leaves rows that are told by their sums, and perhaps more,
-which are cut off; the next run goes on behind them. A file whose rows do not fit their sums is removed.
+The manifest is written after each chunk, whole or not at all. After a crash, rows that it does not list are dropped and
+the run resumes. A file whose rows do not match their digests is computed again.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from foretaste.errors import check_regular, printable
+from foretaste.errors import check_regular
 from foretaste.files import explain_failed_write, write_whole
 
 log = logging.getLogger("foretaste")
@@ -34,9 +34,8 @@ log = logging.getLogger("foretaste")
 CACHE_VARIABLE = "FORETASTE_CACHE"
 CACHE_FORMAT = 1  # enters every digest: files of another layout are not found
 SUM_BYTES = 20
-READ_AT_ONCE = 1 << 22  # bytes
-LOCK_NOTICE = 5  # seconds after which waiting for another process is told
-LONGEST_LINE = 1 << 16  # characters of a line of sums
+LOCK_NOTICE = 5  # seconds after which the log says that it waits for another process
+LARGEST_MANIFEST = 1 << 26  # bytes
 ITEM = np.dtype(f"S{SUM_BYTES}")  # the digest of a point
 MOST_LOST = 0.1  # share of the points of an old file that the file that takes its place may lack
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another in each process
@@ -126,33 +125,79 @@ def weights_digest(module: nn.Module) -> str:
 
 
 @dataclass(frozen=True)
-class FeatureFile:
-    """The file of one digest in a folder. ``about`` is for people who look into the folder.
+class FeatureManifest:
+    """What DIGEST.json says, apart from words for people who look into the folder."""
 
-    ``network`` is the digest of what made the rows: files that share it may take rows of one another.
-    """
+    digest: str
+    network: str  # the digest of what made the rows: files that share it may take rows of one another
+    items: str | None  # the digest of DIGEST.items; None if the points have no digests
+    rows: int
+    columns: int
+    chunks: list[tuple[int, str]]  # rows and digest of each
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the .npy."""
+        to = io.BytesIO()
+        held = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.columns)}
+        np.lib.format.write_array_header_1_0(to, held)
+        return to.getvalue()
+
+    def size(self, rows: int) -> int:
+        """Bytes of the .npy up to a row."""
+        return len(self.head) + 4 * rows * self.columns
+
+
+def read_manifest(path: Path) -> FeatureManifest | None:
+    """None if it is not there, cannot be read, or is of other features than its name says."""
+    try:
+        check_regular(path)
+        if path.stat().st_size > LARGEST_MANIFEST:
+            return None
+        said = json.loads(path.read_bytes())
+        found = FeatureManifest(**{f.name: said[f.name] for f in fields(FeatureManifest)})
+        counts = [found.rows, found.columns, *(n for n, _ in found.chunks)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if found.digest == path.stem and all(type(n) is int and n > 0 for n in counts) else None
+
+
+def good_chunks(path: Path, manifest: FeatureManifest) -> list[tuple[int, str]]:
+    """The chunks of a .npy, from the first on, that match their digests."""
+    good = []
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if file.read(len(manifest.head)) != manifest.head:
+            return []
+        for rows, wanted in manifest.chunks:
+            length = 4 * rows * manifest.columns
+            if length > size or digest_bytes(file.read(length)) != wanted:
+                break
+            good.append((rows, wanted))
+    return good
+
+
+def digest_bytes(raw: bytes) -> str:
+    return blake2b(raw, digest_size=SUM_BYTES).hexdigest()
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """The files of one digest in a folder. ``about`` is for people who look into the folder."""
 
     folder: Path
     digest: str
     about: Mapping[str, Any]
     rows: int
-    network: str
+    network: str  # as in the manifest
+    path: Path = field(init=False)
+    part: Path = field(init=False)
+    manifest: Path = field(init=False)
+    items: Path = field(init=False)
 
-    @property
-    def path(self) -> Path:
-        return self.folder / f"{self.digest}.npy"
-
-    @property
-    def part(self) -> Path:
-        return self.folder / f"{self.digest}.npy.part"
-
-    @property
-    def sums(self) -> Path:
-        return self.folder / f"{self.digest}.jsonl"
-
-    @property
-    def items(self) -> Path:
-        return self.folder / f"{self.digest}.items"
+    def __post_init__(self) -> None:
+        for name, ending in (("path", ".npy"), ("part", ".npy.part"), ("manifest", ".json"), ("items", ".items")):
+            object.__setattr__(self, name, self.folder / f"{self.digest}{ending}")
 
     @property
     def lock(self) -> FileLock:
@@ -163,26 +208,28 @@ class FeatureFile:
         self._check_kinds()
         if not self.path.exists():
             return None
-        width, head, lines = self._read_sums()
+        manifest, good = read_manifest(self.manifest), 0
         try:
-            good = 0 if width is None else _good_rows(self.path, head, width, lines)
-            if width is not None and good == self.rows and self.path.stat().st_size == len(head) + 4 * good * width:
-                # Copy on write: the tensor may be written to, and the file stays as it is.
-                return torch.from_numpy(np.load(self.path, mmap_mode="c", allow_pickle=False))
+            if manifest is not None:
+                good = sum(n for n, _ in good_chunks(self.path, manifest))
+                if good == self.rows == manifest.rows and self.path.stat().st_size == manifest.size(good):
+                    # Copy on write: the tensor may be written to, and the file stays as it is.
+                    return torch.from_numpy(np.load(self.path, mmap_mode="c", allow_pickle=False))
         except FileNotFoundError:  # another process found it damaged, and has just removed it
             return None
-        log.warning("%s is damaged: %d of %d rows fit their sums; it is computed again", self.path, good, self.rows)
+        why = "has no manifest" if manifest is None else f"is damaged: {good} of {self.rows} rows match their digests"
+        log.warning("%s %s; it is computed again", self.path, why)
         return None
 
     def _check_kinds(self) -> None:
         """Raise if a pipe or a folder has the name of one of the files: a pipe would be read for ever."""
-        for path in (self.path, self.part, self.sums, self.items):
+        for path in (self.path, self.part, self.manifest, self.items):
             with contextlib.suppress(FileNotFoundError):
                 check_regular(path)
 
     def remove(self) -> None:
         """Forget what is there. Other processes that have it open keep what they see."""
-        for path in (self.path, self.part, self.sums, self.items):
+        for path in (self.path, self.part, self.manifest, self.items):
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -206,63 +253,36 @@ class FeatureFile:
         ``items`` are the digests of the points, None if they have none.
         """
         self._check_kinds()
-        width, head, lines = self._read_sums()
-        good = 0
-        if width is not None and self.part.exists():
-            good = _good_rows(self.part, head, width, lines)
-        if good == 0:
+        manifest, of_items = read_manifest(self.manifest), None if items is None else digest_bytes(items)
+        chunks = good_chunks(self.part, manifest) if manifest is not None and self.part.exists() else []
+        good = sum(n for n, _ in chunks)
+        if manifest is None or not chunks:
             self.remove()
-            width = None
+            manifest = None
         else:
-            assert width is not None
-            kept = _lines_until(lines, good)
-            os.truncate(self.part, len(head) + 4 * good * width)
-            write_whole(self.sums, "".join(f"{line}\n" for line in [json.dumps(self._header(width, items)), *kept]))
+            manifest = replace(manifest, items=of_items, chunks=chunks)
+            os.truncate(self.part, manifest.size(good))
             log.info("resuming: %d of %d rows are there (%s)", good, self.rows, self.part)
         if items is not None:
-            self.items.write_bytes(items)
+            write_whole(self.items, items)
         done(good)
         for rows_nD in compute(good):
             raw = np.ascontiguousarray(rows_nD.numpy(), dtype="<f4")
-            if width is None:
-                width = raw.shape[1]
-                self.part.write_bytes(npy_header(self.rows, width))
-                self.sums.write_text(json.dumps(self._header(width, items)) + "\n")
-            self._append(raw.tobytes(), len(raw))
+            if manifest is None:
+                manifest = FeatureManifest(self.digest, self.network, of_items, self.rows, raw.shape[1], chunks)
+            try:
+                with self.part.open("ab") as file:
+                    file.write((manifest.head if not good else b"") + raw.tobytes())
+            except OSError as error:
+                advice = f"make room and call again, it resumes. Or give cache= another folder, or set {CACHE_VARIABLE}"
+                raise explain_failed_write(error, self.part, advice) from None
+            chunks.append((len(raw), digest_bytes(raw.tobytes())))
+            write_whole(self.manifest, json.dumps({**self.about, **asdict(manifest)}))
             good += len(raw)
             done(good)
         if good != self.rows:
             raise RuntimeError(f"{good} rows were computed of {self.rows}")
         os.replace(self.part, self.path)
-
-    def _append(self, raw: bytes, rows: int) -> None:
-        try:
-            with self.part.open("ab") as file:
-                file.write(raw)
-            with self.sums.open("a") as file:
-                file.write(json.dumps({"rows": rows, "sum": _sum_of(raw)}) + "\n")
-        except OSError as error:
-            advice = f"make room and call again, it resumes. Or give cache= another folder, or set {CACHE_VARIABLE}"
-            raise explain_failed_write(error, self.part, advice) from None
-
-    def _header(self, width: int, items: bytes | None) -> dict[str, Any]:
-        of = {"network": self.network, "items": None if items is None else _sum_of(items)}
-        return {**self.about, **of, "digest": self.digest, "rows": self.rows, "columns": width}
-
-    def _read_sums(self) -> tuple[int | None, bytes, list[str]]:
-        """(columns, the .npy's header, the lines of sums); columns None if the file is not there or not readable."""
-        try:
-            with self.sums.open(encoding="utf-8", errors="replace") as file:
-                lines = [line.rstrip("\n") for line in iter(lambda: file.readline(LONGEST_LINE), "")]
-            header = json.loads(lines[0])
-            width = header["columns"]
-            if header["digest"] != self.digest or header["rows"] != self.rows or type(width) is not int or width < 1:
-                raise ValueError("of other features")
-        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            if self.sums.exists():
-                log.warning("%s cannot be read (%s)", self.sums, printable(str(error))[:120])
-            return None, b"", []
-        return width, npy_header(self.rows, width), lines[1:]
 
     # Other files, of the same network and other points
 
@@ -270,8 +290,8 @@ class FeatureFile:
         """What other files in the folder, complete or not, hold of these points; None if nothing."""
         wanted_N = np.frombuffer(items, ITEM)
         file_N, row_N, rows = np.full(len(wanted_N), -1), np.zeros(len(wanted_N), np.int64), list[np.ndarray]()
-        for other in self._others():
-            theirs_n, held_nD = other._held()
+        for other, manifest in self._others():
+            theirs_n, held_nD = other._held(manifest)
             if not len(held_nD) or (rows and held_nD.shape[1] != rows[0].shape[1]):
                 continue
             order = np.argsort(theirs_n, kind="stable")
@@ -285,43 +305,39 @@ class FeatureFile:
     def remove_superseded(self, items: bytes) -> None:
         """Remove files whose points this one has, but for a few. Files that another process computes are left alone."""
         mine = np.frombuffer(items, ITEM)
-        for other in self._others():
-            theirs = other._item_digests()
+        for other, manifest in self._others():
+            theirs = other._item_digests(manifest)
             if len(theirs) and np.isin(theirs, mine, invert=True).sum() < MOST_LOST * len(theirs):
                 with contextlib.suppress(Timeout, OSError), other.lock.acquire(timeout=0):
                     other.remove()
 
-    def _others(self) -> "Iterator[FeatureFile]":
-        for path in sorted(self.folder.glob("*.jsonl")):
-            header = _sums_header(path)
-            if path != self.sums and header.get("network") == self.network and type(header.get("rows")) is int:
-                yield FeatureFile(self.folder, path.stem, {}, header["rows"], self.network)
+    def _others(self) -> "Iterator[tuple[FeatureFile, FeatureManifest]]":
+        for path in sorted(self.folder.glob("*.json")):
+            manifest = None if path == self.manifest else read_manifest(path)
+            if manifest is not None and manifest.network == self.network:
+                yield FeatureFile(self.folder, path.stem, {}, manifest.rows, self.network), manifest
 
-    def _item_digests(self) -> np.ndarray:
+    def _item_digests(self, manifest: FeatureManifest) -> np.ndarray:
         """(N,) of the points; none if they cannot be read."""
         try:
             self._check_kinds()
             raw = self.items.read_bytes()
         except (OSError, ValueError):
             return np.empty(0, ITEM)
-        fits = len(raw) == SUM_BYTES * self.rows and _sums_header(self.sums).get("items") == _sum_of(raw)
+        fits = len(raw) == SUM_BYTES * self.rows and manifest.items == digest_bytes(raw)
         return np.frombuffer(raw if fits else b"", ITEM)
 
-    def _held(self) -> tuple[np.ndarray, np.ndarray]:
-        """The digests of the points whose rows fit their sums, and the rows (n, D), memory-mapped."""
-        theirs, nothing = self._item_digests(), (np.empty(0, ITEM), np.empty((0, 0), np.float32))
-        if not len(theirs):
-            return nothing
-        width, head, lines = self._read_sums()
+    def _held(self, manifest: FeatureManifest) -> tuple[np.ndarray, np.ndarray]:
+        """The digests of the points whose rows match their digests, and the rows (n, D), memory-mapped."""
+        theirs = self._item_digests(manifest)
         path = self.path if self.path.exists() else self.part
         try:
-            good = 0 if width is None else min(_good_rows(path, head, width, lines), self.rows)
-            if not good:
-                return nothing
-            assert width is not None
-            return theirs[:good], np.memmap(path, "<f4", "r", len(head), (good, width))
+            good = min(sum(n for n, _ in good_chunks(path, manifest)), self.rows) if len(theirs) else 0
+            if good:
+                return theirs[:good], np.memmap(path, "<f4", "r", len(manifest.head), (good, manifest.columns))
         except (OSError, ValueError):  # another process has just removed it
-            return nothing
+            pass
+        return np.empty(0, ITEM), np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,60 +365,3 @@ class KnownRows:
             here = self.file_N[points] == k
             out_nD[here] = rows[self.row_N[points[here]]]
         return torch.from_numpy(out_nD)
-
-
-def _sums_header(path: Path) -> dict[str, Any]:
-    """The first line of a file of sums; empty if it cannot be read."""
-    try:
-        check_regular(path)
-        with path.open(encoding="utf-8", errors="replace") as file:
-            header = json.loads(file.readline(LONGEST_LINE))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return header if isinstance(header, dict) else {}
-
-
-def npy_header(rows: int, columns: int) -> bytes:
-    """The first bytes of a .npy of (rows, columns) float32."""
-    to = io.BytesIO()
-    held = {"descr": "<f4", "fortran_order": False, "shape": (rows, columns)}
-    np.lib.format.write_array_header_1_0(to, held)
-    return to.getvalue()
-
-
-def _sum_of(raw: bytes) -> str:
-    return blake2b(raw, digest_size=SUM_BYTES).hexdigest()
-
-
-def _good_rows(path: Path, head: bytes, width: int, lines: Sequence[str]) -> int:
-    """How many rows from the first on fit their sums. Reads the file in pieces, so that it is never all in memory."""
-    good = 0
-    with path.open("rb") as file:
-        if file.read(len(head)) != head:
-            return 0
-        for line in lines:
-            try:
-                held = json.loads(line)
-                n, wanted = held["rows"], held["sum"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                break
-            if type(n) is not int or n < 1:
-                break
-            h, left = blake2b(digest_size=SUM_BYTES), 4 * n * width
-            while left and (raw := file.read(min(left, READ_AT_ONCE))):
-                h.update(raw)
-                left -= len(raw)
-            if left or h.hexdigest() != wanted:
-                break
-            good += n
-    return good
-
-
-def _lines_until(lines: Sequence[str], rows: int) -> list[str]:
-    kept, seen = [], 0
-    for line in lines:
-        if seen == rows:
-            break
-        kept.append(line)
-        seen += json.loads(line)["rows"]
-    return kept

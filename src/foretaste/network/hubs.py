@@ -38,9 +38,13 @@ def _check_text(texts: Sequence[Any]) -> list[str]:
     return list(texts)
 
 
-def _only_kind(name: str, wanted: str, kind: str) -> None:
-    if kind != wanted:
-        raise ValueError(f"backbone {name!r} is for {wanted} and the points are {kind}; name another")
+@contextlib.contextmanager
+def _from_disk(name: str, fetch: str) -> Iterator[None]:
+    """What fails within says how to fetch the weights."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
+        raise _absent_weights(name, fetch, error) from None
 
 
 # transformers
@@ -67,8 +71,7 @@ class LastHidden(nn.Module):
         return (hidden * mask_NT1).sum(1) / mask_NT1.sum(1).clamp_min(1)
 
 
-def _hf_backbone(rest: str, kind: str) -> Backbone:
-    name = f"hf:{rest}"
+def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
     need_packages(name, "pip install 'foretaste[text]'", "transformers")
     import transformers
 
@@ -80,14 +83,11 @@ def _hf_backbone(rest: str, kind: str) -> Backbone:
         f"run `hf download {rest}` and copy ~/.cache/huggingface here, or name a folder with config.json, "
         f"model.safetensors and the files of its {'tokenizer' if kind == 'text' else 'image processor'}"
     )
-    with _quiet_transformers():
-        try:
-            model, told = transformers.AutoModel.from_pretrained(
-                where, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **local
-            )
-            reads = reader.from_pretrained(where, **local, **backend)
-        except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
-            raise _absent_weights(name, fetch, error) from None
+    with _quiet_transformers(), _from_disk(name, fetch):
+        model, told = transformers.AutoModel.from_pretrained(
+            where, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **local
+        )
+        reads = reader.from_pretrained(where, **local, **backend)
     absent = sorted(key for key in told["missing_keys"] if "pooler" not in key)  # pooled here, without weights
     if absent:
         raise ValueError(
@@ -150,9 +150,7 @@ class SentenceEmbedding(nn.Module):
         return self.model(dict(batch))["sentence_embedding"]
 
 
-def _st_backbone(rest: str, kind: str) -> Backbone:
-    name = f"st:{rest}"
-    _only_kind(name, "text", kind)
+def _st_backbone(name: str, rest: str, kind: str) -> Backbone:
     need_packages(name, "pip install 'foretaste[text]'", "sentence_transformers")
     from sentence_transformers import SentenceTransformer
 
@@ -160,17 +158,14 @@ def _st_backbone(rest: str, kind: str) -> Backbone:
     if Path(where).is_dir():
         _check_sentence_folder(name, Path(where))
     fetch = f"run `hf download sentence-transformers/{rest}` and copy ~/.cache/huggingface here, or name a folder"
-    with _quiet_transformers():
-        try:
-            model = SentenceTransformer(
-                where,
-                device="cpu",
-                local_files_only=True,
-                trust_remote_code=False,
-                model_kwargs={"use_safetensors": True, "dtype": torch.float32},
-            )
-        except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
-            raise _absent_weights(name, fetch, error) from None
+    with _quiet_transformers(), _from_disk(name, fetch):
+        model = SentenceTransformer(
+            where,
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={"use_safetensors": True, "dtype": torch.float32},
+        )
     tokenize = getattr(model, "preprocess", None) or model.tokenize  # renamed in its version 6
 
     def prepare(texts: Sequence[Any]) -> dict[str, Tensor]:
@@ -206,9 +201,7 @@ def _check_sentence_folder(name: str, folder: Path) -> None:
 # timm and torchvision
 
 
-def _timm_backbone(rest: str, kind: str) -> Backbone:
-    name = f"timm:{rest}"
-    _only_kind(name, "pictures", kind)
+def _timm_backbone(name: str, rest: str, kind: str) -> Backbone:
     need_packages(name, "pip install timm", "timm")
     import timm
 
@@ -220,18 +213,13 @@ def _timm_backbone(rest: str, kind: str) -> Backbone:
         raise ValueError(f"timm has no pretrained weights of {rest!r}; name another model")
     if not config.hf_hub_id and config.url and not _torch_hub_file(config.url).is_file():
         raise _absent_weights(name, fetch)
-    with _hub_offline():
-        try:
-            model = timm.create_model(rest, pretrained=True, num_classes=0)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise _absent_weights(name, fetch, error) from None
+    with _hub_offline(), _from_disk(name, fetch):
+        model = timm.create_model(rest, pretrained=True, num_classes=0)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
     return Backbone(name, model, _one_by_one(transform), _in_words(transform), "pictures")
 
 
-def _torchvision_backbone(rest: str, kind: str) -> Backbone:
-    name = f"torchvision:{rest}"
-    _only_kind(name, "pictures", kind)
+def _torchvision_backbone(name: str, rest: str, kind: str) -> Backbone:
     need_packages(name, "pip install torchvision", "torchvision")
     from torchvision import models
 
@@ -279,9 +267,10 @@ def _hub_offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-BACKBONE_LIBRARIES: dict[str, Callable[[str, str], Backbone]] = {
-    "hf": _hf_backbone,
-    "st": _st_backbone,
-    "timm": _timm_backbone,
-    "torchvision": _torchvision_backbone,
+# prefix: what makes a backbone, and the kinds of points it takes
+BACKBONE_LIBRARIES: dict[str, tuple[Callable[[str, str, str], Backbone], tuple[str, ...]]] = {
+    "hf": (_hf_backbone, ("pictures", "text")),
+    "st": (_st_backbone, ("text",)),
+    "timm": (_timm_backbone, ("pictures",)),
+    "torchvision": (_torchvision_backbone, ("pictures",)),
 }

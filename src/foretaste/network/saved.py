@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from foretaste.errors import nearest_name
 from foretaste.files import whole_file
-from foretaste.network.build import NETWORKS, make_network
+from foretaste.network.models import NETWORKS, make_network
 from foretaste.network.sgd import PixelNormalise
 
 METADATA_KEY = "foretaste"  # in the file's metadata
 DIGEST_KEY = "digest"
+LISTED_KEYS = 12  # names of tensors in one message
 LONGEST_METADATA = 10_000_000  # characters; the names of classes are the most of it
 CONVERT_HINT = (
     "in Python: import torch, safetensors.torch; weights = torch.load(FILE, weights_only=False)  # runs what is in it; "
@@ -264,34 +265,27 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_weights(path: Path, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], name: str) -> None:
     """Raise with every tensor that is missing, left over, misshaped or not finite."""
-    missing = [key for key in wanted if key not in given]
-    over = [key for key in given if key not in wanted]
-    faults = []
-    for prefix in ("module.", "_orig_mod."):
-        if over and all(key.startswith(prefix) for key in given):
-            faults.append(
-                f"all names begin with {prefix!r}, of a wrapped network; save the state dict of the one inside"
-            )
-    if missing:
-        faults.append(f"missing {_list_keys([key + _nearest_key(key, over) for key in missing])}")
-    if over:
-        faults.append(f"not of this network {_list_keys([key + _nearest_key(key, missing) for key in over])}")
-    wrong = [k for k in wanted if k in given and wanted[k].shape != given[k].shape]
-    if wrong:
-        shapes = [f"{k} {tuple(given[k].shape)} for {tuple(wanted[k].shape)}" for k in wrong]
-        faults.append(f"of another shape {_list_keys(shapes)}")
-    bad = [k for k, t in given.items() if t.is_floating_point() and not torch.isfinite(t).all()]
-    if bad:
-        faults.append(f"NaN or infinite values in {_list_keys(bad)}")
+    missing, over = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
+    faults = [
+        f"all names begin with {prefix!r}, of a wrapped network; save the state dict of the one inside"
+        for prefix in ("module.", "_orig_mod.")
+        if over and all(key.startswith(prefix) for key in given)
+    ]
+
+    def hinted(keys: Sequence[str], others: Sequence[str]) -> list[str]:
+        return [f"{key} (there is {near})" if (near := nearest_name(key, others)) else key for key in keys]
+
+    shared = [k for k in wanted if k in given and wanted[k].shape != given[k].shape]
+    found = {
+        "missing": hinted(missing, over),
+        "not of this network": hinted(over, missing),
+        "of another shape": [f"{k} {tuple(given[k].shape)} for {tuple(wanted[k].shape)}" for k in shared],
+        "NaN or infinite values in": [
+            k for k, t in given.items() if t.is_floating_point() and not torch.isfinite(t).all()
+        ],
+    }
+    for what, keys in found.items():
+        more = f" and {len(keys) - LISTED_KEYS} more" if len(keys) > LISTED_KEYS else ""
+        faults += [f"{what} {len(keys)}: {', '.join(keys[:LISTED_KEYS])}{more}"] if keys else []
     if faults:
         raise ValueError(f"{path} does not fit {name}: {'; '.join(faults)}")
-
-
-def _nearest_key(key: str, names: Sequence[str]) -> str:
-    near = nearest_name(key, names)
-    return f" (there is {near})" if near else ""
-
-
-def _list_keys(names: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{len(names)}: {', '.join(names[:most])}{more}"

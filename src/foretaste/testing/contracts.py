@@ -1,6 +1,5 @@
 """The contracts of acquisition functions and strategies, as tests that anybody can run on their own."""
 
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import find_strategy
+from foretaste.errors import errors_only
 from foretaste.lookahead import State, linearize
 from foretaste.network import MLPSpec
 from foretaste.pick import query
 
 Acquisition = Callable[[State], Tensor]
+POOL_ORDER = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)  # a permutation of the pool
 
 
 @dataclass(frozen=True)
@@ -69,25 +70,12 @@ def check_acquisition(fn: Acquisition, *, regression: bool = False) -> None:
         >>> from foretaste.acquire import variance
         >>> check_acquisition(variance)
     """
-    level = logging.getLogger("foretaste").level
-    logging.getLogger("foretaste").setLevel(logging.ERROR)  # these networks are untrained on purpose
-    try:
-        for setting in _contract_settings(regression):
+    classes, numbers = ContractSetting(C=2), ContractSetting(C=1)
+    settings = [classes, ContractSetting(C=10, dtype=torch.float32), ContractSetting(C=10, watch=True)]
+    settings += [replace(classes, dtype=torch.float32, watch=True), ContractSetting(C=10, loss="ce")]
+    with errors_only():  # these networks are untrained on purpose
+        for setting in [numbers, replace(numbers, dtype=torch.float32, watch=True)] if regression else settings:
             _check_setting(fn, setting)
-    finally:
-        logging.getLogger("foretaste").setLevel(level)
-
-
-def _contract_settings(regression: bool) -> list[ContractSetting]:
-    if regression:
-        return [ContractSetting(C=1), ContractSetting(C=1, dtype=torch.float32, watch=True)]
-    return [
-        ContractSetting(C=2),
-        ContractSetting(C=2, dtype=torch.float32, watch=True),
-        ContractSetting(C=10, dtype=torch.float32),
-        ContractSetting(C=10, watch=True),
-        ContractSetting(C=10, loss="ce"),
-    ]
 
 
 def _check_setting(fn: Acquisition, setting: ContractSetting) -> None:
@@ -103,13 +91,13 @@ def _check_setting(fn: Acquisition, setting: ContractSetting) -> None:
             f"duplicates: candidates 3 and 7 are the same point and score {float(scores_U[3]):.6g} and "
             f"{float(scores_U[7]):.6g} ({setting})"
         )
-    order = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)
-    permuted_U = _contract_scores(fn, replace(setting, order=order).state(), setting, "with the pool permuted")
-    if float((off := (permuted_U - scores_U[list(order)]).abs()).max()) > slack:
+    permuted_U = _contract_scores(fn, replace(setting, order=POOL_ORDER).state(), setting, "with the pool permuted")
+    before_U = scores_U[list(POOL_ORDER)]
+    if float((off := (permuted_U - before_U).abs()).max()) > slack:
         j = int(off.argmax())
         raise AssertionError(
-            f"permutation: with the pool permuted candidate {order[j]} scores {float(permuted_U[j]):.6g}, and "
-            f"{float(scores_U[order[j]]):.6g} before ({setting})"
+            f"permutation: with the pool permuted candidate {POOL_ORDER[j]} scores {float(permuted_U[j]):.6g}, and "
+            f"{float(before_U[j]):.6g} before ({setting})"
         )
 
 
@@ -182,7 +170,6 @@ def _same_value(a: Any, b: Any) -> bool:
 
 
 CONTRACT_POOL, CONTRACT_BATCH, BAD_CANDIDATE = 11, 4, 5
-POOL_ORDER = (5, 2, 9, 0, 10, 7, 1, 4, 8, 3, 6)
 MakeNet = Callable[[int], nn.Module]
 
 
@@ -286,11 +273,8 @@ def check_strategy(
     if not isinstance(strategy, str) and options:
         strategy, options = partial(strategy, **options), {}
     make = make_net or (lambda C: MLPSpec(4, (16,), C).build())
-    logger = logging.getLogger("foretaste")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # these networks are untrained on purpose
-    try:
-        losses = tuple(losses)
+    losses = tuple(losses)
+    with errors_only():  # these networks are untrained on purpose
         for C in [1] if "regression" in needs else [2, 100] if "classes" in needs else [1, 2, 100]:
             for n, loss in enumerate(losses if C > 1 else ["l2"]):
                 dtypes = torch.float64, torch.float32
@@ -302,8 +286,6 @@ def check_strategy(
                     _check_permutation(case)
                     _check_limits(case)
                 _check_nan(case)
-    finally:
-        logger.setLevel(level)
 
 
 def _check_seed(case: ContractCase) -> None:
