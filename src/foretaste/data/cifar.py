@@ -7,74 +7,38 @@ index of five bytes.
 """
 
 import io
-import os
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from foretaste.data.catalogue import CIFAR10_BATCHES, LARGEST_DATASET, named_files
-from foretaste.data.dataset import Images, MeanAndStd
+from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd
 from foretaste.data.named import SetPart, assemble_parts, check_class_ids
 from foretaste.errors import format_bytes
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_NORMALISE: MeanAndStd = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100_NORMALISE: MeanAndStd = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-CIFAR100_LABELS = {"fine": 100, "coarse": 20}
 PICKLED_DTYPES = {kind + size for kind in "uif" for size in "1248"} - {"f1"}
 
 
-def cifar10(folder: str | os.PathLike[str], *, most: int = LARGEST_DATASET) -> Images:
-    """CIFAR10: 50,000 + 10,000 pictures of 32×32 in ten classes. A batch may have any length: half sets exist.
-
-    Args:
-        folder: the folder of data sets, or of the files.
-        most: bytes in memory; a larger set is refused before it is read.
-
-    Returns:
-        The data set; its training images are the pool.
-
-    Raises:
-        FileNotFoundError: files are missing; the error names all of them.
-        ValueError: a file is damaged, or its pickle wants to run something.
-    """
-    at = named_files("cifar10", folder)
+def read_cifar10(at: Mapping[str, Path], most: int) -> Images:
+    """CIFAR10: pictures of 32×32 in ten classes. A batch may have any length: half sets exist."""
     place = at["test_batch"].parent
-    extra = sorted(
-        p.name for p in place.iterdir() if re.fullmatch(r"data_batch_\d+", p.name) and p.name not in CIFAR10_BATCHES
-    )
+    extra = sorted(p.name for p in place.iterdir() if re.fullmatch(r"data_batch_\d+", p.name) and p.name not in at)
     if extra:
         raise ValueError(f"{place} has {', '.join(extra)} beside data_batch_1 to 5; CIFAR10 has five: move those away")
-    parts = [_read_batch(at[name], "labels", 10, most) for name in [*CIFAR10_BATCHES, "test_batch"]]
+    *train, test = (_read_batch(at[name], "labels", 10, most) for name in at)
     classes = _class_names(place / "batches.meta", "label_names", 10, most) or CIFAR10_NAMES
-    return assemble_parts("cifar10", parts[:5], parts[5], classes, CIFAR10_NORMALISE)
+    return assemble_parts("cifar10", train, test, classes, CIFAR10_NORMALISE)
 
 
-def cifar100(
-    folder: str | os.PathLike[str], labels: Literal["fine", "coarse"] = "fine", *, most: int = LARGEST_DATASET
-) -> Images:
-    """CIFAR100: 50,000 + 10,000 pictures of 32×32 in a hundred classes.
-
-    Args:
-        folder: the folder of data sets, or of the files.
-        labels: "fine" for the hundred classes, "coarse" for the twenty groups of them.
-        most: bytes in memory; a larger set is refused before it is read.
-
-    Returns:
-        The data set; its training images are the pool.
-
-    Raises:
-        FileNotFoundError: files are missing; the error names all of them.
-        ValueError: a file is damaged, or its pickle wants to run something.
-    """
-    if labels not in CIFAR100_LABELS:
-        raise ValueError(f"labels is {labels!r}; expected 'fine' (100 classes) or 'coarse' (20)")
-    name, classes = "cifar100" if labels == "fine" else "cifar100-coarse", CIFAR100_LABELS[labels]
-    at = named_files("cifar100", folder)
+def read_cifar100(at: Mapping[str, Path], most: int, labels: Literal["fine", "coarse"] = "fine") -> Images:
+    """CIFAR100: pictures of 32×32 in a hundred classes, or in the twenty coarse ones."""
+    name, classes = ("cifar100", 100) if labels == "fine" else ("cifar100-coarse", 20)
     train, test = (_read_batch(at[part], f"{labels}_labels", classes, most) for part in ("train", "test"))
     called = _class_names(at["train"].parent / "meta", f"{labels}_label_names", classes, most)
     return assemble_parts(name, [train], test, called or [str(c) for c in range(classes)], CIFAR100_NORMALISE)
@@ -103,7 +67,11 @@ def _class_names(path: Path, key: str, classes: int, most: int) -> Sequence[str]
     if not path.is_file():
         return None
     called = _pickled_entries(path, (key,), "a CIFAR file of names", most)[key]
-    if not isinstance(called, list) or len(called) != classes or not all(isinstance(c, bytes | str) for c in called):
+    if (
+        not isinstance(called, list)
+        or not all(isinstance(c, bytes | str) for c in called)
+        or len(set(called)) != classes
+    ):
         raise ValueError(f"{path}: {key} is not a list of {classes} names; fetch it again, or move it away")
     return [c.decode("utf-8", "replace") if isinstance(c, bytes) else c for c in called]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
 
 NORMALISE_CHOICES = ("auto", "none", "measured")
+LARGEST_DATASET = 16 * 10**9  # bytes of one data set in memory; more is refused before it is read
 MEASURED_AT_ONCE = 1 << 22  # numbers in float64
 SHRUNK_AT_ONCE = 4096  # pictures
 
@@ -150,14 +151,6 @@ def stratified(y: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
         n = min(int(np.floor(share * len(members) + 0.5)), len(members) - 1)
         chosen[np.random.default_rng((seed, int(c))).permutation(members)[:n]] = True
     return np.flatnonzero(~chosen).astype(np.int64), np.flatnonzero(chosen).astype(np.int64)
-
-
-def stratified_or_raise(y: np.ndarray, share: float, where: object) -> tuple[np.ndarray, np.ndarray]:
-    """``stratified``, with an error that names the file where so few points leave test empty."""
-    pool, test = stratified(y, share)
-    if share and not len(test):
-        raise ValueError(f"{where}: {len(y)} points leave none for a test share of {share}; give more of either")
-    return pool, test
 
 
 def check_normalise_choice(how: str) -> None:
