@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -259,14 +258,6 @@ def tar_of(members: dict[str, bytes], how: str = "gz", extra: tuple[tarfile.TarI
     return raw.getvalue()
 
 
-def zip_of(members: dict[str, bytes]) -> bytes:
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, body in members.items():
-            packed.writestr(name, body)
-    return raw.getvalue()
-
-
 def test_get_unpacks_an_archive_and_drops_it(server, tmp_path, monkeypatch):
     body = tar_of({"toys-py/a": b"one", "toys-py/sub/b": b"two"})
     file = replace(wanted(server, "toys.tar.gz", body), becomes="toys-py", unpacked=1000)
@@ -291,18 +282,16 @@ def test_get_takes_an_archive_put_there_by_hand(server, tmp_path, monkeypatch):
     assert server.requests == []
 
 
-@pytest.mark.parametrize("how", ["tar", "gz", "xz", "bz2", "zip"])
-def test_unpack_gives_what_was_packed(tmp_path, how):
+def test_unpack_gives_what_was_packed(tmp_path):
     members = {"a.txt": b"one", "sub/b.bin": BODY}
-    body = zip_of(members) if how == "zip" else tar_of(members, "" if how == "tar" else how)
-    (tmp_path / "x").write_bytes(body)
-    out = unpack_archive(tmp_path / "x", tmp_path / "out")
+    (tmp_path / "x").write_bytes(tar_of(members))
+    out = unpack_archive(tmp_path / "x", tmp_path / "out", most=10**6, members=5)
     assert {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()} == members
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "x"]
     if os.name == "posix":
         assert stat.S_IMODE(out.stat().st_mode) == 0o755
     with pytest.raises(FileExistsError, match="is there already"):
-        unpack_archive(tmp_path / "x", tmp_path / "out")
+        unpack_archive(tmp_path / "x", tmp_path / "out", most=10**6, members=5)
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -311,23 +300,8 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
-def zip_with_link() -> bytes:
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w") as packed:
-        info = zipfile.ZipInfo("link")
-        info.external_attr = (stat.S_IFLNK | 0o777) << 16
-        packed.writestr(info, "/etc/passwd")
-    return raw.getvalue()
-
-
 def damaged() -> bytes:
     body = bytearray(tar_of({"a": BODY}, "gz"))
-    body[len(body) // 2] ^= 0xFF
-    return bytes(body)
-
-
-def damaged_zip() -> bytes:
-    body = bytearray(zip_of({"a": BODY}))
     body[len(body) // 2] ^= 0xFF
     return bytes(body)
 
@@ -338,22 +312,17 @@ HOSTILE = {
     "tar absolute": (lambda: tar_of({"/tmp/evil": b"2"}), "leads out"),
     "tar windows": (lambda: tar_of({"..\\evil": b"2"}), "leads out"),
     "tar drive": (lambda: tar_of({"C:evil": b"2"}), "leads out"),
-    "zip climbs": (lambda: zip_of({"ok": b"1", "../evil": b"2"}), "leads out"),
-    "zip absolute": (lambda: zip_of({"/tmp/evil": b"2"}), "leads out"),
     "symlink": (lambda: tar_of({"a": b"1"}, extra=(special("l", tarfile.SYMTYPE, "/etc"),)), "'l' is a link or device"),
     "hard link": (lambda: tar_of({"a": b"1"}, extra=(special("l", tarfile.LNKTYPE, "a"),)), "'l' is a link or device"),
     "device": (lambda: tar_of({}, extra=(special("d", tarfile.CHRTYPE),)), "'d' is a link or device"),
     "pipe": (lambda: tar_of({}, extra=(special("p", tarfile.FIFOTYPE),)), "'p' is a link or device"),
-    "zip link": (zip_with_link, "'link' is a link or device"),
     "too large": (lambda: tar_of({"a": BODY, "b": BODY}), "more than 1 MB come out"),
-    "too large zip": (lambda: zip_of({"a": BODY, "b": BODY}), "more than 1 MB come out"),
     "too many": (lambda: tar_of({str(k): b"" for k in range(21)}), "more than 20 members"),
     "twice": (lambda: tar_of({"a": b"1", "./A": b"2"}), "stands twice"),
     "truncated": (lambda: tar_of({"a": BODY})[:300_000], "damaged"),
     "truncated at the end": (lambda: tar_of({"a": BODY})[:-4], "damaged"),
     "damaged": (damaged, "damaged"),
-    "damaged zip": (damaged_zip, "damaged"),
-    "rubbish": (lambda: b"rubbish" * 1000, "damaged or no tar or zip"),
+    "rubbish": (lambda: b"rubbish" * 1000, "damaged or no .tar.gz"),
     "empty": (lambda: tar_of({}), "holds no files"),
 }
 
@@ -369,16 +338,6 @@ def test_unpack_refuses_and_leaves_nothing(tmp_path, case):
     assert [p.name for p in (tmp_path / "in").iterdir()] == ["x"]
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
     assert not Path("/tmp/evil").exists()
-
-
-def test_a_ratio_that_only_bombs_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "NEVER_A_BOMB", 10**6)
-    monkeypatch.setattr(fetch, "BOMB_RATIO", 100)
-    (tmp_path / "x").write_bytes(tar_of({"a": bytes(3_000_000)}))
-    with pytest.raises(ValueError, match="as a bomb does"):
-        unpack_archive(tmp_path / "x", tmp_path / "out")
-    (tmp_path / "y").write_bytes(tar_of({"a": BODY}))
-    assert (unpack_archive(tmp_path / "y", tmp_path / "out") / "a").read_bytes() == BODY
 
 
 def test_the_catalogue_is_whole():

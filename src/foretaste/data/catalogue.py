@@ -176,16 +176,7 @@ CATALOGUE: dict[str, DataSource] = {
 
 
 def home() -> Path:
-    """The folder of data sets: $FORETASTE_DATA where it is set, else ~/.cache/foretaste.
-
-    Returns:
-        The folder, which may not exist yet.
-
-    Example:
-        >>> from foretaste.data import home
-        >>> home().is_absolute() or "FORETASTE_DATA is a relative path"
-        True
-    """
+    """The folder of data sets: $FORETASTE_DATA where it is set, else ~/.cache/foretaste."""
     given = os.environ.get("FORETASTE_DATA")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "foretaste"
 
@@ -237,18 +228,10 @@ def named_files(name: str, folder: str | os.PathLike[str] | None = None) -> dict
 def find_named(name: str, folder: str | os.PathLike[str] | None = None) -> FoundFiles | None:
     """Where a named set lies, complete or not: the place that ``load`` reads from.
 
-    Args:
-        name: mnist, fashion-mnist, svhn, cifar10 or cifar100.
-        folder: the folder of data sets; None is $FORETASTE_DATA, else ~/.cache/foretaste.
+    None if there are no files, or if they belong to a set with the same file names.
 
-    Returns:
-        The place, the files found there and the names of those missing; None if there are no files, or if they belong
-        to a set with the same file names.
-
-    Example:
-        >>> from foretaste.data import find_named
-        >>> find_named("svhn", "an/empty/folder") is None
-        True
+    >>> find_named("svhn", "an/empty/folder") is None
+    True
     """
     found = search_named(name, folder)
     if found is not None and name in FIRST_LABELS and (labels := found.files.get("train labels")):

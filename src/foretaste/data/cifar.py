@@ -9,7 +9,7 @@ index of five bytes.
 import io
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,10 @@ from foretaste.errors import format_bytes
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_NORMALISE: MeanAndStd = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100_NORMALISE: MeanAndStd = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+KNOWN_NAMES = {
+    ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.numeric", "_frombuffer"),
+}  # fmt: skip
 PICKLED_DTYPES = {kind + size for kind in "uif" for size in "1248"} - {"f1"}
 
 
@@ -108,21 +112,6 @@ class RefusedNameError(Exception):
     """A pickle asks for this dotted name."""
 
 
-class StandIn:
-    """Takes the place of a function that a pickle names. A pickle cannot set its attributes."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
-
-    def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("state for a function")
-
-
 class PickledDtype:
     """numpy.dtype of a plain number: 'u1', then its byte order as state."""
 
@@ -161,27 +150,16 @@ def array_from_bytes(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> np.n
 
 
 class ArraysOnly(pickle._Unpickler):
-    """Python's unpickler with five known names, each bound to a stand-in."""
+    """Python's unpickler with five known names, each bound to a ``StandIn``."""
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(io.BytesIO(raw), encoding="bytes")
-        self.room = len(raw)
-        ndarray, dtype = StandIn(self.refuse("numpy.ndarray")), StandIn(PickledDtype)
-        self.stand_ins = {
-            ("numpy", "ndarray"): ndarray,
-            ("numpy", "dtype"): dtype,
-            ("_codecs", "encode"): StandIn(self.encode),
-        }
-        for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
-            self.stand_ins[f"{core}.multiarray", "_reconstruct"] = StandIn(
-                lambda kind, *_: self.new_array(kind, ndarray)
-            )
-            self.stand_ins[f"{core}.numeric", "_frombuffer"] = StandIn(array_from_bytes)  # protocol 5
+        self.room = len(raw)  # bytes that may still be encoded: the same text again and again would fill the memory
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.stand_ins:
+        if (module.replace("numpy._core", "numpy.core"), name) not in KNOWN_NAMES:
             raise RefusedNameError(f"{module}.{name}")
-        return self.stand_ins[module, name]
+        return StandIn(name, self)
 
     def get_extension(self, code: int) -> None:
         raise RefusedNameError(f"the extension of code {code}")
@@ -189,23 +167,35 @@ class ArraysOnly(pickle._Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         raise RefusedNameError("a persistent id")
 
-    @staticmethod
-    def refuse(name: str) -> Callable[..., Any]:
-        def run(*_: Any) -> Any:
-            raise RefusedNameError(name)
 
-        return run
+class StandIn:
+    """Takes the place of a function that a pickle names. A pickle can call it, and cannot set its attributes."""
 
-    @staticmethod
-    def new_array(kind: Any, ndarray: StandIn) -> PickledArray:
-        if kind is not ndarray:
-            raise RefusedNameError("a kind of array of its own")
-        return PickledArray()
+    __slots__ = ("name", "reader")
+
+    def __init__(self, name: str, reader: ArraysOnly) -> None:
+        self.name, self.reader = name, reader
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("state for a function")
+
+    def __call__(self, *args: Any) -> Any:
+        if self.name == "dtype":
+            return PickledDtype(*args)
+        if self.name == "_frombuffer":  # protocol 5
+            return array_from_bytes(*args)
+        if self.name == "encode":
+            return self.encode(*args)
+        if self.name == "_reconstruct":
+            if not isinstance(args[0], StandIn) or args[0].name != "ndarray":
+                raise RefusedNameError("a kind of array of its own")
+            return PickledArray()
+        raise RefusedNameError(f"numpy.{self.name}")
 
     def encode(self, text: str, codec: Any) -> bytes:
         """Bytes as protocol 2 of Python 3 writes them."""
-        self.room -= len(text)
-        if codec not in ("latin1", b"latin1") or self.room < 0:  # the same text again and again would fill the memory
+        self.reader.room -= len(text)
+        if codec not in ("latin1", b"latin1") or self.reader.room < 0:
             raise pickle.UnpicklingError("bytes that are not written as such")
         return text.encode("latin1")
 

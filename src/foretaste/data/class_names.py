@@ -86,25 +86,8 @@ def class_labels(labels: Sequence[str | None], where: object) -> list[str | None
     Whole numbers written as decimals are classes: 1.0 is class 1. If all labels are numbers and some are not whole,
     they are measurements and not classes.
 
-    Args:
-        labels: labels as written in a file.
-        where: the file, named in the error.
-
-    Returns:
-        As many labels, with 1.0 written as 1.
-
-    Raises:
-        ValueError: the labels are numbers that are not whole. The error names regression.
-
-    Example:
-        >>> from foretaste.data import class_labels
-        >>> class_labels(["1.0", "2", None, "cat"], "t.csv")
-        ['1', '2', None, 'cat']
-        >>> class_labels(["0.5", "2"], "t.csv")
-        Traceback (most recent call last):
-        ...
-        ValueError: t.csv: 1 of 2 labels are numbers that are not whole, such as 0.5; classes are names or whole \
-numbers. To predict numbers use regression (--regression on the command line)
+    >>> class_labels(["1.0", "2", None, "cat"], "t.csv")
+    ['1', '2', None, 'cat']
     """
     known = [label for label in labels if label is not None]
     broken = [label for label in known if DECIMAL.fullmatch(label) and not float(label).is_integer()]

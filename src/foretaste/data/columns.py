@@ -105,17 +105,9 @@ def choose_columns(
     regression: bool = False,
     ask: bool = True,
 ) -> ColumnRoles:
-    """The id, the label, and the text or the features; a note says which column is what, and why.
+    """The id, the label, and the text or the features, by the rules of ``ft.open``; a note says which is what, and why.
 
-    Args:
-        table: all columns.
-        id: the column of ids. None is the one called id; else one called name, key, index, customer_id, ... of words or
-            whole numbers, where no value repeats.
-        label: the column of labels; None is the one called label, class, category, target or y. False is none.
-        text: the column of text. None takes one called text (or sentence, review, ...) that holds words, else the only
-            column of prose, four words or more in a cell. False is a table, without a text. True must find a text.
-        regression: labels are numbers, of any kind.
-        ask: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.
+    ``ask``: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.
     """
     names = list(table.columns)
     for what, given in (("id", id), ("label", label), ("text", text)):

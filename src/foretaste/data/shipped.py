@@ -62,9 +62,7 @@ def digits() -> Images:
 def breast_cancer() -> Images:
     """A table of scikit-learn: 569 tumours, 30 measurements, benign or malignant. No download.
 
-    Returns:
-        399 points to query from and 170 to measure on. A network receives each column standardised over the pool and
-        divided by √30, so that a row has a length of about one.
+    A network receives each column standardised over the pool and divided by √30: a row has a length of about one.
 
     Example:
         >>> from foretaste.data import breast_cancer
@@ -102,18 +100,10 @@ def _shipped_table(name: str, bunch: object) -> Images:
 
 
 def docstrings() -> Images:
-    """A small corpus that every Python has: docstrings of its standard library, each to be told by its package.
+    """A small corpus that every Python has: docstrings of ten packages of its standard library, told by their package.
 
-    scikit-learn ships no text. These are the docstrings of ten packages (asyncio, email, xml, ...) of the Python that
-    runs: about 2,000 in Python 3.11. Another version of Python has other ones, so results compare within one version
-    only. A docstring may name its own package.
-
-    Returns:
-        The docstrings as TF-IDF of their 2,000 most frequent words, rows of length one. Words are counted and weighed
-        on the pool alone.
-
-    Raises:
-        FileNotFoundError: this Python has no source files of its standard library.
+    About 2,000 in Python 3.11. Another version of Python has other ones, so results compare within one version only.
+    They become TF-IDF of their 2,000 most frequent words, counted and weighed on the pool alone; rows of length one.
 
     Example:
         >>> from foretaste.data import docstrings

@@ -66,33 +66,10 @@ def read_points(
 ) -> Points:
     """Read points, labelled or not. As ``ft.open``, but without pretrained backbones: ``x`` of pictures are pixels.
 
-    Args:
-        source: a path, a dataset, arrays or rows, as ``ft.open`` lists them.
-        label: the column of labels, or their array in an .npz; for arrays and lists the labels themselves. False: none.
-        text: the column of text; False reads a table, True must find a text. None decides by the columns.
-        id: the column of ids.
-        ask: stop where a column of a table may be the label under another name, mostly empty; False takes it as a
-            feature.
-        classes: all classes in order; None takes the source's own, or those of the labels.
-        regression: labels are numbers and stay as written. Otherwise they are classes: 1.0 is class 1, and numbers
-            that are not whole are an error.
-        encoder: "tfidf" or "hashing" for text; a function of the items that returns (N, D); "auto".
-        size: pixels a side, or (height, width), of ``x`` of pictures.
-        channels: 1 or 3, of ``x`` of pictures.
-        layout: "NHWC" or "NCHW", for arrays of pictures whose shape does not decide.
-        skip_broken: leave out pictures that cannot be read, with a note that names them; False makes them an error.
-        most: bytes in memory; more is refused before it is read.
-        progress: called as ``progress(done, of how many)``.
-        for_study: read what ``Points.split`` needs: every point must have a label, points of a test side are read too,
-            and pictures are decoded at once.
-
-    Returns:
-        All points in the order of the source.
-
-    Raises:
-        FileNotFoundError: the path, or a file that a CSV names, is missing.
-        TypeError: the source is of a kind that is not read.
-        ValueError: the source cannot be read, has no points, repeats an id, or has labels that are no classes.
+    Arguments are those of ``ft.open``, and ``most``, the bytes in memory above which reading is refused. ``ask``: stop
+    where a mostly empty column may be the label under another name; False takes it as a feature. ``for_study``: read
+    what ``Points.split`` needs. Every point must have a label, points of a test side are read too, and pictures are
+    decoded at once.
 
     Example:
         >>> import tempfile, pathlib
@@ -338,23 +315,11 @@ def hugging_face(
     most: int = LARGEST_DATASET,
     progress: PictureProgress | None = None,
 ) -> Images:
-    """Read a labelled dataset that ``save_to_disk`` wrote, for a study. ``load`` does, but for columns and splits.
+    """Read a labelled dataset that ``save_to_disk`` wrote. As ``load``, and you may name columns and splits.
 
-    Args:
-        path: the folder; one dataset, or several splits.
-        image: the column of pictures; None is the only one there is.
-        label: the column of labels; None is the only ClassLabel there is, or the one called label, class, ...
-        pool: the split to query from; None is train, or the only one.
-        test: the split to measure on, or the share of each class to measure on. A share is used if there is no split
-            test (or validation), or if only ``pool`` is given.
-        size: pixels a side, or (height, width), as in ``load``.
-        channels: 1 or 3, as in ``load``.
-        skip_broken: leave out rows whose picture cannot be read; ``notes`` names them.
-        most: bytes in memory; more is refused before a pixel is read.
-        progress: called as ``progress(done, of how many)``.
-
-    Returns:
-        The data set.
+    ``image`` is the column of pictures, ``label`` that of labels, ``pool`` the split to query from. ``test`` is the
+    split to measure on, or a share of each class; a share counts where there is no split test (or validation), or
+    where ``pool`` alone is given.
     """
     how = ReadOptions(
         label=label, size=size, channels=channels, skip_broken=skip_broken, most=most, progress=progress,

@@ -46,25 +46,9 @@ def from_torch(
     """Read a torch dataset of (picture or numbers, class) into memory.
 
     Bytes, and floats that are bytes / 255 (``ToTensor``), become bytes. Other floats stay float32. A dataset that
-    augments at random is refused: training augments by itself, and the pool must not change.
-
-    Args:
-        dataset: map-style, with items (PIL image, tensor or array; integer). It is the pool.
-        test: another dataset to measure on, or the share of each class to measure on; None is 0.2.
-        classes: class names; None takes the dataset's own ``classes``, else numbers.
-        name: of the data set; None is the dataset's type.
-        size: pixels a side, or (height, width), as in ``folder``.
-        channels: 1 or 3, as in ``folder``.
-        skip_broken: leave out items that raise; ``notes`` names them.
-        most: bytes in memory; more is refused.
-        progress: called as ``progress(done, of how many)``.
-
-    Returns:
-        The data set; items of ``test`` follow those of ``dataset``.
-
-    Raises:
-        TypeError: ``dataset`` is not map-style.
-        ValueError: items differ in kind or size, cannot be read, or change from one reading to the next.
+    augments at random is refused: training augments by itself, and the pool must not change. ``test`` is another
+    dataset to measure on, or a share of each class; None is 0.2. ``classes`` default to the dataset's own, else to
+    numbers. The other arguments are those of ``load``.
 
     Example:
         >>> import torch
