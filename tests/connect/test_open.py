@@ -254,7 +254,7 @@ def test_photos_are_read_upright_one_at_a_time_and_large_ones_reduced(tmp_path, 
     assert dict(zip(points.ids, points.labels)) == {"2.jpg": None, "cat/0.jpg": "cat", "dog/1.png": "dog"}
     opened = []
     real = pictures.open_picture
-    monkeypatch.setattr("foretaste.data.files.open_picture", lambda source: opened.append(source) or real(source))
+    monkeypatch.setattr("foretaste.data.folders.open_picture", lambda source: opened.append(source) or real(source))
     sizes = {name: points.items[i].size for i, name in enumerate(points.ids)}
     assert sizes == {"cat/0.jpg": (30, 40), "dog/1.png": (20, 50), "2.jpg": (1200, 900)}
     assert len(opened) == 3

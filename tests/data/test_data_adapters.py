@@ -91,14 +91,29 @@ def test_columns_are_found_or_must_be_named(hf, tmp_path):
     two = made.add_column("coarse", [0] * 9).cast_column("coarse", hf.ClassLabel(names=["x", "y"]))
     path = saved(two, tmp_path / "two")
     columns = r"image \(Image\), label \(ClassLabel\), coarse \(ClassLabel\)"
-    with pytest.raises(ValueError, match=rf"2 columns may be the label; give label= one of the columns: {columns}"):
-        hugging_face(path)
-    assert hugging_face(path, label="label").classes == tuple(CLASSES)
+    assert hugging_face(path).classes == hugging_face(path, label="label").classes == tuple(CLASSES)
+    unnamed = saved(two.rename_column("label", "fine"), tmp_path / "unnamed")
+    with pytest.raises(ValueError, match=r"fine, coarse may all be the label; rename one"):
+        hugging_face(unnamed)
     with pytest.raises(ValueError, match=rf"image='label' is no column of kind Image; the columns are {columns}"):
         hugging_face(path, image="label", label="label")
-    plain = made.remove_columns("image").add_column("note", ["x"] * 9)
-    with pytest.raises(ValueError, match=r"no column is the image; give image= one of .*note \(Value\)"):
-        hugging_face(saved(plain, tmp_path / "plain"))
+    cells = [{"bytes": png(a), "path": None} for a in noise(9)]
+    kinds = hf.Features({"image": hf.Image(), "more": hf.Image(), "label": hf.Value("string")})
+    twice = hf.Dataset.from_dict({"image": cells, "more": cells, "label": ["a", "b", "c"] * 3}, features=kinds)
+    pictures = saved(twice, tmp_path / "pictures")
+    with pytest.raises(ValueError, match=r"2 columns may be the image; give image= one of .*more \(Image\)"):
+        hugging_face(pictures)
+    assert len(hugging_face(pictures, image="image").x) == 9
+
+
+def test_splits_of_numbers_or_of_text_are_pool_and_test(hf, tmp_path):
+    one = hf.Dataset.from_dict({"x": [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], "label": ["a", "b", "a"], "id": [0, 1, 2]})
+    data = load(saved(hf.DatasetDict({"train": one, "test": one.select([1, 0])}), tmp_path / "d"), normalise="none")
+    assert (data.pool.tolist(), data.test.tolist()) == ([0, 1, 2], [3, 4])
+    assert data.x[data.test].tolist() == [[2, 3], [0, 1]]
+    words = hf.Dataset.from_dict({"text": ["a good film", "so bad a film"] * 3, "label": ["a", "b"] * 3})
+    data = load(saved(hf.DatasetDict({"train": words, "test": words}), tmp_path / "t"))
+    assert (len(data.pool), len(data.test), data.classes) == (6, 6, ("a", "b"))
 
 
 def test_labels_in_words_without_a_class_label(hf, tmp_path):

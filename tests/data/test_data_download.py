@@ -8,9 +8,10 @@ import os
 import re
 import stat
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,10 +22,9 @@ import pytest
 from typer.testing import CliRunner
 
 from data_files import cifar10_files, cifar100_files, idx_bytes, idx_files, svhn_files
-from foretaste.data import CATALOGUE, archive, fetch, find_named, get, load
-from foretaste.data.archive import unpack_archive
+from foretaste.data import CATALOGUE, fetch, find_named, get, load
 from foretaste.data.catalogue import DataSource, RemoteFile
-from foretaste.data.fetch import Patience, download_file
+from foretaste.data.fetch import Patience, download_file, unpack_archive
 
 QUICK = Patience(timeout=20, tries=3, wait=0.01)  # a busy machine may answer late
 BODY = np.random.default_rng(0).bytes(700_000)
@@ -36,12 +36,10 @@ class Behaviour:
 
     files: dict[str, bytes] = field(default_factory=dict)
     cut_after: list[int] = field(default_factory=list)  # bytes after which each next answer breaks off
-    ranges: bool = True
-    tag: str | None = '"v1"'
     fail: list[int] = field(default_factory=list)  # status codes of the next answers
     stall: int = 0  # answers that stop in the middle without closing
     says_length: bool = True
-    requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     url: str = ""
     over: threading.Event = field(default_factory=threading.Event)  # ends stalled answers
 
@@ -53,34 +51,25 @@ def server(monkeypatch) -> Iterator[Behaviour]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            wanted, same = self.headers.get("Range"), self.headers.get("If-Range")
-            does.requests.append((self.path, wanted, same))
+            does.requests.append(self.path)
             body = does.files.get(self.path)
             if does.fail or body is None:
                 self.send_error(does.fail.pop(0) if does.fail else 404)
                 return
-            start = int(wanted[6:-1]) if wanted and does.ranges and same in (None, does.tag) else 0
-            if start and start >= len(body):
-                self.send_error(416)
-                return
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            self.send_response(200)
             if does.says_length:
-                self.send_header("Content-Length", str(len(body) - start))
-            if does.tag:
-                self.send_header("ETag", does.tag)
+                self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             stop = len(body)
             if does.cut_after:
-                stop = start + does.cut_after.pop(0)
+                stop = does.cut_after.pop(0)
             elif does.stall:
                 does.stall -= 1
-                self.wfile.write(body[start : start + 1000])
+                self.wfile.write(body[:1000])
                 self.wfile.flush()
                 does.over.wait(60)
                 return
-            self.wfile.write(body[start:stop])
+            self.wfile.write(body[:stop])
 
         def log_message(self, *args) -> None:
             pass
@@ -105,7 +94,7 @@ def wanted(server: Behaviour, name: str = "x.bin", body: bytes = BODY, mirrors: 
 
 def assert_came(path: Path, body: bytes = BODY) -> None:
     assert path.read_bytes() == body
-    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no part, no memory of it, no lock
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing else is left
 
 
 def test_a_file_comes_whole_with_progress(server, tmp_path):
@@ -114,58 +103,22 @@ def test_a_file_comes_whole_with_progress(server, tmp_path):
     assert_came(path)
     assert seen[-1] == ("x.bin", len(BODY), len(BODY))
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    assert server.requests == [("/0/x.bin", None, None)]
+    assert server.requests == ["/0/x.bin"]
 
 
-def test_a_connection_cut_again_and_again_is_resumed_each_time(server, tmp_path):
-    server.cut_after = [100_000] * 5  # more often than there are tries: each brought something
+def test_a_connection_that_breaks_is_tried_again_and_nothing_is_left_of_it(server, tmp_path):
+    server.cut_after = [100_000, 300_000]
     assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
-    starts = [int(r[6:-1]) for _, r, _ in server.requests[1:]]
-    assert starts == [100_000 * k for k in range(1, 6)]
-    assert {same for _, _, same in server.requests[1:]} == {'"v1"'}
-
-
-def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, tmp_path):
-    server.cut_after = [200_000, 0, 0, 0, 0]
-    with pytest.raises(ConnectionError, match=r"x.bin could not be fetched .*broke off 500,000 bytes before the end"):
-        download_file(wanted(server), tmp_path, patience=QUICK)
-    assert (tmp_path / "x.bin.part").stat().st_size == 200_000
-    assert not (tmp_path / "x.bin").exists()
-    server.cut_after, server.requests = [], []
-    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
-    assert server.requests == [("/0/x.bin", "bytes=200000-", '"v1"')]
-
-
-def test_a_server_that_ignores_range_is_read_from_the_start(server, tmp_path):
-    server.ranges = False
-    server.cut_after = [300_000]
-    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
-    assert [r for _, r, _ in server.requests] == [None, "bytes=300000-"]
-
-
-def test_a_file_that_changed_meanwhile_is_read_from_the_start(server, tmp_path):
-    old = wanted(server, body=BODY[::-1])
-    server.cut_after = [300_000, 0, 0, 0]
-    with pytest.raises(ConnectionError):
-        download_file(old, tmp_path, patience=QUICK)
-    server.cut_after, server.tag = [], '"v2"'
-    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
-
-
-def test_halves_of_two_files_without_a_tag_are_found_by_the_checksum(server, tmp_path):
-    server.tag = None
-    old = wanted(server, body=BODY[::-1])
-    server.cut_after = [300_000, 0, 0, 0]
-    with pytest.raises(ConnectionError):
-        download_file(old, tmp_path, patience=QUICK)
-    server.cut_after, server.requests = [], []
-    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
-    assert [r for _, r, _ in server.requests] == ["bytes=300000-", None]
+    assert len(server.requests) == 3
+    server.cut_after = [200_000, 0, 0]
+    with pytest.raises(ConnectionError, match=r"y.bin could not be fetched .*broke off before the end"):
+        download_file(wanted(server, "y.bin"), tmp_path, patience=QUICK)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
 
 
 def test_a_wrong_checksum_is_never_named_as_the_file(server, tmp_path):
     file = replace(wanted(server), md5="0" * 32)
-    with pytest.raises(ConnectionError, match=f"its MD5 is {wanted(server).md5}, expected 000"):
+    with pytest.raises(ConnectionError, match="its MD5 is not 000"):
         download_file(file, tmp_path, patience=QUICK)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,7 +129,7 @@ def test_the_next_mirror_is_tried_after_404_a_wrong_file_or_a_wrong_length(serve
     server.files["/1/x.bin"] = BODY[:-1] + b"?"
     server.files["/2/x.bin"] = b"<html>moved</html>"
     assert_came(download_file(file, tmp_path, patience=QUICK))
-    assert [path for path, _, _ in server.requests] == [f"/{k}/x.bin" for k in range(4)]
+    assert server.requests == [f"/{k}/x.bin" for k in range(4)]
 
 
 def test_all_mirrors_failing_are_all_named(server, tmp_path):
@@ -198,25 +151,16 @@ def test_a_stalled_server_is_left_and_asked_again(server, tmp_path):
     server.stall = 1
     # On a busy machine a second may pass without a byte more than once: there are tries for that.
     assert_came(download_file(wanted(server), tmp_path, patience=replace(QUICK, timeout=1, tries=8)))
-    ranges = [r for _, r, _ in server.requests]
-    assert ranges[0] is None
-    assert "bytes=1000-" in ranges
+    assert len(server.requests) > 1
 
 
 def test_more_bytes_than_expected_are_not_taken(server, tmp_path):
     file = replace(wanted(server), size=1000)
-    with pytest.raises(ConnectionError, match="has 700,000 bytes, expected 1,000"):
-        download_file(file, tmp_path, patience=QUICK)
-    server.says_length = False
-    with pytest.raises(ConnectionError, match="sends more than the expected 1,000 bytes"):
-        download_file(file, tmp_path, patience=QUICK)
+    for server.says_length in (True, False):
+        with pytest.raises(ConnectionError, match="sends more than the expected 1,000 bytes"):
+            download_file(file, tmp_path, patience=QUICK)
+    assert list(tmp_path.iterdir()) == []
     assert_came(download_file(wanted(server, "y.bin"), tmp_path / "y", patience=QUICK))
-
-
-def test_a_part_longer_than_the_file_now_is_begun_anew(server, tmp_path):
-    file = wanted(server)
-    (tmp_path / "x.bin.part").write_bytes(b"?" * (len(BODY) + 5))
-    assert_came(download_file(file, tmp_path, patience=QUICK))
 
 
 def test_no_network_says_so_at_once(tmp_path, monkeypatch):
@@ -229,37 +173,20 @@ def test_no_network_says_so_at_once(tmp_path, monkeypatch):
     assert pauses == []  # not tried again
 
 
-def test_a_file_address_works(tmp_path):
-    (tmp_path / "from").mkdir()
-    (tmp_path / "from" / "x.bin").write_bytes(BODY)
-    digest = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
-    file = RemoteFile("x.bin", ((tmp_path / "from" / "x.bin").as_uri(),), len(BODY), digest)
-    assert_came(download_file(file, tmp_path / "to", patience=QUICK))
-    gone = replace(file, urls=((tmp_path / "gone").as_uri(),))
-    with pytest.raises(ConnectionError, match="cannot be reached"):
-        download_file(gone, tmp_path / "other", patience=Patience(wait=100))
-
-
-def test_a_full_disk_keeps_the_part_and_says_so(server, tmp_path, monkeypatch):
-    real = fetch._copy_answer
-
-    def full(answer, out, have, file, progress) -> None:
-        out.write(answer.read(1000))
+def test_a_full_disk_is_told_and_nothing_is_left(server, tmp_path, monkeypatch):
+    def full(self, block) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(fetch, "_copy_answer", full)
+    monkeypatch.setattr(fetch.BoundedDownload, "write", full)
     with pytest.raises(OSError, match=r"no space left on the disk of .*x.bin needs 700 kB"):
         download_file(wanted(server), tmp_path, patience=QUICK)
     assert len(server.requests) == 1
-    monkeypatch.setattr(fetch, "_copy_answer", real)
-    assert_came(download_file(wanted(server), tmp_path, patience=QUICK))
-    assert server.requests[1][1] == "bytes=1000-"
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_two_processes_do_not_write_the_same_part(server, tmp_path):
-    pytest.importorskip("fcntl")
-    with fetch._lock_part(tmp_path / "x.bin.part"), pytest.raises(RuntimeError, match="another process is fetching"):
-        download_file(wanted(server), tmp_path, patience=QUICK)
+def test_a_download_alone_imports_pooch():
+    code = "import sys, foretaste.data; sys.exit('pooch' in sys.modules or 'requests' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -290,8 +217,8 @@ def test_get_puts_files_where_load_finds_them_and_a_second_call_does_nothing(toy
     assert len(toy_mnist.requests) == 4
     get("mnist", tmp_path, patience=QUICK)
     assert len(toy_mnist.requests) == 4
-    get("mnist", tmp_path, patience=QUICK, force=True)
-    assert len(toy_mnist.requests) == 8
+    get("mnist", tmp_path, patience=QUICK, force=True)  # they are the publisher's
+    assert len(toy_mnist.requests) == 4
 
 
 def test_get_goes_to_the_environments_folder(toy_mnist, tmp_path, monkeypatch):
@@ -331,14 +258,6 @@ def tar_of(members: dict[str, bytes], how: str = "gz", extra: tuple[tarfile.TarI
     return raw.getvalue()
 
 
-def zip_of(members: dict[str, bytes]) -> bytes:
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, body in members.items():
-            packed.writestr(name, body)
-    return raw.getvalue()
-
-
 def test_get_unpacks_an_archive_and_drops_it(server, tmp_path, monkeypatch):
     body = tar_of({"toys-py/a": b"one", "toys-py/sub/b": b"two"})
     file = replace(wanted(server, "toys.tar.gz", body), becomes="toys-py", unpacked=1000)
@@ -363,18 +282,16 @@ def test_get_takes_an_archive_put_there_by_hand(server, tmp_path, monkeypatch):
     assert server.requests == []
 
 
-@pytest.mark.parametrize("how", ["tar", "gz", "xz", "bz2", "zip"])
-def test_unpack_gives_what_was_packed(tmp_path, how):
+def test_unpack_gives_what_was_packed(tmp_path):
     members = {"a.txt": b"one", "sub/b.bin": BODY}
-    body = zip_of(members) if how == "zip" else tar_of(members, "" if how == "tar" else how)
-    (tmp_path / "x").write_bytes(body)
-    out = unpack_archive(tmp_path / "x", tmp_path / "out")
+    (tmp_path / "x").write_bytes(tar_of(members))
+    out = unpack_archive(tmp_path / "x", tmp_path / "out", most=10**6, members=5)
     assert {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()} == members
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "x"]
     if os.name == "posix":
         assert stat.S_IMODE(out.stat().st_mode) == 0o755
     with pytest.raises(FileExistsError, match="is there already"):
-        unpack_archive(tmp_path / "x", tmp_path / "out")
+        unpack_archive(tmp_path / "x", tmp_path / "out", most=10**6, members=5)
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -383,23 +300,8 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
-def zip_with_link() -> bytes:
-    raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w") as packed:
-        info = zipfile.ZipInfo("link")
-        info.external_attr = (stat.S_IFLNK | 0o777) << 16
-        packed.writestr(info, "/etc/passwd")
-    return raw.getvalue()
-
-
 def damaged() -> bytes:
     body = bytearray(tar_of({"a": BODY}, "gz"))
-    body[len(body) // 2] ^= 0xFF
-    return bytes(body)
-
-
-def damaged_zip() -> bytes:
-    body = bytearray(zip_of({"a": BODY}))
     body[len(body) // 2] ^= 0xFF
     return bytes(body)
 
@@ -410,22 +312,17 @@ HOSTILE = {
     "tar absolute": (lambda: tar_of({"/tmp/evil": b"2"}), "leads out"),
     "tar windows": (lambda: tar_of({"..\\evil": b"2"}), "leads out"),
     "tar drive": (lambda: tar_of({"C:evil": b"2"}), "leads out"),
-    "zip climbs": (lambda: zip_of({"ok": b"1", "../evil": b"2"}), "leads out"),
-    "zip absolute": (lambda: zip_of({"/tmp/evil": b"2"}), "leads out"),
     "symlink": (lambda: tar_of({"a": b"1"}, extra=(special("l", tarfile.SYMTYPE, "/etc"),)), "'l' is a link or device"),
     "hard link": (lambda: tar_of({"a": b"1"}, extra=(special("l", tarfile.LNKTYPE, "a"),)), "'l' is a link or device"),
     "device": (lambda: tar_of({}, extra=(special("d", tarfile.CHRTYPE),)), "'d' is a link or device"),
     "pipe": (lambda: tar_of({}, extra=(special("p", tarfile.FIFOTYPE),)), "'p' is a link or device"),
-    "zip link": (zip_with_link, "'link' is a link or device"),
     "too large": (lambda: tar_of({"a": BODY, "b": BODY}), "more than 1 MB come out"),
-    "too large zip": (lambda: zip_of({"a": BODY, "b": BODY}), "more than 1 MB come out"),
     "too many": (lambda: tar_of({str(k): b"" for k in range(21)}), "more than 20 members"),
     "twice": (lambda: tar_of({"a": b"1", "./A": b"2"}), "stands twice"),
     "truncated": (lambda: tar_of({"a": BODY})[:300_000], "damaged"),
     "truncated at the end": (lambda: tar_of({"a": BODY})[:-4], "damaged"),
     "damaged": (damaged, "damaged"),
-    "damaged zip": (damaged_zip, "damaged"),
-    "rubbish": (lambda: b"rubbish" * 1000, "damaged or no tar or zip"),
+    "rubbish": (lambda: b"rubbish" * 1000, "damaged or no .tar.gz"),
     "empty": (lambda: tar_of({}), "holds no files"),
 }
 
@@ -441,16 +338,6 @@ def test_unpack_refuses_and_leaves_nothing(tmp_path, case):
     assert [p.name for p in (tmp_path / "in").iterdir()] == ["x"]
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
     assert not Path("/tmp/evil").exists()
-
-
-def test_a_ratio_that_only_bombs_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "NEVER_A_BOMB", 10**6)
-    monkeypatch.setattr(archive, "BOMB_RATIO", 100)
-    (tmp_path / "x").write_bytes(tar_of({"a": bytes(3_000_000)}))
-    with pytest.raises(ValueError, match="as a bomb does"):
-        unpack_archive(tmp_path / "x", tmp_path / "out")
-    (tmp_path / "y").write_bytes(tar_of({"a": BODY}))
-    assert (unpack_archive(tmp_path / "y", tmp_path / "out") / "a").read_bytes() == BODY
 
 
 def test_the_catalogue_is_whole():

@@ -3,13 +3,16 @@
 import io
 import struct
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from data_files import assert_holds, pictures, spoil
-from foretaste.data import load, npz
+from foretaste.data import load
+
+npz = partial(load, normalise="none")
 
 
 def test_npz_with_its_own_split(tmp_path):
@@ -21,7 +24,7 @@ def test_npz_with_its_own_split(tmp_path):
     data = npz(tmp_path / "a.npz")
     assert_holds(data, x, y, 6)
     assert (data.name, data.classes) == ("a", ("0", "1", "2"))
-    assert data.notes == ("a.npz: pictures (N, H, W, C): axis 3 is the channels, for it has 3",)
+    assert data.notes == ("pictures (N, H, W, C): axis 3 is the channels, for it has 3",)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +120,12 @@ PIC, LAB = pictures(6, 1, 5)[:, 0], np.arange(6) % 2
 NPZ = [
     ({"images": PIC}, "has images and lacks labels; expected train_images"),
     ({"train_images": PIC, "train_labels": LAB, "test_images": PIC}, "lacks test_labels"),
-    ({"x": PIC, "y": LAB[:5]}, "5 labels in y for 6 points"),
+    ({"x": PIC, "y": LAB[:5]}, r"y is int64 \(5,\); expected one for each of 6 points"),
     ({"x": PIC, "y": LAB + 0.5}, "y: 6 of 6 labels are numbers that are not whole, such as 0.5.*use regression"),
     ({"x": PIC, "y": np.array([0, 1, np.nan] * 2)}, r"2 of 6 labels in y are missing \(NaN\)"),
     ({"x": PIC - 0.5 - PIC, "y": LAB}, r"float \(6, 5, 5\) with values from -0.5 to -0.5; .*lie in \[0, 1\] or"),
     ({"x": PIC * 300.0, "y": LAB}, r"values from .* Save them before they are normalised, or reshape features to"),
-    ({"x": PIC, "y": np.zeros(6, int)}, "all labels are '0'"),
+    ({"x": PIC, "y": np.zeros(6, int)}, "all 6 pictures are of one class, '0'"),
     ({"x": PIC.astype(np.int64), "y": LAB}, r"x is int64 \(6, 5, 5\); expected pictures as uint8"),
     ({"x": PIC.reshape(6, -1), "y": LAB}, r"x is uint8 \(6, 25\)"),
     ({"x": PIC[:0], "y": LAB[:0]}, "expected at least one point"),
@@ -132,10 +135,10 @@ NPZ = [
     ({"x": floats(1e300), "y": LAB}, "1 number is not finite in float32, the first in row 3"),
     ({"x": PIC, "y": np.array([{}] * 6, object)}, "y is object.*least of all objects"),
     ({"x": np.zeros(6, "u1,u2"), "y": LAB}, "expected numbers or strings"),
-    ({"x": PIC, "y": LAB, "classes": np.array(["a"])}, "labels go from 0 to 1; expected 0 to 0"),
-    ({"x": PIC, "y": np.array(["a", "b"] * 3), "classes": np.array(["a", "b"])}, "expected strings and integers"),
+    ({"x": PIC, "y": LAB, "classes": np.array(["a"])}, "3 labels are not among its 1 classes, counted from 0"),
+    ({"x": PIC, "y": np.array(["a", "b"] * 3), "classes": np.array(["a", "c"])}, "1 label is no class"),
     ({"train_images": PIC, "train_labels": LAB, "test_images": PIC[:, :3], "test_labels": LAB}, "expected both alike"),
-    ({"train_images": PIC, "train_labels": LAB, "test_images": PIC, "test_labels": LAB.astype(str)}, "integers in one"),
+    ({"train_images": PIC, "train_labels": LAB, "test_images": PIC, "test_labels": LAB.astype(str)}, "numbers in one"),
 ]  # fmt: skip
 
 

@@ -163,6 +163,55 @@ def test_sizes_that_differ_name_the_option_of_the_command_line(tmp_path):
     assert any("2.png" in note for note in points.notes)
 
 
+# Which side a point is on
+
+
+def test_train_and_test_folders_are_sides(tmp_path):
+    for k, file in enumerate(["train/cat/0.png", "train/dog/1.png", "test/cat/2.png", "test/dog/3.png", "4.png"]):
+        picture(tmp_path / file, seed=k)
+    points = read_points(tmp_path)
+    assert dict(zip(points.ids, zip(points.labels, points.side))) == {
+        "train/cat/0.png": ("cat", "pool"), "train/dog/1.png": ("dog", "pool"), "test/cat/2.png": ("cat", "test"),
+        "test/dog/3.png": ("dog", "test"), "4.png": (None, "pool"),
+    }  # fmt: skip
+    assert points.take([points.ids.index("test/cat/2.png")]).side == ("test",)
+
+
+def test_train_and_test_arrays_are_sides(tmp_path):
+    x, y = np.arange(10.0).reshape(5, 2), np.array([0, 1, 0, 1, 0])
+    np.savez(tmp_path / "a.npz", x_train=x[:3], y_train=y[:3], x_test=x[3:], y_test=y[3:])
+    points = read_points(tmp_path / "a.npz")
+    assert points.side == ("pool",) * 3 + ("test",) * 2
+    assert points.labels == ["0", "1", "0", "1", "0"]
+
+
+@pytest.mark.parametrize("measured", ["test", "val"])
+def test_a_column_split_of_a_table_is_the_side(tmp_path, measured):
+    lines = [[f"{k}", "ab"[k % 2], measured if k > 3 else "Train"] for k in range(6)]
+    points = read_points(write(tmp_path / "t.csv", [["a", "label", "split"], *lines]))
+    assert points.columns == ("a",)
+    assert "column split is a split" in points.notes
+    data = points.split()
+    assert (data.pool.tolist(), data.test.tolist()) == ([0, 1, 2, 3], [4, 5])
+
+
+def test_a_split_that_is_none_is_left_out_and_a_share_drawn(tmp_path):
+    for cells in (["train"] * 10, ["train", "", *["test"] * 8]):
+        lines = [[k, "ab"[k % 2], cells[k]] for k in range(10)]
+        points = read_points(write(tmp_path / "t.csv", [["a", "label", "split"], *lines]))
+        assert points.side == ()
+        assert "column split is a split: left out" in points.notes
+        assert len(points.split(0.4).test) == 4
+
+
+def test_a_study_takes_no_folder_of_unsorted_photos_for_a_class(tmp_path):
+    for k, file in enumerate(["cat/0.png", "cat/1.png", "dog/2.png", "dog/3.png", "unsorted/4.png"]):
+        picture(tmp_path / file, seed=k)
+    data = read_points(tmp_path, for_study=True).split(0.5)
+    assert data.classes == ("cat", "dog")
+    assert "1 picture (unsorted/4.png) lies in no class folder: left out" in data.notes
+
+
 # Hugging Face
 
 
@@ -310,7 +359,7 @@ def test_ids_that_repeat_and_files_that_are_none(tmp_path):
     with pytest.raises(ValueError, match="has images_of_cats; expected x, and y and ids where there are any"):
         read_points(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.array([True, False, True]), ids=np.arange(2))
-    with pytest.raises(ValueError, match=r"ids is int64 \(2,\); expected one for each of 3.*y is of truth values"):
+    with pytest.raises(ValueError, match=r"y is of truth values.*ids is int64 \(2,\); expected one for each of 3"):
         read_points(tmp_path / "a.npz")
 
 

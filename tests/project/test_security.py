@@ -235,7 +235,7 @@ def test_words_of_an_npz_that_are_not_utf8_are_refused(tmp_path, name, says):
     with pytest.raises(ValueError, match=rf"a\.npz: 1 {says}.* \(caf\\xe9\) is not UTF-8"):
         read_points(tmp_path / "a.npz")
     if name != "ids":
-        with pytest.raises(ValueError, match=r"1 class \(caf\\xe9\) is not UTF-8"):
+        with pytest.raises(ValueError, match=r"1 label \(caf\\xe9\) is not UTF-8"):
             load(tmp_path / "a.npz")
 
 

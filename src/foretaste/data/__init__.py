@@ -1,13 +1,13 @@
 """Data in, index sets out: L, U and test (§2 of the paper).
 
-``load`` reads a labelled data set by name or path into ``Images``; ``read_points`` reads a user's own points, some of
-them without a label, into ``Points``.
+``read_points`` reads any source into ``Points``, some of them without a label. ``load`` reads a labelled data set, by
+name or path, and splits it into pool and test: ``Images``.
 """
 
 from foretaste.data.catalogue import CATALOGUE as CATALOGUE
+from foretaste.data.catalogue import NAMES as NAMES
+from foretaste.data.catalogue import find_named as find_named
 from foretaste.data.catalogue import home as home
-from foretaste.data.cifar import cifar10 as cifar10
-from foretaste.data.cifar import cifar100 as cifar100
 from foretaste.data.class_names import class_ids as class_ids
 from foretaste.data.class_names import class_labels as class_labels
 from foretaste.data.class_names import class_names as class_names
@@ -23,27 +23,19 @@ from foretaste.data.dataset import measured as measured
 from foretaste.data.dataset import noisy as noisy
 from foretaste.data.dataset import smaller as smaller
 from foretaste.data.fetch import get as get
-from foretaste.data.folders import folder as folder
-from foretaste.data.huggingface import hugging_face as hugging_face
 from foretaste.data.items import PictureItems as PictureItems
 from foretaste.data.items import pixels as pixels
-from foretaste.data.load import NAMES as NAMES
 from foretaste.data.load import Answers as Answers
-from foretaste.data.load import feature_table as feature_table
 from foretaste.data.load import load as load
-from foretaste.data.named import digits as digits
-from foretaste.data.named import fashion_mnist as fashion_mnist
-from foretaste.data.named import find_named as find_named
-from foretaste.data.named import mnist as mnist
-from foretaste.data.named import svhn as svhn
-from foretaste.data.npz import npz as npz
 from foretaste.data.points import Points as Points
 from foretaste.data.points import content_names as content_names
 from foretaste.data.points import join_sources as join_sources
 from foretaste.data.points import without_repeats as without_repeats
 from foretaste.data.shipped import breast_cancer as breast_cancer
+from foretaste.data.shipped import digits as digits
 from foretaste.data.shipped import docstrings as docstrings
 from foretaste.data.shipped import wine as wine
+from foretaste.data.sources import hugging_face as hugging_face
 from foretaste.data.sources import read_points as read_points
 from foretaste.data.tables import ID_COLUMNS as ID_COLUMNS
 from foretaste.data.tables import how_to_utf8 as how_to_utf8

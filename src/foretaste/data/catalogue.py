@@ -1,11 +1,20 @@
-"""The data sets known by name: their files and publishers, and where they lie on disk."""
+"""The data sets known by name: their files and publishers, where they lie on disk, and what reads them.
+
+To add one, add it to ``CATALOGUE`` if it is downloaded, and to ``NAMED_READERS``.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LARGEST_DATASET = 16 * 10**9  # bytes of one data set in memory; more is refused before it is read
+from foretaste.data.cifar import read_cifar10, read_cifar100
+from foretaste.data.dataset import Images, MeanAndStd
+from foretaste.data.named import DIGIT_NAMES, FIRST_LABELS, read_idx, read_idx_set, read_svhn, set_with_labels
+from foretaste.data.shipped import breast_cancer, digits, docstrings, wine
+
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+FASHION_NORMALISE: MeanAndStd = ((0.2860,), (0.3530,))
 
 
 @dataclass(frozen=True)
@@ -167,16 +176,7 @@ CATALOGUE: dict[str, DataSource] = {
 
 
 def home() -> Path:
-    """The folder of data sets: $FORETASTE_DATA where it is set, else ~/.cache/foretaste.
-
-    Returns:
-        The folder, which may not exist yet.
-
-    Example:
-        >>> from foretaste.data import home
-        >>> home().is_absolute() or "FORETASTE_DATA is a relative path"
-        True
-    """
+    """The folder of data sets: $FORETASTE_DATA where it is set, else ~/.cache/foretaste."""
     given = os.environ.get("FORETASTE_DATA")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "foretaste"
 
@@ -223,6 +223,43 @@ def named_files(name: str, folder: str | os.PathLike[str] | None = None) -> dict
         raise FileNotFoundError(f"{name} is not there: {root} is not a folder; looked for {files}; {get}")
     looked = ", ".join(str(root / layout) for layout in source.layouts)
     raise FileNotFoundError(f"{name} is not in {root}: looked for {files} in {looked}; {get}")
+
+
+def find_named(name: str, folder: str | os.PathLike[str] | None = None) -> FoundFiles | None:
+    """Where a named set lies, complete or not: the place that ``load`` reads from.
+
+    None if there are no files, or if they belong to a set with the same file names.
+
+    >>> find_named("svhn", "an/empty/folder") is None
+    True
+    """
+    found = search_named(name, folder)
+    if found is not None and name in FIRST_LABELS and (labels := found.files.get("train labels")):
+        try:
+            first = read_idx(labels, 1)[:10].tolist()
+        except ValueError:  # damaged: load says how
+            return found
+        if set_with_labels(first, name):
+            return None
+    return found
+
+
+# How each set is read: from its folder, with at most so many bytes in memory.
+NAMED_READERS: dict[str, Callable[[Path, int], Images]] = {
+    "digits": lambda folder, most: digits(),
+    "mnist": lambda folder, most: read_idx_set("mnist", named_files("mnist", folder), DIGIT_NAMES, None, most),
+    "fashion-mnist": lambda folder, most: read_idx_set(
+        "fashion-mnist", named_files("fashion-mnist", folder), CLOTHES, FASHION_NORMALISE, most
+    ),
+    "svhn": lambda folder, most: read_svhn(named_files("svhn", folder), most),
+    "cifar10": lambda folder, most: read_cifar10(named_files("cifar10", folder), most),
+    "cifar100": lambda folder, most: read_cifar100(named_files("cifar100", folder), most),
+    "cifar100-coarse": lambda folder, most: read_cifar100(named_files("cifar100", folder), most, "coarse"),
+    "breast-cancer": lambda folder, most: breast_cancer(),
+    "wine": lambda folder, most: wine(),
+    "docstrings": lambda folder, most: docstrings(),
+}
+NAMES = tuple(NAMED_READERS)
 
 
 def _first_file(place: Path, names: Sequence[str]) -> Path | None:

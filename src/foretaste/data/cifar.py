@@ -7,74 +7,42 @@ index of five bytes.
 """
 
 import io
-import os
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from foretaste.data.catalogue import CIFAR10_BATCHES, LARGEST_DATASET, named_files
-from foretaste.data.dataset import Images, MeanAndStd
+from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd
 from foretaste.data.named import SetPart, assemble_parts, check_class_ids
 from foretaste.errors import format_bytes
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_NORMALISE: MeanAndStd = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100_NORMALISE: MeanAndStd = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-CIFAR100_LABELS = {"fine": 100, "coarse": 20}
+KNOWN_NAMES = {
+    ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.numeric", "_frombuffer"),
+}  # fmt: skip
 PICKLED_DTYPES = {kind + size for kind in "uif" for size in "1248"} - {"f1"}
 
 
-def cifar10(folder: str | os.PathLike[str], *, most: int = LARGEST_DATASET) -> Images:
-    """CIFAR10: 50,000 + 10,000 pictures of 32×32 in ten classes. A batch may have any length: half sets exist.
-
-    Args:
-        folder: the folder of data sets, or of the files.
-        most: bytes in memory; a larger set is refused before it is read.
-
-    Returns:
-        The data set; its training images are the pool.
-
-    Raises:
-        FileNotFoundError: files are missing; the error names all of them.
-        ValueError: a file is damaged, or its pickle wants to run something.
-    """
-    at = named_files("cifar10", folder)
+def read_cifar10(at: Mapping[str, Path], most: int) -> Images:
+    """CIFAR10: pictures of 32×32 in ten classes. A batch may have any length: half sets exist."""
     place = at["test_batch"].parent
-    extra = sorted(
-        p.name for p in place.iterdir() if re.fullmatch(r"data_batch_\d+", p.name) and p.name not in CIFAR10_BATCHES
-    )
+    extra = sorted(p.name for p in place.iterdir() if re.fullmatch(r"data_batch_\d+", p.name) and p.name not in at)
     if extra:
         raise ValueError(f"{place} has {', '.join(extra)} beside data_batch_1 to 5; CIFAR10 has five: move those away")
-    parts = [_read_batch(at[name], "labels", 10, most) for name in [*CIFAR10_BATCHES, "test_batch"]]
+    *train, test = (_read_batch(at[name], "labels", 10, most) for name in at)
     classes = _class_names(place / "batches.meta", "label_names", 10, most) or CIFAR10_NAMES
-    return assemble_parts("cifar10", parts[:5], parts[5], classes, CIFAR10_NORMALISE)
+    return assemble_parts("cifar10", train, test, classes, CIFAR10_NORMALISE)
 
 
-def cifar100(
-    folder: str | os.PathLike[str], labels: Literal["fine", "coarse"] = "fine", *, most: int = LARGEST_DATASET
-) -> Images:
-    """CIFAR100: 50,000 + 10,000 pictures of 32×32 in a hundred classes.
-
-    Args:
-        folder: the folder of data sets, or of the files.
-        labels: "fine" for the hundred classes, "coarse" for the twenty groups of them.
-        most: bytes in memory; a larger set is refused before it is read.
-
-    Returns:
-        The data set; its training images are the pool.
-
-    Raises:
-        FileNotFoundError: files are missing; the error names all of them.
-        ValueError: a file is damaged, or its pickle wants to run something.
-    """
-    if labels not in CIFAR100_LABELS:
-        raise ValueError(f"labels is {labels!r}; expected 'fine' (100 classes) or 'coarse' (20)")
-    name, classes = "cifar100" if labels == "fine" else "cifar100-coarse", CIFAR100_LABELS[labels]
-    at = named_files("cifar100", folder)
+def read_cifar100(at: Mapping[str, Path], most: int, labels: Literal["fine", "coarse"] = "fine") -> Images:
+    """CIFAR100: pictures of 32×32 in a hundred classes, or in the twenty coarse ones."""
+    name, classes = ("cifar100", 100) if labels == "fine" else ("cifar100-coarse", 20)
     train, test = (_read_batch(at[part], f"{labels}_labels", classes, most) for part in ("train", "test"))
     called = _class_names(at["train"].parent / "meta", f"{labels}_label_names", classes, most)
     return assemble_parts(name, [train], test, called or [str(c) for c in range(classes)], CIFAR100_NORMALISE)
@@ -103,7 +71,11 @@ def _class_names(path: Path, key: str, classes: int, most: int) -> Sequence[str]
     if not path.is_file():
         return None
     called = _pickled_entries(path, (key,), "a CIFAR file of names", most)[key]
-    if not isinstance(called, list) or len(called) != classes or not all(isinstance(c, bytes | str) for c in called):
+    if (
+        not isinstance(called, list)
+        or not all(isinstance(c, bytes | str) for c in called)
+        or len(set(called)) != classes
+    ):
         raise ValueError(f"{path}: {key} is not a list of {classes} names; fetch it again, or move it away")
     return [c.decode("utf-8", "replace") if isinstance(c, bytes) else c for c in called]
 
@@ -138,21 +110,6 @@ def unpickle(path: Path, what: str, most: int = LARGEST_DATASET) -> Any:
 
 class RefusedNameError(Exception):
     """A pickle asks for this dotted name."""
-
-
-class StandIn:
-    """Takes the place of a function that a pickle names. A pickle cannot set its attributes."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
-
-    def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("state for a function")
 
 
 class PickledDtype:
@@ -193,27 +150,16 @@ def array_from_bytes(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> np.n
 
 
 class ArraysOnly(pickle._Unpickler):
-    """Python's unpickler with five known names, each bound to a stand-in."""
+    """Python's unpickler with five known names, each bound to a ``StandIn``."""
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(io.BytesIO(raw), encoding="bytes")
-        self.room = len(raw)
-        ndarray, dtype = StandIn(self.refuse("numpy.ndarray")), StandIn(PickledDtype)
-        self.stand_ins = {
-            ("numpy", "ndarray"): ndarray,
-            ("numpy", "dtype"): dtype,
-            ("_codecs", "encode"): StandIn(self.encode),
-        }
-        for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
-            self.stand_ins[f"{core}.multiarray", "_reconstruct"] = StandIn(
-                lambda kind, *_: self.new_array(kind, ndarray)
-            )
-            self.stand_ins[f"{core}.numeric", "_frombuffer"] = StandIn(array_from_bytes)  # protocol 5
+        self.room = len(raw)  # bytes that may still be encoded: the same text again and again would fill the memory
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.stand_ins:
+        if (module.replace("numpy._core", "numpy.core"), name) not in KNOWN_NAMES:
             raise RefusedNameError(f"{module}.{name}")
-        return self.stand_ins[module, name]
+        return StandIn(name, self)
 
     def get_extension(self, code: int) -> None:
         raise RefusedNameError(f"the extension of code {code}")
@@ -221,23 +167,35 @@ class ArraysOnly(pickle._Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         raise RefusedNameError("a persistent id")
 
-    @staticmethod
-    def refuse(name: str) -> Callable[..., Any]:
-        def run(*_: Any) -> Any:
-            raise RefusedNameError(name)
 
-        return run
+class StandIn:
+    """Takes the place of a function that a pickle names. A pickle can call it, and cannot set its attributes."""
 
-    @staticmethod
-    def new_array(kind: Any, ndarray: StandIn) -> PickledArray:
-        if kind is not ndarray:
-            raise RefusedNameError("a kind of array of its own")
-        return PickledArray()
+    __slots__ = ("name", "reader")
+
+    def __init__(self, name: str, reader: ArraysOnly) -> None:
+        self.name, self.reader = name, reader
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("state for a function")
+
+    def __call__(self, *args: Any) -> Any:
+        if self.name == "dtype":
+            return PickledDtype(*args)
+        if self.name == "_frombuffer":  # protocol 5
+            return array_from_bytes(*args)
+        if self.name == "encode":
+            return self.encode(*args)
+        if self.name == "_reconstruct":
+            if not isinstance(args[0], StandIn) or args[0].name != "ndarray":
+                raise RefusedNameError("a kind of array of its own")
+            return PickledArray()
+        raise RefusedNameError(f"numpy.{self.name}")
 
     def encode(self, text: str, codec: Any) -> bytes:
         """Bytes as protocol 2 of Python 3 writes them."""
-        self.room -= len(text)
-        if codec not in ("latin1", b"latin1") or self.room < 0:  # the same text again and again would fill the memory
+        self.reader.room -= len(text)
+        if codec not in ("latin1", b"latin1") or self.reader.room < 0:
             raise pickle.UnpicklingError("bytes that are not written as such")
         return text.encode("latin1")
 

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -85,25 +86,8 @@ def class_labels(labels: Sequence[str | None], where: object) -> list[str | None
     Whole numbers written as decimals are classes: 1.0 is class 1. If all labels are numbers and some are not whole,
     they are measurements and not classes.
 
-    Args:
-        labels: labels as written in a file.
-        where: the file, named in the error.
-
-    Returns:
-        As many labels, with 1.0 written as 1.
-
-    Raises:
-        ValueError: the labels are numbers that are not whole. The error names regression.
-
-    Example:
-        >>> from foretaste.data import class_labels
-        >>> class_labels(["1.0", "2", None, "cat"], "t.csv")
-        ['1', '2', None, 'cat']
-        >>> class_labels(["0.5", "2"], "t.csv")
-        Traceback (most recent call last):
-        ...
-        ValueError: t.csv: 1 of 2 labels are numbers that are not whole, such as 0.5; classes are names or whole \
-numbers. To predict numbers use regression (--regression on the command line)
+    >>> class_labels(["1.0", "2", None, "cat"], "t.csv")
+    ['1', '2', None, 'cat']
     """
     known = [label for label in labels if label is not None]
     broken = [label for label in known if DECIMAL.fullmatch(label) and not float(label).is_integer()]
@@ -123,6 +107,14 @@ def _is_whole_decimal(label: str) -> bool:
     return bool(DECIMAL.fullmatch(label)) and float(label).is_integer()
 
 
+def cell_text(value: Any) -> str | None:
+    """A value of a data frame, a dict or a Parquet file as the cell of a CSV."""
+    text = str(value).strip()  # pandas' NA cannot be compared, nor an array: by what they are called
+    if value is None or text in ("NaT", "<NA>") or (not isinstance(value, str) and text.lower() == "nan"):
+        return None
+    return text or None
+
+
 def array_labels(y: np.ndarray) -> list[str | None]:
     """Labels of an array as words: NaN and empty strings are missing labels."""
     words = [one.decode() if isinstance(one, bytes) else str(one) for one in y.tolist()]
@@ -131,13 +123,45 @@ def array_labels(y: np.ndarray) -> list[str | None]:
     return [word or None for word in words]
 
 
-def index_labels(labels: Sequence[str], where: object, what: str = "labels") -> tuple[np.ndarray, tuple[str, ...]]:
-    """(N,) int64 class ids, and the classes in natural order; one class alone is an error."""
-    classes = tuple(sorted(set(labels), key=natural_key))
-    if len(classes) < 2:
-        raise ValueError(f"{where}: all {what} are {classes[0]!r}; expected two classes or more")
-    at = {name: c for c, name in enumerate(classes)}
-    return np.array([at[label] for label in labels], dtype=np.int64), classes
+def named_classes(where: object, labels: list[str | None], classes: tuple[str, ...]) -> list[str | None]:
+    """Class ids, counted from 0, as the names of their classes."""
+    numbers = [None if label is None else int(label) for label in class_labels(labels, where)]
+    if bad := sum(c is not None and not 0 <= c < len(classes) for c in numbers):
+        raise ValueError(
+            f"{where}: {counted(bad, 'label is', 'labels are')} not among its {len(classes)} classes, counted from 0"
+        )
+    return [None if c is None else classes[c] for c in numbers]
+
+
+def label_words(raw: Any, regression: bool, where: object) -> list[str | None]:
+    """Labels of an array or a list as words. −1 among whole numbers is no label, as in scikit-learn.
+
+    −1 beside 1 alone is refused: it may be a class, and half of the points would silently be the pool. Every label −1
+    is no label at all.
+    """
+    y = np.asarray(raw)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.dtype.kind == "b":
+        what = "truth values" if y.dtype.kind == "b" else f"an array of shape {y.shape}"
+        raise ValueError(
+            f"{where} are {what}; expected integers, strings, or numbers for regression, one for each point"
+        )
+    words = [cell_text(v) for v in y.tolist()] if y.dtype == object else array_labels(y)
+    if regression:
+        return words
+    numbers = {word for word in class_labels(words, where) if word is not None}
+    if "-1" not in numbers or not all(word.lstrip("-").isdecimal() for word in numbers):
+        return words
+    if numbers == {"-1"} and None not in words:
+        return [None] * len(words)  # nothing is labelled yet
+    if numbers <= {"-1", "1"}:
+        those = "−1 and 1" if "1" in numbers else "−1"
+        raise ValueError(
+            f"{where} are {those} alone; −1 is no label here, as in scikit-learn. Write the classes as 0 and 1 (or as "
+            "words), and None or NaN for no label"
+        )
+    return [None if word is None or float(word) == -1 else word for word in words]
 
 
 def class_names(labels: Sequence[str], where: object, least: int = 0) -> tuple[str, ...]:

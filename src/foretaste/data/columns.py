@@ -80,6 +80,7 @@ class ColumnRoles:
     text: str | None
     features: tuple[str, ...]  # where there is no text
     notes: tuple[str, ...] = ()
+    side: tuple[str, ...] = ()  # "pool" or "test" for each row; empty where no column says so
 
 
 @dataclass(frozen=True)
@@ -104,17 +105,9 @@ def choose_columns(
     regression: bool = False,
     ask: bool = True,
 ) -> ColumnRoles:
-    """The id, the label, and the text or the features; a note says which column is what, and why.
+    """The id, the label, and the text or the features, by the rules of ``ft.open``; a note says which is what, and why.
 
-    Args:
-        table: all columns.
-        id: the column of ids. None is the one called id; else one called name, key, index, customer_id, ... of words or
-            whole numbers, where no value repeats.
-        label: the column of labels; None is the one called label, class, category, target or y. False is none.
-        text: the column of text. None takes one called text (or sentence, review, ...) that holds words, else the only
-            column of prose, four words or more in a cell. False is a table, without a text. True must find a text.
-        regression: labels are numbers, of any kind.
-        ask: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.
+    ``ask``: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.
     """
     names = list(table.columns)
     for what, given in (("id", id), ("label", label), ("text", text)):
@@ -129,9 +122,11 @@ def choose_columns(
         why = "as given" if id else "by its name" if of_id.lower() in SURE_IDS else "no value repeats"
         said.append(f"id = {of_id} ({why})")
     rest = [name for name in names if name not in (of_id, of_label)]
+    side: tuple[str, ...] = ()
     for name in [n for n in _all_usual(rest, SPLIT_COLUMNS) if _is_split(table.columns[n])]:
         rest.remove(name)
-        notes.append(f"column {name} is a split: left out")
+        side = side or _sides_of(table.columns[name])
+        notes.append(f"column {name} is a split" + ("" if side else ": left out"))
     chosen = _choose_text(table, rest, text)
     if of_label is not None:
         said.append(f"label = {of_label} ({'by its name' if of_label == _usual(names, LABEL_COLUMNS) else 'as given'})")
@@ -154,7 +149,7 @@ def choose_columns(
         said.append(f"features = {', '.join(rest[:NAMES_SHOWN])}" + _and_more(rest))
     if len(names) > 1:
         notes.insert(0, f"columns: {'; '.join(said)}")
-    return ColumnRoles(of_id, of_label, chosen, tuple(rest), tuple(notes))
+    return ColumnRoles(of_id, of_label, chosen, tuple(rest), tuple(notes), side)
 
 
 def describe_columns(table: Table, names: Sequence[str]) -> str:
@@ -374,6 +369,12 @@ def _and_more(names: Sequence[str]) -> str:
 
 def _is_split(cells: Cells) -> bool:
     return all(cell is None or cell.lower() in SIDES for cell in cells)
+
+
+def _sides_of(cells: Cells) -> tuple[str, ...]:
+    """The side of each row; none unless every row has one, and there are both. Validation counts as test."""
+    sides = tuple("pool" if cell and SIDES[cell.lower()] == "pool" else "test" for cell in cells)
+    return sides if None not in cells and len(set(sides)) == 2 else ()
 
 
 def _words_a_cell(cells: Cells) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
 
 NORMALISE_CHOICES = ("auto", "none", "measured")
+LARGEST_DATASET = 16 * 10**9  # bytes of one data set in memory; more is refused before it is read
 MEASURED_AT_ONCE = 1 << 22  # numbers in float64
 SHRUNK_AT_ONCE = 4096  # pictures
 
@@ -112,16 +113,7 @@ class Split:
 
 
 def draw(pool: np.ndarray, test: np.ndarray, n: int, seed: int) -> Split:
-    """Label ``n`` random points of the pool: the start of a study.
-
-    Args:
-        pool: ids that may be labelled.
-        test: ids that only measure.
-        n: how many to label, from 1 to one less than the pool.
-        seed: the draw's seed.
-
-    Returns:
-        A split whose L holds the drawn points and whose U holds the rest of the pool.
+    """Label ``n`` random points of the pool, 1 to one less than all: the start of a study.
 
     Example:
         >>> import numpy as np
@@ -152,14 +144,6 @@ def stratified(y: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
     return np.flatnonzero(~chosen).astype(np.int64), np.flatnonzero(chosen).astype(np.int64)
 
 
-def stratified_or_raise(y: np.ndarray, share: float, where: object) -> tuple[np.ndarray, np.ndarray]:
-    """``stratified``, with an error that names the file where so few points leave test empty."""
-    pool, test = stratified(y, share)
-    if share and not len(test):
-        raise ValueError(f"{where}: {len(y)} points leave none for a test share of {share}; give more of either")
-    return pool, test
-
-
 def check_normalise_choice(how: str) -> None:
     """Raise unless ``how`` is "auto", "none" or "measured"."""
     if how not in NORMALISE_CHOICES:
@@ -179,12 +163,6 @@ def measured(data: Images) -> MeanAndStd:
 
     Test points do not count. Computed in float64 and two passes, chunk by chunk. A channel that never varies gets
     deviation 1.
-
-    Args:
-        data: the data set.
-
-    Returns:
-        Means and deviations, one of each for every channel (column, for features).
 
     Example:
         >>> from foretaste.data import digits, measured
@@ -313,14 +291,7 @@ def fewer(data: Images, pool: int | None = None, test: int | None = None, seed: 
 
 
 def smaller(data: Images, pixels: int) -> Images:
-    """Average every picture down to ``pixels`` a side at most, for a quick try.
-
-    Args:
-        data: the data set. Points that are not pictures of bytes, and pictures small enough, stay as they are.
-        pixels: the longest side allowed.
-
-    Returns:
-        The data set with smaller pictures and a note that says so.
+    """Average every picture down to ``pixels`` a side at most, for a quick try. Other points stay as they are.
 
     Example:
         >>> from foretaste.data import digits, smaller

@@ -1,24 +1,22 @@
-"""Fetch a data set by name into the folder where ``load`` looks: mirrors, resume, checksums."""
+"""Fetch a data set by name into the folder where ``load`` looks, by pooch; unpack archives from unknown sources.
+
+An archive is unpacked inside its folder, within a size, and completely or not at all.
+"""
 
 import errno
+import gzip
 import hashlib
-import http.client
-import json
 import os
 import shutil
-import socket
+import tarfile
+import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
-from filelock import FileLock, Timeout
-
-from foretaste.data.archive import unpack_archive
 from foretaste.data.catalogue import CATALOGUE, RemoteFile, home
 from foretaste.errors import check_known, format_bytes
 
@@ -31,15 +29,11 @@ DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for a server (s), how many tries without progress, and the first pause (s, then doubled)."""
+    """How long to wait for a server (s), how often to try an address, and the first pause (s, then doubled)."""
 
     timeout: float = 30.0
     tries: int = 4
     wait: float = 1.0
-
-
-class WrongFileError(Exception):
-    """This address does not have the file: trying again is useless."""
 
 
 def get(
@@ -52,23 +46,8 @@ def get(
 ) -> Path:
     """Download a data set from its publisher. Files that are there and correct are kept.
 
-    An interrupted download resumes in the next call.
-
-    Args:
-        name: mnist, fashion-mnist, svhn, cifar10 or cifar100.
-        folder: the folder of data sets; None is $FORETASTE_DATA, else ~/.cache/foretaste.
-        progress: called as ``progress(file, bytes so far, bytes in all)``.
-        force: download again, and replace files of other content.
-        patience: timeouts and retries.
-
-    Returns:
-        ``folder``/``name``, where the files are.
-
-    Raises:
-        ValueError: the name is unknown.
-        FileExistsError: a file of that name has other content, and ``force`` is False.
-        ConnectionError: no address has the file, or none can be reached.
-        OSError: the disk is too small.
+    ``folder`` is that of data sets: None is $FORETASTE_DATA, else ~/.cache/foretaste. ``progress`` is called with the
+    file, the bytes so far and the bytes in all. ``force`` replaces files of other content, and unpacks archives again.
 
     Example:
         >>> from foretaste.data import get
@@ -131,182 +110,96 @@ def _unpack_and_delete(archive: Path, folder: Path, most: int) -> None:
 def download_file(
     file: RemoteFile, folder: Path, *, progress: DownloadProgress | None = None, patience: Patience | None = None
 ) -> Path:
-    """Fetch ``file`` into ``folder``. It gets its name once its checksum holds; until then it is NAME.part.
+    """Fetch ``file`` into ``folder`` by pooch. It is there once its checksum holds, or not at all.
 
-    The addresses are tried in order. A part stays when all of them fail, and the next call resumes it.
+    The addresses are tried in order, each again where the server is busy or the connection breaks.
     """
+    import pooch
+    from requests import RequestException
+
+    pooch.get_logger().setLevel("WARNING")
     patience = patience or Patience()
-    folder.mkdir(parents=True, exist_ok=True)
-    target, part = folder / file.name, folder / f"{file.name}.part"
-    failures = []
-    with _lock_part(part):
-        for url in file.urls:
+    failures = list[str]()
+    for url in file.urls:
+        for left in reversed(range(patience.tries)):
+            download = BoundedDownload(file, progress, patience.timeout)
             try:
-                _download_from(url, file, part, progress, patience)
-            except (WrongFileError, http.client.HTTPException, OSError) as error:
-                if isinstance(error, OSError) and error.errno in DISK_FULL:
+                pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=download)
+                return folder / file.name
+            except (ValueError, RequestException) as error:
+                if left and _is_transient(error, download.done):
+                    time.sleep(patience.wait * 2 ** (patience.tries - left - 1))
+                    continue
+                failures.append(f"{url}: {_describe_failure(error, file)}")
+                break
+            except OSError as error:
+                if error.errno in DISK_FULL:
                     full = f"no space left on the disk of {folder}; {file.name} needs {format_bytes(file.size)}"
                     raise OSError(error.errno, full) from None
-                if _is_local(error):
-                    raise
-                failures.append(f"{url}: {_describe_failure(error)}")
-            else:
-                os.replace(part, target)
-                _forget_version(part)
-                return target
+                raise
     raise ConnectionError(
-        f"{file.name} could not be fetched ({'; '.join(failures)}); try again later, which resumes where it stopped, "
-        f"or put the file in {folder} by hand"
+        f"{file.name} could not be fetched ({'; '.join(failures)}); try again later, or put it in {folder} by hand"
     )
 
 
-@contextmanager
-def _lock_part(part: Path) -> Iterator[None]:
-    """Let one process at a time write this part."""
-    path = part.with_name(f"{part.name}.lock")
-    try:
-        with FileLock(path, timeout=0):
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # Windows deletes it on release
-                    path.unlink()
-    except Timeout:
-        raise RuntimeError(f"another process is fetching {part.stem} into {part.parent}; wait for it") from None
+class BoundedDownload:
+    """A downloader for pooch that takes no more bytes than the file should have, and reports how many came.
+
+    It is the file that pooch's own downloader writes to: pooch has no limit, and counts whole blocks.
+    """
+
+    def __init__(self, file: RemoteFile, progress: DownloadProgress | None, timeout: float) -> None:
+        self.file, self.progress, self.timeout, self.done = file, progress, timeout, 0
+
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+        from pooch import HTTPDownloader
+
+        headers = {"User-Agent": "foretaste", "Accept-Encoding": "identity"}
+        with open(output_file, "wb") as self.raw:
+            HTTPDownloader(chunk_size=DOWNLOAD_BLOCK, timeout=self.timeout, headers=headers)(url, self, pooch)
+
+    def write(self, block: bytes) -> None:
+        self.done += len(block)
+        if self.done > self.file.size:
+            raise ValueError(f"sends more than the expected {self.file.size:,} bytes")
+        self.raw.write(block)
+        if self.progress is not None:
+            self.progress(self.file.name, self.done, self.file.size)
+
+    def flush(self) -> None:
+        """After each block; nobody reads the file before it is closed."""
 
 
-def _is_local(error: Exception) -> bool:
-    """Whether the fault is on this machine's disk, so that no other address would help."""
-    if not isinstance(error, OSError) or isinstance(error, urllib.error.URLError):
-        return False
-    return error.errno in DISK_FULL or error.filename is not None
+def _is_transient(error: Exception, done: int) -> bool:
+    """Whether the same address may do better: a busy server, or a connection that broke or stalled."""
+    from requests import HTTPError, RequestException
+    from requests.exceptions import ChunkedEncodingError
+
+    if isinstance(error, HTTPError) and error.response is not None:
+        return error.response.status_code in TRANSIENT_STATUS
+    return isinstance(error, RequestException) and (
+        done > 0 or isinstance(error, ChunkedEncodingError) or _stalled(error)
+    )
 
 
-def _is_permanent(error: Exception) -> bool:
-    """Whether the same address would fail again."""
-    if isinstance(error, urllib.error.HTTPError):
-        return error.code not in TRANSIENT_STATUS
-    if isinstance(error, urllib.error.URLError):
-        return isinstance(error.reason, (socket.gaierror, FileNotFoundError))
-    return _is_local(error)
+def _stalled(error: Exception) -> bool:
+    return "timed out" in str(error)  # requests has several errors for it
 
 
-def _download_from(
-    url: str, file: RemoteFile, part: Path, progress: DownloadProgress | None, patience: Patience
-) -> None:
-    """Use one address until the part is correct. Gives up after ``patience.tries`` tries without a new byte."""
-    left, best, restarted = patience.tries, 0, False
-    while True:
-        try:
-            resumed = _resume_part(url, file, part, progress, patience.timeout)
-            have = part.stat().st_size
-            if have < file.size:
-                raise http.client.IncompleteRead(b"", file.size - have)
-        except (http.client.HTTPException, OSError) as error:
-            if _is_permanent(error):
-                raise
-            have = part.stat().st_size if part.exists() else 0
-            left, best = (patience.tries, have) if have > best else (left - 1, best)
-            if left <= 0:
-                raise
-            time.sleep(patience.wait * 2 ** (patience.tries - left - 1))
-            continue
-        got = md5_of(part)
-        if got == file.md5:
-            return
-        part.unlink()
-        _forget_version(part)
-        if not resumed or restarted:
-            raise WrongFileError(f"its MD5 is {got}, expected {file.md5}")
-        restarted = True  # the two halves may come from different files: start once more from zero
+def _describe_failure(error: Exception, file: RemoteFile) -> str:
+    from requests import ConnectionError, HTTPError
+    from requests.exceptions import ChunkedEncodingError
 
-
-def _resume_part(url: str, file: RemoteFile, part: Path, progress: DownloadProgress | None, timeout: float) -> bool:
-    """Read on from the end of ``part`` if the server still has the same file. True if some of the part was kept."""
-    have = part.stat().st_size if part.exists() else 0
-    version = _part_version(part)
-    if have > file.size or version.get("url") != url:
-        have = 0
-    if have == file.size:
-        return True
-    request = urllib.request.Request(url, headers={"User-Agent": "foretaste", "Accept-Encoding": "identity"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if version.get("tag"):
-            request.add_header("If-Range", version["tag"])
-    try:
-        answer = urllib.request.urlopen(request, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # the file is shorter than our part, so it is another file now
-            part.unlink(missing_ok=True)
-            _forget_version(part)
-            raise http.client.IncompleteRead(b"", file.size) from None
-        raise
-    with answer:
-        if not (getattr(answer, "status", None) == 206 and _starts_at(answer, have)):
-            have = 0
-        length = str(answer.headers.get("Content-Length", ""))
-        if length.isdecimal() and have + int(length) != file.size:
-            raise WrongFileError(f"has {have + int(length):,} bytes, expected {file.size:,}")
-        with part.open("ab" if have else "wb") as out:
-            _keep_version(part, url, answer.headers)
-            _copy_answer(answer, out, have, file, progress)
-    return have > 0
-
-
-def _copy_answer(answer: Any, out: IO[bytes], have: int, file: RemoteFile, progress: DownloadProgress | None) -> None:
-    start = have
-    while True:
-        # read1: if the connection breaks in the middle of a block, what came so far is kept
-        block = answer.read1(DOWNLOAD_BLOCK) if hasattr(answer, "read1") else answer.read(DOWNLOAD_BLOCK)
-        if not block:
-            break
-        have += len(block)
-        if have > file.size:
-            raise WrongFileError(f"sends more than the expected {file.size:,} bytes")
-        out.write(block)
-        if progress is not None:
-            progress(file.name, have, file.size)
-    if progress is not None and have == start:
-        progress(file.name, have, file.size)
-
-
-def _starts_at(answer: Any, have: int) -> bool:
-    return str(answer.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
-
-
-def _version_file(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
-
-
-def _keep_version(part: Path, url: str, headers: Any) -> None:
-    """Remember which version of the file the part belongs to: its ETag unless weak, else its date."""
-    tag = headers.get("ETag") or ""
-    tag = headers.get("Last-Modified") or "" if not tag or tag.startswith("W/") else tag
-    _version_file(part).write_text(json.dumps({"url": url, "tag": tag}))
-
-
-def _part_version(part: Path) -> dict[str, str]:
-    try:
-        known = json.loads(_version_file(part).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {k: v for k, v in known.items() if isinstance(v, str)} if isinstance(known, dict) else {}
-
-
-def _forget_version(part: Path) -> None:
-    _version_file(part).unlink(missing_ok=True)
-
-
-def _describe_failure(error: BaseException) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server says {error.code} {error.reason}"
-    if isinstance(error, http.client.IncompleteRead):
-        return f"the connection broke off {error.expected or 0:,} bytes before the end"
-    if isinstance(error, urllib.error.URLError):
-        return f"cannot be reached ({error.reason}); is there a network?"
-    if isinstance(error, TimeoutError):
+    if isinstance(error, HTTPError) and error.response is not None:
+        return f"the server says {error.response.status_code} {error.response.reason}"
+    if isinstance(error, ChunkedEncodingError):
+        return "the connection broke off before the end"
+    if _stalled(error):
         return "the server stalled"
+    if isinstance(error, ConnectionError):
+        return f"cannot be reached ({error}); is there a network?"
+    if "does not match the known hash" in str(error):
+        return f"its MD5 is not {file.md5}"
     return str(error) or type(error).__name__
 
 
@@ -314,3 +207,70 @@ def md5_of(path: Path) -> str:
     """The file's MD5, as publishers print it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+# Archives
+
+
+def unpack_archive(archive: Path, folder: Path, *, most: int, members: int) -> Path:
+    """Unpack a .tar.gz from an unknown source into ``folder``, which must be absent or empty.
+
+    The folder appears only when it is complete. An archive that holds one folder of the same name becomes that folder.
+    Nothing is left, and an error says why, if a name leads out of the folder, or there are links or devices, more than
+    ``most`` bytes or ``members`` names, or damage.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already; remove it, or unpack {archive.name} elsewhere")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        # We decompress, since tarfile checks no checksum; as a stream, so that nothing is read ahead.
+        with gzip.open(archive) as raw:
+            with tarfile.open(fileobj=raw, mode="r|") as packed:
+                _write_members(archive, packed, beside, most, members)
+            while raw.read(DOWNLOAD_BLOCK):  # to the end, where the checksum stands
+                pass
+        held = list(beside.iterdir())
+        whole = held[0] if [p.name for p in held] == [folder.name] and held[0].is_dir() else beside
+        whole.chmod(0o755)  # mkdtemp makes it private
+        os.replace(whole, folder)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{archive} is damaged or no .tar.gz: {error}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def _write_members(archive: Path, packed: tarfile.TarFile, into: Path, most: int, members: int) -> None:
+    out, seen = 0, set[str]()
+    for count, info in enumerate(packed, 1):
+        if count > members:
+            raise ValueError(f"{archive}: more than {members} members; expected fewer, so nothing was unpacked")
+        if not (info.isfile() or info.isdir()):
+            raise ValueError(f"{archive}: {info.name!r} is a link or device; nothing was unpacked")
+        path = into / _relative_path(archive, info.name)
+        if info.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        if (key := str(path).casefold()) in seen:
+            raise ValueError(f"{archive}: {info.name!r} stands twice in it; nothing was unpacked")
+        seen.add(key)
+        out += info.size
+        if out > most:
+            raise ValueError(f"{archive}: more than {format_bytes(most)} come out; nothing was unpacked")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = packed.extractfile(info)
+        assert body is not None
+        with body, path.open("xb") as file:
+            shutil.copyfileobj(body, file)
+    if not seen:
+        raise ValueError(f"{archive} holds no files")
+
+
+def _relative_path(archive: Path, name: str) -> Path:
+    """A member's name as a path below the folder, on any system."""
+    path = PureWindowsPath(name)  # knows both slashes, drives and shares
+    parts = [part for part in path.parts if part != "."]
+    if path.anchor or ".." in parts or "\0" in name or any(":" in part for part in parts):
+        raise ValueError(f"{archive}: {name!r} leads out of the folder; nothing was unpacked")
+    return Path(*parts)

@@ -1,30 +1,19 @@
-"""Hugging Face datasets saved to disk: pictures, read as those of a folder are, or columns of numbers."""
+"""Hugging Face datasets, saved to disk or in memory: their pictures, columns of numbers, or plain columns."""
 
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.class_names import class_labels, count_names
-from foretaste.data.dataset import Images
-from foretaste.data.folders import images_of_pictures
-from foretaste.data.pictures import (
-    ImageSize,
-    OpenPicture,
-    PictureProgress,
-    decode_pictures,
-    open_picture,
-)
-from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, Table, cell_text, stays_inside
+from foretaste.data.class_names import cell_text, count_names
+from foretaste.data.pictures import OpenPicture, open_picture
+from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, Cells, Table, stays_inside
 from foretaste.errors import check_regular, counted, printable
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
@@ -41,6 +30,8 @@ class DatasetParts:
     pictures: tuple[OpenPicture, Callable[[int], bytes]] | None = None
     # Of plain columns by name, and of all lists: (N, D) float32, the names of its columns, and notes.
     numbers: Callable[[Sequence[str]], tuple[Tensor, tuple[str, ...], tuple[str, ...]]] | None = None
+    names: tuple[str, ...] = ()  # of the rows, for messages: train[3]
+    side: tuple[str, ...] = ()
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -48,84 +39,24 @@ def is_saved_dataset(path: Path) -> bool:
     return path.is_dir() and any((path / file).is_file() for file in SAVED_DATASET_FILES)
 
 
-def hugging_face(
-    path: str | PathLike[str],
+def dataset_parts(
+    source: Any,
+    where: str,
     *,
+    label: str | bool | None = None,
     image: str | None = None,
-    label: str | None = None,
     pool: str | None = None,
     test: float | str = 0.2,
-    size: ImageSize = None,
-    channels: int | None = None,
-    skip_broken: bool = False,
-    most: int = LARGEST_DATASET,
-    progress: PictureProgress | None = None,
-) -> Images:
-    """Read a dataset of labelled pictures that ``save_to_disk`` wrote. Needs the package datasets.
-
-    Args:
-        path: the folder; one dataset, or several splits.
-        image: the column of pictures; None is the only one there is.
-        label: the column of labels; None is the only ClassLabel there is.
-        pool: the split to query from; None is train, or the only one.
-        test: the split to measure on, or the share of each class to measure on. A share is used if there is no split
-            test (or validation), or if only ``pool`` is given.
-        size: pixels a side, or (height, width), as in ``folder``.
-        channels: 1 or 3, as in ``folder``.
-        skip_broken: leave out rows whose picture cannot be read; ``notes`` names them.
-        most: bytes in memory; more is refused before a pixel is read.
-        progress: called as ``progress(done, of how many)``.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ImportError: the package datasets is not installed.
-        FileNotFoundError: the path is not a folder.
-        ValueError: columns or splits cannot be found, labels are missing, or pictures cannot be read.
-    """
-    parts = _choose_splits(Path(path), pool, test)
-    features = next(iter(parts.values()))[1].features
-    image = _choose_column("image", image, features, _picture_columns(features))
-    label = _choose_column("label", label, features, _label_columns(features))
-    opened, labels, sides, names = list[OpenPicture](), list[str](), list[str | None](), list[str]()
-    owner = list[tuple[int, int]]()  # which part, which row of it
-    for k, (name, (side, part)) in enumerate(parts.items()):
-        labels += _all_label_words(path, part, name, label)
-        sides += [side] * len(part)
-        names += [f"{name}[{i}]" for i in range(len(part))]
-        opened.append(_picture_opener(part, image))
-        owner += [(k, i) for i in range(len(part))]
-
-    def open_row(i: int) -> Image.Image:
-        part, row = owner[i]
-        return opened[part](row)
-
-    decoded = decode_pictures(
-        open_row, names, size=size, channels=channels, most=most, skip_broken=skip_broken, progress=progress, where=path
-    )
-    classes = getattr(features[label], "names", None)
-    if classes is not None:
-        classes = list(map(str, classes))
-    else:
-        labels = [str(word) for word in class_labels(labels, path)]
-    kept = [int(i) for i in decoded.kept]
-    share = test if isinstance(test, float | int) else 0.0
-    data = images_of_pictures(
-        Path(path).resolve().name, decoded, [labels[i] for i in kept], [sides[i] for i in kept], share, classes
-    )
-    if unused := set(data.classes) - {labels[i] for i in kept}:
-        note = f"{count_names(unused, 'class {} has', 'classes {} have')} no picture"
-        return replace(data, notes=(*data.notes, note))
-    return data
-
-
-def dataset_parts(source: Any, where: str, *, label: str | bool | None = None) -> DatasetParts:
+    for_study: bool = False,
+) -> DatasetParts:
     """What a dataset holds, given as its folder or as the object: pictures, lists of numbers, or plain columns.
 
-    Of several splits, train is read. A label may be missing: null, or −1 for a ClassLabel.
+    Of several splits, train is read; a study also reads test, or validation. A label may be missing (null, or −1 for a
+    ClassLabel), but for a study.
     """
-    part, notes = _training_split(where, _load_saved(source) if isinstance(source, Path) else source)
+    loaded = _load_saved(source) if isinstance(source, Path) else source
+    splits, notes = _choose_splits(where, loaded, pool, test, for_study)
+    part = _joined([rows for _, rows in splits])
     features = part.features
     of_label: str | None = None
     if isinstance(label, str):
@@ -136,23 +67,28 @@ def dataset_parts(source: Any, where: str, *, label: str | bool | None = None) -
     columns = {name: [cell_text(v) for v in _cells(part, name)] for name in plain}
     if of_label is not None:
         columns[of_label] = _label_words(part, of_label)
+    if for_study:
+        _check_all_labelled(where, splits, of_label, columns)
     classes = None if of_label is None else getattr(features[of_label], "names", None)
-    named = None if classes is None else tuple(map(str, classes))
     table = Table(where, columns, range(len(part)), "row", notes)
-    if image := _picture_columns(features):
-        name = _choose_column("image", None, features, image)
-        stored = _stored_pictures(part, name, local=not isinstance(source, Path))
-        return DatasetParts(table, of_label, named, pictures=(lambda i: open_picture(stored(i)), stored))
+    names = tuple(f"{name}[{i}]" for name, rows in splits for i in range(len(rows)))
+    side = tuple(("pool", "test")[k] for k, (_, rows) in enumerate(splits) for _ in range(len(rows)))
+    made = DatasetParts(
+        table, of_label, None if classes is None else tuple(map(str, classes)), names=names,
+        side=side if len(splits) == 2 else (),
+    )  # fmt: skip
+    if (found := _picture_columns(features)) or image is not None:
+        chosen = _choose_column("image", image, features, found)
+        stored = _stored_pictures(part, chosen, local=not isinstance(source, Path))
+        return replace(made, pictures=(lambda i: open_picture(stored(i)), stored))
     listed = [name for name in features if _kind_of(features[name]) != "Value" and _holds_numbers(features[name])]
     ids = [name for name in plain if name.lower() in ID_COLUMNS]
     if listed or all(_holds_numbers(features[name]) for name in plain if name not in ids):
-        return DatasetParts(
-            table, of_label, named, numbers=lambda names: _number_columns(where, part, {*columns} - {*names})
-        )
+        return replace(made, numbers=lambda names: _number_columns(where, part, {*columns} - {*names}))
     if others := [name for name in features if name not in columns]:
         shown = count_names(others, "column {} is", "columns {} are")
-        table = replace(table, notes=(*notes, f"{shown} no words or numbers: left out"))
-    return DatasetParts(table, of_label, named)
+        return replace(made, table=replace(table, notes=(*notes, f"{shown} no words or numbers: left out")))
+    return made
 
 
 def _load_saved(path: Path) -> Any:
@@ -198,50 +134,65 @@ def _check_own_files(path: Path) -> None:
             raise ValueError(f"{state} names {printable(outside[0])}, outside of the dataset's folder; save it again")
 
 
-def _choose_splits(path: Path, pool: str | None, test: float | str) -> dict[str, tuple[str | None, Any]]:
-    """The splits to read, each with its side; the side is None if a share is to be drawn."""
-    loaded = _load_saved(path)
+def _choose_splits(
+    where: str, loaded: Any, pool: str | None, test: float | str, for_study: bool
+) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
+    """The splits to read, by name: that of the pool, then that of test where a study has one; and a note on others."""
     if not isinstance(loaded, dict):
         if pool is not None or isinstance(test, str):
-            raise ValueError(f"{path} is one dataset without splits; expected no pool= and a share for test=")
-        return {"row": (None, loaded)}
+            raise ValueError(f"{where} is one dataset without splits; expected no pool= and a share for test=")
+        return [("row", loaded)], ()
     have = ", ".join(loaded)
     for name in (pool, test):
         if isinstance(name, str) and name not in loaded:
-            raise ValueError(f"{path} has no split {name!r}; it has {have}")
+            raise ValueError(f"{where} has no split {name!r}; it has {have}")
     side_of = {name: SIDES.get(name.lower()) for name in loaded}
     learn = pool or next((name for name in loaded if side_of[name] == "pool"), None)
-    if learn is None:
-        if len(loaded) > 1:
-            raise ValueError(f"{path} has the splits {have}, none called train; rename one, or give pool= (and test=)")
-        learn = have
+    if learn is None and len(loaded) > 1:
+        one = Path(where) / next(iter(loaded)) if Path(where).is_dir() else next(iter(loaded))
+        raise ValueError(f"{where} has the splits {have}, none called train; give one of them, such as {one}")
+    learn, measure = learn or have, None
     if isinstance(test, str):
-        measure: str | None = test
-    elif pool is not None:
-        measure = None
-    else:
+        measure = test
+    elif for_study and pool is None:
         measure = next((name for side in ("test", "val") for name in loaded if side_of[name] == side), None)
     if measure == learn:
         raise ValueError(f"pool and test are both {learn!r}; expected two splits of {have}")
-    if measure is None:
-        return {learn: (None, loaded[learn])}
-    return {learn: ("pool", loaded[learn]), measure: ("test", loaded[measure])}
+    read = [learn] if measure is None else [learn, measure]
+    left = [name for name in loaded if name not in read]
+    note = f"split {' and '.join(read)} {'is' if len(read) == 1 else 'are'} read; left out: {', '.join(left)}"
+    return [(name, loaded[name]) for name in read], (note,) if left else ()
 
 
-def _training_split(where: str, loaded: Any) -> tuple[Any, tuple[str, ...]]:
-    """The only dataset, or the split called train; and a note on the splits left out."""
-    if not isinstance(loaded, dict):
-        return loaded, ()
-    chosen = next((name for name in loaded if SIDES.get(name.lower()) == "pool"), None)
-    if chosen is None and len(loaded) == 1:
-        chosen = next(iter(loaded))
-    if chosen is None:
+def _joined(splits: Sequence[Any]) -> Any:
+    """One dataset of the rows of one split or two, with the columns that both have."""
+    first, *others = splits
+    if not others:
+        return first
+    import datasets
+
+    both = [name for name in first.features if name in others[0].features]
+    kinds = datasets.Features({name: first.features[name] for name in both})
+    return datasets.concatenate_datasets([rows.select_columns(both).cast(kinds) for rows in splits])
+
+
+def _check_all_labelled(
+    where: str, splits: Sequence[tuple[str, Any]], label: str | None, columns: dict[str, Cells]
+) -> None:
+    """Raise unless every row has a label."""
+    if label is None:
         raise ValueError(
-            f"{where} has the splits {', '.join(loaded)}, none called train; give one of them, such as "
-            f"{Path(where) / next(iter(loaded)) if Path(where).is_dir() else next(iter(loaded))}"
+            f"{where}: no column is the label; its columns are {', '.join(columns) or 'none'}. Give label="
         )
-    others = [name for name in loaded if name != chosen]
-    return loaded[chosen], (f"split {chosen} is read; left out: {', '.join(others)}",) if others else ()
+    start = 0
+    for name, rows in splits:
+        missing = columns[label][start : start + len(rows)].count(None)
+        start += len(rows)
+        if missing:
+            raise ValueError(
+                f"{where}: {missing} of {len(rows)} rows of {name!r} have no label in {label!r}; leave them out of the "
+                "dataset, or give pool= alone to measure on a share of it"
+            )
 
 
 def _picture_columns(features: Any) -> list[str]:
@@ -294,17 +245,6 @@ def _label_words(part: Any, label: str) -> list[str | None]:
     return [None if v is None or v != v or v == "" else str(v) for v in raw]
 
 
-def _all_label_words(path: str | PathLike[str], part: Any, name: str, label: str) -> list[str]:
-    """Labels in words; a missing one is an error."""
-    words = _label_words(part, label)
-    if missing := words.count(None):
-        raise ValueError(
-            f"{path}: {missing} of {len(words)} rows of {name!r} have no label in {label!r}; leave them out of the "
-            "dataset, or give pool= alone to measure on a share of it"
-        )
-    return [word for word in words if word is not None]
-
-
 def _stored_pictures(part: Any, image: str, local: bool = False) -> Callable[[int], bytes]:
     """The bytes of the picture of a row, so that our threads decode it within our limits.
 
@@ -326,11 +266,6 @@ def _stored_pictures(part: Any, image: str, local: bool = False) -> Callable[[in
         return Path(cell["path"]).read_bytes()
 
     return stored
-
-
-def _picture_opener(part: Any, image: str) -> OpenPicture:
-    stored = _stored_pictures(part, image)
-    return lambda i: open_picture(stored(i))
 
 
 def _number_columns(path: str, part: Any, skip: set[str | None]) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from foretaste.data.catalogue import LARGEST_DATASET
+from foretaste.data.dataset import LARGEST_DATASET
 from foretaste.data.pictures import (
     ImageSize,
     OpenPicture,

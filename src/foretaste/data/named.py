@@ -1,121 +1,31 @@
-"""Readers of the named sets digits, MNIST, Fashion-MNIST (idx files) and SVHN (MATLAB files); ``cifar`` has its own."""
+"""The publishers' formats of MNIST and Fashion-MNIST (idx) and of SVHN (MATLAB); ``cifar`` has its own."""
 
 import gzip
 import math
 import os
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-import torch
 
-from foretaste.data.catalogue import LARGEST_DATASET, FoundFiles, named_files, search_named
-from foretaste.data.dataset import Images, MeanAndStd, ids_of
+from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd
+from foretaste.data.npz import DEFLATE_MOST, join_arrays
+from foretaste.data.points import array_points
 from foretaste.errors import counted, format_bytes
 
-DIGITS_TEST = 600
-DIGITS_STEP = 15  # scikit-learn stores 0 to 16: times 15 they fill a byte
 DIGIT_NAMES = tuple("0123456789")
-CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-FASHION_NORMALISE: MeanAndStd = ((0.2860,), (0.3530,))
 SVHN_NORMALISE: MeanAndStd = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
 # MNIST and Fashion-MNIST have the same file names. Their first labels show which one it is.
 FIRST_LABELS = {"mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}
 IDX_KINDS = {1: "labels", 3: "images"}
 IDX_BLOCK = 1 << 20
-DEFLATE_MOST = 1032  # a deflate stream never grows by more than this factor
 # Bytes of a number, by MATLAB's names. Some copies keep labels as double.
 MATLAB_WIDTHS = {f"{sign}int{8 * size}": size for sign in ("", "u") for size in (1, 2, 4, 8)}
 MATLAB_WIDTHS |= {"single": 4, "double": 8}
-
-
-def find_named(name: str, folder: str | os.PathLike[str] | None = None) -> FoundFiles | None:
-    """Where a named set lies, complete or not: the place that ``load`` reads from.
-
-    Args:
-        name: mnist, fashion-mnist, svhn, cifar10 or cifar100.
-        folder: the folder of data sets; None is $FORETASTE_DATA, else ~/.cache/foretaste.
-
-    Returns:
-        The place, the files found there and the names of those missing; None if there are no files, or if they belong
-        to a set with the same file names.
-
-    Example:
-        >>> from foretaste.data import find_named
-        >>> find_named("svhn", "an/empty/folder") is None
-        True
-    """
-    found = search_named(name, folder)
-    if found is not None and name in FIRST_LABELS and (labels := found.files.get("train labels")):
-        try:
-            first = read_idx(labels, 1)[:10].tolist()
-        except ValueError:  # damaged: load says how
-            return found
-        if _set_with_labels(first, name):
-            return None
-    return found
-
-
-def digits() -> Images:
-    """Handwritten digits of 8×8 pixels that come with scikit-learn: no download.
-
-    Returns:
-        1197 points to query from and 600 to measure on, always the same, classes in proportion. A network receives
-        [0, 1].
-
-    Example:
-        >>> from foretaste.data import digits
-        >>> digits().classes
-        ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
-    """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    bunch = load_digits()
-    x = torch.as_tensor(bunch.images * DIGITS_STEP).to(torch.uint8)[:, None]
-    pool, test = train_test_split(range(len(x)), test_size=DIGITS_TEST, stratify=bunch.target, random_state=0)
-    return Images(
-        name="digits",
-        x=x,
-        y=torch.as_tensor(bunch.target, dtype=torch.int64),
-        pool=ids_of(pool),
-        test=ids_of(test),
-        classes=tuple(str(c) for c in bunch.target_names),
-        normalise=((0.0,), (16 * DIGITS_STEP / 255,)),
-    )
-
-
-def mnist(folder: str | os.PathLike[str], *, most: int = LARGEST_DATASET) -> Images:
-    """MNIST: 60,000 + 10,000 digits of 28×28. Not normalised, since the paper feeds [0, 1].
-
-    Args:
-        folder: the folder of data sets, or of the files.
-        most: bytes in memory; a larger set is refused before it is read.
-
-    Returns:
-        The data set; its training images are the pool.
-
-    Raises:
-        FileNotFoundError: files are missing; the error names all of them.
-        ValueError: a file is damaged, or holds another set.
-    """
-    return _idx_set("mnist", folder, DIGIT_NAMES, None, most)
-
-
-def fashion_mnist(folder: str | os.PathLike[str], *, most: int = LARGEST_DATASET) -> Images:
-    """Fashion-MNIST: 60,000 + 10,000 pictures of clothes, 28×28. Arguments and errors as in ``mnist``."""
-    return _idx_set("fashion-mnist", folder, CLOTHES, FASHION_NORMALISE, most)
-
-
-def svhn(folder: str | os.PathLike[str], *, most: int = LARGEST_DATASET) -> Images:
-    """SVHN, cropped digits: 73,257 + 26,032 house numbers of 32×32. Arguments and errors as in ``mnist``."""
-    at = named_files("svhn", folder)
-    train, test = (_read_mat(at[part], most) for part in ("train", "test"))
-    return assemble_parts("svhn", [train], test, DIGIT_NAMES, SVHN_NORMALISE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +57,7 @@ def check_class_ids(raw: object, count: int, classes: int, file: str) -> np.ndar
 
 
 def assemble_parts(
-    name: str,
-    train: Sequence[SetPart],
-    test: SetPart,
-    classes: Sequence[str],
-    normalise: MeanAndStd | None = None,
-    notes: tuple[str, ...] = (),
+    name: str, train: Sequence[SetPart], test: SetPart, classes: Sequence[str], normalise: MeanAndStd | None = None
 ) -> Images:
     """One data set: the training images are the pool, with ids from 0 in file order; the test images follow."""
     parts = [*train, test]
@@ -162,52 +67,34 @@ def assemble_parts(
                 f"{part.file}: images are {part.x.shape[1:]} and those of {parts[0].file} {parts[0].x.shape[1:]} "
                 "(channels, height, width); expected all alike"
             )
-    y_N = np.concatenate([part.y for part in parts])
-    pool = np.arange(len(y_N) - len(test.y))
-    return Images(
-        name=name,
-        x=torch.from_numpy(join_arrays([part.x for part in parts])),
-        y=torch.from_numpy(y_N),
-        pool=pool,
-        test=np.arange(len(pool), len(y_N)),
-        classes=tuple(classes),
-        normalise=normalise,
-        notes=(*notes, *note_unseen_classes(y_N[: len(pool)], test.y, classes)),
-    )
+    labels = [classes[c] for part in parts for c in part.y.tolist()]
+    side = ("pool",) * (len(labels) - len(test.y)) + ("test",) * len(test.y)
+    points = array_points(parts[0].file, join_arrays([part.x for part in parts]), labels, side=side)
+    return replace(replace(points, own_classes=tuple(classes)).split(name=name), normalise=normalise)
 
 
-def join_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The arrays one after another, in row-major memory."""
-    shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    return np.concatenate(parts, out=np.empty(shape, parts[0].dtype))
-
-
-def note_unseen_classes(pool_y: np.ndarray, test_y: np.ndarray, classes: Sequence[str]) -> tuple[str, ...]:
-    """A note if test has classes that the pool lacks: no queried label can teach them."""
-    only = [classes[c] for c in np.setdiff1d(test_y, pool_y)]
-    return (
-        (f"{counted(len(only), 'class occurs', 'classes occur')} in test and never in the pool: {', '.join(only[:5])}",)
-        if only
-        else ()
-    )
-
-
-def _idx_set(
-    name: str, folder: str | os.PathLike[str], classes: tuple[str, ...], normalise: MeanAndStd | None, most: int
+def read_idx_set(
+    name: str, at: Mapping[str, Path], classes: Sequence[str], normalise: MeanAndStd | None, most: int
 ) -> Images:
-    at = named_files(name, folder)
+    """A set of the form of MNIST: two idx files of images and two of labels."""
     parts = []
     for part in ("train", "t10k"):
         images, labels = at[f"{part} images"], at[f"{part} labels"]
         x_nHW = read_idx(images, 3, most)
-        y_n = check_class_ids(read_idx(labels, 1, most), len(x_nHW), 10, str(labels))
+        y_n = check_class_ids(read_idx(labels, 1, most), len(x_nHW), len(classes), str(labels))
         parts.append(SetPart(x_nHW[:, None], y_n, str(images)))
-    if other := _set_with_labels(parts[0].y[:10].tolist(), name):
+    if other := set_with_labels(parts[0].y[:10].tolist(), name):
         raise ValueError(f"{at['train labels']} holds the labels of {other}, not of {name}; load {other!r} instead")
     return assemble_parts(name, parts[:1], parts[1], classes, normalise)
 
 
-def _set_with_labels(first: Sequence[int], name: str) -> str | None:
+def read_svhn(at: Mapping[str, Path], most: int) -> Images:
+    """SVHN, cropped digits of 32×32, of two MATLAB files."""
+    train, test = (_read_mat(at[part], most) for part in ("train", "test"))
+    return assemble_parts("svhn", [train], test, DIGIT_NAMES, SVHN_NORMALISE)
+
+
+def set_with_labels(first: Sequence[int], name: str) -> str | None:
     """The other set that begins with these labels."""
     return next((other for other, begins in FIRST_LABELS.items() if other != name and tuple(first) == begins), None)
 

@@ -1,94 +1,131 @@
 """A data set in one .npz file: pictures or features. Arrays are measured before they are inflated; nothing is run."""
 
 import math
-import os
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
-import torch
 
-from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.class_names import array_labels, check_words, class_labels
-from foretaste.data.dataset import Images, stratified_or_raise
-from foretaste.data.named import DEFLATE_MOST, join_arrays, note_unseen_classes
-from foretaste.errors import counted, format_bytes
+from foretaste.data.class_names import array_labels, class_labels, count_names, label_words, named_classes
+from foretaste.data.dataset import LARGEST_DATASET
+from foretaste.data.pictures import Layout
+from foretaste.data.points import Points, ReadOptions, array_points
+from foretaste.errors import counted, did_you_mean, format_bytes
 
+POINT_ARRAYS, LABEL_ARRAYS = ("x", "images", "features"), ("y", "labels", "label")
 SPLIT_ARRAYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
     ("x_train", "y_train", "x_test", "y_test"),
 )
-WHOLE_ARRAYS = (("x", "y"), ("images", "labels"))
 CHANNEL_COUNTS = (1, 3)
 ARRAY_BLOCK = 1 << 22
-Layout = Literal["NHWC", "NCHW"]
+DEFLATE_MOST = 1032  # a deflate stream never grows by more than this factor
 T = TypeVar("T")
 
 
-def npz(
-    path: str | os.PathLike[str], *, test: float = 0.2, layout: Layout | None = None, most: int = LARGEST_DATASET
-) -> Images:
-    """A labelled data set in an .npz file.
+def read_npz(file: Path, how: ReadOptions) -> Points:
+    """Points of an .npz: ``x`` and perhaps ``y``, ``ids``, ``classes``; or train and test arrays, each a side.
 
-    The arrays are ``train_images``, ``train_labels``, ``test_images`` and ``test_labels`` (or ``x_train``, ...); or
-    ``x`` and ``y``. Two axes (N, D) of floats are features. Three or four axes are pictures: (N, H, W), (N, H, W, C) or
-    (N, C, H, W), of bytes or of floats in [0, 1] or [0, 255]. The axis of 1 or 3 is the channels; ``notes`` say how it
-    was decided. Labels are integers, whole floats or strings. An array ``classes`` names the classes that integers
-    count into.
-
-    Args:
-        path: the file.
-        test: share of each class of ``x`` and ``y`` to measure on, always the same points.
-        layout: "NHWC" or "NCHW", where the shape does not decide.
-        most: bytes in memory; more is refused before it is inflated.
-
-    Returns:
-        The data set. Features are float32. Pictures are bytes; float pictures that are not bytes / 255 are float32 in
-        [0, 1].
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: arrays are missing, damaged or do not fit together, or labels are measurements.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> import numpy as np
-        >>> from foretaste.data import npz
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "own.npz"
-        >>> np.savez(file, x=np.zeros((20, 8, 8, 3)), y=np.arange(20) % 2)
-        >>> npz(file).x.shape
-        torch.Size([20, 3, 8, 8])
+    Two axes (N, D) of floats are features; three or four axes are pictures. An array ``classes`` names the classes that
+    whole numbers count into.
     """
-    file = Path(path).expanduser()
     there = array_names(file)
-    names = _choose_arrays(file, there)
-    read = read_arrays(file, [*names, *({"classes"} & set(there))], most)
-    called = read.pop() if len(read) > len(names) else None
-    x_parts, y_parts = read[0::2], read[1::2]
-    laid = lay_out_points(x_parts, [f"{file}: {name}" for name in names[0::2]], layout)
-    x_N, notes = _join_sources(file, names[0::2], laid)
-    y_N, classes = _class_ids_of_arrays(file, names[1::2], y_parts, [len(x) for x in x_parts], called)
-    if len(laid) == 2:
-        pool, held = np.arange(len(laid[0][0])), np.arange(len(laid[0][0]), len(x_N))
-        notes += note_unseen_classes(y_N[pool], y_N[held], classes)
-    else:
-        pool, held = stratified_or_raise(y_N, test, file)
-    return Images(file.stem, torch.from_numpy(x_N), torch.from_numpy(y_N), pool, held, classes, notes=notes)
+    x_names, y_names = _choose_arrays(file, there, how)
+    others = [name for name in ("ids", "classes") if name in there]
+    names = [*x_names, *y_names, *others]
+    held = dict(zip(names, read_arrays(file, names, how.most)))
+    laid = lay_out_points([held[name] for name in x_names], [f"{file}: {name}" for name in x_names], how.layout)
+    (x, note), (x_last, _) = laid[0], laid[-1]
+    if x.shape[1:] != x_last.shape[1:] or x.dtype != x_last.dtype:
+        raise ValueError(
+            f"{file}: {x_names[0]} are {x.dtype} {x.shape[1:]} and {x_names[-1]} {x_last.dtype} {x_last.shape[1:]}; "
+            "expected both alike"
+        )
+    sizes = [len(part) for part, _ in laid]
+    _check_columns(file, held, y_names, sizes)
+    called = tuple(str(name) for name in array_labels(held["classes"].ravel())) if "classes" in held else None
+    labels: list[str | None] = [None] * sum(sizes)
+    if y_names:
+        labels, called = _read_labels(file, y_names, [held[name] for name in y_names], called, how)
+    left = [name for name in there if name not in names]
+    notes = (note, *([f"{count_names(left, 'array {} is', 'arrays {} are')} not read"] if left else []))
+    side = ("pool",) * sizes[0] + ("test",) * sizes[1] if len(sizes) == 2 else ()
+    points = array_points(str(file), join_arrays([part for part, _ in laid]), labels, notes, side)
+    ids = [str(word) for word in array_labels(held["ids"])] if "ids" in held else points.ids
+    return replace(points, ids=ids, own_ids="ids" in held, own_classes=called)
 
 
-def _choose_arrays(file: Path, there: list[str]) -> tuple[str, ...]:
-    for names in (*SPLIT_ARRAYS, *WHOLE_ARRAYS):
-        if set(names) <= set(there):
-            return names
-    nearest = max((*SPLIT_ARRAYS, *WHOLE_ARRAYS), key=lambda names: len(set(names) & set(there)) / len(names))
-    missing = ", ".join(name for name in nearest if name not in there)
-    raise ValueError(
-        f"{file} has {', '.join(there) or 'nothing'} and lacks {missing}; expected {', '.join(SPLIT_ARRAYS[0])}, or x "
-        "and y"
+def _choose_arrays(file: Path, there: list[str], how: ReadOptions) -> tuple[list[str], list[str]]:
+    """The arrays of points and those of labels, one of each or two: train and test."""
+    for x_train, y_train, x_test, y_test in SPLIT_ARRAYS:
+        if {x_train, y_train, x_test, y_test} <= set(there):
+            return [x_train, x_test], [y_train, y_test]
+    x, y = (next((name for name in names if name in there), None) for names in (POINT_ARRAYS, LABEL_ARRAYS))
+    if isinstance(how.label, str):
+        if how.label not in there:
+            meant = did_you_mean(how.label, there, "Its arrays")
+            raise ValueError(f"{file} has no array {how.label!r} for the label{meant}")
+        y = how.label
+    if x is not None and (y is not None or not how.for_study):
+        return [x], [y] if y is not None else []
+    have = f"{file} has {', '.join(there) or 'nothing'}"
+    if not how.for_study:
+        raise ValueError(f"{have}; expected x, and y and ids where there are any")
+    nearest = max(
+        (*SPLIT_ARRAYS, ("x", "y"), ("images", "labels")), key=lambda names: len({*names} & {*there}) / len(names)
     )
+    missing = ", ".join(name for name in nearest if name not in there)
+    raise ValueError(f"{have} and lacks {missing}; expected {', '.join(SPLIT_ARRAYS[0])}, or x and y")
+
+
+def _check_columns(file: Path, held: dict[str, np.ndarray], y_names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Raise unless there is a label, and an id, for each point. A column (N, 1) becomes (N,)."""
+    faults = []
+    for name, count in [*zip(y_names, sizes), *([("ids", sum(sizes))] if "ids" in held else [])]:
+        array = held[name]
+        if array.shape == (count, 1):
+            array = held[name] = array[:, 0]
+        if array.shape != (count,):
+            faults.append(f"{name} is {array.dtype} {array.shape}; expected one for each of {count} points")
+        elif name != "ids" and array.dtype.kind == "b":
+            faults.append(f"{name} is of truth values; expected integers, strings, or numbers for regression")
+    if faults:
+        raise ValueError(f"{file}: {'; '.join(faults)}")
+
+
+def _read_labels(
+    file: Path, names: Sequence[str], arrays: Sequence[np.ndarray], called: tuple[str, ...] | None, how: ReadOptions
+) -> tuple[list[str | None], tuple[str, ...] | None]:
+    """Labels as words, of train and test together, and the classes where the file decides their order.
+
+    Where points may be without a label, −1 and NaN are none. A study needs them all, and −1 is a class.
+    """
+    counts = [y.dtype.kind in "iuf" for y in arrays]
+    if len(set(counts)) > 1:
+        raise ValueError(f"{file}: labels are numbers in one part and strings in the other; expected both alike")
+    if not how.for_study:
+        labels = [word for name, y in zip(names, arrays) for word in label_words(y, how.regression, file)]
+    else:
+        words = [array_labels(y) for y in arrays]
+        for name, y, some in zip(names, arrays, words):
+            if missing := int((~np.isfinite(y)).sum()) if y.dtype.kind == "f" else some.count(None):
+                raise ValueError(f"{file}: {missing} of {len(some)} labels in {name} are missing (NaN) or infinite")
+        labels = class_labels([word for some in words for word in some], f"{file}: {' and '.join(names)}")
+    if called is None:
+        if not how.for_study:
+            return labels, None
+        known = {word for word in labels if word is not None}
+        return labels, tuple(sorted(known, key=int if counts[0] else None))
+    return named_classes(file, labels, called) if counts[0] else labels, called
+
+
+def join_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The arrays one after another, in row-major memory."""
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    return np.concatenate(parts, out=np.empty(shape, parts[0].dtype))
 
 
 def lay_out_points(
@@ -171,52 +208,6 @@ def _channels_first(x: np.ndarray, name: str, layout: Layout | None) -> tuple[np
         return x, f"pictures (N, C, H, W): axis 1 is the channels{'' if layout else ', for it has ' + str(x.shape[1])}"
     reason = "" if layout else f", for it has {x.shape[3]}"
     return x.transpose(0, 3, 1, 2), f"pictures (N, H, W, C): axis 3 is the channels{reason}"
-
-
-def _join_sources(
-    file: Path, names: Sequence[str], laid: list[tuple[np.ndarray, str]]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    (x, how), (x_last, _) = laid[0], laid[-1]
-    if x.shape[1:] != x_last.shape[1:] or x.dtype != x_last.dtype:
-        raise ValueError(
-            f"{file}: {names[0]} are {x.dtype} {x.shape[1:]} and {names[-1]} {x_last.dtype} {x_last.shape[1:]}; "
-            "expected both alike"
-        )
-    return join_arrays([x for x, _ in laid]), (f"{file.name}: {how}",)
-
-
-def _class_ids_of_arrays(
-    file: Path, names: Sequence[str], raw: list[np.ndarray], counts: list[int], called: np.ndarray | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels as class ids, and the class names, over train and test together."""
-    flat = []
-    for name, y, count in zip(names, raw, counts):
-        y_n = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-        if y_n.ndim != 1 or y_n.dtype.kind not in "iufUS":
-            raise ValueError(f"{file}: {name} is {y.dtype} {y.shape}; expected one integer or string for each point")
-        if len(y_n) != count:
-            raise ValueError(f"{file}: {len(y_n)} labels in {name} for {count} points; expected as many")
-        if y_n.dtype.kind == "f":
-            if missing := int((~np.isfinite(y_n)).sum()):
-                raise ValueError(f"{file}: {missing} of {count} labels in {name} are missing (NaN) or infinite")
-            class_labels(array_labels(y_n), f"{file}: {name}")  # raises unless they are whole
-            y_n = y_n.astype(np.int64)
-        flat.append(np.char.decode(y_n, "utf-8") if y_n.dtype.kind == "S" else y_n)
-    if len({y_n.dtype.kind in "iu" for y_n in flat}) > 1:
-        raise ValueError(f"{file}: labels are integers in one part and strings in the other; expected both alike")
-    if called is None:
-        values, y_N = np.unique(np.concatenate(flat), return_inverse=True)
-        classes = tuple(map(str, values))
-    else:
-        y_N, classes = np.concatenate(flat), tuple(map(str, called.ravel()))
-        if y_N.dtype.kind not in "iu" or called.dtype.kind != "U":
-            raise ValueError(f"{file}: classes is {called.dtype} and labels {y_N.dtype}; expected strings and integers")
-        if y_N.min() < 0 or y_N.max() >= len(classes):
-            raise ValueError(f"{file}: labels go from {y_N.min()} to {y_N.max()}; expected 0 to {len(classes) - 1}")
-    if len(classes) < 2:
-        raise ValueError(f"{file}: all labels are {classes[0]!r}; expected two classes or more")
-    check_words(file, "class", "classes", classes)
-    return y_N.astype(np.int64), classes
 
 
 # Arrays of the file, read only after their headers are checked.

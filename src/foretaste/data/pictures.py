@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from foretaste.data.catalogue import LARGEST_DATASET
 from foretaste.data.class_names import NAMES_SHOWN
+from foretaste.data.dataset import LARGEST_DATASET
 
 ImageSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
+Layout = Literal["NHWC", "NCHW"]  # of arrays of pictures
 
 DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 GREY_MODES = ("1", "L", "LA", "La", *DEEP_MODES)

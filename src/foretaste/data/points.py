@@ -1,6 +1,6 @@
-"""Points of a user's own, some labelled and some not: what querying a pool starts from.
+"""``Points``: what every reader returns. Items, ids, labels where there are any, and the side of each point.
 
-What has a label trains; the rest is the pool. ``read_points`` (sources.py) makes them from any source.
+What has a label trains; the rest is the pool. ``Points.split`` makes the labelled ones a data set for a study.
 """
 
 import re
@@ -16,7 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.data.class_names import check_words, class_ids, class_labels, class_names, count_names, differing_labels
+from foretaste.data.class_names import (
+    NAMES_SHOWN,
+    check_words,
+    class_ids,
+    class_labels,
+    class_names,
+    count_names,
+    differing_labels,
+    natural_key,
+)
 from foretaste.data.columns import (
     MISSING_CELLS,
     TableRows,
@@ -26,9 +35,21 @@ from foretaste.data.columns import (
     join_tables,
     number_matrix,
 )
-from foretaste.data.items import PictureItems, item_digest, join_pictures, picture_sizes, take_items
-from foretaste.data.tables import Cells, Table
-from foretaste.errors import counted
+from foretaste.data.dataset import LARGEST_DATASET, Images, stratified
+from foretaste.data.items import (
+    PictureItems,
+    StoredBytes,
+    checked_pictures,
+    item_digest,
+    join_pictures,
+    picture_sizes,
+    pixels,
+    take_items,
+)
+from foretaste.data.pictures import ImageSize, Layout, OpenPicture, PictureProgress, decode_pictures
+from foretaste.data.tables import LABEL_COLUMNS, Cells, Table
+from foretaste.data.text import TEXT_ENCODERS
+from foretaste.errors import counted, printable
 
 CONTENT_BYTES = 8  # of a digest in a name
 NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
@@ -57,6 +78,7 @@ class Points:
         notes: what a reader must know: what was left out, filled in or chosen.
         encode: makes ``x`` of ``items``; None where the items are ``x``.
         id_column: the column of a table that the ids are from.
+        side: "pool" or "test" for each point, where the source says so. "test" points only measure, in ``split``.
 
     Example:
         >>> import torch
@@ -80,6 +102,7 @@ class Points:
     notes: tuple[str, ...] = ()
     encode: Encode | None = None
     id_column: str | None = None
+    side: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -149,15 +172,150 @@ class Points:
             items=take_items(self.items, rows),
             ids=[self.ids[i] for i in rows],
             labels=[self.labels[i] for i in rows],
+            side=tuple(self.side[i] for i in rows) if self.side else (),
         )
         if "x" in self.__dict__:  # an encoder is fitted on all points: its rows stay as they are
             some.__dict__["x"] = self.x[torch.as_tensor(rows, dtype=torch.int64)]
         return some
 
+    def split(self, test: float = 0.2, *, name: str | None = None) -> Images:
+        """The labelled points as a data set for a study. ``side`` says which measure, else ``test`` of each class.
+
+        Text and mixed tables are encoded, fitted on all points, labelled or not. The draw is always the same.
+        """
+        if self.kind != "pictures":
+            self.x  # noqa: B018  fitted now, on all points
+        known, (one, many) = self.take(self.labelled), ITEM_WORDS[self.kind]
+        labels = known.known_labels
+        if not labels:
+            have = f"has columns {', '.join(self.columns[:NAMES_SHOWN])} and" if self.columns else "has"
+            raise ValueError(f"{self.where} {have} none for the label; expected one of {', '.join(LABEL_COLUMNS)}")
+        found = tuple(sorted(set(labels), key=natural_key))
+        if len(found) < 2:
+            raise ValueError(
+                f"{self.where}: all {len(labels)} {many} are of one class, {found[0]!r}; expected two classes or more"
+            )
+        classes = self.own_classes or found
+        y_N = class_ids(labels, classes, self.where)
+        pool, held = known._sides(one) if self.side else stratified(y_N, test)
+        notes = list(self.notes)
+        if self.kind in ("text", "table"):
+            how = f"{self.kind}, encoded as {known.x.shape[1]} numbers, fitted on all {len(self)} points"
+            notes.append(f"{Path(self.where).name}: {how}")
+        elif self.columns:
+            notes.append(f"{Path(self.where).name}: {known.x.shape[1]} features of {len(labels)} points")
+        if left := len(self) - len(labels):
+            notes.append(f"{counted(left, 'point has', 'points have')} no label: left out")
+        if (self.columns or not isinstance(self.items, Tensor)) and known.contradiction:
+            notes.append(known.contradiction)
+        notes += known._class_notes(y_N, classes, pool, held, one)
+        read = None
+        if self.kind in ("text", "table"):
+            read = blake2b(b"".join(content_digests(self)), digest_size=16).hexdigest()
+        files = tuple(known.ids) if self.kind == "pictures" and self.own_ids else None
+        return Images(
+            name or Path(self.where).stem, known.x, torch.from_numpy(y_N), pool, held, classes, files=files,
+            notes=tuple(notes), read=read,
+        )  # fmt: skip
+
+    def _sides(self, one: str) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of pool and test."""
+        is_test = np.array([side == "test" for side in self.side])
+        if is_test.all() or not is_test.any():
+            missing = "train" if is_test.all() else "test"
+            raise ValueError(f"{self.where}: no {one} is on the {missing} side of its own split")
+        return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+    def _class_notes(
+        self, y_N: np.ndarray, classes: Sequence[str], pool: np.ndarray, held: np.ndarray, one: str
+    ) -> list[str]:
+        """Notes on classes that pool or test lack. In test alone: an error, unless the source names its classes."""
+        notes = []
+        in_pool, in_test = set(y_N[pool].tolist()), set(y_N[held].tolist())
+        if only := [classes[c] for c in in_test - in_pool]:
+            if self.own_classes is None:
+                raise ValueError(
+                    f"{self.where}: {count_names(only, 'class {} stands', 'classes {} stand')} only in test; no label "
+                    "could teach it: move some of its points to train, or remove it"
+                )
+            notes.append(f"{count_names(only, 'class {} occurs', 'classes {} occur')} in test and never in the pool")
+        if len(held) and (unmeasured := [classes[c] for c in in_pool - in_test]):
+            notes.append(f"{count_names(unmeasured, 'class {} has', 'classes {} have')} no {one} in test")
+        if unused := [name for c, name in enumerate(classes) if c not in in_pool | in_test]:
+            notes.append(f"{count_names(unused, 'class {} has', 'classes {} have')} no {one}")
+        return notes
+
     @property
     def sizes(self) -> Counter[tuple[int, int]]:
         """How many pictures have each (height, width)."""
         return picture_sizes(self.items) if self.kind == "pictures" else Counter()
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What the user said about a source; every reader takes it."""
+
+    label: Any = None
+    text: str | bool | None = None
+    id: str | None = None
+    classes: tuple[str, ...] | None = None
+    regression: bool = False
+    encoder: "str | Encode" = "auto"
+    size: ImageSize = None
+    channels: int | None = None
+    layout: Layout | None = None
+    skip_broken: bool = True
+    most: int = LARGEST_DATASET
+    progress: PictureProgress | None = None
+    ask: bool = True
+    for_study: bool = False  # every point needs a label, the test side is read too, and pictures are decoded at once
+
+    @property
+    def wants_text(self) -> str | bool | None:
+        """The column of text, or True where the encoder is one of texts."""
+        return True if self.text is None and self.encoder in TEXT_ENCODERS else self.text
+
+
+def picture_points(
+    where: str,
+    opened: OpenPicture,
+    stored: StoredBytes,
+    names: Sequence[str],
+    labels: Sequence[str | None] | None,
+    how: ReadOptions,
+    side: Sequence[str] = (),
+) -> Points:
+    """Pictures, read when asked for, or at once for a study; those that are broken are left out, with their labels."""
+    shown, known = printable(where), [None] * len(names) if labels is None else list(labels)
+    pixel_options: dict[str, Any] = {
+        "size": how.size, "channels": how.channels, "most": how.most, "progress": how.progress, "where": shown,
+    }  # fmt: skip
+    items: PictureItems | Tensor
+    encode: Encode | None
+    if how.for_study:
+        decoded = decode_pictures(opened, names, skip_broken=how.skip_broken, **pixel_options)
+        items, kept, notes, encode = decoded.x, decoded.kept.tolist(), decoded.notes, None
+        if gone := {str(label) for label in known} - {str(known[i]) for i in kept}:
+            lost = count_names(gone, "class {} has", "classes {} have")
+            notes += (f"{lost} no picture that can be read: left out",)
+    else:
+        items, kept, notes = checked_pictures(
+            opened, stored, names, skip_broken=how.skip_broken, where=shown, progress=how.progress
+        )
+        encode = partial(pixels, **pixel_options)
+    return Points(
+        where, "pictures", items, [names[i] for i in kept], [known[i] for i in kept], True, notes=notes, encode=encode,
+        side=tuple(side[i] for i in kept) if side else (),
+    )  # fmt: skip
+
+
+def array_points(
+    where: str, x: np.ndarray, labels: list[str | None], notes: tuple[str, ...] = (), side: tuple[str, ...] = ()
+) -> Points:
+    """Pictures (N, channels, H, W) or features in memory, called by their positions."""
+    made = torch.from_numpy(np.ascontiguousarray(x))
+    ids = [str(i) for i in range(len(made))]
+    return Points(where, "pictures" if made.dim() == 4 else "features", made, ids, labels, notes=notes, side=side)
 
 
 def checked_points(points: Points) -> Points:
@@ -239,6 +397,7 @@ def join_sources(labelled: Points, pool: Points) -> Points:
         ids=[*a.ids, *b.ids],
         labels=[*a.labels, *[None] * len(b)],
         own_classes=a.own_classes or b.own_classes,
+        side=(),
         notes=tuple(dict.fromkeys(notes)),
     )
     if a.columns or b.columns:

@@ -19,24 +19,23 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.class_names import array_labels, count_names
+from foretaste.data.class_names import array_labels, cell_text, count_names, label_words, named_classes
 from foretaste.data.columns import TableRows, choose_columns, describe_columns
-from foretaste.data.files import (
-    ReadOptions,
-    folder_points,
-    label_words,
-    listed_points,
-    named_classes,
-    npz_points,
-    picture_points,
-    tensor_points,
-)
+from foretaste.data.dataset import LARGEST_DATASET, Images
+from foretaste.data.folders import read_folder
 from foretaste.data.huggingface import dataset_parts, is_saved_dataset
-from foretaste.data.npz import Layout, lay_out_points
-from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
-from foretaste.data.points import Encode, Points, checked_points, points_of_rows
-from foretaste.data.tables import TABLE_ENDINGS, Table, cell_text, file_columns, is_table, read_table
+from foretaste.data.npz import lay_out_points, read_npz
+from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, Layout, PictureProgress, open_picture, picture_bytes
+from foretaste.data.points import (
+    Encode,
+    Points,
+    ReadOptions,
+    array_points,
+    checked_points,
+    picture_points,
+    points_of_rows,
+)
+from foretaste.data.tables import TABLE_ENDINGS, Table, file_columns, is_table, read_table
 from foretaste.data.text import TEXT_ENCODERS, encode_text
 from foretaste.data.torch_datasets import read_dataset_items
 from foretaste.errors import check_known, counted
@@ -63,34 +62,14 @@ def read_points(
     skip_broken: bool = True,
     most: int = LARGEST_DATASET,
     progress: PictureProgress | None = None,
+    for_study: bool = False,
 ) -> Points:
     """Read points, labelled or not. As ``ft.open``, but without pretrained backbones: ``x`` of pictures are pixels.
 
-    Args:
-        source: a path, a dataset, arrays or rows, as ``ft.open`` lists them.
-        label: the column of labels, or their array in an .npz; for arrays and lists the labels themselves. False: none.
-        text: the column of text; False reads a table, True must find a text. None decides by the columns.
-        id: the column of ids.
-        ask: stop where a column of a table may be the label under another name, mostly empty; False takes it as a
-            feature.
-        classes: all classes in order; None takes the source's own, or those of the labels.
-        regression: labels are numbers and stay as written. Otherwise they are classes: 1.0 is class 1, and numbers
-            that are not whole are an error.
-        encoder: "tfidf" or "hashing" for text; a function of the items that returns (N, D); "auto".
-        size: pixels a side, or (height, width), of ``x`` of pictures.
-        channels: 1 or 3, of ``x`` of pictures.
-        layout: "NHWC" or "NCHW", for arrays of pictures whose shape does not decide.
-        skip_broken: leave out pictures that cannot be read, with a note that names them; False makes them an error.
-        most: bytes in memory; more is refused before it is read.
-        progress: called as ``progress(done, of how many)``.
-
-    Returns:
-        All points in the order of the source.
-
-    Raises:
-        FileNotFoundError: the path, or a file that a CSV names, is missing.
-        TypeError: the source is of a kind that is not read.
-        ValueError: the source cannot be read, has no points, repeats an id, or has labels that are no classes.
+    Arguments are those of ``ft.open``, and ``most``, the bytes in memory above which reading is refused. ``ask``: stop
+    where a mostly empty column may be the label under another name; False takes it as a feature. ``for_study``: read
+    what ``Points.split`` needs. Every point must have a label, points of a test side are read too, and pictures are
+    decoded at once.
 
     Example:
         >>> import tempfile, pathlib
@@ -105,7 +84,7 @@ def read_points(
         check_known("encoder", encoder, ("auto", *TEXT_ENCODERS))
     how = ReadOptions(
         label, text, id, None if classes is None else tuple(map(str, classes)), regression, encoder, size, channels,
-        layout, skip_broken, most, progress, ask,
+        layout, skip_broken, most, progress, ask, for_study,
     )  # fmt: skip
     points = replace(_read_source(source, how), regression=regression)
     if label is False:
@@ -144,16 +123,19 @@ def _read_path(path: Path, how: ReadOptions) -> Points:
     if is_saved_dataset(path):
         return _points_of_dataset(path, str(path), how)
     if path.is_dir():
-        return folder_points(path, how)
+        return read_folder(path, how)
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; expected an .npz, a CSV, or a folder of pictures")
     if path.suffix.lower() == ".npz":
-        return npz_points(path, how)
+        return read_npz(path, how)
     if not is_table(path):
         known = ", ".join((".npz", *TABLE_ENDINGS))
-        raise ValueError(f"{path}: unknown ending {path.suffix!r}; expected {known}, or a folder of pictures")
-    if not how.wants_text and not isinstance(how.label, str) and file_columns(path, labelled=False) is not None:
-        return listed_points(path.parent, path, how)
+        raise ValueError(
+            f"{path}: unknown ending {path.suffix!r}; expected {known}, or a folder of pictures. Unpack archives first"
+        )
+    named = not how.wants_text and not isinstance(how.label, str)
+    if named and file_columns(path, labelled=how.for_study) is not None:
+        return read_folder(path, how)
     return _points_of_table(read_table(path), how)
 
 
@@ -167,8 +149,9 @@ def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None
         labels = [None] * len(table) if roles.label is None else table.columns[roles.label]
     ids = _row_ids(table, roles.id)
     points = Points(
-        table.where, "text", [], ids, list(labels), roles.id is not None, notes=roles.notes, id_column=roles.id
-    )
+        table.where, "text", [], ids, list(labels), roles.id is not None, notes=roles.notes, id_column=roles.id,
+        side=roles.side,
+    )  # fmt: skip
     if roles.text is not None:
         name = how.encoder if how.encoder in TEXT_ENCODERS else TEXT_ENCODERS[0]
         items = [cell or "" for cell in table.columns[roles.text]]
@@ -250,7 +233,7 @@ def _points_of_array(source: "Tensor | np.ndarray", how: ReadOptions) -> Points:
         array = array.astype(np.float32)
     ((laid, note),) = lay_out_points([array], ["the array"], layout)
     labels = _labels_beside(how, len(laid))
-    return tensor_points("the array", laid, [str(i) for i in range(len(laid))], labels, (note,))
+    return array_points("the array", laid, labels, (note,))
 
 
 def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:
@@ -273,48 +256,74 @@ def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:
 def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
     """A map-style torch dataset or a list, of x or (x, y): pictures stay where they are, vectors and texts are read."""
     where = "the list" if isinstance(dataset, list) else f"the {type(dataset).__name__}"
-    got = read_dataset_items(dataset, how.progress)
+    got = read_dataset_items([dataset], where, replace(how, for_study=False))
     if got.labels is not None and how.label is None:
         how = replace(how, label=got.labels)
-    n = len(dataset)
-    labels = _labels_beside(how, n)
-    if got.kind == "pictures":
-        names = [f"item {i}" for i in range(n)]
+    labels = _labels_beside(how, len(dataset))
+    if got.values is None:
+        names = [f"item {i}" for i in range(len(dataset))]
         points = picture_points(where, got.opened, picture_bytes(got.opened), names, labels, how)
-        kept = [int(name.split()[1]) for name in points.ids]
-        points = replace(points, ids=[str(i) for i in kept], own_ids=False)
-    elif got.kind == "text":
-        points = _points_of_list(list(map(str, got.values)), replace(how, label=labels))
+        points = replace(points, ids=[name.removeprefix("item ") for name in points.ids], own_ids=False)
+    elif isinstance(got.values, list):
+        points = _points_of_list(got.values, replace(how, label=labels))
     else:
-        points = tensor_points(where, np.stack(got.values), [str(i) for i in range(n)], labels, ())
+        points = array_points(where, got.values, labels)
     if got.classes is not None and how.classes is None and not how.regression:
         points = replace(points, own_classes=got.classes)
         points = replace(points, labels=named_classes(where, points.labels, got.classes))
     return points
 
 
-def _points_of_dataset(source: Any, where: str, how: ReadOptions) -> Points:
+def _points_of_dataset(source: Any, where: str, how: ReadOptions, **chosen: Any) -> Points:
     """A Hugging Face dataset: pictures, numbers and lists of them (features), or rows as in a CSV."""
-    got = dataset_parts(source, where, label=how.label)
+    got = dataset_parts(source, where, label=how.label, for_study=how.for_study, **chosen)
     how = replace(how, label=got.label or how.label)
     if got.pictures is None and got.numbers is None:
-        return replace(_points_of_table(got.table, how), own_classes=got.classes)
+        return replace(_points_of_table(got.table, how), own_classes=got.classes, side=got.side)
     roles = choose_columns(
         got.table, id=how.id, label=how.label, text=False, regression=how.regression,
         ask=how.ask and got.pictures is None,
     )  # fmt: skip
     labels = [None] * len(got.table) if roles.label is None else got.table.columns[roles.label]
-    ids = _row_ids(got.table, roles.id)
+    ids = got.names if got.side else _row_ids(got.table, roles.id)
     if got.numbers is not None:
         x, columns, left = got.numbers(roles.features)
         notes = (*roles.notes, *left)
-        points = Points(where, "features", x, ids, list(labels), columns=columns)
+        points = Points(where, "features", x, list(ids), list(labels), columns=columns, side=got.side)
     else:
         assert got.pictures is not None
         notes = got.table.notes
-        points = picture_points(where, *got.pictures, [f"row[{i}]" for i in range(len(ids))], labels, how)
-        points = replace(points, ids=[ids[int(name[4:-1])] for name in points.ids])
+        points = picture_points(where, *got.pictures, got.names, labels, how, got.side)
+        called = dict(zip(got.names, ids))
+        points = replace(points, ids=[called[name] for name in points.ids])
     return replace(
-        points, own_ids=roles.id is not None, id_column=roles.id, own_classes=got.classes,
+        points, own_ids=roles.id is not None and not got.side, id_column=roles.id, own_classes=got.classes,
         notes=(*notes, *points.notes),
     )  # fmt: skip
+
+
+def hugging_face(
+    path: str | os.PathLike[str],
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    pool: str | None = None,
+    test: float | str = 0.2,
+    size: ImageSize = None,
+    channels: int | None = None,
+    skip_broken: bool = False,
+    most: int = LARGEST_DATASET,
+    progress: PictureProgress | None = None,
+) -> Images:
+    """Read a labelled dataset that ``save_to_disk`` wrote. As ``load``, and you may name columns and splits.
+
+    ``image`` is the column of pictures, ``label`` that of labels, ``pool`` the split to query from. ``test`` is the
+    split to measure on, or a share of each class; a share counts where there is no split test (or validation), or
+    where ``pool`` alone is given.
+    """
+    how = ReadOptions(
+        label=label, size=size, channels=channels, skip_broken=skip_broken, most=most, progress=progress,
+        for_study=True,
+    )  # fmt: skip
+    points = _points_of_dataset(Path(path), str(path), how, image=image, pool=pool, test=test)
+    return checked_points(points).split(0.0 if isinstance(test, str) else test, name=Path(path).resolve().name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foretaste.data.class_names import count_names, join_faults
+from foretaste.data.class_names import cell_text, count_names, join_faults
 from foretaste.data.pictures import HOW_TO_SKIP
 from foretaste.errors import check_regular, counted, format_bytes
 
@@ -299,14 +299,6 @@ def _parquet_cells(column: Any) -> Cells | None:
     if types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind) or types.is_dictionary(kind):
         return None
     return [cell_text(value.isoformat() if hasattr(value, "isoformat") else value) for value in column.to_pylist()]
-
-
-def cell_text(value: Any) -> str | None:
-    """A value of a data frame, a dict or a Parquet file as the cell of a CSV."""
-    text = str(value).strip()  # pandas' NA cannot be compared, nor an array: by what they are called
-    if value is None or text in ("NaT", "<NA>") or (not isinstance(value, str) and text.lower() == "nan"):
-        return None
-    return text or None
 
 
 def _by_name(path: Path, columns: Sequence[tuple[str, Cells]]) -> dict[str, Cells]:

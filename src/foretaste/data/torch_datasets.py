@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from foretaste.data.catalogue import LARGEST_DATASET
-from foretaste.data.dataset import Images
-from foretaste.data.folders import images_of_pictures
+from foretaste.data.dataset import LARGEST_DATASET, Images
 from foretaste.data.pictures import (
     GREY_MODES,
     HOW_TO_RESIZE,
     HOW_TO_SKIP,
-    DecodedPictures,
     ImageSize,
     OpenPicture,
     PictureProgress,
@@ -28,6 +25,7 @@ from foretaste.data.pictures import (
     picture_pixels,
     short_reason,
 )
+from foretaste.data.points import ReadOptions, array_points
 
 TEST_SHARE = 0.2
 PROBED_ITEMS = 16  # each read three times: a flip at p = 1/2 goes unnoticed with a chance of 4⁻¹⁶
@@ -48,25 +46,9 @@ def from_torch(
     """Read a torch dataset of (picture or numbers, class) into memory.
 
     Bytes, and floats that are bytes / 255 (``ToTensor``), become bytes. Other floats stay float32. A dataset that
-    augments at random is refused: training augments by itself, and the pool must not change.
-
-    Args:
-        dataset: map-style, with items (PIL image, tensor or array; integer). It is the pool.
-        test: another dataset to measure on, or the share of each class to measure on; None is 0.2.
-        classes: class names; None takes the dataset's own ``classes``, else numbers.
-        name: of the data set; None is the dataset's type.
-        size: pixels a side, or (height, width), as in ``folder``.
-        channels: 1 or 3, as in ``folder``.
-        skip_broken: leave out items that raise; ``notes`` names them.
-        most: bytes in memory; more is refused.
-        progress: called as ``progress(done, of how many)``.
-
-    Returns:
-        The data set; items of ``test`` follow those of ``dataset``.
-
-    Raises:
-        TypeError: ``dataset`` is not map-style.
-        ValueError: items differ in kind or size, cannot be read, or change from one reading to the next.
+    augments at random is refused: training augments by itself, and the pool must not change. ``test`` is another
+    dataset to measure on, or a share of each class; None is 0.2. ``classes`` default to the dataset's own, else to
+    numbers. The other arguments are those of ``load``.
 
     Example:
         >>> import torch
@@ -76,104 +58,88 @@ def from_torch(
         torch.Size([20, 5])
     """
     test = TEST_SHARE if test is None else test
-    share = test if isinstance(test, float | int) else 0.0
     if test is dataset:
         raise ValueError(
             "test is the dataset itself; measuring needs points that are not learned from: give another one, or a share"
         )
-    parts = [dataset] if isinstance(test, float | int) else [dataset, test]
-    name = name or type(dataset).__name__
-    probed = [item for part, what in zip(parts, ("the dataset", "test")) for item in _probe_items(part, what)]
-    rows = [(part, i) for part in parts for i in range(len(part))]
-    names = [f"item {i}" if part is dataset else f"test item {i}" for part, i in rows]
-    if all(_as_picture(item) is not None for item in probed):
-        into: _BytePictures | _FloatArrays = _BytePictures(len(rows), size, channels, most)
-    elif size is not None or channels is not None:
-        raise ValueError(
-            f"size is {size} and channels {channels}, but {name} gives floats that are no bytes / 255; leave both out"
-        )
-    else:
-        into = _FloatArrays(len(rows), most)
-    y, broken = np.full(len(rows), -1, dtype=np.int64), dict[int, str]()
-    for k, (part, i) in enumerate(rows):
-        try:
-            item, label = _item_and_label(part[i])
-            into.put(k, item)
-        except (MemoryError, RefusedDatasetError):
-            raise
-        except Exception as error:  # a user's dataset may raise anything on a damaged file
-            broken[k] = short_reason(error)
-        else:
-            y[k] = _check_class_id(label, names[k])
-        if progress is not None and (k % 100 == 99 or k + 1 == len(rows)):
-            progress(k + 1, len(rows))
-    if broken and (not skip_broken or len(broken) == len(rows)):
-        raise ValueError(f"{describe_broken(broken, names, 'items')}; mend them, or {HOW_TO_SKIP}")
-    kept = np.array([k for k in range(len(rows)) if k not in broken], dtype=np.int64)
-    x = into.done() if not broken else into.done()[kept]
-    words = _dataset_classes(dataset, classes, int(y.max()))
-    sides = [None if len(parts) == 1 else ("pool" if rows[k][0] is dataset else "test") for k in kept]
-    notes = (f"{describe_broken(broken, names, 'items')}: left out",) if broken else ()
-    data = images_of_pictures(
-        name, DecodedPictures(torch.from_numpy(x), kept, notes), [words[c] for c in y[kept]], sides, share, words
+    share, parts = (test, [dataset]) if isinstance(test, float | int) else (0.0, [dataset, test])
+    how = ReadOptions(
+        size=size, channels=channels, skip_broken=skip_broken, most=most, progress=progress, for_study=True
     )
-    if x.dtype == np.uint8 or x.ndim < 3:
-        return data
-    return replace(data, notes=(*data.notes, "pixels are floats as the dataset gives them, not bytes"))
+    name = name or type(dataset).__name__
+    got = read_dataset_items(parts, name, how)
+    assert isinstance(got.values, np.ndarray)
+    assert got.labels is not None
+    words = _dataset_classes(classes or got.classes, max(got.labels))
+    notes = got.notes
+    if got.values.dtype != np.uint8 and got.values.ndim >= 3:
+        notes += ("pixels are floats as the dataset gives them, not bytes",)
+    side = tuple("pool" if k < len(dataset) else "test" for k in got.kept) if len(parts) == 2 else ()
+    points = array_points(name, got.values, [words[c] for c in got.labels], notes, side)
+    return replace(points, own_classes=words).split(share, name=name)
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetItems:
-    """The items of a dataset: pictures that are read when asked for, or texts or numbers in memory."""
+    """The items of a dataset: pictures that are read when asked for, or all of them in memory."""
 
     kind: str  # "pictures", "text" or "features"
     labels: list[Any] | None  # None where no item has one
     classes: tuple[str, ...] | None  # the dataset's own
-    values: list[Any]  # texts, or float32 arrays of one shape
-    opened: OpenPicture  # for pictures
+    values: list[str] | np.ndarray | None  # None for pictures that are not read yet
+    opened: OpenPicture
+    kept: list[int]  # the items that could be read
+    notes: tuple[str, ...] = ()
 
 
-def read_dataset_items(dataset: Any, progress: PictureProgress | None = None) -> DatasetItems:
-    """Items of a map-style dataset or a list: x, or (x, y) where y may be None. Each is read once.
+def read_dataset_items(parts: Sequence[Any], where: str, how: ReadOptions) -> DatasetItems:
+    """Items of map-style datasets or lists, each read once: x, or (x, y) where y may be None. A study needs every y.
 
-    A dataset that augments at random is refused: the pool must not change.
+    Pictures are read now for a study alone. A dataset that augments at random is refused: the pool must not change.
     """
-    probed = _probe_items(dataset, "the dataset", _item_and_maybe_label)
-    if not probed:
+    take = _item_and_label if how.for_study else _item_and_maybe_label
+    probed = [item for part, what in zip(parts, ("the dataset", "test")) for item in _probe_items(part, what, take)]
+    if not probed and not how.for_study:
         raise ValueError("no item of the dataset can be read; look at dataset[0]")
-    kind = "features"
-    if all(isinstance(item, str) for item in probed):
-        kind = "text"
-    elif all(_as_picture(item) is not None for item in probed):
-        kind = "pictures"
+    rows = [(part, i) for part in parts for i in range(len(part))]
+    names = [f"item {i}" if part is parts[0] else f"test item {i}" for part, i in rows]
 
-    def opened(i: int) -> Image.Image:
-        image = _as_picture(_item_and_maybe_label(dataset[i])[0])
+    def opened(k: int) -> Image.Image:
+        part, i = rows[k]
+        image = _as_picture(take(part[i])[0])
         if image is None:
             raise ValueError("not a picture of bytes as the others")
         return image
 
-    labels, values, n = list[Any](), list[Any](), len(dataset)
-    known = getattr(dataset, "targets", None)  # as torchvision's have it: no picture need be read for its label
-    if kind == "pictures" and known is not None and len(known) == n:
-        labels = list(np.asarray(known).tolist())
+    kind, into = _collector(probed, len(rows), where, how)
+    labels, broken = list[Any](), dict[int, str]()
+    known = getattr(parts[0], "targets", None)  # as torchvision's have it: no picture need be read for its label
+    if into is None and known is not None and len(known) == len(rows):
+        labels, rows_read = list(np.asarray(known).tolist()), []
     else:
-        for i in range(n):
-            item, label = _item_and_maybe_label(dataset[i])
-            labels.append(_plain_label(label))
-            if kind == "text":
-                values.append(item)
-            elif kind == "features":
-                values.append(np.asarray(_as_array(item), dtype=np.float32))
-                if values[-1].shape != values[0].shape or not np.isfinite(values[-1]).all():
-                    raise ValueError(
-                        f"item {i} is {_describe_item(item)}; expected finite numbers of shape {values[0].shape} as in "
-                        "item 0"
-                    )
-            if progress is not None and (i % 100 == 99 or i + 1 == n):
-                progress(i + 1, n)
-    inner, classes = dataset, None
-    while classes is None and inner is not None:
+        rows_read = rows
+    for k, (part, i) in enumerate(rows_read):
+        try:
+            item, label = take(part[i])
+            if into is not None:
+                into.put(k, item)
+        except (MemoryError, RefusedDatasetError):
+            raise
+        except Exception as error:  # a user's dataset may raise anything on a damaged file
+            if into is None or not how.for_study:
+                raise ValueError(f"{names[k]} cannot be read: {short_reason(error)}") from error
+            broken[k] = short_reason(error)
+        else:
+            labels.append(_check_class_id(label, names[k]) if how.for_study else _plain_label(label))
+        if how.progress is not None and (k % 100 == 99 or k + 1 == len(rows)):
+            how.progress(k + 1, len(rows))
+    if broken and (not how.skip_broken or len(broken) == len(rows)):
+        raise ValueError(f"{describe_broken(broken, names, 'items')}; mend them, or {HOW_TO_SKIP}")
+    kept = [k for k in range(len(rows)) if k not in broken]
+    notes = (f"{describe_broken(broken, names, 'items')}: left out",) if broken else ()
+    values = None if into is None else into.done(kept)
+    inner, classes = parts[0], None
+    while classes is None and inner is not None:  # also through a Subset
         classes, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
     return DatasetItems(
         kind,
@@ -181,7 +147,25 @@ def read_dataset_items(dataset: Any, progress: PictureProgress | None = None) ->
         None if classes is None else tuple(map(str, classes)),
         values,
         opened,
+        kept,
+        notes,
     )
+
+
+def _collector(
+    probed: Sequence[Any], n: int, where: str, how: ReadOptions
+) -> "tuple[str, _Texts | _BytePictures | _FloatArrays | None]":
+    """What the items are, and what collects them; None for pictures that stay where they are."""
+    if all(_as_picture(item) is not None for item in probed):
+        return "pictures", _BytePictures(n, how.size, how.channels, how.most) if how.for_study else None
+    if how.for_study and (how.size is not None or how.channels is not None):
+        raise ValueError(
+            f"size is {how.size} and channels {how.channels}, but {where} gives floats that are no bytes / 255; leave "
+            "both out"
+        )
+    if not how.for_study and all(isinstance(item, str) for item in probed):
+        return "text", _Texts()
+    return "features", _FloatArrays(n, how.most, how.for_study)
 
 
 def _item_and_maybe_label(item: Any) -> tuple[Any, Any]:
@@ -232,19 +216,18 @@ def _as_picture(item: Any) -> Image.Image | None:
     return Image.fromarray(np.ascontiguousarray(array if array.ndim == 2 else array.transpose(1, 2, 0)))
 
 
-def _probe_items(dataset: Any, what: str, parts: Callable[[Any], tuple[Any, Any]] | None = None) -> list[Any]:
+def _probe_items(dataset: Any, what: str, take: Callable[[Any], tuple[Any, Any]]) -> list[Any]:
     """A few items, after a check that each reading gives the same."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(f"{what} is a {type(dataset).__name__}; expected a map-style dataset, with len() and [i]")
     n = len(dataset)
     if n == 0:
         raise ValueError(f"{what} has no items")
-    before, parts = _generator_states(), parts or _item_and_label
-    items = []
+    before, items = _generator_states(), []
     try:
         for i in np.unique(np.linspace(0, n - 1, PROBED_ITEMS).astype(int)).tolist():
             try:
-                reads = [parts(dataset[i]) for _ in range(3)]
+                reads = [take(dataset[i]) for _ in range(3)]
             except RefusedDatasetError:
                 raise
             except Exception:  # damaged: counted when all are read
@@ -299,6 +282,19 @@ def _check_class_id(label: Any, name: str) -> int:
     return int(value.reshape(()))
 
 
+class _Texts:
+    """Collects texts."""
+
+    def __init__(self) -> None:
+        self.texts = list[str]()
+
+    def put(self, k: int, item: Any) -> None:
+        self.texts.append(str(item))
+
+    def done(self, kept: list[int]) -> list[str]:
+        return self.texts
+
+
 class _BytePictures:
     """Collects pictures of one size: as given, else that of the first. Grey until one in colour comes."""
 
@@ -327,23 +323,23 @@ class _BytePictures:
             self.x = self.x.repeat(3, axis=1)
         self.x[k], _ = picture_pixels(image, self.shape, self.x.shape[1], resize=self.resize)
 
-    def done(self) -> np.ndarray:
+    def done(self, kept: list[int]) -> np.ndarray:
         if not self.resize and len(self.sizes) > 1:
             met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in self.sizes.most_common(5))
             raise ValueError(f"pictures of {len(self.sizes)} sizes, width × height: {met}; {HOW_TO_RESIZE}")
         assert self.x is not None
-        return self.x
+        return self.x if len(kept) == self.n else self.x[kept]
 
 
 class _FloatArrays:
     """Collects numbers of one shape, unchanged."""
 
-    def __init__(self, n: int, most: int) -> None:
-        self.n, self.most = n, most
+    def __init__(self, n: int, most: int, for_study: bool) -> None:
+        self.n, self.most, self.for_study = n, most, for_study
         self.x: np.ndarray | None = None
 
     def put(self, k: int, item: Any) -> None:
-        if getattr(item, "dtype", None) in (torch.uint8, np.uint8) and item.ndim > 1:
+        if self.for_study and getattr(item, "dtype", None) in (torch.uint8, np.uint8) and item.ndim > 1:
             raise RefusedDatasetError(f"an item is a {_describe_item(item)}; expected pictures of 1 or 3 channels")
         values = np.asarray(item.detach().cpu() if isinstance(item, torch.Tensor) else item, dtype=np.float32)
         if self.x is None:
@@ -355,9 +351,9 @@ class _FloatArrays:
             raise ValueError("not all of its numbers are finite")
         self.x[k] = values
 
-    def done(self) -> np.ndarray:
+    def done(self, kept: list[int]) -> np.ndarray:
         assert self.x is not None
-        return self.x
+        return self.x if len(kept) == self.n else self.x[kept]
 
 
 def _check_room(n: int, shape: tuple[int, ...], most: int) -> None:
@@ -367,11 +363,8 @@ def _check_room(n: int, shape: tuple[int, ...], most: int) -> None:
         raise RefusedDatasetError(str(error)) from None
 
 
-def _dataset_classes(dataset: Any, given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
-    """Class names as given; else the dataset's own, also through a Subset; else numbers."""
-    inner = dataset
-    while given is None and inner is not None:
-        given, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
+def _dataset_classes(given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
+    """Class names as given, else numbers."""
     words = tuple(map(str, given)) if given is not None else tuple(map(str, range(largest + 1)))
     if largest >= len(words):
         raise ValueError(f"a label is {largest} and there are {len(words)} classes ({', '.join(words[:5])}, ...)")
