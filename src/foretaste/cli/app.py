@@ -49,7 +49,7 @@ COMMAND_ORDER = (
     "report",
     "data",
 )  # in --help; what newcomers need first
-RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
+RESUMING = ("demo", "run", "data", "label")  # commands that go on where they were interrupted
 
 
 GIVEN_WORDS = f"{__name__}.words"  # of the command line, in the context's ``meta``
