@@ -61,7 +61,9 @@ def test_no_number_is_printed_on_the_other_side_of_its_threshold(records, level,
     cell = float(next(fidelity_table(records).columns[3].cells).plain)
     for limit in (0.9, 0.6):
         assert (shown >= limit, cell >= limit) == (r >= limit, r >= limit)
-    rank, needed = map(float, re.search(r"ranking is ([\d.]+); with \d+ of them ([\d.]+) is", " ".join(got.lines)).groups())
+    rank, needed = map(
+        float, re.search(r"ranking is ([\d.]+); with \d+ of them ([\d.]+) is", " ".join(got.lines)).groups()
+    )
     assert needed == least_rank(len(records[0]["candidates"]))
     assert (rank >= needed) == (level == "trust" or records[2]["rank"] == 0.9)
 
