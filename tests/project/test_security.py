@@ -27,8 +27,8 @@ from foretaste.data import pictures as data_pictures
 from foretaste.data.pictures import decode_pictures, open_picture, picture_pixels, readable_picture
 from foretaste.study import Data, Labels, Network, Train, estimate, prepared, read, run, study
 from foretaste.study import load as load_records
-from foretaste.study.digest import data_digest
 from foretaste.study.folder import Task
+from foretaste.study.study_data import data_digest
 from report_cases import records, write_run
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2Jcat\x9b31m\u202e"

@@ -668,15 +668,13 @@ def test_interrupt_ends_cleanly(tmp_path):
     # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the child.
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listen}; from foretaste.cli import main; main()"
-    records = tmp_path / "working"
-    records.mkdir()
+    records = tmp_path / "demo"
     child = subprocess.Popen(
-        [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "demo")],
+        [sys.executable, "-c", code, "demo", "--out", str(records)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"TMPDIR": str(records)},  # the demo keeps its records there while it runs
     )
     try:
         while not any(records.rglob("*.jsonl")):

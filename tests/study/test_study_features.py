@@ -17,7 +17,7 @@ from foretaste import study
 from foretaste.data import breast_cancer, docstrings, load, wine
 from foretaste.network import find_backbone, make_head
 from foretaste.study import Data, Features, Labels, Train, prepared, run
-from foretaste.study.digest import code_digest, data_digest
+from foretaste.study.study_data import code_digest, data_digest
 
 OWN = """
 import torch

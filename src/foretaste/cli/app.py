@@ -40,7 +40,7 @@ PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the lab
 
 # In --help: what newcomers need first.
 COMMAND_ORDER = ("demo", "query", "label", "status", "serve", "fidelity", "run", "report", "data")
-RESUMING = ("run", "data", "label")  # commands that go on where they were interrupted
+RESUMING = ("demo", "run", "data", "label")  # commands that go on where they were interrupted
 GIVEN_WORDS = f"{__name__}.words"  # of the command line, in the context's ``meta``
 
 

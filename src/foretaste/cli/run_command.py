@@ -1,8 +1,6 @@
 """``foretaste run``: a study from a configuration file; ``foretaste demo``: a small one on handwritten digits."""
 
-import io
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +17,7 @@ from foretaste.cli.app import (
     with_examples,
 )
 from foretaste.cli.report_command import print_summary
-from foretaste.errors import counted, format_seconds
+from foretaste.errors import counted
 
 if TYPE_CHECKING:
     from foretaste.study import Study
@@ -85,7 +83,6 @@ def run_command(
     ] = False,
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
-    from foretaste import report
     from foretaste.study import check_data, check_folder, describe, lock_folder, read
     from foretaste.study import estimate as estimate_cost
     from foretaste.study import smoke as shrink
@@ -115,17 +112,40 @@ def run_command(
     command = command_line(config, changes, plugin, smoke)
     warning = "Shrunk by --smoke: a look at the machinery, not a result" if smoke else None
     description = describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
-    records = run_with_bar(
-        study, n, folder=folder, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
-    )
+    run_and_report(
+        study, folder, None, processes=n, devices=devices, standin=smoke, data=data, description=description,
+        minutes=minutes,
+    )  # fmt: skip
+
+
+def run_and_report(study: "Study", folder: Path, page: Path | None, **arguments: Any) -> None:
+    """Run a study behind a bar; then make its page in the folder ``page`` and print its table.
+
+    ``arguments`` are those of ``foretaste.study.run``.
+    """
+    from foretaste import report
+    from foretaste.label import find_answers
+    from foretaste.study import run
+
+    with counting_bar() as bars:
+        task = bars.add_task("starting", total=study.size)
+
+        def show(record: Any) -> None:
+            text = record["arm"]
+            if "accuracy" in record:
+                text += f", {counted(record['labelled'], 'label')}: {record['accuracy']:.1%}"
+            bars.update(task, advance=1, description=f"{text:<36}")
+
+        records = run(study, folder, seen=show, answers=find_answers, **arguments)
     if len(records) < study.size:
+        minutes = arguments["minutes"]
         say(f"Stopped after {minutes:g} min: {len(records)} of {study.size} records. The same command resumes.")
     if not records:
         raise typer.Exit
-    page = report.folder(folder)
+    written = report.folder(folder, page)
     if study.experiment == "loop":
         print_summary(report.summarize(records))
-    say(f"The page: {page.resolve()}")
+    say(f"The page: {written.resolve()}")
 
 
 def _study_data(study: "Study", device: str, smoke: bool) -> Any:
@@ -165,57 +185,19 @@ def study_devices(name: str) -> tuple[str, ...]:
     return (name,)
 
 
-def run_with_bar(study: "Study", processes: int, **arguments: Any) -> list[Any]:
-    """The records of a study, behind a progress bar. ``arguments`` are those of ``foretaste.study.run``."""
-    from foretaste.label import find_answers
-    from foretaste.study import run
-
-    with counting_bar() as bars:
-        task = bars.add_task("starting", total=study.size)
-
-        def show(record: Any) -> None:
-            text = record["arm"]
-            if "accuracy" in record:
-                text += f", {counted(record['labelled'], 'label')}: {record['accuracy']:.1%}"
-            bars.update(task, advance=1, description=f"{text:<36}")
-
-        return run(study, processes=processes, seen=show, answers=find_answers, **arguments)
-
-
 @app.command("demo", **with_examples())
 def demo_command(
-    out: Annotated[Path, typer.Option(help="Folder of the page, the figure and the records.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the page, the figures and the records.")] = Path("demo"),
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: 5, or 2 with --quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two cycles only: a look, not a result.")] = False,
 ) -> None:
     """Compare strategies on scikit-learn's handwritten digits: train, query, repeat. Under 90 s on two cores."""
     check_output_folder(out)
-    from foretaste import report
-    from foretaste.files import write_whole
-    from foretaste.study import about, prepared, read, save
+    from foretaste.study import describe, prepared, read
 
     n = seeds or (2 if quick else 5)
     study = read("demo", [f"seeds={list(range(n))}", *(["labels.cycles=2"] if quick else [])])
-    out.mkdir(parents=True, exist_ok=True)
-    began, processes = time.perf_counter(), min(usable_cores(), n * len(study.arms))
-    records = run_with_bar(study, processes)
-    seconds = time.perf_counter() - began
-
-    data = prepared(study.data, "cpu")
-    save(records, out / "records.jsonl")
-    figure = report.curves(records)
-    for ending in ("svg", "png"):
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=ending, dpi=160)
-        write_whole(out / f"curves.{ending}", drawn.getvalue())
+    processes, data = min(usable_cores(), n * len(study.arms)), prepared(study.data, "cpu")
     command = f"foretaste demo --seeds {n}" + (" --quick" if quick else "")
-    page = report.page(
-        records,
-        out / "index.html",
-        pictures={i: data.picture(i) for record in records for i in record["queried"]},
-        classes=data.classes,
-        about=about(study, data, command=command, processes=processes) | {"time": format_seconds(seconds)},
-        title=study.title,
-    )
-    print_summary(report.summarize(records))
-    say(f"The page: {page.resolve()}")
+    description = describe(study, data, command=command, processes=processes)
+    run_and_report(study, out, out, processes=processes, data=data, description=description)

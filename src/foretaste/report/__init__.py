@@ -1,6 +1,5 @@
 """Figures, tables and one HTML page, from records alone."""
 
-from foretaste.report.accuracy_table import table as table
 from foretaste.report.charts import curves as curves
 from foretaste.report.comparison import RunGroup as RunGroup
 from foretaste.report.comparison import compare as compare
@@ -10,6 +9,7 @@ from foretaste.report.fidelity_page import fidelity_page as fidelity_page
 from foretaste.report.fidelity_page import fidelity_table as fidelity_table
 from foretaste.report.fidelity_page import verdict as verdict
 from foretaste.report.pages import page as page
+from foretaste.report.pages import table as table
 from foretaste.report.picks import Pick as Pick
 from foretaste.report.picks import picks_page as picks_page
 from foretaste.report.runs import Run as Run

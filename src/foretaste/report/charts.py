@@ -120,7 +120,6 @@ def save_numbers(s: Summary, path: Path) -> None:
             e = s.accuracy(name, cycle)
             half = "" if e.half is None else f"{e.half:.6g}"
             rows.writerow([csv_cell(name), cycle, labels, f"{e.mean:.6g}", half, e.n])
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.getvalue())
 
 

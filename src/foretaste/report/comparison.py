@@ -81,22 +81,14 @@ def _how_made(run: Run) -> dict[str, str]:
 
 
 def groups(paths: Sequence[Path]) -> list[RunGroup]:
-    """Read runs and put those together that can share charts.
+    """Put runs together that can be compared: the same data and numbers of labels, and a seed in common.
 
-    Args:
-        paths: The runs' folders.
+    Raises a ValueError if a folder is given twice, or holds an experiment without curves.
 
-    Returns:
-        Groups of runs, in the order given.
-
-    Raises:
-        ValueError: A folder is given twice, is not that of a run, or is of an experiment without curves.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from foretaste import report
-        >>> [len(group.runs) for group in report.groups([Path("runs/fig2a"), Path("runs/cold")])]
-        [2]
+    >>> from pathlib import Path
+    >>> from foretaste import report
+    >>> [len(group.runs) for group in report.groups([Path("runs/fig2a"), Path("runs/cold")])]
+    [2]
     """
     if len({path.resolve() for path in paths}) != len(paths):
         raise ValueError(f"a folder is given twice: {', '.join(map(str, paths))}")

@@ -126,7 +126,6 @@ def save_figure(charts: Sequence[Chart], path: Path, endings: Iterable[str] = ("
         for ending in endings:
             path.with_name(f"{path.name}.{ending}").unlink(missing_ok=True)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure = make_figure(charts)
     for ending in endings:
         # Letters as paths: they look the same on every machine.

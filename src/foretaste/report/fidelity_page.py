@@ -3,6 +3,7 @@
 All from the records of ``foretaste.study.fidelity``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 TRUSTED, WITH_CARE = 0.9, 0.6  # of the correlation between predicted and real changes
 SAME_RANKING = 0.8  # of Spearman's correlation between the rankings of candidates, if it is also beyond chance
 NOISY_RETRAINING = 0.8  # two retrainings that correlate less leave little to predict
-HELD_BACK = 1.2  # real changes over those predicted, above which the ridge of the misfit is named as a cause
 FIDELITY_TITLE = "foretaste fidelity: look-ahead against real retraining"
 SETTING_COLUMNS = ("output", "ridge", "precision", "correlation", "rank", "error", "slope", "kernel")
+THRESHOLDS = (
+    f"Trust needs a correlation of at least {TRUSTED} and a ranking of at least {SAME_RANKING}, beyond chance. "
+    f"Care needs a correlation of at least {WITH_CARE}, or such a ranking."
+)
 
 
 @dataclass(frozen=True)
@@ -56,54 +60,124 @@ def verdict(records: Sequence[Any]) -> Verdict:
         ('trust', 'Predictions agree with retraining (correlation 0.95, ranking 0.90): trust look-ahead here')
     """
     about, own = records_of_kind(records, "about")[0], own_setting(records)
-    level, headline = _level_and_headline(about, own)
+    n, times = len(about["candidates"]), about["repeats"]
     lines = [
-        _what_was_compared(about, own), _held_back(records, own), _ranking(about, own), _better_setting(records, own),
-        _kernel_scale(records), _thresholds(),
-    ]  # fmt: skip
-    return Verdict(level, headline, tuple(filter(None, lines)), tuple(_cautions(records, about)))
+        f"{counted(n, 'candidate was', 'candidates were')} labelled, each in two ways, and the network really "
+        f"retrained on {about['L']} + 1 points, {'once' if times == 1 else f'{times} times'} each; changes were seen "
+        f"on {counted(about['W'], 'other point')} of the pool."
+    ]
+    level, headline = "no", "Nothing could be compared: do not trust look-ahead here"
+    if own is not None and own["correlation"] is not None:
+        level, headline = _level_and_headline(about, own)
+        lines += [_outputs_line(about, own), _ranking_line(own["rank"], n)]
+    lines += [*_scale_line(records_of_kind(records, "calibration")), THRESHOLDS]
+    return Verdict(level, headline, tuple(lines), tuple(_cautions(records, about)))
 
 
-def _level_and_headline(about: Any, own: Any | None) -> tuple[str, str]:
+def _level_and_headline(about: Any, own: Any) -> tuple[str, str]:
     """Both numbers are named, and the advice follows from both."""
-    if own is None or own["correlation"] is None:
-        return "no", "Nothing could be compared: do not trust look-ahead here"
-    r, rank, n = own["correlation"], own["rank"], len(about["candidates"])
-    ranked = rank is not None and rank >= max(SAME_RANKING, chance_rank(n))
-    ranking = f"rankings at {_rank_in_words(rank, n)[0]}" if rank is not None else "too few candidates to rank"
+    r, rank, needed = own["correlation"], own["rank"], least_rank(len(about["candidates"]))
+    ranked = rank is not None and float(rounded_down(rank)) >= needed
+    ranking = "too few candidates to rank" if rank is None else f"rankings at {rounded_down(rank)}"
     if rank is not None and rank >= SAME_RANKING and not ranked:
         ranking += " (may be chance)"
-    measured = f"Predicted and real changes correlate at {correlation_digits(r)}, {ranking}"
-    why = "" if about["interpolates"] else ": the network has not learned its labels, train it longer"
     if r >= TRUSTED and ranked:
-        numbers = f"(correlation {correlation_digits(r)}, ranking {rank:.2f})"
+        numbers = f"(correlation {rounded_down(r)}, ranking {rounded_down(rank)})"
         return "trust", f"Predictions agree with retraining {numbers}: trust look-ahead here"
     if r >= TRUSTED:
-        return "care", f"{measured}: trust the predicted changes, not the ranking{why}"
-    if r >= WITH_CARE:
+        level, advice = "care", "trust the predicted changes, not the ranking"
+    elif r >= WITH_CARE:
+        level = "care"
         advice = "trust look-ahead with care" if ranked else "trust the changes with care, not the ranking"
-        return "care", f"{measured}: {advice}{why}"
-    if ranked:
-        return "care", f"{measured}: trust no more than the ranking{why}"
-    return "no", f"{measured}: do not trust look-ahead here{why}"
+    elif ranked:
+        level, advice = "care", "trust no more than the ranking"
+    else:
+        level, advice = "no", "do not trust look-ahead here"
+    why = "" if about["interpolates"] else ": the network has not learned its labels, train it longer"
+    return level, f"Predicted and real changes correlate at {rounded_down(r)}, {ranking}: {advice}{why}"
 
 
-def count_digits(value: float, *limits: float, least: int = 2) -> int:
-    """How many decimals it takes for a value below a limit to be below it in print too: 0.896 and 0.9 need three."""
-    return next(
-        (d for d in range(least, 17) if not any(value < t and round(value, d) >= round(t, d) for t in limits)), 17
+def rounded_down(value: float, digits: int = 2) -> str:
+    """Rounded down, so that a value below a threshold is below it in print too."""
+    scale = 10**digits
+    return f"{math.floor(round(value * scale, 6)) / scale:.{digits}f}"
+
+
+def least_rank(n: int) -> float:
+    """The rank correlation of n candidates that counts: 0.8, or more where chance reaches it.
+
+    Spearman's correlation of n unrelated pairs exceeds 1.96 / √(n − 1) one time in twenty.
+    """
+    chance = 1.96 / (n - 1) ** 0.5 if n > 1 else math.inf
+    return max(SAME_RANKING, math.ceil(100 * chance) / 100 if chance <= 1 else math.inf)
+
+
+def _outputs_line(about: Any, own: Any) -> str:
+    said, default = describe_setting(own), about.get("query")  # None in records of older versions
+    text = f"With the default kernel of foretaste query ({said})" if default and own["own"] else f"With {said}"
+    text += f", predicted and real changes of the outputs correlate at {rounded_down(own['correlation'])}"
+    if own["probabilities"] is not None:
+        text += f" (of the probabilities: {own['probabilities']:.2f})"
+    if own["slope"] is not None:
+        text += f"; real changes are {own['slope']:.2f} times those predicted"
+    if default and not own["own"]:
+        text += f". The default of foretaste query is output {default['output']} with ridge {default['ridge']}"
+    return f"{text}."
+
+
+def _ranking_line(rank: float | None, n: int) -> str:
+    if rank is None:
+        return "There are too few candidates to compare their rankings."
+    needed = least_rank(n)
+    enough = "any value may be chance" if needed == math.inf else f"{needed:.2f} is needed"
+    return (
+        "Candidates are ranked by how much they move the network. Spearman's correlation of the predicted and the real "
+        f"ranking is {rounded_down(rank)}; with {n} of them {enough}."
     )
 
 
-def correlation_digits(r: float) -> str:
-    return f"{r:.{count_digits(r, TRUSTED, WITH_CARE)}f}"
+def _scale_line(found: Sequence[Any]) -> list[str]:
+    """Under cross-entropy, the scale of Θ to use."""
+    parts = []
+    for c in found:
+        errors = {g["theta_scale"]: g["error"] for g in c["grid"]}
+        end = " (the end of the grid)" if c["best"] in (min(errors), max(errors)) else ""
+        parts.append(f"{c['best']:g}{end} for {c['output']} (error {errors[c['best']]:.2f})")
+    words = "Cross-entropy: the scale of Θ that fits best, theta_scale= of ft.linearize, is"
+    return [f"{words} {'; '.join(parts)}."] if parts else []
 
 
-def _rank_in_words(rank: float, n: int) -> tuple[str, str]:
-    """Spearman's correlation of n candidates, and the size that may be chance."""
-    chance = chance_rank(n)
-    d = count_digits(rank, SAME_RANKING, chance)
-    return f"{rank:.{d}f}", f"{chance:.{d}f}"
+def _cautions(records: Sequence[Any], about: Any) -> list[str]:
+    out = [
+        f"The default kernel of foretaste query could not be tried: {s['why']}."
+        for s in records_of_kind(records, "skipped")
+        if s.get("own")
+    ]
+    if not about["interpolates"]:
+        out.append(
+            f"The network has not learned its labels: their mean squared residual is {about['residual']:.1e}. "
+            "Look-ahead assumes that it has; train longer."
+        )
+    done = records_of_kind(records, "retraining")
+    if missed := sum(not r["interpolates"] for r in done):
+        out.append(
+            f"{missed} of {counted(len(done), 'retraining')} did not learn the labels; more --retrain-steps may help."
+        )
+    if about["agreement"] is not None and about["agreement"] < NOISY_RETRAINING:
+        out.append(
+            "Retraining is itself noisy: two retrainings of one candidate by other seeds correlate at "
+            f"{rounded_down(about['agreement'])}, so a prediction is hardly expected to reach more than "
+            f"{about['ceiling']:.2f}."
+        )
+    if about["drift"] > about["change"]:
+        out.append(
+            f"Training on with no new label moves the outputs more ({about['drift']:.3g}) than a label does "
+            f"({about['change']:.3g}): the network had not come to rest."
+        )
+    return out
+
+
+# The settings that were tried
 
 
 def records_of_kind(records: Sequence[Any], kind: str) -> list[Any]:
@@ -134,122 +208,7 @@ def share_digits(s: Any) -> str:
     return f"{s['ridge_share']:.2g}" if s.get("misfit") else f"{s['ridge_share']:.0e}"
 
 
-def _what_was_compared(about: Any, own: Any | None) -> str:
-    n, times = len(about["candidates"]), about["repeats"]
-    text = (
-        f"{counted(n, 'candidate was', 'candidates were')} labelled, each in two ways, and the network really "
-        f"retrained on {about['L']} + 1 points, {'once' if times == 1 else f'{times} times'} each; changes were seen "
-        f"on {counted(about['W'], 'other point')} of the pool."
-    )
-    if own is not None and own["correlation"] is not None:
-        said, default = describe_setting(own), about.get("query")  # None in records of older versions
-        text += f" With the default kernel of foretaste query ({said})" if default and own["own"] else f" With {said}"
-        text += f", predicted and real changes of the outputs correlate at {correlation_digits(own['correlation'])}"
-        if own["probabilities"] is not None:
-            text += f" (of the probabilities: {own['probabilities']:.2f})"
-        if own["slope"] is not None:
-            text += f"; real changes are {own['slope']:.2f} times those predicted"
-        text += "."
-        if default and not own["own"]:
-            text += f" The default of foretaste query is output {default['output']} with ridge {default['ridge']}."
-    return text
-
-
-def _held_back(records: Sequence[Any], own: Any | None) -> str:
-    """The ridge of the misfit is made for errors, and may make predicted changes too small."""
-    if own is None or not own.get("misfit") or own["slope"] is None or own["slope"] < HELD_BACK:
-        return ""
-    for s in records_of_kind(records, "setting"):
-        same = s["plain"] and (s["output"], s["precision"]) == (own["output"], own["precision"])
-        if same and s["slope"] is not None and s["slope"] < own["slope"] / HELD_BACK:
-            return (
-                "The ridge of the misfit makes predicted changes too small here: read their direction, not their "
-                f"size. With ridge {s['ridge_share']:.0e} real changes are {s['slope']:.2f} times those predicted, and "
-                f"correlate at {correlation_digits(s['correlation'])}."
-            )
-    return ""
-
-
-def _ranking(about: Any, own: Any | None) -> str:
-    n = len(about["candidates"])
-    if own is None or own["rank"] is None:
-        return "There are too few candidates to compare their rankings."
-    rank, chance = _rank_in_words(own["rank"], n)
-    text = (
-        "Candidates are ranked by how much they move the network. Spearman's correlation of the predicted and the "
-        f"real ranking is {rank}; with {n} of them "
-    )
-    if chance_rank(n) == 1:
-        return f"{text}any value may be chance."
-    return f"{text}chance alone gives ±{chance} or more one time in twenty."
-
-
-def chance_rank(n: int) -> float:
-    """The size that Spearman's correlation of n unrelated pairs exceeds one time in twenty: 1.96 / √(n − 1)."""
-    return min(1.0, 1.96 / (n - 1) ** 0.5) if n > 1 else 1.0
-
-
-def _better_setting(records: Sequence[Any], own: Any | None) -> str:
-    top, n = best_setting(records), len(records_of_kind(records, "setting"))
-    if top is None or own is None or top is own or own["correlation"] is None or n < 2:
-        return ""
-    if top["correlation"] - own["correlation"] < 0.02:
-        return f"No other of the {n} settings tried has a clearly higher correlation."
-    text = f"Of the {n} settings tried, {describe_setting(top)} has the highest correlation, "
-    return f"{text}{correlation_digits(top['correlation'])}; it was chosen on these same candidates."
-
-
-def _kernel_scale(records: Sequence[Any]) -> str:
-    found = records_of_kind(records, "calibration")
-    if not found:
-        return ""
-    parts = []
-    for c in found:
-        errors = {g["theta_scale"]: g["error"] for g in c["grid"]}
-        end = " (the end of the grid)" if c["best"] in (min(errors), max(errors)) else ""
-        at_one = f", {errors[1.0]:.2f} without" if c["best"] != 1 and errors.get(1.0) is not None else ""
-        parts.append(f"{c['best']:g}{end} for {c['output']} (error {errors[c['best']]:.2f}{at_one})")
-    return f"Cross-entropy: the scale of Θ that fits best, theta_scale= of ft.linearize, is {'; '.join(parts)}."
-
-
-def _thresholds() -> str:
-    return (
-        f"Trust needs a correlation of at least {TRUSTED} and a ranking of at least {SAME_RANKING}, beyond chance. "
-        f"Care needs a correlation of at least {WITH_CARE}, or such a ranking."
-    )
-
-
-def _cautions(records: Sequence[Any], about: Any) -> list[str]:
-    out = [
-        f"The default kernel of foretaste query could not be tried: {s['why']}."
-        for s in records_of_kind(records, "skipped")
-        if s.get("own")
-    ]
-    if not about["interpolates"]:
-        out.append(
-            f"The network has not learned its labels: their mean squared residual is {about['residual']:.1e}. "
-            "Look-ahead assumes that it has; train longer."
-        )
-    done = records_of_kind(records, "retraining")
-    if missed := sum(not r["interpolates"] for r in done):
-        out.append(
-            f"{missed} of {counted(len(done), 'retraining')} did not learn the labels; more --retrain-steps may help."
-        )
-    if about["agreement"] is not None and about["agreement"] < NOISY_RETRAINING:
-        d, top = count_digits(about["agreement"], NOISY_RETRAINING), best_setting(records)
-        text = "Retraining is itself noisy: two retrainings of one candidate by other seeds correlate at "
-        text += f"{about['agreement']:.{d}f}"
-        if top is None or top["correlation"] <= about["ceiling"]:  # an estimate, and of few seeds a rough one
-            text += f", so no prediction is expected to reach more than {about['ceiling']:.2f}"
-        out.append(f"{text}.")
-    drift, change = about["drift"], about["change"]
-    if drift > change:
-        d = next((d for d in range(2, 17) if f"{drift:.{d}g}" != f"{change:.{d}g}"), 17)
-        out.append(
-            f"Training on with no new label moves the outputs more ({drift:.{d}g}) than a label does "
-            f"({change:.{d}g}): the network had not come to rest."
-        )
-    return out
+# The page
 
 
 def fidelity_page(
@@ -359,14 +318,9 @@ def _draw_scales(ax: "Axes", found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _setting_cells(s: Mapping[str, Any]) -> list[str]:
-    def number(value: float | None, *limits: float) -> str:
-        if value is None:
-            return "–"
-        return f"{value:.{count_digits(value, *limits, least=3)}f}".replace("-", "−")
-
     ridge = f"misfit ({share_digits(s)})" if s.get("misfit") else share_digits(s)
-    shown = [number(s["correlation"], TRUSTED, WITH_CARE), number(s["rank"], SAME_RANKING)]
-    shown += [number(s["error"]), number(s["slope"])]
+    numbers = [s[key] for key in ("correlation", "rank", "error", "slope")]
+    shown = ["–" if value is None else rounded_down(value, 3).replace("-", "−") for value in numbers]
     return [s["output"], ridge, s["precision"], *shown, format_seconds(s["seconds"])]
 
 

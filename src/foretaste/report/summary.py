@@ -59,20 +59,10 @@ class Interval:
 def interval(values: Sequence[float]) -> Interval:
     """The mean of one value a seed, with its 95 % interval: mean ± t₀.₉₇₅(n−1) · s / √n, Student's t.
 
-    Args:
-        values: One number for each seed.
-
-    Returns:
-        The mean, half the interval's width (None for a single value), and how many values there are.
-
-    Raises:
-        ValueError: There are no values.
-
-    Example:
-        >>> from foretaste import report
-        >>> lead = report.interval([2.0, 3.0, 4.0])
-        >>> f"{lead.mean:.1f} ± {lead.half:.1f}", lead.decided
-        ('3.0 ± 2.5', True)
+    >>> from foretaste import report
+    >>> lead = report.interval([2.0, 3.0, 4.0])
+    >>> f"{lead.mean:.1f} ± {lead.half:.1f}", lead.decided
+    ('3.0 ± 2.5', True)
     """
     n = len(values)
     if n == 0:
@@ -337,20 +327,10 @@ def list_seeds(seeds: Collection[int]) -> str:
 
 
 def wins(s: Summary) -> np.ndarray:
-    """Who beats whom, how often.
+    """(arms, arms) who beats whom, how often.
 
-    Args:
-        s: A summary of records.
-
-    Returns:
-        (arms, arms). An entry is the share of cycles after the first query in which the row's arm is ahead of the
-        column's, by the 95 % interval of their paired difference.
-
-    Example:
-        >>> from foretaste import report, study
-        >>> s = report.summarize(study.load("runs/fig2a"))
-        >>> float(report.wins(s)[s.arms.index("gain"), s.arms.index("random")])
-        1.0
+    An entry is the share of cycles after the first query in which the row's arm is ahead of the column's, by the 95 %
+    interval of their paired difference.
     """
     n, cycles = len(s.arms), range(1, len(s.counts))
     out = np.zeros((n, n))

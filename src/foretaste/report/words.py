@@ -34,22 +34,14 @@ def _join_names(parts: Sequence[str]) -> str:
 
 
 def headline(s: Summary) -> str:
-    """The one sentence at the top: which differences the paired 95 % intervals decide.
+    """The one sentence at the top: which differences the paired 95 % intervals decide. It has no full stop.
 
-    An arm "came out best" only if it is ahead of every other arm by the interval of their paired difference.
-    Otherwise each arm is compared with its baseline, or with the highest arm where there is no baseline. With
-    fewer than three seeds nothing is decided.
+    An arm "came out best" only if it is ahead of every other arm by the interval of their paired difference. Otherwise
+    each arm is compared with its baseline, or with the highest arm where there is no baseline.
 
-    Args:
-        s: A summary of records.
-
-    Returns:
-        A sentence without its full stop.
-
-    Example:
-        >>> from foretaste import report, study
-        >>> report.headline(report.summarize(study.load("runs/fig2a")))
-        'gain came out best, 10.0 ± 0.9 points above margin'
+    >>> from foretaste import report, study
+    >>> report.headline(report.summarize(study.load("runs/fig2a")))
+    'gain came out best, 10.0 ± 0.9 points above margin'
     """
     best, *rest = s.ranked()
     if not rest:
@@ -58,16 +50,13 @@ def headline(s: Summary) -> str:
     if len(s.counts) == 1:
         return "Nothing has been measured after a query yet"
     if len(s.seeds) < LEAST_SEEDS:
-        return f"Nothing is decided: {_count_seeds(s)} {_too_few(s)}"
+        too_few = "gives no interval" if len(s.seeds) == 1 else "are too few for an interval"
+        return f"Nothing is decided: {_count_seeds(s)} {too_few}"
     if all(s.lead(best, other).decided for other in rest):
         return f"{best} came out best, {format_interval(s.lead(best, rest[0]))} points above {rest[0]}"
     if s.baseline is not None:
         return _against_baseline(s, s.baseline)
     return _against_own_baselines(s) if s.bases else _against_highest(s, best, rest)
-
-
-def _too_few(s: Summary) -> str:
-    return "gives no interval" if len(s.seeds) == 1 else "are too few for an interval"
 
 
 def _against_baseline(s: Summary, base: str) -> str:
@@ -127,16 +116,9 @@ def _first_few(names: Sequence[str], most: int = HEADLINE_ARMS) -> str:
 def details(s: Summary) -> str:
     """The average of the highest arm, and its distance to the others.
 
-    Args:
-        s: A summary of records.
-
-    Returns:
-        Two or three sentences.
-
-    Example:
-        >>> from foretaste import report, study
-        >>> report.details(report.summarize(study.load("runs/fig2a")))[:60]
-        'gain got 90.5 ± 0.3 % of the test points right, averaged ove'
+    >>> from foretaste import report, study
+    >>> report.details(report.summarize(study.load("runs/fig2a")))[:60]
+    'gain got 90.5 ± 0.3 % of the test points right, averaged ove'
     """
     best, *rest = s.ranked()
     first = f"{best} got {format_interval(s.average(best))} % of the test points right, averaged over {_span(s)}."
@@ -146,33 +128,23 @@ def details(s: Summary) -> str:
 def _distances(s: Summary, best: str, rest: list[str]) -> str:
     leads = {name: s.lead(best, name) for name in rest}
     if len(s.seeds) < LEAST_SEEDS:
-        near, far = (rest, []) if len(rest) <= NAMED_ARMS else (rest[: NAMED_ARMS - 1], rest[NAMED_ARMS - 1 :])
-        each = [f"{leads[name].mean:.1f} points above {name}" for name in near]
-        return f"It is {_join_names([*each, *_range_of_leads(leads, far)])}; with {_count_seeds(s)} that may be chance."
+        each = [f"{leads[name].mean:.1f} points above {name}" for name in rest]
+        return f"It is {_first_few(each, NAMED_ARMS)}; with {_count_seeds(s)} that may be chance."
     even = [name for name in rest if not leads[name].decided]
     behind = [name for name in rest if leads[name].decided]
     text = []
     if even:
-        parts = _join_names([f"{name} ({format_interval(leads[name], sign=True)} points)" for name in even])
-        text.append(f"On these seeds it cannot be told apart from {parts}.")
+        parts = [f"{name} ({format_interval(leads[name], sign=True)} points)" for name in even]
+        text.append(f"On these seeds it cannot be told apart from {_first_few(parts, NAMED_ARMS)}.")
     if same := [name for name in even if (half := leads[name].half) is not None and half <= NO_WIDTH]:
         text.append(
             f"The difference to {_first_few(same, NAMED_ARMS)} is the same in every seed: "
             "its interval has no width, so it decides nothing."
         )
     if behind:
-        near, far = (behind, []) if len(behind) <= NAMED_ARMS else (behind[: NAMED_ARMS - 1], behind[NAMED_ARMS - 1 :])
-        above = [f"{format_interval(leads[name])} points above {name}" for name in near]
-        text.append(f"It is {_join_names([*above, *_range_of_leads(leads, far)])}.")
+        above = [f"{format_interval(leads[name])} points above {name}" for name in behind]
+        text.append(f"It is {_first_few(above, NAMED_ARMS)}.")
     return " ".join(text)
-
-
-def _range_of_leads(leads: Mapping[str, Interval], names: Sequence[str]) -> list[str]:
-    """Many arms in a few words: their smallest and largest distance."""
-    if not names:
-        return []
-    least, most = (f(leads[name].mean for name in names) for f in (min, max))
-    return [f"{least:.1f} to {most:.1f} points above {len(names)} others"]
 
 
 def _span(s: Summary) -> str:
@@ -206,18 +178,11 @@ def own_baselines(s: Summary) -> str | None:
 
 
 def savings(s: Summary) -> str | None:
-    """How many labels each arm needs for the accuracy that its baseline reaches at the end, by the means.
+    """How many labels each arm needs for what its baseline reaches at the end; None if there are no or many baselines.
 
-    Args:
-        s: A summary of records.
-
-    Returns:
-        A sentence for each baseline; None if there is none, or more than two.
-
-    Example:
-        >>> from foretaste import report, study
-        >>> report.savings(report.summarize(study.load("runs/fig2a")))[:96]
-        'What random reached with 40 labels, 70.5 ± 1.2 %, was reached by gain with 30 (30 in every seed)'
+    >>> from foretaste import report, study
+    >>> report.savings(report.summarize(study.load("runs/fig2a")))[:96]
+    'What random reached with 40 labels, 70.5 ± 1.2 %, was reached by gain with 30 (30 in every seed)'
     """
     if not 1 <= len(s.bases) <= FEW_BASELINES or len(s.counts) < 2:
         return None
@@ -253,19 +218,7 @@ def _labels_by_seed(s: Summary, name: str, base: str) -> str:
 
 
 def caveat(s: Summary) -> str:
-    """What the ± of tables and sentences is, and what it is not.
-
-    Args:
-        s: A summary of records.
-
-    Returns:
-        One or two sentences.
-
-    Example:
-        >>> from foretaste import report, study
-        >>> report.caveat(report.summarize(study.load("runs/fig2a")))[:52]
-        '± is the 95 % interval of the mean over 3 seeds (Stu'
-    """
+    """What the ± of tables and sentences is, and what it is not."""
     if len(s.seeds) == 1:
         return "One seed gives no interval: these differences may be chance. Run more seeds."
     if len(s.seeds) < LEAST_SEEDS:
@@ -278,24 +231,24 @@ def caveat(s: Summary) -> str:
 
 def learned_labels(s: Summary) -> tuple[bool, str]:
     """Whether every network learned its labels, as look-ahead assumes, and which did not."""
-    failed = s.unlearned()
-    repeated = {name: n for name in s.arms if (n := sum(bool(r.get("retries")) for r in s.of(name)))}
-    again = ""
-    if repeated:
-        times = _join_names([f"{n} of {name}" for name, n in repeated.items()])
+    failed, again, more = s.unlearned(), "", ""
+    if times := _trainings_with(s, "retries"):
         again = f" Trainings that diverged and were repeated at a lower learning rate: {times}."
     if not failed:
         return True, f"Every network learned its labels: their mean squared error is at most {s.residual():.1e}.{again}"
     parts = _join_names([f"{name} in {n} of {counted(len(s.of(name)), 'training')}" for name, n in failed.items()])
-    diverged = {name: n for name in s.arms if (n := sum(bool(r.get("diverged")) for r in s.of(name)))}
-    more = ""
-    if diverged:
-        times = _join_names([f"{n} of {name}" for name, n in diverged.items()])
+    if times := _trainings_with(s, "diverged"):
         more = f" Trainings that diverged: {times}. What is shown for them is a network with new weights."
     return False, (
         f"Not every network learned its labels: {parts} did not; the largest labelled mean squared error is "
         f"{s.residual():.1e}. Look-ahead scores assume interpolation; train longer.{more}{again}"
     )
+
+
+def _trainings_with(s: Summary, key: str) -> str:
+    """3 of gain and 1 of random"""
+    found = [f"{n} of {name}" for name in s.arms if (n := sum(bool(r.get(key)) for r in s.of(name)))]
+    return _join_names(found) if found else ""
 
 
 def list_stages(cost: QueryCost) -> str:

@@ -30,9 +30,9 @@ from foretaste.study.records import record_fault as record_fault
 from foretaste.study.records import save_records as save  # noqa: F401
 from foretaste.study.records import software_versions as software_versions
 from foretaste.study.run import log_errors_only as log_errors_only
-from foretaste.study.run import prepared as prepared
 from foretaste.study.run import run as run
 from foretaste.study.settings import SettingsError as SettingsError
+from foretaste.study.study_data import prepared as prepared
 from foretaste.study.toml import parse_value as parse_value
 from foretaste.study.toml import read_study as read  # noqa: F401
 from foretaste.study.toml import shipped as shipped

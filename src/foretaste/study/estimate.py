@@ -14,7 +14,8 @@ from foretaste.network import fit, training_length
 from foretaste.pick import query
 from foretaste.study.config import Arm, Network, Study, Trial
 from foretaste.study.loop import check_trials
-from foretaste.study.run import log_errors_only, single_threaded
+from foretaste.study.run import log_errors_only
+from foretaste.study.study_data import single_threaded
 from foretaste.study.trial_network import Model, model_of
 
 FEWEST_STEPS, MOST_STEPS = 4, 256  # of the trainings that are timed

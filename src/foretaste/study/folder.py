@@ -3,7 +3,7 @@
 study.json               the configuration, the data and its digest, and how the records were made
 records/ARM/SEED.jsonl   one line a cycle, on disk before the next cycle begins
 weights/ARM/SEED-CYCLE.safetensors
-first/SEED-DIGEST.safetensors   the networks of cycle 0, which arms share (foretaste.study.first)
+first/SEED-DIGEST.safetensors   the networks of cycle 0, which arms share (``train_first``)
 pictures.npz             the points that were queried
 """
 
@@ -31,7 +31,6 @@ from foretaste.files import explain_failed_write, whole_file, write_whole
 from foretaste.losses import LOSSES
 from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, read_tensors, save_network
 from foretaste.study.config import Labels, Network, Study, Trial
-from foretaste.study.digest import check_digest
 from foretaste.study.records import (
     Record,
     damaged_record,
@@ -41,6 +40,7 @@ from foretaste.study.records import (
     record_line,
     software_versions,
 )
+from foretaste.study.study_data import check_digest
 
 LOCK_PATIENCE = 60  # seconds that a worker waits for the worker of a killed run to end
 KEPT_PICTURES = 2000

@@ -13,23 +13,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from foretaste.data import Answers, Images, digits, fewer, imbalanced, load, noisy, smaller
+from foretaste.data import Answers, Images
 from foretaste.errors import real_number
 from foretaste.network import Diverged
 from foretaste.study.claims import CHECKS
-from foretaste.study.config import Data, Features, Study
-from foretaste.study.digest import data_digest
-from foretaste.study.encoded import encode
-from foretaste.study.first import train_first
+from foretaste.study.config import Study
 from foretaste.study.folder import (
     PictureFile,
     Task,
@@ -42,8 +38,9 @@ from foretaste.study.folder import (
 )
 from foretaste.study.loop import check_goes_on, check_trials, cycles, is_cut_short, replay
 from foretaste.study.records import Record
+from foretaste.study.study_data import altered, data_digest, prepared, single_threaded
 from foretaste.study.toml import import_plugin
-from foretaste.study.trial_network import derive_seed
+from foretaste.study.trial_network import train_first
 
 log = logging.getLogger("foretaste")
 # One thread a process, and no thread that spins while it waits: small matrices on shared cores are many times slower.
@@ -53,16 +50,6 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-}
-
-# (channels, pixels a side, classes) of the data sets that digits can stand in for.
-STAND_IN_SHAPES = {
-    "mnist": (1, 28, 10),
-    "fashion-mnist": (1, 28, 10),
-    "svhn": (3, 32, 10),
-    "cifar10": (3, 32, 10),
-    "cifar100": (3, 32, 100),
-    "cifar100-coarse": (3, 32, 20),
 }
 
 
@@ -235,93 +222,6 @@ def log_errors_only() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """torch on one thread, as in the workers: the number of processes must not change a bit of a record."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-# The data
-
-
-def prepared(
-    how: Data,
-    device: str,
-    standin: bool = False,
-    *,
-    features: Features | None = None,
-    progress: Callable[[int, int], Any] | None = None,
-    answers: Answers | None = None,
-) -> Images:
-    """The data of a study, on a device.
-
-    Args:
-        how: the study's ``data`` table.
-        device: such as "cpu" or "cuda:0".
-        standin: use digits in the shape of the data set if it is not found, and at most as many points as there are.
-        features: the study's ``features`` table; its backbone then turns pictures into features.
-        progress: called with (points done, all points) while features are computed.
-        answers: finds the labels that people have given to the points of a path; ``foretaste.label.find_answers`` for
-            those of ``foretaste label``. None takes the labels in the data alone.
-
-    Returns:
-        The data, made fewer and smaller as the table says. Notes tell what was done.
-
-    Raises:
-        FileNotFoundError: if the data are not found.
-
-    Example:
-        >>> from foretaste.study import Data, prepared
-        >>> len(prepared(Data(pool_points=100), "cpu").pool)
-        100
-    """
-    with single_threaded():
-        try:
-            data = load(
-                how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,
-                skip_broken=how.skip_broken, answers=answers,
-            )  # fmt: skip
-        except FileNotFoundError:
-            if not standin or how.name not in STAND_IN_SHAPES:
-                raise
-            data = stand_in(how.name)
-        pool, test = how.pool_points, how.test_points
-        if standin:
-            pool, test = (None if n is None else min(n, len(ids)) for n, ids in ((pool, data.pool), (test, data.test)))
-        if pool is not None or test:
-            data = fewer(data, pool=pool, test=test or None)
-        data = data if how.pixels is None else smaller(data, how.pixels)
-        return (data if features is None else encode(data, features, device, progress)).to(device)
-
-
-def stand_in(name: str) -> Images:
-    """scikit-learn's digits in the shape of another data set, to try a study without the data. Never for a result."""
-    channels, side, classes = STAND_IN_SHAPES[name]
-    data = digits()
-    x = F.interpolate(data.x.float(), (side, side), mode="bilinear").round().to(torch.uint8)
-    note = f"{name} was not found: these are scikit-learn's digits in its shape. A look at the machinery, not a result"
-    return replace(
-        data,
-        name=f"digits for {name}",
-        x=x.expand(-1, channels, -1, -1).contiguous(),
-        classes=tuple(map(str, range(classes))),
-        normalise=(data.normalise[0] * channels, data.normalise[1] * channels) if data.normalise else None,
-        notes=(*data.notes, note),
-    )
-
-
-def altered(data: Images, how: Data, seed: int) -> Images:
-    """The pool of one seed: with rare classes and wrong labels, if the study asks for them."""
-    if how.imbalance < 1:
-        data = imbalanced(data, how.imbalance, derive_seed(seed, 0, "imbalance"))
-    return noisy(data, how.noise, derive_seed(seed, 0, "noise")) if how.noise else data
 
 
 # Processes

@@ -19,12 +19,7 @@ _imported: set[str] = set()
 
 
 def shipped() -> list[str]:
-    """The names of the studies that come with the package.
-
-    Example:
-        >>> "demo" in shipped()
-        True
-    """
+    """The names of the studies that come with the package."""
     return sorted(entry.name.removesuffix(".toml") for entry in CONFIGS.iterdir() if entry.name.endswith(".toml"))
 
 
@@ -140,9 +135,8 @@ def change_setting(table: dict[str, Any], change: str) -> str | None:
 def parse_value(text: str) -> Any:
     """The value of a ``key=value`` setting: as TOML, or as a plain word.
 
-    Example:
-        >>> parse_value("[0, 1]"), parse_value("mnist")
-        ([0, 1], 'mnist')
+    >>> parse_value("[0, 1]"), parse_value("mnist")
+    ([0, 1], 'mnist')
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
