@@ -111,7 +111,8 @@ def test_splits_of_numbers_or_of_text_are_pool_and_test(hf, tmp_path):
     data = load(saved(hf.DatasetDict({"train": one, "test": one.select([1, 0])}), tmp_path / "d"), normalise="none")
     assert (data.pool.tolist(), data.test.tolist()) == ([0, 1, 2], [3, 4])
     assert data.x[data.test].tolist() == [[2, 3], [0, 1]]
-    words = hf.Dataset.from_dict({"text": ["a good film", "so bad a film"] * 3, "label": ["a", "b"] * 3})
+    rows = {"text": ["a good film", "so bad a film"] * 3, "label": ["a", "b"] * 3, "id": list(range(6))}
+    words = hf.Dataset.from_dict(rows)  # ids of both splits count from 0
     data = load(saved(hf.DatasetDict({"train": words, "test": words}), tmp_path / "t"))
     assert (len(data.pool), len(data.test), data.classes) == (6, 6, ("a", "b"))
 

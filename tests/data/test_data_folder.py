@@ -474,6 +474,13 @@ def test_missing_files_of_a_table_are_skipped_on_request(tmp_path):
     assert "l.csv: 2 files (6.png, 7.png) are missing: left out" in data.notes
 
 
+def test_a_table_whose_files_are_all_missing(tmp_path):
+    rows(tmp_path / "l.csv", [["file", "label"], ["0.png", "a"], ["1.png", "b"]])
+    for for_study in (True, False):
+        with pytest.raises(ValueError, match="pictures"):
+            read_points(tmp_path / "l.csv", for_study=for_study)
+
+
 def test_a_link_named_in_a_table_that_leads_out(tmp_path):
     picture(tmp_path / "secret.png")
     for k in range(4):

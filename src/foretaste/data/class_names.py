@@ -89,22 +89,22 @@ def class_labels(labels: Sequence[str | None], where: object) -> list[str | None
     >>> class_labels(["1.0", "2", None, "cat"], "t.csv")
     ['1', '2', None, 'cat']
     """
-    known = [label for label in labels if label is not None]
-    broken = [label for label in known if DECIMAL.fullmatch(label) and not float(label).is_integer()]
-    if broken and all(map(_is_number_word, known)):
+    counts = Counter(labels)
+    unlabelled = counts.pop(None, 0)
+    decimals = [label for label in counts if label is not None and DECIMAL.fullmatch(label)]
+    broken = [label for label in decimals if not float(label).is_integer()]
+    if broken and all(_is_number_word(label) for label in counts if label is not None):
         raise ValueError(
-            f"{where}: {len(broken)} of {len(known)} labels are numbers that are not whole, such as {broken[0]}; "
-            "classes are names or whole numbers. To predict numbers use regression (--regression on the command line)"
+            f"{where}: {sum(counts[label] for label in broken)} of {len(labels) - unlabelled} labels are numbers that "
+            f"are not whole, such as {broken[0]}; classes are names or whole numbers. To predict numbers use "
+            "regression (--regression on the command line)"
         )
-    return [str(int(float(label))) if label and _is_whole_decimal(label) else label for label in labels]
+    plain = {label: str(int(float(label))) for label in decimals if label not in broken}
+    return [plain.get(label, label) if label else label for label in labels] if plain else list(labels)
 
 
 def _is_number_word(label: str) -> bool:
     return bool(DECIMAL.fullmatch(label)) or label.lstrip("+-").isdecimal() or label.lower() in ("nan", "inf", "-inf")
-
-
-def _is_whole_decimal(label: str) -> bool:
-    return bool(DECIMAL.fullmatch(label)) and float(label).is_integer()
 
 
 def cell_text(value: Any) -> str | None:
@@ -184,7 +184,7 @@ def class_names(labels: Sequence[str], where: object, least: int = 0) -> tuple[s
 def class_ids(labels: Sequence[str], classes: Sequence[str], where: object) -> np.ndarray:
     """(N,) int64: the positions of the labels among the classes. Raises with all unknown labels."""
     at = {name: c for c, name in enumerate(classes)}
-    unknown = sorted({label for label in labels if label not in at}, key=natural_key)
+    unknown = sorted(set(labels) - at.keys(), key=natural_key)
     if unknown and all_digits(labels) and max(map(int, labels)) < len(classes):
         return np.array([int(label) for label in labels], dtype=np.int64)  # ids of classes that have names
     if unknown:

@@ -48,7 +48,7 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
         files,
         labels,
         how,
-        [str(row.side) for row in rows] if rows[0].side else (),
+        [str(row.side) for row in rows] if rows and rows[0].side else (),
     )
     notes = [*notes, *left, *points.notes]
     if how.for_study and (twice := _copies(top, points)):

@@ -57,7 +57,6 @@ ITEM_WORDS = {
     "pictures": ("picture", "pictures"), "text": ("text", "texts"), "table": ("row", "rows"),
     "features": ("point", "points"),
 }  # fmt: skip
-POINT_KINDS = tuple(ITEM_WORDS)
 Encode = Callable[[Sequence[Any]], Tensor]
 
 
@@ -164,9 +163,9 @@ class Points:
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Points":
         """Some of the points, in that order."""
-        rows = [int(i) for i in rows]
-        if rows == list(range(len(self))):
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
             return self
+        rows = [int(i) for i in rows]
         some = replace(
             self,
             items=take_items(self.items, rows),
@@ -331,7 +330,7 @@ def checked_points(points: Points) -> Points:
             f"{p.where}: {counted(missing, 'point has', 'points have')} no id; fill it in, or leave the column out"
         )
     check_words(p.where, "id", "ids", p.ids)
-    check_words(p.where, "label", "labels", p.known_labels)
+    check_words(p.where, "label", "labels", set(p.known_labels))
     if p.regression:
         label_numbers(p.known_labels, p.where)  # now: a pool of nothing but "nan" would count as labelled
         return p

@@ -279,7 +279,8 @@ def _points_of_dataset(source: Any, where: str, how: ReadOptions, **chosen: Any)
     got = dataset_parts(source, where, label=how.label, for_study=how.for_study, **chosen)
     how = replace(how, label=got.label or how.label)
     if got.pictures is None and got.numbers is None:
-        return replace(_points_of_table(got.table, how), own_classes=got.classes, side=got.side)
+        points = replace(_points_of_table(got.table, how), own_classes=got.classes)
+        return replace(points, side=got.side, ids=list(got.names), own_ids=False) if got.side else points
     roles = choose_columns(
         got.table, id=how.id, label=how.label, text=False, regression=how.regression,
         ask=how.ask and got.pictures is None,

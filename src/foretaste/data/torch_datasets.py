@@ -70,7 +70,7 @@ def from_torch(
     got = read_dataset_items(parts, name, how)
     assert isinstance(got.values, np.ndarray)
     assert got.labels is not None
-    words = _dataset_classes(classes or got.classes, max(got.labels))
+    words = _dataset_classes(got.classes if classes is None else classes, max(got.labels))
     notes = got.notes
     if got.values.dtype != np.uint8 and got.values.ndim >= 3:
         notes += ("pixels are floats as the dataset gives them, not bytes",)
@@ -115,10 +115,8 @@ def read_dataset_items(parts: Sequence[Any], where: str, how: ReadOptions) -> Da
     labels, broken = list[Any](), dict[int, str]()
     known = getattr(parts[0], "targets", None)  # as torchvision's have it: no picture need be read for its label
     if into is None and known is not None and len(known) == len(rows):
-        labels, rows_read = list(np.asarray(known).tolist()), []
-    else:
-        rows_read = rows
-    for k, (part, i) in enumerate(rows_read):
+        labels = list(np.asarray(known).tolist())
+    for k, (part, i) in enumerate([] if labels else rows):
         try:
             item, label = take(part[i])
             if into is not None:
