@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretaste.lookahead.settings import KernelSettings
 from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import LOSSES, Loss
 from foretaste.tangent import (
@@ -82,28 +83,28 @@ def kernels_of_network(
     x_L: Inputs | None,
     x_U: Inputs,
     x_W: Inputs | None,
-    *,
-    y_LC: Tensor | None,
-    ridge: float | None,
-    budget: int | str | None,
-    precision: str,
-    scale: float,
-    f: dict[str, Tensor] | None = None,
+    y_LC: Tensor,
+    settings: KernelSettings,
+    f: dict[str, Tensor],
 ) -> KernelSource:
     """Θ by one run of the tangent engine. x_W is None for W = U, x_L is None for an empty L.
 
     That run also fills ``f`` with the outputs on L, W and U. The caller has checked the network and the inputs.
-    ``y_LC`` and ``ridge`` only help to choose the precision.
     """
     B = C if frozen.output == "full" else 1
+    budget, scale = settings.budget, 1.0 if settings.theta_scale is None else float(settings.theta_scale)
     how: dict[str, Any] = {"budget": budget, "classes": C}
-    choice = PrecisionChoice(precision)
+    choice = PrecisionChoice(settings.precision)
+    # What the precision is chosen by. Under cross-entropy the mean before any label is f, and what a label adds to A
+    # is at least 4 (Problem.system).
+    given = settings.given_ridge if settings.quadratic else (settings.given_ridge or 0.0) + 4
+    own = None if given is None else given / scale
 
     def load() -> ThetaBlocks:
         sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
         points = sum(count_points(x) for x in sets.values())
-        own = None if ridge is None else ridge / scale
-        ways = precisions_to_try(choice, frozen, C, x_L, x_U, y_LC, own, points, budget)
+        towards = y_LC if settings.quadratic else None
+        ways = precisions_to_try(choice, frozen, C, x_L, x_U, towards, own, points, budget)
         for way in ways[:-1]:
             theta = blocks_in(way, sets)
             if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
@@ -223,10 +224,7 @@ class Problem:
     B: int
     same: bool  # W = U
     at_W: dict[int, int]  # candidate -> watched point, where that is known
-    ridge: float | None
-    loss: str
-    time: float
-    misfit: bool = False  # with ridge None: λ carries what the network left unfitted
+    settings: KernelSettings
 
     @property
     def L(self) -> int:
@@ -234,7 +232,12 @@ class Problem:
 
     @property
     def criterion(self) -> Loss:
-        return LOSSES[self.loss]
+        return LOSSES[self.settings.loss]
+
+    @property
+    def ridge(self) -> float | None:
+        """λ where it was given as a number."""
+        return self.settings.given_ridge
 
     @property
     def free(self) -> bool:
@@ -270,7 +273,7 @@ class Problem:
         diag = theta.LL.diagonal() if self.L else theta.diag_U.diagonal(dim1=1, dim2=2)
         least = DEFAULT_RIDGE * float(diag.mean())
         # Under cross-entropy ``system`` has the noise of each label, which carries the misfit already.
-        if not self.misfit or self.L == 0 or not self.criterion.quadratic:
+        if not self.settings.misfit or self.L == 0 or not self.criterion.quadratic:
             return least
         return misfit_ridge(theta.LL, to_sites(self.centred_LC, self.B), self.residual_L, least)
 
@@ -381,10 +384,10 @@ def warn_unfitted(p: Problem) -> None:
             log.warning(
                 'the network\'s mean squared residual on L is %.2g with loss="%s", and %.2g with loss="%s": it looks '
                 'trained with %s. Give loss="%s"; otherwise scores are noise',
-                residual, p.loss, theirs, other.name, other.title, other.name,
+                residual, p.settings.loss, theirs, other.name, other.title, other.name,
             )  # fmt: skip
             return
-    if p.misfit and residual < unlearned:
+    if p.settings.misfit and residual < unlearned:
         return  # λ carries it, where the network has learned anything
     log.warning(
         "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
