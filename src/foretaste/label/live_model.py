@@ -23,6 +23,7 @@ from foretaste.losses import LOSSES
 from foretaste.tangent import (
     DEFAULT_RIDGE,
     FrozenNetwork,
+    GramJob,
     Inputs,
     Output,
     Params,
@@ -259,10 +260,10 @@ class LiveModel:
         at = [p for p in book.labels if p in self.row]
         if not at:
             return f_nC
-        f: dict[str, Tensor] = {}
         sets = {"x": x, "L": self.pool.take(at, self.device, self.dtype)}
-        theta = gram(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1], f=f)[0]
-        return f_nC + self.theta_scale * theta["x", "L"] @ self._weights(book, at)
+        job = GramJob(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1])
+        theta = gram(job).blocks["x", "L"]
+        return f_nC + self.theta_scale * theta @ self._weights(book, at)
 
     def _weights(self, book: LabelBook, at: Sequence[int]) -> Tensor:
         """w of f_lin = f + Θ_·L w over all labels ``at``, (n, C)."""
@@ -291,20 +292,19 @@ class LiveModel:
         new = [p for p in positions if p not in self.row]
         if not new:
             return
-        f: dict[str, Tensor] = {}
         x_new = self.pool.take(new, self.device, self.dtype)
         sets = {"new": x_new, "M": read_items(self.pool, self.at_M, self.device, self.dtype)}
-        theta = gram(
-            self.frozen, sets, [("new", "M"), ("new", "new")], budget=self.settings.budget,
-            classes=self.f_MC.shape[1], f=f,
-        )[0]  # fmt: skip
+        blocks = [("new", "M"), ("new", "new")]
+        job = GramJob(self.frozen, sets, blocks, budget=self.settings.budget, classes=self.f_MC.shape[1])
+        made = gram(job)
+        theta, f_new = made.blocks, made.outputs["new"]
         cross, own = (self.theta_scale * theta["new", name] for name in ("M", "new"))
         theta_MM = torch.cat([torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)])
         for name in ("row", "watched", "ranks_M"):
             self.__dict__.pop(name, None)
         # All at once: a Ctrl-C between them would leave a Θ of more items than there are outputs.
         self.__dict__.update(
-            theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f["new"]]), at_M=[*self.at_M, *new],
+            theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f_new]), at_M=[*self.at_M, *new],
             _shown=None, _solution=None, _scaled=None,
         )  # fmt: skip
 
@@ -370,10 +370,10 @@ def linearise_pool(
     frozen, C = freeze_for(net, kind, settings, x_M)
     if kind.C != C:
         raise ValueError(f"the network has {C} outputs and there are {kind.C} classes; expected one output each")
-    f: dict[str, Tensor] = {}
-    theta = gram(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C, f=f)[0]["M", "M"]
+    made = gram(GramJob(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C))
+    theta, f_MC = made.blocks["M", "M"], made.outputs["M"]
     size = float(theta.diagonal().mean())
-    if not torch.isfinite(f["M"]).all() or not math.isfinite(size):
+    if not torch.isfinite(f_MC).all() or not math.isfinite(size):
         raise ValueError("the network returns NaN or infinite outputs on the pool; look at its weights and inputs")
     scale = settings.theta_scale
     if scale is None:
@@ -381,12 +381,12 @@ def linearise_pool(
         scale = (
             1.0
             if LOSSES[settings.loss].quadratic
-            else fitted_scale(f["M"], size, {row[p]: y for p, y in trained.items()})
+            else fitted_scale(f_MC, size, {row[p]: y for p, y in trained.items()})
         )
     theta *= scale
     own = settings.ridge if ridge is None else ridge
     found = DEFAULT_RIDGE * scale * size if own is None else own
-    return LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], found, scale)
+    return LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f_MC, found, scale)
 
 
 def fitted_scale(f_MC: Tensor, size: float, trained: Mapping[int, Label]) -> float:

@@ -12,6 +12,7 @@ from foretaste.lookahead.linearize import from_kernels as from_kernels
 from foretaste.lookahead.linearize import linearise as linearise
 from foretaste.lookahead.linearize import linearize as linearize
 from foretaste.lookahead.linearize import watched_points as watched_points
+from foretaste.lookahead.linearize import watched_rows as watched_rows
 from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.problem import misfit_ridge as misfit_ridge
 from foretaste.lookahead.settings import METHODS as METHODS

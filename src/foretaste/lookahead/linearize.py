@@ -37,13 +37,12 @@ from foretaste.tangent import (
     check_output,
     check_precision,
     count_points,
-    engine_precision,
     freeze,
     outputs,
     probe_outputs,
-    served_precision,
     take_points,
     to_float64,
+    unmeasured_precision,
     without_modes,
 )
 
@@ -164,7 +163,7 @@ def linearise(
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 
     f: dict[str, Tensor] = {}
-    passes = engine_precision(served_precision(settings.precision, frozen)[0])
+    passes = unmeasured_precision(settings.precision, frozen)
 
     def f_of(name: str, x: Inputs, argument: str) -> Tensor:
         if name not in f:
@@ -172,9 +171,10 @@ def linearise(
         return f[name]
 
     x_W, at_W = watched_points(settings, x_U, lambda: f_of("U", x_U, "x_U"))
-    kernels = kernels_of_network(frozen, C, x_L, x_U, x_W, y_LC, settings, f)
+    kernels = kernels_of_network(frozen, C, x_L, x_U, x_W, y_LC, settings)
     if eager:
         kernels = load_now(kernels)
+        f |= kernels.load().outputs
     f_UC = f_of("U", x_U, "x_U")
     f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
     f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
@@ -245,17 +245,22 @@ def watched_points(
     if watch > n:
         log.warning("watch is %d and the pool has %s; all of it is watched", watch, counted(n, "point"))
         return None, {}
-    if settings.watch_by == "random":
-        order_U = torch.randperm(n, generator=torch.Generator().manual_seed(settings.seed))
-    else:
-        f_UC = outputs_U()
-        if f_UC.shape[1] < 2:
-            raise ValueError('watch_by="contested" needs classes and this network has one output; use "random"')
-        top_U2 = f_UC.topk(2, 1).values
-        order_U = (top_U2[:, 0] - top_U2[:, 1]).argsort(stable=True)
-    picked = order_U[:watch].sort().values.tolist()
+    f_UC = outputs_U() if settings.watch_by == "contested" else None
+    picked = watched_rows(watch, n, settings.seed, f_UC).tolist()
     first = next(iter(x_U.values())) if not isinstance(x_U, Tensor) else x_U
     return take_points(x_U, torch.tensor(picked, device=first.device)), {j: i for i, j in enumerate(picked)}
+
+
+def watched_rows(watch: int, n: int, seed: int, f_NC: Tensor | None = None) -> Tensor:
+    """Which of n points to watch, in order: random ones or, with their outputs, the most contested ones."""
+    if f_NC is None:
+        order_N = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    elif f_NC.shape[1] < 2:
+        raise ValueError('watch_by="contested" needs classes and this network has one output; use "random"')
+    else:
+        top_N2 = f_NC.topk(2, 1).values
+        order_N = (top_N2[:, 0] - top_N2[:, 1]).argsort(stable=True)
+    return order_N[:watch].sort().values
 
 
 # --- a state on kernels of one's own: an infinite-width kernel, a Gaussian process ---

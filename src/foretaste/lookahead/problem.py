@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +20,16 @@ from foretaste.tangent import (
     DEFAULT_RIDGE,
     BudgetError,
     FrozenNetwork,
+    GramJob,
     Inputs,
     PrecisionChoice,
+    RankedPoints,
+    choose_precision,
     count_points,
-    engine_precision,
     gram,
     kernel_holds,
-    precisions_to_try,
-    served_precision,
     take_points,
+    unmeasured_precision,
 )
 
 log = logging.getLogger("foretaste")
@@ -52,6 +52,7 @@ class ThetaBlocks:
     WU: Tensor
     diag_U: Tensor  # (U, B, B)
     diag_W: Tensor | None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)  # f on "L", "U" and "W", where Θ is a network's
 
     def scaled(self, by: float) -> "ThetaBlocks":
         if by == 1.0:
@@ -59,7 +60,7 @@ class ThetaBlocks:
         UL = self.UL * by
         WL = UL if self.WL is self.UL else self.WL * by
         diag_W = None if self.diag_W is None else self.diag_W * by
-        return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W)
+        return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class KernelSource:
     load: Callable[[], ThetaBlocks]
     row: Callable[[int], Tensor]
     ours: bool  # whether the blocks that ``load`` gives may be overwritten
-    choice: PrecisionChoice = field(default_factory=lambda: PrecisionChoice("given"))  # filled when Θ is loaded
+    precision: Callable[[], PrecisionChoice] = lambda: PrecisionChoice("given")  # of Θ, if it is loaded
     points: Mapping[str, Inputs] | None = None  # of "L", "U" and "W", where Θ is a network's; "W" only if W ≠ U
     forget: Callable[[], None] = lambda: None
 
@@ -85,66 +86,61 @@ def kernels_of_network(
     x_W: Inputs | None,
     y_LC: Tensor,
     settings: KernelSettings,
-    f: dict[str, Tensor],
 ) -> KernelSource:
-    """Θ by one run of the tangent engine. x_W is None for W = U, x_L is None for an empty L.
+    """Θ, and f on the same points, by one run of the tangent engine. x_W is None for W = U, x_L for an empty L.
 
-    That run also fills ``f`` with the outputs on L, W and U. The caller has checked the network and the inputs.
+    The caller has checked the network and the inputs. ``y_LC`` only helps to choose the precision.
     """
-    B = C if frozen.output == "full" else 1
-    budget, scale = settings.budget, 1.0 if settings.theta_scale is None else float(settings.theta_scale)
-    how: dict[str, Any] = {"budget": budget, "classes": C}
-    choice = PrecisionChoice(settings.precision)
-    # What the precision is chosen by. Under cross-entropy the mean before any label is f, and what a label adds to A
-    # is at least 4 (Problem.system).
-    given = settings.given_ridge if settings.quadratic else (settings.given_ridge or 0.0) + 4
-    own = None if given is None else given / scale
+    B, w = C if frozen.output == "full" else 1, "U" if x_W is None else "W"
+    points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+    blocks = [(w, "U")]
+    if x_L is not None:
+        blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
+    scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
+    job = GramJob(frozen, points, blocks, ["U", "W"] if w == "W" else [], settings.budget, classes=C)
+    # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
+    ridge, towards = (settings.given_ridge, y_LC) if settings.quadratic else ((settings.given_ridge or 0.0) + 4, None)
+    own = None if ridge is None else ridge / scale
+    choice, passes = PrecisionChoice(settings.precision), unmeasured_precision(settings.precision, frozen)
+    row_job = replace(job, blocks=[("j", "U")], diagonals=[], precision=passes)
 
     def load() -> ThetaBlocks:
-        sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
-        points = sum(count_points(x) for x in sets.values())
-        towards = y_LC if settings.quadratic else None
-        ways = precisions_to_try(choice, frozen, C, x_L, x_U, towards, own, points, budget)
-        for way in ways[:-1]:
-            theta = blocks_in(way, sets)
+        nonlocal choice
+        ranked = RankedPoints(frozen, C, x_L, x_U, towards, own, settings.budget)
+        choice = choose_precision(settings.precision, ranked, sum(job.sizes.values()))
+        for way in choice.ways[:-1]:
+            theta = blocks_in(way)
             if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
                 return theta.scaled(scale)
-            choice.spearman[way] = math.nan
+            choice = replace(choice, spearman={**choice.spearman, way: math.nan})
             del theta  # before the next is made
-        return blocks_in(ways[-1], sets).scaled(scale)
+        return blocks_in(choice.ways[-1]).scaled(scale)
 
-    def blocks_in(precision: str, sets: dict[str, Inputs]) -> ThetaBlocks:
-        w = "U" if x_W is None else "W"
-        blocks = [(w, "U")]
-        if x_L is not None:
-            blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
-        diagonals = ["U", "W"] if w == "W" else []
-        used: list[str] = []
+    def blocks_in(precision: str) -> ThetaBlocks:
+        nonlocal choice, row_job
         try:
-            theta, diag = gram(
-                frozen, sets, blocks, diagonals, precision=engine_precision(precision), **how, f=f, used=used
-            )
+            found = gram(replace(job, precision=precision))
         except BudgetError as e:
             raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
-        choice.used = precision
-        if used != [engine_precision(precision)]:
-            choice.used, choice.why = used[0], "; ".join(filter(None, [choice.why, TOO_LARGE]))
+        choice = replace(choice, used=found.precision)
+        if found.precision != precision:
+            choice = replace(choice, why="; ".join(filter(None, [choice.why, TOO_LARGE])))
+        row_job = replace(row_job, frozen=found.frozen, precision=found.precision, check=False)
+        theta = found.blocks
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(count_points(x_U) * B, 0))
         if w == "U":
             diag_U = diagonal_blocks(theta["U", "U"], B)
-            return ThetaBlocks(LL, UL, UL, theta["U", "U"], diag_U, diag_U)
+            return ThetaBlocks(LL, UL, UL, theta["U", "U"], diag_U, diag_U, found.outputs)
         WL = theta.get(("W", "L"), none(theta["W", "U"].shape[0], 0))
-        return ThetaBlocks(LL, WL, UL, theta["W", "U"], diag["U"], diag["W"])
+        return ThetaBlocks(LL, WL, UL, theta["W", "U"], found.diagonals["U"], found.diagonals["W"], found.outputs)
 
     def row(j: int) -> Tensor:
         sets = {"j": take_points(x_U, slice(j, j + 1)), "U": x_U}
-        precision = choice.used or served_precision(choice.asked, frozen)[0]
-        return gram(frozen, sets, [("j", "U")], [], precision=engine_precision(precision), **how)[0]["j", "U"] * scale
+        return gram(replace(row_job, sets=sets)).blocks["j", "U"] * scale
 
-    points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
-    return KernelSource(load, row, True, choice, points)
+    return KernelSource(load, row, True, lambda: choice, points)
 
 
 def suggest_watch(e: BudgetError, watched: bool) -> str:
@@ -304,9 +300,16 @@ class Problem:
         """
         if self.free:
             return 1.0
-        inverse = torch.cholesky_inverse(chol)
-        alpha = inverse @ to_sites(self.centred_LC, self.B)
-        return 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean())
+        return 10 * float(leave_one_out(chol, to_sites(self.centred_LC, self.B)).mean())
+
+
+def leave_one_out(chol: Tensor, e_NC: Tensor) -> Tensor:
+    """(N, C): squared residuals of labels, each predicted from all others, in units of their variance: α²/d.
+
+    α = A⁻¹e and d = diag A⁻¹, with A = RRᵀ and ``chol`` R: without label n its residual is α_n/d_n, its variance 1/d_n.
+    """
+    inverse = torch.cholesky_inverse(chol)
+    return (inverse @ e_NC).square() / inverse.diagonal()[:, None]
 
 
 # A network that does not fit its labels (trained briefly, or on noisy labels) will not fit the next ones either. With a
