@@ -19,6 +19,7 @@ from foretaste.acquire.registry import DEFAULT_STRATEGY as DEFAULT_STRATEGY
 from foretaste.acquire.registry import SELECTS as SELECTS
 from foretaste.acquire.registry import OwnTraining as OwnTraining
 from foretaste.acquire.registry import Strategy as Strategy
+from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies

@@ -183,7 +183,7 @@ def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
     from foretaste.acquire import find_strategy
 
     how, found = describe_network(problem) + ("" if problem.predicts else ", untrained"), find_strategy(strategy)
-    covers = found.coverage is not None or found.first is not None
+    covers = found.covers_first
     what = f"points that cover the pool by the kernel of a network ({how})" if covers else strategy
     return f"This is a first batch: {what}. Label it, then ask again."
 
@@ -257,15 +257,14 @@ def check_query_settings(
     ).how  # fmt: skip
     if {"classes", "regression"} & {*found.needs}:
         found.check(outputs)
-    covers = found.coverage is not None or (found.first is not None and select == "auto")
+    covers = found.covers_first and (found.coverage is not None or select == "auto")
     if not problem.predicts and "classes" in found.needs and not covers:
         raise ValueError(
             f"{problem.points.where} has no labels, and strategy {strategy!r} asks what a trained network predicts, or "
             "how many classes there are; leave --strategy out (the default covers the pool), or label a few points of "
             "each class first"
         )
-    if found.check_points is not None:
-        found.check_points(problem.feed(problem.x_U[:1]), **found.settings(options))
+    found.settings(options, problem.feed(problem.x_U[:1]))
     if found.picks:
         rehearse_query(problem, strategy=strategy, options=options, **how)
 

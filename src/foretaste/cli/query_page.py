@@ -78,7 +78,7 @@ def explain_picks(
         return {}, ""
     how = ft.acquire.find_strategy(ask["strategy"])
     output = how.kernel_output(ask["output"])
-    ridge = how.ridge if ask["ridge"] is None else ask["ridge"]
+    ridge = how.kernel.ridge if ask["ridge"] is None else ask["ridge"]
     U = len(p.x_U)
     watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values
     log = logging.getLogger("foretaste")

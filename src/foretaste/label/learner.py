@@ -132,7 +132,7 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
-        settings = replace(settings, watch_by=ask.how.watch_by, output=ask.how.kernel_output(output))
+        settings = replace(settings, watch_by=ask.how.kernel.watch_by, output=ask.how.kernel_output(output))
         self._hold(Session(items, kind, settings, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
         for p, y in taught.items():

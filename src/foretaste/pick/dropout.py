@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretaste.acquire import register
+from foretaste.acquire import StudyHints, register
 from foretaste.errors import real_number, whole_number
 from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import probabilities
@@ -53,7 +53,7 @@ class DropoutOptions:
             raise ValueError(f'layer={self.layer!r} is where a rate drops units; give options={{"rate": 0.5}} too')
 
 
-@register("bald", needs="classes", picks=True, options=DropoutOptions, small={"samples": 10})
+@register("bald", needs="classes", select="own", options=DropoutOptions, study=StudyHints(small={"samples": 10}))
 def bald(
     request: Request, samples: int = 100, rate: float | None = None, layer: str | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ class BatchBALDOptions(DropoutOptions):
         whole_number("configurations", self.configurations, 1)
 
 
-@register("batchbald", needs="classes", picks=True, options=BatchBALDOptions, small={"samples": 10})
+@register("batchbald", needs="classes", select="own", options=BatchBALDOptions, study=StudyHints(small={"samples": 10}))
 def batchbald(
     request: Request,
     samples: int = 100,

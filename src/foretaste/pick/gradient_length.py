@@ -12,7 +12,7 @@ from foretaste.tangent import GramJob, check_inputs, freeze, gram, take_points
 GRADIENT_BLOCK = 2**22  # numbers of the C × C blocks of Θ at a time: 32 MB
 
 
-@register("egl", needs="classes", picks=True)
+@register("egl", needs="classes", select="own")
 def egl(request: Request) -> tuple[Tensor, Tensor]:
     """Expected gradient length: Σ_y p_j(y) ‖∂ℓ(f_j, y)/∂θ‖, exact; the highest are picked.
 

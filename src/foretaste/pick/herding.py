@@ -123,7 +123,7 @@ class ProbCoverOptions(SpaceOptions):
             whole_number("clusters of strategy 'probcover'", self.clusters, 2)
 
 
-@register("probcover", needs="classes", picks=True, options=ProbCoverOptions)
+@register("probcover", needs="classes", select="own", options=ProbCoverOptions)
 def probcover(
     request: Request,
     space: str = "auto",
@@ -199,7 +199,7 @@ class HerdingOptions(SpaceOptions):
             raise ValueError(f"unit_length={self.unit_length!r}; expected True or False")
 
 
-@register("maxherding", picks=True, options=HerdingOptions)
+@register("maxherding", select="own", options=HerdingOptions)
 def maxherding(
     request: Request,
     space: str = "auto",
@@ -247,7 +247,7 @@ class UncertaintyHerdingOptions(HerdingOptions):
             raise ValueError(f"temperature={T!r} of strategy 'uherding'; expected a number above 0, or 'split'")
 
 
-@register("uherding", needs="classes", picks=True, options=UncertaintyHerdingOptions)
+@register("uherding", needs="classes", select="own", options=UncertaintyHerdingOptions)
 def uherding(
     request: Request,
     space: str = "auto",

@@ -59,7 +59,7 @@ class InfiniteOptions:
 # --- the strategies ---
 
 
-@register("infinite", needs="classes", picks=True, options=InfiniteOptions)
+@register("infinite", needs="classes", select="own", options=InfiniteOptions)
 def infinite(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """MLMOC (Eq. 13) with the trained network's f and the infinite-width Θ, as in Borsos et al. 2020.
 
@@ -74,7 +74,7 @@ def infinite(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     return _most_change(request, k, f, request.loss, request.kernel.given_ridge)
 
 
-@register("gp", needs="classes", picks=True, options=InfiniteOptions)
+@register("gp", needs="classes", select="own", options=InfiniteOptions)
 def gp(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """MLMOC (Eq. 13) of a Gaussian process with the infinite-width Θ as the model itself: its mean in place of f.
 

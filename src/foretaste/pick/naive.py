@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import pseudo_labels, register
+from foretaste.acquire import StudyHints, pseudo_labels, register
 from foretaste.losses import LOSSES, probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.retraining import (
@@ -87,7 +87,7 @@ class RetrainOptions(RetrainingRun):
 # --- retraining to the end: Fig. 1a's "Naive", and EER as it was first meant ---
 
 
-@register("naive", needs="classes", picks=True, options=RetrainOptions, small={"epochs": 1})
+@register("naive", needs="classes", select="own", options=RetrainOptions, study=StudyHints(small={"epochs": 1}))
 def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """Σ_i ‖f(x_i) − f⁺(x_i)‖ with the likeliest label y′ = argmax f(x′) (Eq. 13), f⁺ trained by SGD on L ∪ {(x′, y′)}.
 
@@ -117,7 +117,7 @@ def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     return score_most_moved(request, "naive", how.steps(request), how.lr, how.momentum, how)
 
 
-@register("eer_retrain", needs="classes", picks=True, options=RetrainOptions, small={"epochs": 1})
+@register("eer_retrain", needs="classes", select="own", options=RetrainOptions, study=StudyHints(small={"epochs": 1}))
 def eer_retrain(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """−Σ_y p(y | x′) Σ_i H(p⁺_i): minus the entropy expected to be left (Eq. 2), f⁺ trained by SGD on L ∪ {(x′, y)}.
 
@@ -159,7 +159,7 @@ class OneStepOptions(RetrainingRun):
         check_rates(self.lr)
 
 
-@register("onestep", needs="classes", picks=True, options=OneStepOptions)
+@register("onestep", needs="classes", select="own", options=OneStepOptions)
 def onestep(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """Σ_i ‖f(x_i; θ) − f(x_i; θ − η ∇ℓ(x′, y′))‖ with the likeliest label y′ = argmax f(x′) (Eq. 13).
 

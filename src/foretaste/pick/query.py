@@ -182,8 +182,7 @@ def query(
     how, select, chosen = asked.how, asked.select, asked.options
     generator, counter = torch.Generator().manual_seed(int(seed)), ProgressCounter(progress)
     request = make_request(net, given, asked, batch_size, generator, counter)
-    if how.check_points is not None:
-        how.check_points(request.x_U, **chosen)
+    how.settings(chosen, request.x_U)
     copies_U = labelled_copies(request.x_L, request.x_U)
     seconds = {"outputs": 0.0, "kernel": 0.0}
     if how.picks:
@@ -384,8 +383,8 @@ def check_query(
     assert how is not None
     assert settings is not None
     info = {}
-    if unlabelled and how.first is not None and select == "auto":
-        info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
+    if unlabelled and "labels" in how.needs and select == "auto":
+        info["first"], how = DEFAULT_STRATEGY, replace(find_strategy(DEFAULT_STRATEGY), name=how.name)
         chosen = how.settings(None)
     return CheckedQuery(how, made, chosen, settings.for_strategy(how.kernel), info)
 

@@ -31,8 +31,8 @@ REPR_POINTS = 20  # of a batch that ``repr`` shows
 class Request:
     """The question: which ``batch_size`` points of x_U next?
 
-    A function registered with ``ft.register(name, picks=True)`` takes a request. It returns the positions of its picks,
-    best first, or a tuple (positions, scores), scores of shape (U,).
+    A function registered with ``ft.register(name, select="own")`` takes a request. It returns the positions of its
+    picks, best first, or a tuple (positions, scores), scores of shape (U,).
 
     Attributes:
         net: the network. A network of one output with two classes comes as one of two outputs
@@ -53,7 +53,7 @@ class Request:
 
     Example:
         >>> import torch, foretaste as ft
-        >>> @ft.register("oldest", picks=True)
+        >>> @ft.register("oldest", select="own")
         ... def oldest(request):
         ...     return range(request.batch_size)
         >>> x = torch.randn(10, 2)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import Coverage, Strategy, pseudo_labels, register
+from foretaste.acquire import Coverage, Strategy, StudyHints, pseudo_labels, register
 from foretaste.lookahead import State
 from foretaste.pick.herding import cover_greedily
 from foretaste.pick.request import Request
@@ -278,7 +278,7 @@ def _checked_scores(scores_U: Tensor, U: int, how: Strategy) -> Tensor:
     return scores_U
 
 
-@register("random", picks=True, instant=True)
+@register("random", select="own", study=StudyHints(instant=True))
 def random(request: Request) -> tuple[Tensor, Tensor]:
     """Random points, the baseline: the ``batch_size`` largest of U uniform draws. Costs nothing; no options."""
     draws_U = torch.rand(request.U, generator=request.generator, dtype=torch.float64)
