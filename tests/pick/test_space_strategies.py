@@ -16,9 +16,9 @@ from foretaste.lookahead import KernelSettings
 from foretaste.network import MLP, make_head
 from foretaste.pick import clusters, cover_greedily
 from foretaste.pick.clusters import cluster_points, seed_centres
+from foretaste.pick.herding import expected_calibration_error
 from foretaste.pick.request import Request
 from foretaste.pick.space import COPY_DISTANCE, VectorSpace, find_space
-from foretaste.pick.temperature import expected_calibration_error
 
 L, U, BATCH = 4, 18, 6
 

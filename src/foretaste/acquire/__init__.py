@@ -6,7 +6,9 @@ from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
 from foretaste.acquire.cover import cover as cover
 from foretaste.acquire.coverage import Coverage as Coverage
-from foretaste.acquire.coverage import added_coverage as added_coverage
+from foretaste.acquire.coverage import KernelRows as KernelRows
+from foretaste.acquire.coverage import LazyGains as LazyGains
+from foretaste.acquire.coverage import cover_greedily as cover_greedily
 from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy, finish_scores
+from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy
 from foretaste.errors import Faults, counted, did_you_mean, whole_number
 from foretaste.given import (
     ClassName,
@@ -27,17 +27,8 @@ from foretaste.given import (
 )
 from foretaste.lookahead import KernelSettings, State, check_points, settle_binary
 from foretaste.losses import BinaryOutputs
-from foretaste.pick.labelled_copies import labelled_copies
 from foretaste.pick.request import Query, Request
-from foretaste.pick.select import (
-    Picked,
-    ProgressCounter,
-    pick_by_strategy,
-    pick_covering,
-    pick_each,
-    pick_top,
-    restore_copies,
-)
+from foretaste.pick.select import Batch, Oracle, ProgressCounter, labelled_copies, pick
 from foretaste.tangent import (
     Output,
     Params,
@@ -183,33 +174,34 @@ def query(
     generator, counter = torch.Generator().manual_seed(int(seed)), ProgressCounter(progress)
     request = make_request(net, given, asked, batch_size, generator, counter)
     how.settings(chosen, request.x_U)
-    copies_U = labelled_copies(request.x_L, request.x_U)
-    seconds = {"outputs": 0.0, "kernel": 0.0}
-    if how.picks:
-        part = request if copies_U is None else request.restrict_to((~copies_U).nonzero()[:, 0])
-        got, state, kernel = pick_by_strategy(how, part, chosen, counter), part.made, False
-        if copies_U is not None:
-            got = restore_copies(got, copies_U, request.batch_size, generator)
-    else:
+    last_U = labelled_copies(request.x_L, request.x_U)
+    batch = Batch(request.batch_size, generator, last_U, progress=counter)
+    seconds, answers = {"outputs": 0.0, "kernel": 0.0}, None
+    if not how.picks:
         # Linearise. One pass over the pool gives f and, where the strategy needs it, Θ.
-        state = request.state
-        seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
         if request.eager:
-            start = time.perf_counter()
-            _ = state.u
-            seconds["kernel"] += time.perf_counter() - start
-        # Score and pick.
-        got = _pick_by_score(request, how, select, chosen, oracle, ids, copies_U, counter, given.candidates.at)
-        kernel = request.eager or (select != "top" and len(got.indices) > (0 if select == "sequential" else 1))
+            _ = request.state.u
+        else:
+            _ = request.state
+        seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
+    if oracle is not None:
+        names, binary = request.info.get("classes"), isinstance(request.net, BinaryOutputs)
+        answers = Oracle(lambda j: oracle(j if ids is None else ids[j]), at=given.candidates.at)
+        if names:
+            answers = replace(answers, read=partial(labels_as_numbers, names=names, binary=binary, name="y"))
+    # Score and pick.
+    got = pick(how, request if how.picks else request.state, batch, select=select, options=chosen, oracle=answers)
     # Answer.
     seconds |= got.seconds | {"total": time.perf_counter() - begin}
     info = {"strategy": how.name, "select": select, "options": chosen, "loss": loss, "seed": seed}
-    if state is not None:
+    if (state := got.state) is not None:
         info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
         info["output"] = asked.kernel.output
     # If no kernel was needed, λ and s² are not worth one.
+    alone = 0 if select == "sequential" else 1
+    kernel = request.eager or (select not in ("top", "own") and len(got.indices) > alone)
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
-    info |= request.info
+    info |= request.info | dict(got.info)
     indices, scores_U = np.asarray(got.indices, dtype=np.int64), got.scores_U
     picked = indices.tolist() if ids is None else [ids[j] for j in got.indices]
     if (at := given.candidates.at) is not None:  # of what ft.open returned, the points without a label
@@ -238,47 +230,6 @@ def candidate_ids(candidates: GivenPoints, ids: Any, source: Any) -> Any:
 def _is_empty(x: Any) -> bool:
     parts = list(x.values()) if isinstance(x, Mapping) else [] if x is None else [x]
     return all(isinstance(p, Tensor) and p.dim() > 0 and len(p) == 0 for p in parts)
-
-
-def _pick_by_score(
-    request: Request,
-    how: Strategy,
-    select: str,
-    settings: dict[str, Any],
-    oracle: Callable[[Any], Any] | None,
-    ids: Sequence[Any] | None,
-    copies_U: Tensor | None,
-    counter: ProgressCounter,
-    at: Sequence[int] | None,
-) -> Picked:
-    """A batch by a strategy that scores."""
-
-    def score(state: State) -> Tensor:
-        try:
-            scores_U = how.fn(state, **settings)
-        except RuntimeError as e:
-            if state.B == 1:
-                raise
-            raise ValueError(
-                f'strategy {how.name!r} fails with output="full", where S and u come in C × C blocks: '
-                f"{str(e).splitlines()[0]}; let it handle state.B > 1, or use another output"
-            ) from e
-        return finish_scores(state, scores_U, how.name)
-
-    n, generator = request.batch_size, request.generator
-    if select == "greedy" and how.coverage is not None:
-        coverage = partial(how.coverage, **settings)
-        return pick_covering(request.state, coverage, n, generator, counter, request.info, copies_U)
-    if select == "top":
-        got = pick_top(request.state, score, n, generator, counter, copies_U)
-    else:
-        ask = None if oracle is None else (lambda j: oracle(j if ids is None else ids[j]))
-        names, binary = request.info.get("classes"), isinstance(request.net, BinaryOutputs)
-        read = partial(labels_as_numbers, names=names, binary=binary, name="y") if names else None
-        got = pick_each(request.state, score, select, n, generator, counter, ask, copies_U, read, at)
-    if copies_U is not None and got.scores_U is not None:
-        got.scores_U = got.scores_U.masked_fill(copies_U.to(got.scores_U.device), -torch.inf)
-    return got
 
 
 @dataclass(frozen=True)
