@@ -51,6 +51,7 @@ from foretaste.tangent import (
     Params,
     check_inputs,
     check_precision,
+    probe_outputs,
     read_output,
     resolve_budget,
     without_modes,
@@ -313,7 +314,8 @@ def prepare_request(request: Request, how: Strategy) -> Request:
     y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
     if how.picks and not how.needs and not named:
         return request.changed(**changes)
-    C = request.C
+    check_inputs(request.x_U, "x_U", request.frozen.device)
+    C = probe_outputs(request.frozen, request.x_U, "x_U", kernel_follows=bool(changes["eager"]))
     if C == 1 and holds_classes(y_L, request.loss, request.classes):
         two = BinaryOutputs(request.frozen.net, request.loss)
         changes |= {"net": two, "params": binary_params(request.params), "output": two.kernel_output}

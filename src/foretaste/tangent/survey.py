@@ -12,6 +12,7 @@ import logging
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretaste.tangent.frozen import (
+    OWN_OUTPUT,
     FrozenNetwork,
     Inputs,
+    check_apart,
+    compare_outputs,
     count_points,
     input_parts,
     is_out_of_memory,
@@ -151,8 +155,8 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     layers = find_ruled_parameters(frozen)
     with isolated(frozen.device):
         with PeakMemory() as memory:
-            layers, alone = record_or_none(one_head, layers, take_points(points, slice(1)))
-        layers, together = record_or_none(one_head, layers, points)
+            layers, alone, f_1C = record_or_none(one_head, layers, take_points(points, slice(1)))
+        layers, together, f_kC = record_or_none(one_head, layers, points)
         modules = list(together)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
         folds = {m: [call.a.shape[axis] // k for call in together[m]] for m, axis in axes.items()}
@@ -160,6 +164,10 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
         with_rule = {layer.name for layer in readable}
         functional = [name for name in frozen.params if name not in with_rule]
+        check_apart(compare_outputs(f_kC[:1], f_1C), OWN_OUTPUT[frozen.dtype])
+        if functional and k > 1:  # nothing else compares outputs there
+            f_1C = frozen.call(take_points(points, slice(1, 2))).detach()
+            check_apart(compare_outputs(f_kC[1:], f_1C), OWN_OUTPUT[frozen.dtype])
         verify_functional(one_head, points, functional)
         if frozen.output == "sum" and classes > 1:
             check_sum(frozen, points)
@@ -270,17 +278,33 @@ def record_pass(
     return calls, f_NC.detach()
 
 
+@contextmanager
+def record_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[RecordedCall]]]:
+    """Record A of the calls of some modules, whatever runs inside. G is not recorded."""
+    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
+
+    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> None:
+        calls[m].append(RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype))
+
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def record_or_none(
     frozen: FrozenNetwork, layers: list[LayerParameter], x: Inputs
-) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]]]:
-    """The layers and their calls; none where the network runs, but not with its layers recorded (checkpointing)."""
+) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]], Tensor]:
+    """The layers, their calls, and f; no layers where the network runs, but not with them recorded (checkpointing)."""
     try:
-        return layers, record_pass(frozen, modules_of(layers), x)[0]
+        return layers, *record_pass(frozen, modules_of(layers), x)
     except (RuntimeError, KeyError, IndexError) as e:
         if is_out_of_memory(e):
             raise
         log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
-        return [], {}
+        return [], {}, frozen.call(x).detach()
 
 
 def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCall], k: int) -> int | None:
