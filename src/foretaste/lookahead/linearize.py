@@ -148,9 +148,9 @@ def linearize(
     if C == 1 and holds_classes(y_L, loss, classes):
         two = BinaryOutputs(frozen.net, loss)
         frozen, C = freeze(two, output=two.kernel_output, params=binary_params(params)), 2
-    home = to_float64(torch.empty(0, device=frozen.device)).device
-    labels = label_rules(y_L, C, loss, frozen.device, home, classes, isinstance(frozen.net, BinaryOutputs))
-    y_LC = torch.empty(0, C, dtype=torch.float64, device=home)
+    float64_device = to_float64(torch.empty(0, device=frozen.device)).device
+    labels = label_rules(y_L, C, loss, frozen.device, float64_device, classes, isinstance(frozen.net, BinaryOutputs))
+    y_LC = torch.empty(0, C, dtype=torch.float64, device=float64_device)
     if x_L is not None:
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 

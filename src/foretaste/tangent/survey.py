@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class LayerParameter:
     def numel(self) -> int:
         return self.shape.numel()
 
-    @property
+    @cached_property
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(m for m, _ in self.uses)
 
@@ -511,10 +512,11 @@ class PeakMemory(TorchDispatchMode):
         return False  # else the first use imports torch._dynamo, two seconds of everyone's first kernel
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for t in tensors_among(*args, *(kwargs or {}).values()):
+        kwargs = kwargs or {}
+        for t in tensors_among([*args, *kwargs.values()]):
             self.count(t, inside=False)  # if new, it was made outside: neither it nor its views count
-        out = func(*args, **(kwargs or {}))
-        for t in tensors_among(out):
+        out = func(*args, **kwargs)
+        for t in tensors_among([out]):
             self.count(t, inside=True)
         return out
 
@@ -536,10 +538,13 @@ class PeakMemory(TorchDispatchMode):
         self.now -= size
 
 
-def tensors_among(*values: Any) -> Iterator[Tensor]:
+def tensors_among(values: list[Any]) -> list[Tensor]:
     """The tensors of an operator's arguments or results, which are tensors, lists of them, and other things."""
-    for value in values:
+    found = []
+    while values:
+        value = values.pop()
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors_among(*value)
+            values.extend(value)
+    return found
