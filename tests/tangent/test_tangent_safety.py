@@ -323,16 +323,17 @@ def test_the_first_of_the_tensors_that_are_not_finite() -> None:
 @pytest.mark.parametrize(
     ("sizes", "chunk_size", "draws"),
     [
-        ([900], 900, {0: 12}),
-        ([900], 200, {0: 6, 800: 6}),
-        ([900, 80], 100, {0: 6, 800: 6, 900: 12}),
-        ([20, 0, 40], 64, {0: 12, 20: 12}),
-        ([3, 1], 64, {0: 3, 3: 1}),
-        ([51, 50], 50, {0: 6, 50: 6, 51: 12}),
+        ([900], 900, {0: (12, 12)}),
+        ([900], 200, {0: (6, 6), 800: (6, 6)}),
+        ([900, 80], 100, {0: (6, 6), 800: (6, 6), 900: (3, 12)}),
+        ([20, 0, 40], 64, {0: (3, 12), 20: (3, 12)}),
+        ([3, 1], 64, {0: (3, 3), 3: (1, 1)}),
+        ([51, 50], 50, {0: (2, 6), 50: (1, 6), 51: (3, 12)}),
     ],
 )
 def test_points_of_the_first_and_the_last_chunk_of_each_set_are_checked(sizes, chunk_size, draws) -> None:
-    assert points_to_draw(sizes, chunk_size) == draws
+    assert points_to_draw(sizes, chunk_size, cheap=False) == draws
+    assert points_to_draw(sizes, chunk_size, cheap=True) == {at: (many, many) for at, (_, many) in draws.items()}
 
 
 # Python drops a KeyboardInterrupt that falls into a finalizer, and says so.

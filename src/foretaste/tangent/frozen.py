@@ -45,7 +45,7 @@ def input_parts(x: Inputs) -> dict[str, Tensor]:
 
 def count_points(x: Inputs) -> int:
     """N, the length of the first dimension."""
-    return next(iter(input_parts(x).values())).shape[0]
+    return x.shape[0] if isinstance(x, Tensor) else next(iter(x.values())).shape[0]
 
 
 def take_points(x: Inputs, at: Any) -> Inputs:
@@ -58,11 +58,6 @@ def join_points(*parts: Inputs) -> Inputs:
     if isinstance(parts[0], Tensor):
         return torch.cat([p for p in parts if isinstance(p, Tensor)])
     return {key: torch.cat([p[key] for p in parts if not isinstance(p, Tensor)]) for key in parts[0]}
-
-
-def all_finite(t: Tensor) -> bool:
-    """Whether there is no NaN or infinity."""
-    return find_not_finite({"": t}) is None
 
 
 def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -101,7 +96,7 @@ def check_inputs(x: Inputs, name: str, device: torch.device, like: Inputs | None
             faults.append(f"{label} has {v.shape[0]} points where another entry of the dict has {count_points(x)}")
         if v.device != device:
             faults.append(f"{label} is on {v.device} and the network on {device}; move it with .to({str(device)!r})")
-        elif not all_finite(v):
+        elif find_not_finite({key: v}) is not None:
             faults.append(f"{label} has {int((~torch.isfinite(v)).sum())} NaN or infinite values")
     if like is not None and not faults:
         faults += compare_points(x, name, like)

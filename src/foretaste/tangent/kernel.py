@@ -61,7 +61,7 @@ from foretaste.tangent.planning import (
     make_smaller_plan,
     resolve_budget,
 )
-from foretaste.tangent.rule_checks import RuleChecks, points_to_draw, settle_rules
+from foretaste.tangent.rule_checks import CHEAP_POINT, RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
     CHECK_POINTS,
@@ -356,7 +356,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
     total, done = len(plan.groups) * points, 0
     f_chunks: list[Tensor] = []
     # Points of the first and the last batch of each set are checked.
-    draws = points_to_draw(list(sizes.values()), plan.chunk_size)
+    draws = points_to_draw(list(sizes.values()), plan.chunk_size, survey.alone_bytes <= CHEAP_POINT)
     unchecked = survey.layers if job.check else []
     late = may_check_late(survey, plan, len(sizes), job.coarse)
     keep_memory()
@@ -369,7 +369,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
             unchecked = [layer for layer in unchecked if layer not in checked]
             layer_pass = LayerPass(job, survey, group, points, largest, checked, late)
             for at, x in iterate_chunks(job.sets, plan.chunk_size):
-                f_nC = layer_pass.add(at, x, draws.get(at.start, 0))
+                f_nC = layer_pass.add(at, x, draws.get(at.start))
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
@@ -490,10 +490,10 @@ class LayerPass:
         rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
         return stop
 
-    def add(self, at: slice, x: Inputs, draw: int) -> Tensor | None:
+    def add(self, at: slice, x: Inputs, draw: tuple[int, int] | None) -> Tensor | None:
         """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it.
 
-        draw: how many are checked, by ``points_to_draw``.
+        draw: how many are checked (``points_to_draw``), if any.
         """
         start, f_NC = 0, None
         if modules := self.group.modules:
@@ -502,7 +502,7 @@ class LayerPass:
             n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
             ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
             if self.checks and draw:
-                self.checks.draw(x, ready, f_NC, draw)
+                self.checks.draw(x, ready, f_NC, *draw)
                 if not self.check_late:
                     self.checks.compare()
                     if not self.coarse:

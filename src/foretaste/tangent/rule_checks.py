@@ -1,8 +1,9 @@
 """Do the rules of rules.py hold for this network, on the batches that a pass computes?
 
-A dozen points are drawn from the first and the last batch of each set, and run once more by themselves. Then every rule
-is compared with autograd (``compare_rows``), and row n of the batch with point n (``compare_marks``). ``RuleChecks``
-does this for a pass. A rule that fails raises a LostRowsError: the pass starts again without it.
+A dozen points are drawn from the first and the last batch of each set, and run once more by themselves. Row n of the
+batch is compared with point n (``compare_marks``), and every rule with autograd (``compare_rows``), on fewer points
+where a pass is expensive. ``RuleChecks`` does this. A rule that fails raises a LostRowsError: the pass starts again
+without it.
 """
 
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ from foretaste.tangent.survey import (
     survey_network,
 )
 
+CHECK_SHARE, CHECK_LEAST = 60, 3  # where a pass is expensive, compare n // 60 points with autograd, at least 3
+CHEAP_POINT = 1 << 16  # bytes of one point's pass, up to which all of CHECK_POINTS are compared with autograd
 TF32_ROUNDING = 2e-2, 1e-3  # as ROUNDING, in TF32, which errs by less than a twentieth of that
 TF32_OUTPUT = 2e-2  # and what an output may change by in another batch, of the largest
 # How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
@@ -50,17 +53,22 @@ TF32_MOVED = 0.25, 0.01
 # ---- Which points ----
 
 
-def points_to_draw(sizes: Sequence[int], chunk_size: int) -> dict[int, int]:
-    """{place of a chunk's first point: how many of its points to check}, for the first and last chunk of each set."""
-    draws: dict[int, int] = {}
+def points_to_draw(sizes: Sequence[int], chunk_size: int, cheap: bool) -> dict[int, tuple[int, int]]:
+    """{place of a chunk's first point: (few, many)} of its points to check, for the first and the last of each set.
+
+    The rules are checked on few, and on many only whether row n is point n, which takes no backward pass: for a dozen
+    points of a small set, that would take a quarter of the kernel's time. If a pass is cheap, few are many.
+    """
+    draws: dict[int, tuple[int, int]] = {}
     start = 0
     for n in sizes:
-        count = min(n, CHECK_POINTS)
+        many = min(n, CHECK_POINTS)
+        few = many if cheap else min(many, max(CHECK_LEAST, n // CHECK_SHARE))
         if n > chunk_size:
             last = start + (n - 1) // chunk_size * chunk_size
-            draws |= {start: count - count // 2, last: count // 2}
+            draws |= {start: (few - few // 2, many - many // 2), last: (few // 2, many // 2)}
         elif n:
-            draws[start] = count
+            draws[start] = few, many
         start += n
     return draws
 
@@ -252,15 +260,20 @@ class RuleChecks:
         """coarse: the pass is in TF32."""
         self.frozen, self.survey, self.layers, self.coarse = frozen, survey, layers, coarse
         # Points that are not compared yet, and what was compared but not read yet: see ``compare``.
-        self.drawn: list[CheckedPoints] = []
+        self.few: list[CheckedPoints] = []
+        self.many: list[CheckedPoints] = []
         self.first_look: list[tuple[CheckedPoints, dict[str, Tensor], MarkGaps]] = []
         self.gaps: list[dict[str, Tensor]] = []
         self.mark_gaps: list[MarkGaps] = []
         self.outputs: list[Tensor] = []
 
-    def draw(self, x: Inputs, calls: LayerCalls, f_NC: Tensor, count: int) -> None:
+    def draw(self, x: Inputs, calls: LayerCalls, f_NC: Tensor, few: int, many: int) -> None:
         """Keep some points of a batch, to check the rules on them."""
-        self.drawn.append(DrawnBatch(x, self.layers, calls, f_NC).draw(count, rows=not self.coarse))
+        batch = DrawnBatch(x, self.layers, calls, f_NC)
+        if not self.coarse and few:
+            self.few.append(batch.draw(few, rows=True))
+        if self.coarse or few < many:
+            self.many.append(batch.draw(many, rows=False))
 
     def compare(self) -> None:
         """Check the rules on the points that were drawn from the pass. ``read`` has the answer.
@@ -268,14 +281,15 @@ class RuleChecks:
         TF32 is too coarse for that, and in float32 a ReLU whose input is nearly 0 may have another sign in another
         batch. Then ``check_alone`` follows.
         """
-        for points in join_drawn(self.drawn):
+        for points in [*join_drawn(self.few), *join_drawn(self.many)]:
             if self.coarse:
                 self.check_alone(points)
                 continue
             f_nC, marks = run_attached(self.frozen, self.survey, self.layers, points.x)
-            gaps = compare_rows(self.frozen, self.layers, points, f_nC)
+            gaps = compare_rows(self.frozen, self.layers, points, f_nC) if points.calls else {}
             self.first_look.append((points, gaps, compare_marks(points.marks, marks, cut=False)))
-        self.drawn.clear()
+        self.few.clear()
+        self.many.clear()
 
     def check_alone(self, points: CheckedPoints) -> None:
         """Check the rules on points by themselves, and whether the pass has these points where they seem to be."""

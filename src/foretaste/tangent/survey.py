@@ -4,8 +4,8 @@
 gradients a rule can form (rules.py), and measures the bytes of a pass. Parameters without a rule go through torch.func
 (functional.py), which is slower.
 
-``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. checks.py tells
-whether the rules hold for it.
+``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. rule_checks.py
+tells whether the rules hold for it.
 """
 
 import logging
@@ -39,9 +39,9 @@ from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cu
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
-LOST = 0.3  # of a gradient, that is missing where torch.func does not see a parameter; a ReLU's chance is less
-CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
-SOME_ENTRIES = 256  # of A and G of a point, which tell points apart
+LOST = 0.3  # of a gradient: torch.func that does not see a parameter misses more, a ReLU near 0 changes less
+CHECK_POINTS = 12  # points of each set that are checked (rule_checks.py)
+SOME_ENTRIES = 256  # entries of A and G of a point, enough to tell points apart
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -376,7 +376,7 @@ def align_calls(
 def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> None:
     """Raise where torch.func does not give the gradients of autograd on the points ``x``.
 
-    So it is where a forward makes new parameters out of its own.
+    This happens where a forward makes new parameters from its own.
     """
     truth = autograd_rows(frozen, x, names)
     if not truth:
