@@ -156,9 +156,9 @@ def linearise(
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
     if x_L is not None and count_points(x_L) == 0 and count_labels(y_L) == 0:
         x_L = y_L = None
-    home = to_float64(torch.empty(0, device=frozen.device)).device
-    labels = label_rules(y_L, C, settings.loss, frozen.device, home, classes, isinstance(frozen.net, BinaryOutputs))
-    y_LC = torch.empty(0, C, dtype=torch.float64, device=home)
+    device, binary = to_float64(torch.empty(0, device=frozen.device)).device, isinstance(frozen.net, BinaryOutputs)
+    labels = label_rules(y_L, C, settings.loss, frozen.device, device, classes, binary)
+    y_LC = torch.empty(0, C, dtype=torch.float64, device=device)
     if x_L is not None:
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 

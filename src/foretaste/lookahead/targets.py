@@ -29,7 +29,7 @@ class LabelRules:
     regression: bool
     loss: str
     device: torch.device  # of the network, where given labels must be
-    home: torch.device  # of the float64 algebra
+    float64_device: torch.device  # of the float64 algebra
     names: tuple[ClassName, ...] | None = None
     binary: bool = False
 
@@ -81,8 +81,8 @@ class LabelRules:
                 f"{name} has {counted(int(bad.sum()), 'label')} outside the {self.C} classes of the network's outputs, "
                 f"first {int(t[first])} at {first}; expected 0 to {self.C - 1}. If they are names, give classes="
             )
-        one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.home)
-        return one_hot.scatter_(1, t.long().to(self.home)[:, None], 1.0)
+        one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.float64_device)
+        return one_hot.scatter_(1, t.long().to(self.float64_device)[:, None], 1.0)
 
     def _floats(self, t: Tensor, name: str) -> Tensor:
         if t.dim() == 1 and self.C == 1:
@@ -95,7 +95,7 @@ class LabelRules:
             raise ValueError(
                 f"{name} has {int((~finite).sum())} NaN or infinite values, first at {row}; drop those points"
             )
-        t = t.to(self.home, torch.float64)
+        t = t.to(self.float64_device, torch.float64)
         if not LOSSES[self.loss].accepts(t, 1e-6):
             raise ValueError(
                 f'{name} has rows that are not probabilities; loss="{self.loss}" needs rows ≥ 0 that sum to 1'
@@ -108,7 +108,7 @@ def label_rules(
     C: int,
     loss: str,
     device: torch.device,
-    home: torch.device,
+    float64_device: torch.device,
     classes: Sequence[ClassName] | None = None,
     binary: bool = False,
 ) -> LabelRules:
@@ -123,7 +123,7 @@ def label_rules(
             )
     if C == 1 and not LOSSES[loss].quadratic:
         raise ValueError(f'loss="{loss}" needs an output for each class; this network has one. Use loss="l2"')
-    return LabelRules(C, C == 1, loss, device, home, names, binary)
+    return LabelRules(C, C == 1, loss, device, float64_device, names, binary)
 
 
 def settle_binary(

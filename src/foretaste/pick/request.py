@@ -101,7 +101,7 @@ class Request:
         if self.outputs is not None:
             return self.outputs
         check_points(self.x_L, self.x_U, self.kernel.watched_points, self.frozen.device)
-        return probe_outputs(self.frozen, self.x_U, "x_U")
+        return probe_outputs(self.frozen, self.x_U, "x_U", kernel_follows=self.eager)
 
     @cached_property
     def frozen(self) -> FrozenNetwork:
