@@ -7,17 +7,16 @@ A greedy batch of a coverage (``cover``) is grown lazily instead; its κ, made o
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from foretaste.acquire import find_strategy
 from foretaste.lookahead import State, from_kernels
-from foretaste.pick import ProgressCounter, pick_covering, pick_each
+from foretaste.pick import Batch, Oracle, ProgressCounter, pick
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,10 @@ def synthetic_state(L: int, U: int, C: int, device: str, seed: int) -> tuple[Sta
 def pick_batch(state: State, y_U: list[int], name: str, select: str, batch_size: int, seed: int) -> PickRow:
     """Pick one batch. Each pick reads a number from the device, so the host's clock is right for a GPU too."""
     how, at = find_strategy(name), list[float]()
-    score: Callable[[State], Tensor] = how.fn
-    ask = (lambda j: y_U[j]) if select == "sequential" else None
+    oracle = Oracle(lambda j: y_U[j]) if select == "sequential" else None
     start = time.perf_counter()
     counter, g = ProgressCounter(lambda done, of: at.append(time.perf_counter())), torch.Generator().manual_seed(seed)
-    if select == "greedy" and how.coverage is not None:
-        got = pick_covering(state, how.coverage, batch_size, g, counter, {})
-    else:
-        got = pick_each(state, score, select, batch_size, g, counter, ask)
+    got = pick(how, state, Batch(batch_size, g, progress=counter), select=select, oracle=oracle)
     ms = [1e3 * (b - a) for a, b in pairwise(at)]
     tail = ms[-max(1, len(ms) // 10) :]
     took = time.perf_counter() - start

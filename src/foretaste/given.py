@@ -111,10 +111,10 @@ def given_tensors(
     net: Any, sources: Mapping[str, Any], parts: Mapping[str, str] | None = None
 ) -> dict[str, GivenPoints]:
     """Several sets of points by the name of their argument. Frames must have the same columns in the same order."""
-    home, read, faults = network_home(net), dict[str, GivenPoints](), list[Exception]()
+    form, read, faults = point_format(net), dict[str, GivenPoints](), list[Exception]()
     for name, source in sources.items():
         try:
-            read[name] = read_given(source, name, home, (parts or {}).get(name, "all"))
+            read[name] = read_given(source, name, form, (parts or {}).get(name, "all"))
         except (TypeError, ValueError) as error:
             faults.append(error)
     framed = {name: points.columns for name, points in read.items() if points.columns}
@@ -133,14 +133,14 @@ def given_tensors(
 
 
 @dataclass(frozen=True)
-class NetworkHome:
+class PointFormat:
     """What points must be for a network."""
 
     device: torch.device
     dtype: torch.dtype
     embeds: bool  # whole numbers are token ids
 
-    def takes(self, t: Tensor, name: str) -> Tensor:
+    def convert(self, t: Tensor, name: str) -> Tensor:
         """Points as this network takes them. Raises if numbers are not finite, or too large for its dtype."""
         if t.dtype == torch.uint8:
             return t.to(self.device, self.dtype) / 255
@@ -158,33 +158,33 @@ class NetworkHome:
         return made
 
 
-def network_home(net: Any) -> NetworkHome:
+def point_format(net: Any) -> PointFormat:
     """Device and dtype of a network, or of a frozen one. What is no network is refused elsewhere."""
     module = net if isinstance(net, nn.Module) else getattr(net, "net", None)
     module = module if isinstance(module, nn.Module) else nn.Identity()
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules())
-    return NetworkHome(like.device, like.dtype, embeds)
+    return PointFormat(like.device, like.dtype, embeds)
 
 
 # --- points ---
 
 
-def read_given(source: Any, name: str, home: NetworkHome | None = None, part: str = "all") -> GivenPoints:
-    """One set of points; without ``home`` as they are stored. part: of what ``ft.open`` returns."""
+def read_given(source: Any, name: str, form: PointFormat | None = None, part: str = "all") -> GivenPoints:
+    """One set of points; without ``form`` as they are stored. part: of what ``ft.open`` returns."""
     if source is None or isinstance(source, Tensor):
         return GivenPoints(source)
     if is_opened(source):
-        return _read_opened(source, name, home, part)
+        return _read_opened(source, name, form, part)
     if isinstance(source, Mapping):
-        return GivenPoints({str(k): _read_entry(v, f"{name}[{k!r}]", home) for k, v in source.items()})
+        return GivenPoints({str(k): _read_entry(v, f"{name}[{k!r}]", form) for k, v in source.items()})
     if has_plain_columns(source):
         source = source.to_pandas().drop(columns=[key for key in NO_INPUTS if key in source.features])
     if is_frame(source):
         columns = tuple(map(str, source.columns))
-        return GivenPoints(_at_home(frame_tensor(source, name), name, home), source.index.tolist(), columns)
+        return GivenPoints(_format_tensor(frame_tensor(source, name), name, form), source.index.tolist(), columns)
     if isinstance(source, DataLoader):
-        return GivenPoints(_all_at_home(read_loader(source, name), name, home))
+        return GivenPoints(_format_points(read_loader(source, name), name, form))
     if isinstance(source, str | bytes) or hasattr(source, "getbands"):
         what = "one picture" if hasattr(source, "getbands") else f"a {type(source).__name__}"
         raise TypeError(f"{name} is {what}; expected {POINTS_WANTED}. ft.open reads files and folders")
@@ -196,12 +196,12 @@ def read_given(source: Any, name: str, home: NetworkHome | None = None, part: st
         raise ValueError(f"{name} is empty; expected at least one point")
     ids = source.index.tolist() if hasattr(source, "iloc") else None  # a Series
     if hasattr(source, "__array__") or (isinstance(source, list | tuple) and not _holds_objects(source)):
-        return GivenPoints(_all_at_home(array_tensor(source, name), name, home), ids)
+        return GivenPoints(_format_points(array_tensor(source, name), name, form), ids)
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(f"{name} is a {type(source).__name__}; expected {POINTS_WANTED}")
     with torch.random.fork_rng([]):  # a dataset may draw
         items = stack_items([source[i] for i in range(len(source))], name)
-    return GivenPoints(_all_at_home(items, name, home))
+    return GivenPoints(_format_points(items, name, form))
 
 
 def is_opened(source: Any) -> bool:
@@ -229,9 +229,9 @@ def count_labels(y: Any) -> int:
     return y.numel() if isinstance(y, Tensor) else int(np.size(y))
 
 
-def _read_opened(source: Any, name: str, home: NetworkHome | None, part: str) -> GivenPoints:
+def _read_opened(source: Any, name: str, form: PointFormat | None, part: str) -> GivenPoints:
     if part == "all":
-        return GivenPoints(_all_at_home(source.x, name, home), list(source.ids))
+        return GivenPoints(_format_points(source.x, name, form), list(source.ids))
     at = (source.labelled if part == "labelled" else source.pool).tolist()
     if not at and part == "labelled":
         return GivenPoints(None)
@@ -241,23 +241,23 @@ def _read_opened(source: Any, name: str, home: NetworkHome | None, part: str) ->
             f"all the same, give {name}.x"
         )
     x = source.x[torch.as_tensor(at, dtype=torch.int64)]
-    return GivenPoints(_all_at_home(x, name, home), [source.ids[i] for i in at], at=at)
+    return GivenPoints(_format_points(x, name, form), [source.ids[i] for i in at], at=at)
 
 
-def _at_home(t: Tensor, name: str, home: NetworkHome | None) -> Tensor:
-    return t if home is None else home.takes(t, name)
+def _format_tensor(t: Tensor, name: str, form: PointFormat | None) -> Tensor:
+    return t if form is None else form.convert(t, name)
 
 
-def _read_entry(value: Any, name: str, home: NetworkHome | None) -> Tensor:
-    return value if isinstance(value, Tensor) else _at_home(array_tensor(value, name), name, home)
+def _read_entry(value: Any, name: str, form: PointFormat | None) -> Tensor:
+    return value if isinstance(value, Tensor) else _format_tensor(array_tensor(value, name), name, form)
 
 
-def _all_at_home(x: TensorInputs, name: str, home: NetworkHome | None) -> TensorInputs:
+def _format_points(x: TensorInputs, name: str, form: PointFormat | None) -> TensorInputs:
     """The same for one tensor or several. One number for each point is a column, unless it may be a token."""
     if isinstance(x, Tensor):
-        column = x.dim() == 1 and (x.is_floating_point() or (home is not None and not home.embeds))
-        return _at_home(x[:, None] if column else x, name, home)
-    return {key: _at_home(t, f"{name}[{key!r}]", home) for key, t in x.items()}
+        column = x.dim() == 1 and (x.is_floating_point() or (form is not None and not form.embeds))
+        return _format_tensor(x[:, None] if column else x, name, form)
+    return {key: _format_tensor(t, f"{name}[{key!r}]", form) for key, t in x.items()}
 
 
 def check_index(ids: Sequence[Any], name: str) -> None:

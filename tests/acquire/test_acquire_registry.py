@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import foretaste.pick  # noqa: F401  registers random
-from foretaste.acquire import find_strategy, register, registry, strategies
+from foretaste.acquire import StudyHints, find_strategy, register, registry, strategies
 
 pytestmark = pytest.mark.usefixtures("_names")
 
@@ -76,7 +76,7 @@ def test_options_default_to_the_keywords():
 
 
 def test_bad_registrations():
-    with pytest.raises(ValueError, match="select='best' of strategy 'mine'; expected 'top' or 'greedy'"):
+    with pytest.raises(ValueError, match="select='best' of strategy 'mine'; expected 'top', 'greedy', 'own'"):
         register("mine", select="best")
     with pytest.raises(ValueError, match="needs='class' of strategy 'mine'; did you mean 'classes'"):
         register("mine", needs="class")
@@ -151,14 +151,14 @@ def test_two_packages_of_one_name(monkeypatch):
 
 
 def test_what_a_study_needs_to_know_is_declared_beside_the_name():
-    assert find_strategy("gain").calibrates == "scale"
-    assert find_strategy("naive").small == find_strategy("eer_retrain").small == {"epochs": 1}
-    assert {name for name in strategies() if find_strategy(name).trains} == {"ll4al"}
-    assert {name for name in strategies() if find_strategy(name).instant} == {"random"}
+    assert find_strategy("gain").study.calibrates == "scale"
+    assert find_strategy("naive").study.small == find_strategy("eer_retrain").study.small == {"epochs": 1}
+    assert {name for name in strategies() if find_strategy(name).study.trains} == {"ll4al"}
+    assert {name for name in strategies() if find_strategy(name).study.instant} == {"random"}
     with pytest.raises(ValueError, match=r"strategy 'mine' names 'scal'.*did you mean 'scale'"):
-        register("mine", calibrates="scal")(lambda state, scale=None: state)
+        register("mine", study=StudyHints(calibrates="scal"))(lambda state, scale=None: state)
     with pytest.raises(ValueError, match=r"strategy 'mine' names 'epochs'.*it takes: scale"):
-        register("mine", small={"epochs": 1})(lambda state, scale=None: state)
+        register("mine", study=StudyHints(small={"epochs": 1}))(lambda state, scale=None: state)
     assert "mine" not in strategies()
 
 

@@ -16,7 +16,7 @@ from foretaste.acquire.watched_sums import SumTerm
 from foretaste.lookahead import State, factors, from_kernels
 from foretaste.lookahead.dense import DenseState
 from foretaste.pick import select
-from foretaste.pick.select import ProgressCounter, best_rank, find_spent, pick_each
+from foretaste.pick.select import Batch, Oracle, best_rank, find_spent, pick
 
 gain_module = import_module("foretaste.acquire.gain")
 change_module = import_module("foretaste.acquire.change")
@@ -158,20 +158,22 @@ def test_what_an_oracle_answered_before_it_raised_is_kept(kind: type[BaseExcepti
         return y_U[j]
 
     with pytest.raises(kind, match="gone") as caught:
-        pick_each(state, gain, "sequential", 5, torch.Generator().manual_seed(0), ProgressCounter(), ask)
+        pick(find_strategy("gain"), state, five(), select="sequential", oracle=Oracle(ask))
     answered = [(j, y_U[j]) for j in whole[:after]]
     assert caught.value.answered == answered  # type: ignore[attr-defined]
     notes = getattr(caught.value, "__notes__", [])
     assert (str(answered) in "".join(notes)) if after else not notes
 
 
+def five() -> Batch:
+    return Batch(5, torch.Generator().manual_seed(0))
+
+
 def test_a_refused_answer_is_not_among_those_kept() -> None:
     state, _ = synthetic_state(20, 60, 4, "cpu", 0)
     answers = iter([1, 2, 7])
     with pytest.raises(ValueError, match="outside the 4 classes") as caught:
-        pick_each(
-            state, gain, "sequential", 5, torch.Generator().manual_seed(0), ProgressCounter(), lambda j: next(answers)
-        )
+        pick(find_strategy("gain"), state, five(), select="sequential", oracle=Oracle(lambda j: next(answers)))
     assert [y for _, y in caught.value.answered] == [1, 2]  # type: ignore[attr-defined]
     assert len(caught.value.__notes__) == 1
 

@@ -96,7 +96,7 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
         ({"theta_scale": 1j}, "theta_scale is 1j; expected a number above 0"),
         ({"time": torch.zeros(2, 2)}, "time is a Tensor; expected a number above 0, or inf"),
         ({"ridge": -1.0, "loss": "mse"}, "unknown loss.*ridge is -1.0"),
-        ({"watch": 0}, "watch=0 of a pool of 11"),
+        ({"watch": 0}, "watch is 0; expected a whole number of at least 1, or None"),
         ({"watch_by": "contestd"}, "unknown watch_by 'contestd'; did you mean 'contested'"),
         ({"watch": torch.zeros(0, 4).double()}, "watch has no points"),
         ({"watch": torch.zeros(2, 5).double()}, r"watch has points of shape \(5,\); expected \(4,\)"),

@@ -11,7 +11,7 @@ from torch import nn
 from foretaste import acquire
 from foretaste.acquire import register
 from foretaste.data import digits
-from foretaste.lookahead import linearize
+from foretaste.lookahead import KernelSettings, linearize
 from foretaste.network import MLP, fit
 from foretaste.pick import Request, query
 from foretaste.tangent import rank_correlation
@@ -282,7 +282,7 @@ def test_a_registered_function_runs_by_name():
 def test_a_strategy_that_picks_for_itself():
     requests = []
 
-    @register("first", picks=True)
+    @register("first", select="own")
     def first(request: Request, skip=0):
         requests.append(request)
         request.info["skipped"] = skip
@@ -299,7 +299,7 @@ def test_a_strategy_that_picks_for_itself():
     assert q.info["strategy"] == "first"
     assert torch.equal(request.state.pool_net, lin().pool_net)
     for wrong in (lambda r: [0, 0, 1, 2, 3], lambda r: [0], lambda r: [0, 1, 2, 3, 25]):
-        register(f"wrong{id(wrong)}", picks=True)(wrong)
+        register(f"wrong{id(wrong)}", select="own")(wrong)
         with pytest.raises(ValueError, match="expected 5 different positions below 25"):
             ask(strategy=f"wrong{id(wrong)}")
 
@@ -308,7 +308,7 @@ def test_a_strategy_that_picks_for_itself():
 def test_a_request_has_every_setting():
     """Under its own name, and ``state`` is what linearize makes of them."""
     requests = []
-    register("first", picks=True)(lambda request: requests.append(request) or range(request.batch_size))
+    register("first", select="own")(lambda request: requests.append(request) or range(request.batch_size))
     settings = {
         "loss": "ce", "watch": 7, "ridge": RIDGE, "output": "first", "method": "dense", "budget": "1GB",
         "params": ["0.weight"], "seed": 3,
@@ -333,7 +333,7 @@ def test_a_request_has_every_setting():
 
 @pytest.mark.usefixtures("_names")
 def test_a_strategy_may_count_its_own_progress():
-    @register("slow", picks=True)
+    @register("slow", select="own")
     def slow(request):
         for done in range(1, 4):
             request.progress(done, 3)
@@ -348,10 +348,10 @@ def test_a_strategy_may_count_its_own_progress():
 @pytest.mark.usefixtures("_names")
 @pytest.mark.parametrize(("needs", "C", "message"), [("classes", 1, "needs classes"), ("regression", 3, "3 outputs")])
 def test_what_a_picking_strategy_needs_is_checked(needs, C, message):
-    register("first", picks=True, needs=needs)(lambda request: pytest.fail("it was asked"))
+    register("first", select="own", needs=needs)(lambda request: pytest.fail("it was asked"))
     with pytest.raises(ValueError, match=message):
         query(network(C), X_L, Y_L if C > 1 else Y_L.double(), X_U, strategy="first", batch_size=5)
-    register("free", picks=True)(lambda request: range(5))
+    register("free", select="own")(lambda request: range(5))
     assert len(query(nn.Identity(), None, None, X_U, strategy="free", batch_size=5)) == 5  # it is never run
 
 
@@ -386,9 +386,9 @@ def test_a_fifth_of_the_pool_ranks_it_as_all_of_it_does():
 
 @pytest.mark.usefixtures("_names")
 def test_what_a_number_watches_is_declared():
-    with pytest.raises(ValueError, match="watch_by='contestd' of strategy 'x'; did you mean 'contested'"):
-        register("x", watch_by="contestd")
-    with pytest.raises(ValueError, match="'x' picks by itself; watch_by='contested' is for scores"):
-        register("x", picks=True, watch_by="contested")
+    with pytest.raises(ValueError, match="unknown watch_by 'contestd'; did you mean 'contested'"):
+        KernelSettings(watch_by="contestd")
+    with pytest.raises(ValueError, match="'x' picks by itself; kernel= is for scores"):
+        register("x", select="own", kernel=KernelSettings(watch_by="contested"))
     with pytest.raises(ValueError, match='watch_by="contested" needs classes'):
         linearize(network(C=1), X_L, points(6, 3)[:, 0], X_U, watch=5, watch_by="contested")

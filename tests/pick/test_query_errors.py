@@ -73,7 +73,7 @@ def test_all_faults_at_once():
         ({"output": 1.5}, "output is 1.5; expected a whole number"),
         ({"output": math.nan}, "output is nan; expected a whole number.*or one of sum"),
         ({"output": np.arange(3)}, "output is a ndarray; expected a whole number"),
-        ({"watch": 0}, "watch=0 of a pool of 25"),
+        ({"watch": 0}, "watch is 0; expected a whole number of at least 1, or None"),
         ({"watch": True}, "watch is a bool"),
         ({"watch": "all"}, "watch is a str; expected a tensor"),
         ({"watch": X_U[:0]}, "watch has no points"),

@@ -12,12 +12,13 @@ import foretaste as ft
 import foretaste.losses
 import oracles
 import strategy_oracles as slow
+from foretaste.lookahead import KernelSettings
 from foretaste.network import MLP, make_head
 from foretaste.pick import clusters, cover_greedily
 from foretaste.pick.clusters import cluster_points, seed_centres
+from foretaste.pick.herding import expected_calibration_error
 from foretaste.pick.request import Request
 from foretaste.pick.space import COPY_DISTANCE, VectorSpace, find_space
-from foretaste.pick.temperature import expected_calibration_error
 
 L, U, BATCH = 4, 18, 6
 
@@ -37,7 +38,7 @@ class Problem:
     def request(self, seed=0, **kwargs):
         x_L, y_L = (self.x[: self.L], self.y_L) if self.L else (None, None)
         generator = torch.Generator().manual_seed(seed)
-        return Request(self.net, x_L, y_L, self.x[self.L :], BATCH, generator, seed=seed, **kwargs)
+        return Request(self.net, x_L, y_L, self.x[self.L :], BATCH, generator, KernelSettings(seed=seed, **kwargs))
 
     def ask(self, strategy, options=None, n=BATCH, **kwargs):
         x_L, y_L = (self.x[: self.L], self.y_L) if self.L else (None, None)

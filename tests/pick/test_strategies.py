@@ -105,7 +105,7 @@ CALLS = count()
 
 @pytest.mark.usefixtures("_names")
 def test_what_the_broken_ones_are_made_of_keeps_it():
-    register("mine", picks=True, needs="classes")(by_margin)
+    register("mine", select="own", needs="classes")(by_margin)
     check_strategy("mine")
 
 
@@ -135,14 +135,14 @@ def test_what_the_broken_ones_are_made_of_keeps_it():
     ids=lambda v: v[:40] if isinstance(v, str) else "",
 )  # fmt: skip
 def test_each_clause_is_named(clause, fn):
-    register("mine", picks=True, needs="classes")(fn)
+    register("mine", select="own", needs="classes")(fn)
     with pytest.raises(AssertionError, match=clause):
         check_strategy("mine")
 
 
 @pytest.mark.usefixtures("_names")
 def test_after_an_error_too():
-    @register("mine", picks=True, needs="classes")
+    @register("mine", select="own", needs="classes")
     def mine(request):
         request.net.train()
         if request.net(request.x_U).isnan().any():

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from foretaste import report
-from foretaste.acquire import OwnTraining, register, strategies
+from foretaste.acquire import OwnTraining, StudyHints, register, strategies
 from foretaste.data import Images, draw
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, Diverged, fit
@@ -464,12 +464,12 @@ def test_a_strategy_of_ones_own_declares_its_training_scale_and_small_options():
 
     training = OwnTraining(train, ("strength",), {"l2": 0.3, "ce": 0.2})
 
-    @register("own training", trains=training)
+    @register("own training", study=StudyHints(trains=training))
     def own_training(state, trained_on=None):
         seen["query"].append(trained_on)
         return state.pool_mean.amax(1)
 
-    @register("own scale", needs="kernel", calibrates="width", small={"rounds": 1})
+    @register("own scale", needs="kernel", study=StudyHints(calibrates="width", small={"rounds": 1}))
     def own_scale(state, width=None, rounds=9):
         seen["small"].append((width, rounds))
         return state.pool_mean.amax(1)

@@ -82,6 +82,44 @@ def test_points_that_influence_others_than_the_first(n: int, precision: str) -> 
         ft.ntk(net, x, precision=precision)
 
 
+class Influences(nn.Module):
+    """An output depends on the points before it, after it, or on all of the batch."""
+
+    def __init__(self, how: str, ruled: bool) -> None:
+        super().__init__()
+        self.how, self.layer = how, nn.Linear(3, 3)
+        self.weight = nn.Parameter(torch.eye(3, dtype=torch.float64)) if not ruled else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.layer(x) if self.weight is None else torch.tanh(x @ self.weight)
+        if self.how == "before":
+            return f + 0.1 * f.cumsum(0)
+        if self.how == "after":
+            return f + 0.1 * f.flip(0).cumsum(0).flip(0)
+        return f - f.mean(0)
+
+
+@pytest.mark.parametrize("ruled", [True, False])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 13, 40])
+@pytest.mark.parametrize("how", ["before", "after", "mean"])
+def test_points_that_influence_one_another_are_refused(how: str, n: int, ruled: bool) -> None:
+    torch.manual_seed(0)
+    net = Influences(how, ruled).double().eval()
+    with pytest.raises(ValueError, match="points influence one another"):
+        ft.ntk(net, points(n))
+    for strategy in ("cover", "entropy"):
+        with pytest.raises(ValueError, match="points influence one another"):
+            ft.query(net, points(4), [0, 1, 2, 0], points(n), strategy=strategy, batch_size=1)
+
+
+def test_a_query_runs_the_network_six_times() -> None:
+    """The probe, two passes of the survey, L, U, and the points that are checked."""
+    net, x, calls = MLP(4, (8,), 3).eval(), points(40, 4).float(), []
+    net.register_forward_hook(lambda m, args, out: calls.append(len(out)))
+    ft.query(net, x[:10], torch.arange(10) % 3, x[10:], batch_size=3)
+    assert len(calls) == 6, calls
+
+
 class Bare(nn.Module):
     """No layer has a rule."""
 
@@ -294,7 +332,8 @@ def test_the_first_of_the_tensors_that_are_not_finite() -> None:
     ],
 )
 def test_points_of_the_first_and_the_last_chunk_of_each_set_are_checked(sizes, chunk_size, draws) -> None:
-    assert points_to_draw(sizes, chunk_size) == draws
+    assert points_to_draw(sizes, chunk_size, cheap=False) == draws
+    assert points_to_draw(sizes, chunk_size, cheap=True) == {at: (many, many) for at, (_, many) in draws.items()}
 
 
 # Python drops a KeyboardInterrupt that falls into a finalizer, and says so.
@@ -378,10 +417,11 @@ def test_points_of_two_batches_are_checked_in_one_pass() -> None:
     b = replace(b, calls=dict(zip(a.calls, b.calls.values())))  # of the same network, frozen twice
     (joined,) = join_drawn([a, b])
     assert joined.x.shape == (6, 1, 4)
-    assert all(find_same(compare_rows(frozen, survey.layers, joined), torch.float64).values())
+    f_nC = frozen.call_attached(joined.x)
+    assert all(find_same(compare_rows(frozen, survey.layers, joined, f_nC), torch.float64).values())
     for k in range(6):
         moved = {m: [(A, G.index_fill(0, torch.tensor(k), 0.0)) for A, G in pairs] for m, pairs in joined.calls.items()}
-        wrong = compare_rows(frozen, survey.layers, replace(joined, calls=moved))
+        wrong = compare_rows(frozen, survey.layers, replace(joined, calls=moved), frozen.call_attached(joined.x))
         assert not any(find_same(wrong, torch.float64).values())
 
 

@@ -6,7 +6,9 @@ from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
 from foretaste.acquire.cover import cover as cover
 from foretaste.acquire.coverage import Coverage as Coverage
-from foretaste.acquire.coverage import added_coverage as added_coverage
+from foretaste.acquire.coverage import KernelRows as KernelRows
+from foretaste.acquire.coverage import LazyGains as LazyGains
+from foretaste.acquire.coverage import cover_greedily as cover_greedily
 from foretaste.acquire.epig import epig as epig
 from foretaste.acquire.error import eer as eer
 from foretaste.acquire.gain import gain as gain
@@ -19,6 +21,7 @@ from foretaste.acquire.registry import DEFAULT_STRATEGY as DEFAULT_STRATEGY
 from foretaste.acquire.registry import SELECTS as SELECTS
 from foretaste.acquire.registry import OwnTraining as OwnTraining
 from foretaste.acquire.registry import Strategy as Strategy
+from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies

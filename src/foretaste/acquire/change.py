@@ -21,7 +21,7 @@ from foretaste.acquire.predictions import (
 )
 from foretaste.acquire.registry import register
 from foretaste.acquire.watched_sums import SumTerm, can_fuse_sums, sum_terms
-from foretaste.lookahead import State
+from foretaste.lookahead import KernelSettings, State
 from foretaste.losses import probabilities
 
 
@@ -103,7 +103,7 @@ def emoc(state: State, reference: str | None = None) -> Tensor:
     )
 
 
-@register("flips", needs=("kernel", "classes"), options=ChangeOptions, watch_by="contested")
+@register("flips", needs=("kernel", "classes"), options=ChangeOptions, kernel=KernelSettings(watch_by="contested"))
 def flips(state: State, reference: str | None = None) -> Tensor:
     """How many watched predictions would change: |{i : argmax f⁺_i ≠ argmax f_i}|, with the likeliest label.
 

@@ -27,7 +27,7 @@ from foretaste.acquire.gain import check_scale
 from foretaste.acquire.predictions import chance_of_error, finish_scores, labelled, need_classes
 from foretaste.acquire.registry import register
 from foretaste.errors import check_known
-from foretaste.lookahead import PriorKernel, State
+from foretaste.lookahead import KernelSettings, PriorKernel, State
 from foretaste.losses import probabilities
 from foretaste.tangent import float32_products, to_float64
 
@@ -61,6 +61,11 @@ class CoverOptions:
         check_scale(self.scale)
         check_known("space", self.space, COVER_SPACES)
 
+    def check_points(self, x_U: Any) -> None:
+        """Raise if the correlations of the inputs are asked for, and these are no vectors."""
+        if self.space == "inputs" and not has_input_vectors({"U": x_U}):
+            raise ValueError(NO_INPUT_VECTORS)
+
 
 def covered_errors(state: State, scale: float | None = None, space: str = "auto") -> Coverage:
     """F of a state, as a greedy batch needs it."""
@@ -74,15 +79,9 @@ def covered_errors(state: State, scale: float | None = None, space: str = "auto"
     return Coverage(lambda at: kappa2_UW[at], covered_W, weight_W, {"space": used})
 
 
-def check_cover_points(x_U: Any, scale: float | None = None, space: str = "auto") -> None:
-    """Raise if the correlations of the inputs are asked for, and these are no vectors."""
-    if space == "inputs" and not has_input_vectors({"U": x_U}):
-        raise ValueError(NO_INPUT_VECTORS)
-
-
 @register(
-    "cover", select="greedy", needs=("kernel", "classes"), options=CoverOptions, ridge="misfit", output="signs",
-    coverage=covered_errors, check_points=check_cover_points,
+    "cover", select=covered_errors, needs=("kernel", "classes"), options=CoverOptions,
+    kernel=KernelSettings(output="signs", ridge="misfit"),
 )  # fmt: skip
 def cover(state: State, scale: float | None = None, space: str = "auto") -> Tensor:
     """Coverage of the expected error: how much a label at j adds to F(B) = Σ_i e_i max_{j ∈ L∪B} κ_ij².

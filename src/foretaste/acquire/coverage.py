@@ -1,11 +1,24 @@
-"""Coverage: a point is served by the one chosen point nearest to it. ``cover`` is one, herding and ProbCover others."""
+"""Coverage: a point is served by the one chosen point nearest to it. ``cover`` is one, herding and ProbCover others.
+
+    F(B) = Σ_i w_i max_{j ∈ L∪B} k_ij
+
+with k between 0 and 1 and w_i ≥ 0. F is submodular: what a candidate adds only shrinks as B grows. So greedy is within
+1 − 1/e of the best batch, and ``cover_greedily`` is lazy.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from foretaste.errors import counted
+
+KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
+FIRST_LOOK, FIRST_LOOK_GPU = 4, 32  # on a GPU so many cost what one does
+LAZY_ROUNDING = 1e-12  # of a gain: bounds within it of the best are computed again
 
 COVER_CHUNK = 2**18  # numbers of k at a time: 2 MB, which stay in the cache
 COVER_CHUNK_GPU = 2**24
@@ -21,16 +34,118 @@ class Coverage:
     info: what goes into ``q.info``.
     """
 
-    rows: Callable[[Any], Tensor]
+    rows: KernelRows
     covered_W: Tensor
     weight_W: Tensor
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-def added_coverage(rows: Callable[[Any], Tensor], at_n: Tensor, covered_W: Tensor, weight_W: Tensor) -> Tensor:
+def added_coverage(rows: KernelRows, at_n: Tensor, covered_W: Tensor, weight_W: Tensor) -> Tensor:
     """(n,): what each of the candidates ``at_n`` alone would add to F, Σ_i w_i max(k_ij − c_i, 0)."""
     step = max(1, (COVER_CHUNK if covered_W.is_cpu else COVER_CHUNK_GPU) // max(1, len(covered_W)))
     # One buffer for all parts: fresh pages cost more than the arithmetic.
     room = covered_W.new_empty(min(step, len(at_n)), len(covered_W))
     parts = at_n.split(step)
     return torch.cat([torch.sub(rows(n), covered_W, out=room[: len(n)]).clamp_min_(0) @ weight_W for n in parts])
+
+
+def cover_greedily(
+    rows: KernelRows,
+    covered_W: Tensor,
+    U: int,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    weight_W: Tensor | None = None,
+    order_U: Tensor | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
+
+    Args:
+        rows: candidates -> (n, W), their k with the points to cover.
+        covered_W: c_i, how well what is labelled covers i; 0 where nothing does.
+        U: the number of candidates.
+        batch_size: how many to pick.
+        generator: draws the order in which ties are broken, and the rest is taken when nothing adds to F any more.
+        weight_W: w_i ≥ 0; None is 1.
+        order_U: that order, where it is given.
+        progress: called with (done, total) after each pick.
+
+    Returns:
+        The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
+
+    Raises:
+        ValueError: k or w is NaN, which cannot be ranked.
+    """
+    weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
+
+    def gains(at: Tensor) -> Tensor:
+        return added_coverage(rows, at, covered_W, weight_W)
+
+    first_U = gains(torch.arange(U, device=covered_W.device))
+    if (bad := first_U.isnan()).any():
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
+    order_U = torch.randperm(U, generator=generator) if order_U is None else order_U
+    lazy, picks = LazyGains(first_U, order_U), list[int]()
+    while len(picks) < batch_size:
+        best, gain = lazy.pop(gains)
+        if not gain > 0:
+            picks += lazy.others(picks)[: batch_size - len(picks)]
+            break
+        picks.append(best)
+        covered_W = torch.maximum(covered_W, rows(torch.tensor([best], device=covered_W.device))[0])
+        if progress is not None:
+            progress(len(picks), batch_size)
+    return torch.tensor(picks, dtype=torch.int64), first_U
+
+
+class LazyGains:
+    """Candidates by a bound on their gain, the highest first, equal ones in the order of ``order_U``.
+
+    Lazy greedy (Minoux 1978): where gains only shrink as a batch grows, an old gain is a bound on the new one. So few
+    gains are computed again for each pick: those whose bound is above the best gain so far. The picks are those of
+    plain greedy, which computes all. The gains that it starts with are exact. ``look``: candidates computed again at
+    first; twice as many each time that is not enough.
+    """
+
+    def __init__(self, gains_U: Tensor, order_U: Tensor, look: int = FIRST_LOOK) -> None:
+        self.order = order_U.tolist()
+        self.device, self.look = gains_U.device, look if gains_U.is_cpu else max(look, FIRST_LOOK_GPU)
+        gains = gains_U.tolist()
+        self.heap = [(-gains[j], place) for place, j in enumerate(self.order)]  # negative: the least comes first
+        heapify(self.heap)
+        self.exact = True
+
+    def pop(self, gains: Callable[[Tensor], Tensor]) -> tuple[int, float]:
+        """Take out the candidate of the highest gain, the first in ``order`` among equals, and return it and its gain.
+
+        gains: positions (n,) -> their gains (n,), at most those that were computed before.
+        """
+        if self.exact:
+            self.exact = False
+            bound, place = heappop(self.heap)
+            return self.order[place], -bound
+        computed: list[tuple[float, int]] = []
+        look = self.look
+        while self.heap and not (computed and _is_behind(self.heap[0], computed[0])):
+            places = [heappop(self.heap)[1] for _ in range(min(look, len(self.heap)))]
+            found = gains(torch.tensor([self.order[p] for p in places], device=self.device)).tolist()
+            for gain, place in zip(found, places):
+                heappush(computed, (-gain, place))
+            look *= 2
+        best, place = heappop(computed)
+        for other in computed:
+            heappush(self.heap, other)
+        return self.order[place], -best
+
+    def others(self, picks: list[int]) -> list[int]:
+        """The candidates that are not among ``picks``, in their order."""
+        taken = set(picks)
+        return [j for j in self.order if j not in taken]
+
+
+def _is_behind(bound: tuple[float, int], best: tuple[float, int]) -> bool:
+    """Whether a candidate with this bound cannot be before the best; both are (−gain, place)."""
+    return -bound[0] < -best[0] - LAZY_ROUNDING * abs(best[0]) or (bound[0] == best[0] and bound[1] > best[1])

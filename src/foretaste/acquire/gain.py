@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from foretaste.acquire.predictions import cached_blocks, finish_scores, need_classes
-from foretaste.acquire.registry import register
+from foretaste.acquire.registry import StudyHints, register
 from foretaste.acquire.variance import whiten_columns
 from foretaste.acquire.watched_sums import (
     RISE_BITS,
@@ -27,7 +27,7 @@ from foretaste.acquire.watched_sums import (
     can_fuse_sums,
     sum_terms,
 )
-from foretaste.lookahead import DenseState, State
+from foretaste.lookahead import DenseState, KernelSettings, State
 
 GAIN_CHUNK = 2**20  # numbers worked on at a time: with fewer, threads spend their time waking up
 WORTH_QUICK_RISE = 2**20  # pairs (i, j) from which float32 is used
@@ -54,8 +54,8 @@ def check_scale(scale: float | None) -> None:
 
 
 @register(
-    "gain", select="greedy", needs=("kernel", "classes"), options=GainOptions, calibrates="scale", watch_by="contested",
-    first="cover",
+    "gain", select="greedy", needs=("kernel", "classes", "labels"), options=GainOptions,
+    kernel=KernelSettings(watch_by="contested"), study=StudyHints(calibrates="scale"),
 )  # fmt: skip
 def gain(state: State, scale: float | None = None) -> Tensor:
     """The expected gain in accuracy: Σ_i τ_ij ψ(g_i / τ_ij), the expected rise of Σ_i max_c f_i(c).

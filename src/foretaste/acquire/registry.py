@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from foretaste.acquire.coverage import Coverage
 from foretaste.errors import did_you_mean
-from foretaste.lookahead import WATCH_BY
+from foretaste.lookahead import KernelSettings
 
 ENTRY_POINT_GROUP = "foretaste.acquire"
 SELECTS = ("top", "greedy", "sequential", "fantasy")
-NEEDS = ("kernel", "classes", "regression")
+NEEDS = ("kernel", "classes", "regression", "labels")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,39 +25,56 @@ class OwnTraining:
         ``foretaste.network.fit``, trains ``net`` in place and returns a ``foretaste.network.Fit``.
     options: the names of its own options, which an arm of a study may set.
     max_lr: its default learning rate, by the name of the loss.
-    untrained: not used any more: a training that diverges at lower learning rates too ends the study.
     """
 
     fit: Callable[..., tuple[Any, dict[str, Any]]]
     options: tuple[str, ...]
     max_lr: Mapping[str, float]
-    untrained: Callable[..., dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class StudyHints:
+    """What a study does for a strategy. A query needs none of it.
+
+    trains: its own training, which a study runs in the place of ``foretaste.network.fit``.
+    calibrates: the option that holds the scale s² of the posterior's variance. A study calibrates it from the labels of
+        each batch, unless the option is given.
+    small: options that make it quick, for a study shrunk by ``--smoke``.
+    instant: a query takes next to no time. A study does not measure it for its estimate.
+    """
+
+    trains: OwnTraining | None = None
+    calibrates: str | None = None
+    small: Mapping[str, Any] = field(default_factory=dict)
+    instant: bool = False
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A registered function and how it is used.
+    """A registered function and how it is used; ``register`` explains the fields.
 
-    ``fn(state, **options) -> (U,) scores``, or with ``picks`` ``fn(request, **options) -> positions``, or positions
-    and scores: see ``foretaste.pick.Request``. ``register`` explains the other fields.
+    ``fn(state, **options) -> (U,) scores``. With ``select="own"``, ``fn(request, **options) -> positions``, or
+    positions and scores: see ``foretaste.pick.Request``.
     """
 
     name: str
     fn: Callable[..., Any]
     select: str = "top"
     needs: tuple[str, ...] = ()
-    picks: bool = False
     options: type | None = None
-    trains: OwnTraining | None = None
-    calibrates: str | None = None
-    small: Mapping[str, Any] = field(default_factory=dict)
-    instant: bool = False
-    watch_by: str = "random"
-    ridge: str | None = None
-    output: str = "sum"
+    kernel: KernelSettings = field(default_factory=KernelSettings)
+    study: StudyHints = field(default_factory=StudyHints)
     coverage: Callable[..., Coverage] | None = None
-    first: str | None = None
-    check_points: Callable[..., None] | None = None
+
+    @property
+    def picks(self) -> bool:
+        """Whether it picks a batch by itself."""
+        return self.select == "own"
+
+    @property
+    def covers_first(self) -> bool:
+        """Whether ``ft.query`` covers the pool with it, or in its place, while nothing is labelled."""
+        return self.coverage is not None or "labels" in self.needs
 
     def check(self, C: int) -> None:
         """Raise if it is for another kind of network than one of C outputs."""
@@ -72,11 +89,11 @@ class Strategy:
 
     def kernel_output(self, asked: str | int) -> str | int:
         """The output of its kernel: its own where "auto" is asked for."""
-        return self.output if isinstance(asked, str) and asked == "auto" else asked
+        return self.kernel.output if isinstance(asked, str) and asked == "auto" else asked
 
-    def settings(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The options, checked against the strategy's dataclass, as keywords for ``fn``."""
-        known = [f.name for f in fields(self.options)] if self.options else []
+    def settings(self, given: Mapping[str, Any] | None, x_U: Any = None) -> dict[str, Any]:
+        """The options, checked against the strategy's dataclass and the points, as keywords for ``fn``."""
+        known = option_names(self.options)
         for key in given or {}:
             if key not in known:
                 raise ValueError(
@@ -85,7 +102,13 @@ class Strategy:
         if self.options is None:
             return {}
         options = self.options(**(given or {}))
+        if x_U is not None and hasattr(options, "check_points"):
+            options.check_points(x_U)
         return {name: getattr(options, name) for name in known}  # as they are: asdict would copy networks and tensors
+
+
+def option_names(options: type | None) -> list[str]:
+    return [f.name for f in fields(options)] if options else []
 
 
 DEFAULT_STRATEGY = "cover"  # of a query, for classes
@@ -96,44 +119,29 @@ _strategies: dict[str, Strategy] = {}
 def register(
     name: str,
     *,
-    select: str = "top",
+    select: str | Callable[..., Coverage] = "top",
     needs: str | Sequence[str] = (),
-    picks: bool = False,
     options: type | None = None,
-    trains: OwnTraining | None = None,
-    calibrates: str | None = None,
-    small: Mapping[str, Any] | None = None,
-    instant: bool = False,
-    watch_by: str = "random",
-    ridge: str | None = None,
-    output: str = "sum",
-    coverage: Callable[..., Coverage] | None = None,
-    first: str | None = None,
-    check_points: Callable[..., None] | None = None,
+    kernel: KernelSettings | None = None,
+    study: StudyHints | None = None,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
     Args:
         name: the name; one that is registered already raises.
-        select: what ``select="auto"`` means for it, "top" or "greedy".
-        needs: "classes" or "regression", and other networks are refused; "kernel", which is then computed before the
-            function is called, and timed.
-        picks: the function takes a ``foretaste.pick.Request`` and chooses a batch itself.
-        options: a dataclass of its settings. Default: made of the keywords that the function takes.
-        trains: its own training, which a study runs in the place of ``foretaste.network.fit``.
-        calibrates: the option that holds the scale s² of the posterior's variance. A study calibrates it from the
-            labels of each batch, unless the option is given.
-        small: options that make it quick, for a study shrunk by ``--smoke``.
-        instant: a query takes next to no time. A study does not measure it for its estimate.
-        watch_by: which points of the pool a number in ``watch`` takes: "random", or "contested" for a score to which
-            points far from a change of class add nothing. See ``ft.linearize``.
-        ridge: the λ of its state where the caller gives none: None, or "misfit". See ``ft.linearize``.
-        output: the output of its kernel where the caller gives none. See ``ft.ntk``.
-        coverage: for a score that is what a candidate adds to a coverage F: ``coverage(state, **options) ->
-            foretaste.acquire.Coverage``. Then a greedy batch is grown on F itself, which is cheaper and better than
-            conditioning on each pick.
-        first: the strategy that chooses in its place while nothing is labelled, with select="auto".
-        check_points: ``check_points(x_U, **options)`` raises where the points do not fit the options, before any work.
+        select: what ``select="auto"`` means for it. "top" (default): the highest scores. "greedy": one by one, each
+            pick conditioned on. "own": the function takes a ``foretaste.pick.Request`` and picks a batch itself. Or,
+            for a score that is what a candidate adds to a coverage F, a function ``coverage(state, **options) ->
+            foretaste.acquire.Coverage``: a greedy batch is then grown on F itself, which is cheaper and better.
+        needs: one or several. "classes" or "regression": other networks are refused. "kernel": it is computed before
+            the function is called, and timed. "labels": while nothing is labelled, ``ft.query`` covers the pool
+            (``cover``) instead.
+        options: a dataclass of its settings. Its method ``check_points(x_U)``, if there is one, raises before any work
+            where the points do not fit. Default: made of the keywords that the function takes.
+        kernel: the output, ridge and watch_by of its state where the caller of ``ft.query`` gives none, as
+            ``foretaste.lookahead.KernelSettings(output=..., ridge=..., watch_by=...)``. See ``ft.linearize``.
+        study: what a study does for it, a ``foretaste.acquire.StudyHints``: its own training, a calibration, options
+            for a small run.
 
     Returns:
         A decorator, which returns the function itself.
@@ -148,35 +156,29 @@ def register(
     """
     if name in _strategies:
         raise ValueError(f"strategy {name!r} is already registered, by {_strategies[name].fn!r}; choose another name")
-    if select not in ("top", "greedy"):
-        raise ValueError(f"select={select!r} of strategy {name!r}; expected 'top' or 'greedy'")
+    coverage, how = (select, "greedy") if callable(select) else (None, select)
+    if how not in ("top", "greedy", "own"):
+        raise ValueError(f"select={how!r} of strategy {name!r}; expected 'top', 'greedy', 'own' or a coverage")
     needs = (needs,) if isinstance(needs, str) else tuple(needs)
     for need in needs:
         if need not in NEEDS:
             raise ValueError(f"needs={need!r} of strategy {name!r}{did_you_mean(need, NEEDS, 'Known')}")
-    if watch_by not in WATCH_BY:
-        raise ValueError(f"watch_by={watch_by!r} of strategy {name!r}{did_you_mean(watch_by, WATCH_BY)}")
-    if picks and watch_by != "random":
-        raise ValueError(f"strategy {name!r} picks by itself; watch_by={watch_by!r} is for scores, leave it out")
-    if picks and (ridge is not None or coverage is not None):
-        raise ValueError(f"strategy {name!r} picks by itself; ridge and coverage are for scores, leave them out")
+    if how == "own" and kernel is not None:
+        raise ValueError(f"strategy {name!r} picks by itself; kernel= is for scores, leave it out")
     if options is not None and not (isinstance(options, type) and is_dataclass(options)):
         raise TypeError(f"options of strategy {name!r} is {options!r}; expected a dataclass")
+    hints = study or StudyHints()
 
     def keep(fn: F) -> F:
-        own_options = options or _keywords(name, fn)
-        made = Strategy(
-            name, fn, select, needs, picks, own_options, trains, calibrates, dict(small or {}), instant, watch_by,
-            ridge, output, coverage, first, check_points,
-        )  # fmt: skip
-        known = [f.name for f in fields(made.options)] if made.options else []
-        for option in (*([calibrates] if calibrates is not None else []), *made.small):
+        own = options or _keywords(name, fn)
+        known = option_names(own)
+        for option in (*([hints.calibrates] if hints.calibrates is not None else []), *hints.small):
             if option not in known:
                 raise ValueError(
                     f"calibrates or small of strategy {name!r} names {option!r}, which is not one of its options"
                     f"{did_you_mean(option, known, 'It takes')}"
                 )
-        _strategies[name] = made
+        _strategies[name] = Strategy(name, fn, how, needs, own, kernel or KernelSettings(), hints, coverage)
         return fn
 
     return keep

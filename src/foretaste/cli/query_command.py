@@ -157,7 +157,7 @@ def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
     from foretaste.acquire import find_strategy
 
     how, found = describe_network(problem) + ("" if problem.predicts else ", untrained"), find_strategy(strategy)
-    covers = found.coverage is not None or found.first is not None
+    covers = found.covers_first
     what = f"points that cover the pool by the kernel of a network ({how})" if covers else strategy
     return f"This is a first batch: {what}. Label it, then ask again."
 
@@ -217,9 +217,7 @@ def check_query_settings(
     problem: "LabellingProblem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
 ) -> None:
     """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
-    import torch
-
-    from foretaste.pick import Request, check_request
+    from foretaste.pick import check_query
 
     if select == "sequential":
         raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
@@ -227,19 +225,20 @@ def check_query_settings(
     if isinstance(output, int) and output >= outputs:
         expected = "0" if outputs == 1 else f"0 to {outputs - 1}"
         raise ValueError(f"--output {output} and the network has {counted(outputs, 'output')}; expected {expected}")
-    request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
-    found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
+    found = check_query(
+        problem.net, strategy=strategy, select=select, batch_size=batch_size, x_U=problem.x_U, ids=problem.ids,
+        options=options, loss=problem.loss, **how,
+    ).how  # fmt: skip
     if {"classes", "regression"} & {*found.needs}:
         found.check(outputs)
-    covers = found.coverage is not None or (found.first is not None and select == "auto")
+    covers = found.covers_first and (found.coverage is not None or select == "auto")
     if not problem.predicts and "classes" in found.needs and not covers:
         raise ValueError(
             f"{problem.points.where} has no labels, and strategy {strategy!r} asks what a trained network predicts, or "
             "how many classes there are; leave --strategy out (the default covers the pool), or label a few points of "
             "each class first"
         )
-    if found.check_points is not None:
-        found.check_points(problem.feed(problem.x_U[:1]), **found.settings(options))
+    found.settings(options, problem.feed(problem.x_U[:1]))
     if found.picks:
         rehearse_query(problem, strategy=strategy, options=options, **how)
 
@@ -398,7 +397,7 @@ def explain_picks(
         return {}, ""
     how = ft.acquire.find_strategy(ask["strategy"])
     output = how.kernel_output(ask["output"])
-    ridge = how.ridge if ask["ridge"] is None else ask["ridge"]
+    ridge = how.kernel.ridge if ask["ridge"] is None else ask["ridge"]
     U = len(p.x_U)
     watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values
     try:

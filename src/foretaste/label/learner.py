@@ -18,7 +18,7 @@ from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id,
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
-from foretaste.lookahead import check_settings
+from foretaste.lookahead import KernelSettings
 from foretaste.tangent import Output, Params, freeze, probe_outputs
 
 
@@ -112,7 +112,7 @@ class Learner:
                 f"ridge is {ridge!r}, and a learner takes a number, or None for 1e-6 of the mean diagonal of Θ; "
                 '"misfit" is for ft.query and ft.linearize'
             )
-        check_settings(ridge, "auto", loss, float("inf"), 1.0 if theta_scale is None else theta_scale)
+        KernelSettings(ridge=ridge, loss=loss, theta_scale=theta_scale)
         check_callable("train", train, "(net, x, y)")
         if output == "full":
             raise ValueError('output="full" is not for live labelling: it takes C² times the memory; use "sum"')
@@ -132,7 +132,7 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
-        settings = replace(settings, watch_by=ask.how.watch_by, output=ask.how.kernel_output(output))
+        settings = replace(settings, watch_by=ask.how.kernel.watch_by, output=ask.how.kernel_output(output))
         self._hold(Session(items, kind, settings, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
         for p, y in taught.items():

@@ -366,7 +366,7 @@ class Session:
         ask = ask_settings(strategy, options, kind, seed)
         settings = ModelSettings(
             loss, output, names if params is None else params, ridge, budget, watch, window, seed, theta_scale,
-            ask.how.watch_by,
+            ask.how.kernel.watch_by,
         )  # fmt: skip
         plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed)
         items = make_pool(pool, found["ids"])

@@ -4,15 +4,16 @@ Labels as users give them are read in ``foretaste.given``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretaste.errors import counted
-from foretaste.given import ClassName, label_tensor, labels_as_numbers, resolve_class_names
-from foretaste.losses import LOSSES
+from foretaste.given import ClassName, holds_classes, label_tensor, labels_as_numbers, resolve_class_names
+from foretaste.lookahead.settings import KernelSettings
+from foretaste.losses import LOSSES, BinaryOutputs
 from foretaste.tangent import Params
 
 
@@ -28,7 +29,7 @@ class LabelRules:
     regression: bool
     loss: str
     device: torch.device  # of the network, where given labels must be
-    home: torch.device  # of the float64 algebra
+    float64_device: torch.device  # of the float64 algebra
     names: tuple[ClassName, ...] | None = None
     binary: bool = False
 
@@ -80,8 +81,8 @@ class LabelRules:
                 f"{name} has {counted(int(bad.sum()), 'label')} outside the {self.C} classes of the network's outputs, "
                 f"first {int(t[first])} at {first}; expected 0 to {self.C - 1}. If they are names, give classes="
             )
-        one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.home)
-        return one_hot.scatter_(1, t.long().to(self.home)[:, None], 1.0)
+        one_hot = torch.zeros(len(t), self.C, dtype=torch.float64, device=self.float64_device)
+        return one_hot.scatter_(1, t.long().to(self.float64_device)[:, None], 1.0)
 
     def _floats(self, t: Tensor, name: str) -> Tensor:
         if t.dim() == 1 and self.C == 1:
@@ -94,7 +95,7 @@ class LabelRules:
             raise ValueError(
                 f"{name} has {int((~finite).sum())} NaN or infinite values, first at {row}; drop those points"
             )
-        t = t.to(self.home, torch.float64)
+        t = t.to(self.float64_device, torch.float64)
         if not LOSSES[self.loss].accepts(t, 1e-6):
             raise ValueError(
                 f'{name} has rows that are not probabilities; loss="{self.loss}" needs rows ≥ 0 that sum to 1'
@@ -107,7 +108,7 @@ def label_rules(
     C: int,
     loss: str,
     device: torch.device,
-    home: torch.device,
+    float64_device: torch.device,
     classes: Sequence[ClassName] | None = None,
     binary: bool = False,
 ) -> LabelRules:
@@ -122,7 +123,20 @@ def label_rules(
             )
     if C == 1 and not LOSSES[loss].quadratic:
         raise ValueError(f'loss="{loss}" needs an output for each class; this network has one. Use loss="l2"')
-    return LabelRules(C, C == 1, loss, device, home, names, binary)
+    return LabelRules(C, C == 1, loss, device, float64_device, names, binary)
+
+
+def settle_binary(
+    net: nn.Module, C: int, y_L: Any, settings: KernelSettings, classes: Sequence[ClassName] | None
+) -> tuple[nn.Module, int, KernelSettings]:
+    """A network of one output and two classes, as one of two outputs, C = 2, and the settings for it.
+
+    Other networks come back as they are.
+    """
+    if C > 1 or not holds_classes(y_L, settings.loss, classes):
+        return net, C, settings
+    two = BinaryOutputs(net, settings.loss)
+    return two, 2, replace(settings, output=two.kernel_output, params=binary_params(settings.params))
 
 
 def binary_params(params: Params) -> Params:

@@ -1,5 +1,6 @@
 """Which points to label next (Eq. 1): by score, at once or one by one, or by a strategy that picks for itself."""
 
+from foretaste.acquire import cover_greedily as cover_greedily
 from foretaste.pick.badge import badge as badge
 from foretaste.pick.clusters import coreset as coreset
 from foretaste.pick.clusters import kmeans as kmeans
@@ -9,8 +10,6 @@ from foretaste.pick.determinant import dpp as dpp
 from foretaste.pick.dropout import bald as bald
 from foretaste.pick.dropout import batchbald as batchbald
 from foretaste.pick.dropout import draw_networks as draw_networks
-from foretaste.pick.gradient_length import egl as egl
-from foretaste.pick.herding import cover_greedily as cover_greedily
 from foretaste.pick.herding import maxherding as maxherding
 from foretaste.pick.herding import probcover as probcover
 from foretaste.pick.herding import uherding as uherding
@@ -19,15 +18,18 @@ from foretaste.pick.infinite_width import gp_predict as gp_predict
 from foretaste.pick.infinite_width import infinite as infinite
 from foretaste.pick.ll4al import ll4al as ll4al
 from foretaste.pick.naive import eer_retrain as eer_retrain
+from foretaste.pick.naive import egl as egl
 from foretaste.pick.naive import naive as naive
 from foretaste.pick.naive import onestep as onestep
-from foretaste.pick.query import check_request as check_request
+from foretaste.pick.query import check_query as check_query
 from foretaste.pick.query import query as query
 from foretaste.pick.request import Query as Query
 from foretaste.pick.request import Request as Request
+from foretaste.pick.select import Batch as Batch
+from foretaste.pick.select import Oracle as Oracle
+from foretaste.pick.select import Picked as Picked
 from foretaste.pick.select import ProgressCounter as ProgressCounter
-from foretaste.pick.select import pick_covering as pick_covering
-from foretaste.pick.select import pick_each as pick_each
+from foretaste.pick.select import pick as pick
 from foretaste.pick.select import random as random
 from foretaste.pick.stop import Budget as Budget
 from foretaste.pick.stop import ErrorLeft as ErrorLeft

@@ -61,7 +61,7 @@ class BadgeOptions:
             raise ValueError(f"layer={self.layer!r} of strategy 'badge'; expected the name of a module, or None")
 
 
-@register("badge", needs="classes", picks=True, options=BadgeOptions)
+@register("badge", needs="classes", select="own", options=BadgeOptions)
 def badge(
     request: Request, gradient: str = "loss", first: str = "largest", bias: bool = False, layer: str | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,7 @@ def _refill(near_N: Tensor, d_N: Tensor, K: int, fixed: int) -> Tensor:
 # --- one point of each cluster ---
 
 
-@register("kmeans", picks=True, options=SpaceOptions)
+@register("kmeans", select="own", options=SpaceOptions)
 def kmeans(request: Request, space: str = "auto", layer: str | None = None) -> Tensor:
     """k-means: as many clusters as picks, and of each the candidate nearest to its mean; large clusters first.
 
@@ -138,7 +138,7 @@ class TypiClustOptions(SpaceOptions):
             whole_number(f"{name} of strategy 'typiclust'", getattr(self, name), least)
 
 
-@register("typiclust", picks=True, options=TypiClustOptions)
+@register("typiclust", select="own", options=TypiClustOptions)
 def typiclust(
     request: Request,
     space: str = "auto",
@@ -206,7 +206,7 @@ class CoreSetOptions(SpaceOptions):
     space: str = "last"
 
 
-@register("coreset", picks=True, options=CoreSetOptions)
+@register("coreset", select="own", options=CoreSetOptions)
 def coreset(request: Request, space: str = "last", layer: str | None = None) -> tuple[Tensor, Tensor]:
     """Core-set (Sener and Savarese 2018), k-centre greedy: each pick is the candidate farthest from L and the picks.
 
@@ -243,7 +243,7 @@ class LCMDOptions(SpaceOptions):
     space: str = "tangent"
 
 
-@register("lcmd", picks=True, options=LCMDOptions)
+@register("lcmd", select="own", options=LCMDOptions)
 def lcmd(request: Request, space: str = "tangent", layer: str | None = None) -> tuple[Tensor, Tensor]:
     """LCMD (Holzmüller et al. 2022): the farthest point of the largest cluster. For classes and for regression.
 

@@ -37,7 +37,7 @@ class DPPOptions(SpaceOptions):
         real_number("noise of strategy 'dpp'", self.noise, 0, above=True)
 
 
-@register("dpp", picks=True, options=DPPOptions)
+@register("dpp", select="own", options=DPPOptions)
 def dpp(
     request: Request,
     space: str = "tangent",

@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretaste.acquire import register
+from foretaste.acquire import LazyGains, StudyHints, register
 from foretaste.errors import real_number, whole_number
 from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import probabilities
 from foretaste.pick.badge import find_last_layer, last_layer_inputs
-from foretaste.pick.lazy import LazyGains
 from foretaste.pick.request import Request
 from foretaste.pick.select import highest_scores
 from foretaste.tangent import FrozenNetwork, check_inputs, outputs
@@ -53,7 +52,7 @@ class DropoutOptions:
             raise ValueError(f'layer={self.layer!r} is where a rate drops units; give options={{"rate": 0.5}} too')
 
 
-@register("bald", needs="classes", picks=True, options=DropoutOptions, small={"samples": 10})
+@register("bald", needs="classes", select="own", options=DropoutOptions, study=StudyHints(small={"samples": 10}))
 def bald(
     request: Request, samples: int = 100, rate: float | None = None, layer: str | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -97,7 +96,7 @@ class BatchBALDOptions(DropoutOptions):
         whole_number("configurations", self.configurations, 1)
 
 
-@register("batchbald", needs="classes", picks=True, options=BatchBALDOptions, small={"samples": 10})
+@register("batchbald", needs="classes", select="own", options=BatchBALDOptions, study=StudyHints(small={"samples": 10}))
 def batchbald(
     request: Request,
     samples: int = 100,
@@ -130,7 +129,8 @@ def batchbald(
     """
     p_KUC = draw_networks(request, samples, rate, layer, "batchbald")
     scores_U = mutual_information(p_KUC)
-    lazy = LazyGains(scores_U, request.generator, look=16)  # weighing the draws costs as much as that
+    order_U = torch.randperm(request.U, generator=request.generator)
+    lazy = LazyGains(scores_U, order_U, look=16)  # weighing the draws costs as much as that
     joint, picks = JointLabels(p_KUC, configurations, request.generator), list[int]()
     while len(picks) < request.batch_size:
         best, gain = lazy.pop(joint.gains)

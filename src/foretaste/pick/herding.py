@@ -2,81 +2,32 @@
 
     F(B) = Σ_i w_i max_{j ∈ L∪B} k_ij
 
-with k a kernel between 0 and 1 and w_i ≥ 0 a weight. F is submodular: what a candidate adds only shrinks as B grows.
-So greedy is within 1 − 1/e of the best batch, and ``cover_greedily`` is lazy. The strategies differ in k and w.
+with k a kernel between 0 and 1 and w_i ≥ 0 a weight, grown greedily (acquire/coverage.py). The strategies differ in k
+and w.
 """
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foretaste.acquire import added_coverage, register
-from foretaste.errors import counted, real_number, whole_number
+from foretaste.acquire import KernelRows, cover_greedily, register
+from foretaste.errors import real_number, whole_number
+from foretaste.lookahead import BinaryOutputs, label_rules
 from foretaste.losses import probabilities
+from foretaste.network import fit
 from foretaste.pick.clusters import cluster_points
-from foretaste.pick.lazy import LazyGains
 from foretaste.pick.request import Request
 from foretaste.pick.space import Space, SpaceOptions, find_similarity, find_space, pool_outputs
-from foretaste.pick.temperature import calibrate_by_split
-from foretaste.tangent import resolve_budget
+from foretaste.tangent import freeze, outputs, resolve_budget
 
-KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
+SPLIT_TEMPERATURES = 1 + 0.1 * torch.arange(190, dtype=torch.float64)  # the authors' grid
+HELD_OUT = 0.3  # of L
+OTHER_WAY = 'use options={"temperature": 1.0}, or another number'
 Kernel = Callable[[Tensor, slice], Tensor]  # positions a and a slice b of a space's points -> k, (a, b)
-
-
-# --- the greedy batch ---
-
-
-def cover_greedily(
-    rows: KernelRows,
-    covered_W: Tensor,
-    U: int,
-    batch_size: int,
-    generator: torch.Generator,
-    *,
-    weight_W: Tensor | None = None,
-    progress: Callable[[int, int], object] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
-
-    Args:
-        rows: candidates -> (n, W), their k with the points to cover.
-        covered_W: c_i, how well what is labelled covers i; 0 where nothing does.
-        U: the number of candidates.
-        batch_size: how many to pick.
-        generator: breaks ties. When nothing adds to F any more, the rest is drawn at random.
-        weight_W: w_i ≥ 0; None is 1.
-        progress: called with (done, total) after each pick.
-
-    Returns:
-        The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
-
-    Raises:
-        ValueError: k or w is NaN, which cannot be ranked.
-    """
-    weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
-
-    def gains(at: Tensor) -> Tensor:
-        return added_coverage(rows, at, covered_W, weight_W)
-
-    first_U = gains(torch.arange(U, device=covered_W.device))
-    if (bad := first_U.isnan()).any():
-        first = int(bad.nonzero()[0])
-        raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
-    lazy, picks = LazyGains(first_U, generator), list[int]()
-    while len(picks) < batch_size:
-        best, gain = lazy.pop(gains)
-        if not gain > 0:
-            picks += lazy.others(picks)[: batch_size - len(picks)]
-            break
-        picks.append(best)
-        covered_W = torch.maximum(covered_W, rows(torch.tensor([best], device=covered_W.device))[0])
-        if progress is not None:
-            progress(len(picks), batch_size)
-    return torch.tensor(picks, dtype=torch.int64), first_U
 
 
 def space_rows(space: Space, kernel: Kernel, budget: int | str | None) -> tuple[KernelRows, Tensor]:
@@ -123,7 +74,7 @@ class ProbCoverOptions(SpaceOptions):
             whole_number("clusters of strategy 'probcover'", self.clusters, 2)
 
 
-@register("probcover", needs="classes", picks=True, options=ProbCoverOptions)
+@register("probcover", needs="classes", select="own", options=ProbCoverOptions)
 def probcover(
     request: Request,
     space: str = "auto",
@@ -199,7 +150,7 @@ class HerdingOptions(SpaceOptions):
             raise ValueError(f"unit_length={self.unit_length!r}; expected True or False")
 
 
-@register("maxherding", picks=True, options=HerdingOptions)
+@register("maxherding", select="own", options=HerdingOptions)
 def maxherding(
     request: Request,
     space: str = "auto",
@@ -247,7 +198,7 @@ class UncertaintyHerdingOptions(HerdingOptions):
             raise ValueError(f"temperature={T!r} of strategy 'uherding'; expected a number above 0, or 'split'")
 
 
-@register("uherding", needs="classes", picks=True, options=UncertaintyHerdingOptions)
+@register("uherding", needs="classes", select="own", options=UncertaintyHerdingOptions)
 def uherding(
     request: Request,
     space: str = "auto",
@@ -310,3 +261,40 @@ def smallest_distance(space: Space) -> float | None:
         d_nL = space.between(part, at)
         least = min(least, float(torch.where(d_nL > 0, d_nL, torch.inf).min()))
     return math.sqrt(least) if least < math.inf else None
+
+
+# --- the temperature with which probabilities are calibrated on labels that the network did not see ---
+
+
+def calibrate_by_split(request: Request) -> float:
+    """T of the least calibration error on the last 30 % of L, of a network trained anew on the first 70 %.
+
+    As in the authors' code: T from 1 to 19.9, as many bins as classes. 1 where L has fewer than four points.
+    """
+    x_L, held = request.x_L, int(HELD_OUT * request.L)
+    if not isinstance(x_L, Tensor) or isinstance(request.net, BinaryOutputs):
+        came = "one output for two classes" if isinstance(x_L, Tensor) else "a dict of inputs"
+        raise ValueError(f'temperature="split" of uherding trains by ft.fit, which does not take {came}; {OTHER_WAY}')
+    if not held:
+        return 1.0
+    binary = isinstance(request.net, BinaryOutputs)
+    rules = label_rules(request.y_L, request.C, request.loss, x_L.device, x_L.device, binary=binary)
+    net, y_L = deepcopy(request.net), rules.targets(request.y_L).argmax(1)
+    try:
+        fit(net, x_L[:-held], y_L[:-held], loss=request.loss, start="cold", seed=request.seed)
+    except ValueError as e:
+        raise ValueError(f'temperature="split" of uherding trains the network anew: {e}; {OTHER_WAY}') from e
+    f_lC = outputs(freeze(net, params=lambda name: True), x_L[-held:])
+    errors = [
+        expected_calibration_error(probabilities(f_lC / T, request.loss), y_L[-held:], request.C)
+        for T in SPLIT_TEMPERATURES.tolist()
+    ]
+    return float(SPLIT_TEMPERATURES[int(torch.tensor(errors).argmin())])
+
+
+def expected_calibration_error(p_NC: Tensor, y_N: Tensor, bins: int) -> float:
+    """Σ over bins of equal width of |accuracy − confidence|, weighed by their share of points (Guo et al. 2017)."""
+    top_N, guess_N = p_NC.max(1)
+    bin_N = (top_N * bins).ceil().long().sub_(1).clamp_(0, bins - 1)
+    miss = torch.zeros(bins, dtype=p_NC.dtype, device=p_NC.device)
+    return float(miss.index_add_(0, bin_N, (guess_N == y_N).to(p_NC) - top_N).abs().sum() / len(y_N))

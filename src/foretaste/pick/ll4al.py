@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.acquire import OwnTraining, register
+from foretaste.acquire import OwnTraining, StudyHints, register
 from foretaste.losses import LOSSES
 from foretaste.network import Fit, LossPrediction, feature_layers, fit_ll4al, fit_ll4al_alone, predict_losses
 from foretaste.pick.request import Request
@@ -56,7 +56,7 @@ TRAINING = OwnTraining(
 )
 
 
-@register("ll4al", picks=True, options=LL4ALOptions, trains=TRAINING)
+@register("ll4al", select="own", options=LL4ALOptions, study=StudyHints(trains=TRAINING))
 def ll4al(
     request: Request, module: LossPrediction | None = None, layers: Any = None, steps: int = 600
 ) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Look-ahead by real training, a network for each candidate: ``naive`` (Fig. 1a), ``eer_retrain`` and ``onestep``.
 
-retraining.py has the training itself. It is the slow truth that the linearised look-ahead is compared with.
+retraining.py has the training itself. It is the slow truth that the linearised look-ahead is compared with. ``egl`` is
+the length of the first step, which needs no training.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import pseudo_labels, register
+from foretaste.acquire import StudyHints, pseudo_labels, register
 from foretaste.losses import LOSSES, probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.retraining import (
@@ -26,7 +27,9 @@ from foretaste.pick.retraining import (
     open_journal,
 )
 from foretaste.pick.select import highest_scores
-from foretaste.tangent import freeze, take_points
+from foretaste.tangent import GramJob, check_inputs, freeze, gram, take_points
+
+GRADIENT_BLOCK = 2**22  # numbers of the C × C blocks of Θ at a time, for ``egl``: 32 MB
 
 # --- options ---
 
@@ -87,7 +90,7 @@ class RetrainOptions(RetrainingRun):
 # --- retraining to the end: Fig. 1a's "Naive", and EER as it was first meant ---
 
 
-@register("naive", needs="classes", picks=True, options=RetrainOptions, small={"epochs": 1})
+@register("naive", needs="classes", select="own", options=RetrainOptions, study=StudyHints(small={"epochs": 1}))
 def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """Σ_i ‖f(x_i) − f⁺(x_i)‖ with the likeliest label y′ = argmax f(x′) (Eq. 13), f⁺ trained by SGD on L ∪ {(x′, y′)}.
 
@@ -117,7 +120,7 @@ def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     return score_most_moved(request, "naive", how.steps(request), how.lr, how.momentum, how)
 
 
-@register("eer_retrain", needs="classes", picks=True, options=RetrainOptions, small={"epochs": 1})
+@register("eer_retrain", needs="classes", select="own", options=RetrainOptions, study=StudyHints(small={"epochs": 1}))
 def eer_retrain(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """−Σ_y p(y | x′) Σ_i H(p⁺_i): minus the entropy expected to be left (Eq. 2), f⁺ trained by SGD on L ∪ {(x′, y)}.
 
@@ -159,7 +162,7 @@ class OneStepOptions(RetrainingRun):
         check_rates(self.lr)
 
 
-@register("onestep", needs="classes", picks=True, options=OneStepOptions)
+@register("onestep", needs="classes", select="own", options=OneStepOptions)
 def onestep(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """Σ_i ‖f(x_i; θ) − f(x_i; θ − η ∇ℓ(x′, y′))‖ with the likeliest label y′ = argmax f(x′) (Eq. 13).
 
@@ -170,6 +173,51 @@ def onestep(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     how = OneStepOptions(**options)
     alone = SGDSteps(torch.empty(0, dtype=torch.int64, device=request.state.net.device), 1)
     return score_most_moved(request, "onestep", (alone,), how.lr, 0.0, how)
+
+
+# --- the length of that step, in expectation over labels ---
+
+
+@register("egl", needs="classes", select="own")
+def egl(request: Request) -> tuple[Tensor, Tensor]:
+    """Expected gradient length: Σ_y p_j(y) ‖∂ℓ(f_j, y)/∂θ‖, exact; the highest are picked.
+
+    ∂ℓ/∂θ = Σ_c q_c ∇f_c with q = f − y (½ squared loss) or p − y (cross-entropy). So its squared length is qᵀ Θ_jj q,
+    Θ_jj the C × C block that the rules of the tangent engine give: the gradients themselves are never formed, and no
+    label needs a pass of its own. Cost: UPC.
+
+    Args:
+        request: the question; ``ft.query(..., strategy="egl")`` makes it. ``params`` chooses the parameters of θ.
+
+    Returns:
+        The positions of the batch, and (U,) scores.
+
+    Example:
+        >>> import torch, foretaste as ft
+        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
+        >>> len(ft.query(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], strategy="egl", batch_size=3))
+        3
+    """
+    frozen = freeze(request.frozen, output="full", params=request.params)
+    check_inputs(request.x_U, "x_U", frozen.device)
+    step, parts = max(1, GRADIENT_BLOCK // request.C**2), []
+    for start in range(0, request.U, step):
+        x_u = take_points(request.x_U, slice(start, start + step))
+        own = gram(GramJob(frozen, {"U": x_u}, diagonals=["U"], budget=request.budget, classes=request.C))
+        parts.append(expected_lengths(own.diagonals["U"], own.outputs["U"], request.loss))
+        request.progress(min(start + step, request.U), request.U)
+    scores_U = torch.cat(parts)
+    return highest_scores(scores_U, request.batch_size, request.generator), scores_U
+
+
+def expected_lengths(theta_uCC: Tensor, f_uC: Tensor, loss: str) -> Tensor:
+    """(u,): Σ_y p(y) √(q_yᵀ Θ q_y). With q_y = g − e_y it is gᵀΘg − 2 (Θg)_y + Θ_yy: one product for all labels."""
+    p_uC = probabilities(f_uC, loss)
+    g_uC = f_uC if LOSSES[loss].quadratic else p_uC
+    step_uC = torch.einsum("ucd,ud->uc", theta_uCC, g_uC)
+    whole_u1 = (step_uC * g_uC).sum(1, keepdim=True)
+    square_uC = whole_u1 - 2 * step_uC + theta_uCC.diagonal(dim1=1, dim2=2)
+    return (p_uC * square_uC.clamp_min(0).sqrt()).sum(1)
 
 
 # --- from a request to scores ---

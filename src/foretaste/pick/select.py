@@ -1,22 +1,32 @@
-"""From scores to a batch (Eq. 1): all at once, or one by one with each pick conditioned on. And which points to avoid.
+"""From a strategy to a batch (Eq. 1): ``pick``, for a query, a study and a learner. And which points to avoid.
 
-A batch avoids two kinds of duplicates while other points are left: exact copies of labelled points (copies.py), and
-candidates that a pick has made uninformative.
+By score: the highest at once, or one by one with each pick conditioned on, or grown on a coverage. A batch avoids two
+kinds of duplicates while other points are left: exact copies of labelled points, and candidates that a pick has made
+uninformative.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretaste.acquire import Coverage, Strategy, pseudo_labels, register
+from foretaste.acquire import (
+    Coverage,
+    Strategy,
+    StudyHints,
+    cover_greedily,
+    finish_scores,
+    pseudo_labels,
+    register,
+)
 from foretaste.lookahead import State
-from foretaste.pick.herding import cover_greedily
 from foretaste.pick.request import Request
+from foretaste.tangent import Inputs
 
 try:
     import triton
@@ -24,10 +34,10 @@ try:
 except ImportError:  # no GPU build of torch: plain torch is used
     triton = None
 
-ScoreFunction = Callable[[State], Tensor]
-AskOracle = Callable[[int], Any]
+HASHED_COLUMNS = 64  # numbers of a point that are hashed first
+HASH_CHUNK = 2**22  # numbers hashed at a time
 
-# --- picks by score ---
+ScoreFunction = Callable[[State], Tensor]
 
 
 @dataclass
@@ -48,115 +58,185 @@ class ProgressCounter:
             self(done, total)
 
 
+@dataclass(frozen=True)
+class Oracle:
+    """Who answers in a sequential batch.
+
+    ask: a candidate's position -> its label; None skips the point, and it does not count.
+    read: makes of an answer a label of the state. at: the positions of the candidates as the caller counts them.
+    """
+
+    ask: Callable[[int], Any]
+    read: Callable[[Any], Any] = lambda label: label
+    at: Sequence[int] | None = None
+
+    def position(self, j: int) -> int:
+        return j if self.at is None else self.at[j]
+
+
 @dataclass
 class Picked:
-    """A batch: positions in the pool, the oracle's answers, the first scores, and the time it took.
-
-    ``at`` are the positions of the candidates as the caller counts them, where those differ.
-    """
+    """A batch: positions in the pool, the oracle's answers, the first scores, the time it took, and for ``q.info``."""
 
     indices: list[int] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     scores_U: Tensor | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"score": 0.0, "select": 0.0})
-    at: Sequence[int] | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    state: State | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """How many to pick, and which candidates not. Ties are broken by ``rank_U``, or at random by the generator.
+
+    last_U: taken only when nothing else is left; closed_U: never. Both are (U,) bool on the CPU.
+    equal: scores that differ by less, relatively, are ties.
+    """
+
+    n: int
+    generator: torch.Generator
+    last_U: Tensor | None = None
+    closed_U: Tensor | None = None
+    rank_U: Tensor | None = None
+    equal: float = 0.0
+    progress: ProgressCounter = field(default_factory=ProgressCounter)
 
     @property
-    def answered(self) -> list[tuple[int, Any]]:
-        return [(j if self.at is None else self.at[j], y) for j, y in zip(self.indices, self.labels)]
+    def others(self) -> Tensor | None:
+        """The positions of the candidates that are neither last nor closed; None for all."""
+        given = [mask_U for mask_U in (self.last_U, self.closed_U) if mask_U is not None]
+        return (~torch.stack(given).any(0)).nonzero()[:, 0] if given else None
+
+    def order(self, U: int) -> Tensor:
+        """The candidates, in the order in which ties are broken."""
+        return torch.randperm(U, generator=self.generator) if self.rank_U is None else self.rank_U.argsort()
+
+    def put_back(self, got: Picked, others: Tensor, U: int) -> Picked:
+        """A batch of ``others`` as one of the whole pool. The last ones fill what is left of it, at random."""
+        got.indices = others[got.indices].tolist()
+        missing = self.n - len(got.indices)
+        if self.last_U is not None and missing > 0:
+            last = (self.last_U if self.closed_U is None else self.last_U & ~self.closed_U).nonzero()[:, 0]
+            got.indices += last[torch.randperm(len(last), generator=self.generator)[:missing]].tolist()
+        if got.scores_U is not None:
+            scores_U = got.scores_U.new_full((U,), -torch.inf)
+            scores_U[others.to(scores_U.device)] = got.scores_U
+            got.scores_U = scores_U
+        return got
 
 
-def pick_top(
-    state: State,
-    score: ScoreFunction,
-    batch_size: int,
-    generator: torch.Generator,
-    progress: ProgressCounter,
-    copies_U: Tensor | None = None,
+def pick(
+    how: Strategy,
+    subject: State | Request,
+    batch: Batch,
+    *,
+    select: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    oracle: Oracle | None = None,
 ) -> Picked:
-    """The ``batch_size`` highest scores; those of ``copies_U`` come last."""
-    got = Picked()
-    got.scores_U = _timed_scores(got, score, state)
-    start = time.perf_counter()
-    ranked_U = highest_scores(got.scores_U, state.U, generator)
-    if copies_U is not None:
-        last_U = copies_U[ranked_U]
-        ranked_U = torch.cat([ranked_U[~last_U], ranked_U[last_U]])
-    got.indices = ranked_U[:batch_size].tolist()
-    got.seconds["select"] += time.perf_counter() - start
-    progress.count_all(batch_size)
+    """A batch by a strategy: of a state, or of a request for a strategy that picks by itself.
+
+    options: checked already, by ``Strategy.settings``; None is the defaults. oracle: for select="sequential".
+    """
+    options = how.settings(None) if options is None else options
+    if isinstance(subject, Request):
+        return _pick_by_itself(how, subject, options, batch)
+    select = how.select if select == "auto" else select
+    if select == "greedy" and how.coverage is not None:
+        got = _pick_covering(subject, partial(how.coverage, **options), batch)
+    else:
+        score = partial(scores_by, how, options)
+        got = _pick_top(subject, score, batch) if select == "top" else _pick_each(subject, score, select, batch, oracle)
+        if batch.last_U is not None and got.scores_U is not None:
+            got.scores_U = got.scores_U.masked_fill(batch.last_U.to(got.scores_U.device), -torch.inf)
+    got.state = subject
     return got
 
 
-def pick_each(
-    state: State,
-    score: ScoreFunction,
-    select: str,
-    batch_size: int,
-    generator: torch.Generator,
-    progress: ProgressCounter,
-    ask: AskOracle | None = None,
-    copies_U: Tensor | None = None,
-    read: Callable[[Any], Any] | None = None,
-    at: Sequence[int] | None = None,
-) -> Picked:
+# --- picks by score ---
+
+
+def scores_by(how: Strategy, options: Mapping[str, Any], state: State) -> Tensor:
+    """(U,): the scores of a strategy, checked."""
+    try:
+        scores_U = how.fn(state, **options)
+    except RuntimeError as e:
+        if state.B == 1:
+            raise
+        raise ValueError(
+            f'strategy {how.name!r} fails with output="full", where S and u come in C × C blocks: '
+            f"{str(e).splitlines()[0]}; let it handle state.B > 1, or use another output"
+        ) from e
+    return finish_scores(state, scores_U, how.name)
+
+
+def _pick_top(state: State, score: ScoreFunction, batch: Batch) -> Picked:
+    """The highest scores."""
+    got = Picked()
+    got.scores_U = _timed_scores(got, score, state)
+    start = time.perf_counter()
+    order_U = batch.order(state.U)
+    ranked_U = order_U[got.scores_U.cpu()[order_U].argsort(descending=True, stable=True)]
+    if batch.closed_U is not None:
+        ranked_U = ranked_U[~batch.closed_U[ranked_U]]
+    if batch.last_U is not None:
+        last_U = batch.last_U[ranked_U]
+        ranked_U = torch.cat([ranked_U[~last_U], ranked_U[last_U]])
+    got.indices = ranked_U[: batch.n].tolist()
+    got.seconds["select"] += time.perf_counter() - start
+    batch.progress.count_all(batch.n)
+    return got
+
+
+def _pick_each(state: State, score: ScoreFunction, select: str, batch: Batch, oracle: Oracle | None) -> Picked:
     """One by one, each pick conditioned on before the next scores. Fewer only if the oracle skips the rest.
 
     "greedy": the label is unknown, so S shrinks and the mean stays. "fantasy": the likeliest label is kept.
-    "sequential": the answer of ``ask`` is kept; None skips the point, and it does not count. Any exception on the way,
-    of the oracle or a KeyboardInterrupt, carries the answers so far: ``answered``, a list of (position, label), and a
-    note. ``copies_U`` (bool, on the CPU) are taken only when nothing else is left. ``read`` makes of an answer a label
-    of the state; ``at``: as in ``Picked``.
+    "sequential": the oracle's answer is kept. Any exception on the way, of the oracle or a KeyboardInterrupt, carries
+    the answers so far: ``answered``, a list of (position, label), and a note.
     """
-    got = Picked(at=at)
+    got = Picked()
     try:
-        _pick_each(got, state, score, select, batch_size, generator, progress, ask, copies_U, read)
+        _grow(got, state, score, select, batch, oracle)
     except BaseException as e:
-        if ask is not None:
-            _add_answers(e, got)
+        if oracle is not None:
+            _add_answers(e, got, oracle)
         raise
     return got
 
 
-def _pick_each(
-    got: Picked,
-    state: State,
-    score: ScoreFunction,
-    select: str,
-    batch_size: int,
-    generator: torch.Generator,
-    progress: ProgressCounter,
-    ask: AskOracle | None,
-    copies_U: Tensor | None,
-    read: Callable[[Any], Any] | None,
-) -> None:
-    rank_U = torch.randperm(state.U, generator=generator)
+def _grow(got: Picked, state: State, score: ScoreFunction, select: str, batch: Batch, oracle: Oracle | None) -> None:
+    rank_U = torch.randperm(state.U, generator=batch.generator) if batch.rank_U is None else batch.rank_U
     order, rank_U = rank_U.argsort().tolist(), rank_U.to(state.net.device)
     scores_U = got.scores_U = _timed_scores(got, score, state)
     shut = [j for j, _ in state.kept]  # picked, or skipped by the oracle. A list: reading it from a GPU would wait
     spent_U = state.taken.clone()  # those, and what is avoided while others are left
-    if copies_U is not None:
-        spent_U |= copies_U.to(spent_U.device)
+    if batch.closed_U is not None:
+        shut = [*{*shut, *batch.closed_U.nonzero()[:, 0].tolist()}]
+        spent_U |= batch.closed_U.to(spent_U.device)
+    if batch.last_U is not None:
+        spent_U |= batch.last_U.to(spent_U.device)
     fresh = True  # whether others are left
-    while len(got.indices) < batch_size and len(shut) < state.U:
-        if (rank := best_rank(scores_U, spent_U, rank_U)) == state.U:
+    while len(got.indices) < batch.n and len(shut) < state.U:
+        if (rank := best_rank(scores_U, spent_U, rank_U, batch.equal)) == state.U:
             fresh, spent_U = False, torch.zeros_like(spent_U)
             spent_U[shut] = True
             continue
         j = order[rank]
         shut.append(j)
         spent_U[j] = True
-        if ask is not None:
-            label = ask(j)
+        if oracle is not None:
+            label = oracle.ask(j)
             if label is None:
                 continue
             got.labels.append(label)
         start = time.perf_counter()
-        more = len(got.indices) + 1 < batch_size
-        if more or ask is not None:  # the last answer is kept too, because that checks it
-            before, state = state, _keep_pick(state, j, select, got, read)
+        more = len(got.indices) + 1 < batch.n
+        if more or oracle is not None:  # the last answer is kept too, because that checks it
+            before, state = state, _keep_pick(state, j, select, got, oracle)
         got.indices.append(j)
-        progress(len(got.indices), batch_size)
+        batch.progress(len(got.indices), batch.n)
         if more:
             if fresh:
                 _mark_spent(spent_U, state, before, j)
@@ -164,77 +244,62 @@ def _pick_each(
             scores_U = _timed_scores(got, score, state)
 
 
-def pick_covering(
-    state: State,
-    coverage: Callable[[State], Coverage],
-    batch_size: int,
-    generator: torch.Generator,
-    progress: ProgressCounter,
-    info: dict[str, Any],
-    copies_U: Tensor | None = None,
-) -> Picked:
-    """A batch grown greedily on a coverage F, lazily; those of ``copies_U`` come last. Scores are of single points."""
-    got, start = Picked(), time.perf_counter()
+def _pick_covering(state: State, coverage: Callable[[State], Coverage], batch: Batch) -> Picked:
+    """A batch grown greedily on a coverage F, lazily. Scores are what single points would add to it."""
+    start = time.perf_counter()
     F = coverage(state)
-    info.update(F.info)
-    middle = time.perf_counter()
-    others = torch.arange(state.U) if copies_U is None else (~copies_U).nonzero()[:, 0]
-    at_U = others.to(F.covered_W.device)
-    picks, gains = cover_greedily(
-        lambda at: F.rows(at_U[at]), F.covered_W, len(others), min(batch_size, len(others)), generator,
-        weight_W=F.weight_W, progress=progress,
+    middle, others = time.perf_counter(), batch.others
+    U = state.U if others is None else len(others)
+    at_U = None if others is None else others.to(F.covered_W.device)
+    rank_U = batch.rank_U if batch.rank_U is None or others is None else batch.rank_U[others]
+    picks, gains_U = cover_greedily(
+        F.rows if at_U is None else lambda at: F.rows(at_U[at]), F.covered_W, U, min(batch.n, U), batch.generator,
+        weight_W=F.weight_W, order_U=None if rank_U is None else rank_U.argsort(), progress=batch.progress,
     )  # fmt: skip
-    got.indices, got.scores_U = picks.tolist(), gains
-    if copies_U is not None:
-        got = restore_copies(got, copies_U, batch_size, generator)
-    if not progress.called:
-        progress.count_all(batch_size)
+    got = Picked(picks.tolist(), scores_U=gains_U, info=F.info)
+    if others is not None:
+        got = batch.put_back(got, others, state.U)
+    if not batch.progress.called:
+        batch.progress.count_all(batch.n)
     got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
-    return got
-
-
-def restore_copies(got: Picked, copies_U: Tensor, batch_size: int, generator: torch.Generator) -> Picked:
-    """A batch of the other points, as positions in the whole pool. Copies fill what is left of it, at random."""
-    others, copies = (~copies_U).nonzero()[:, 0], copies_U.nonzero()[:, 0]
-    got.indices = others[got.indices].tolist()
-    missing = batch_size - len(got.indices)
-    got.indices += copies[torch.randperm(len(copies), generator=generator)[: max(missing, 0)]].tolist()
-    if got.scores_U is not None:
-        scores_U = got.scores_U.new_full((len(copies_U),), -torch.inf)
-        scores_U[others.to(scores_U.device)] = got.scores_U
-        got.scores_U = scores_U
     return got
 
 
 def highest_scores(scores_U: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """(n,) positions of the highest scores, best first, on the CPU. Ties are broken at random."""
-    rank_U = torch.randperm(len(scores_U), generator=generator)
-    return rank_U[scores_U.cpu()[rank_U].argsort(descending=True, stable=True)[:n]]
+    order_U = torch.randperm(len(scores_U), generator=generator)
+    return order_U[scores_U.cpu()[order_U].argsort(descending=True, stable=True)[:n]]
 
 
-def best_rank(scores_U: Tensor, shut_U: Tensor, rank_U: Tensor) -> int:
+def best_rank(scores_U: Tensor, shut_U: Tensor, rank_U: Tensor, equal: float = 0.0) -> int:
     """The rank of the highest score that is not shut, the lowest rank among equals; U if all are shut.
 
     Few operations and one number read: on a GPU each costs as much as the arithmetic of all.
     """
     highest = scores_U.masked_fill(shut_U, -torch.inf).max()
-    return int(rank_U.masked_fill((scores_U != highest) | shut_U, len(rank_U)).min())
+    lower_U = scores_U != highest
+    if equal:
+        lower_U &= ~(scores_U >= highest - equal * highest.abs()) | highest.isinf()
+    return int(rank_U.masked_fill(lower_U | shut_U, len(rank_U)).min())
 
 
-def _keep_pick(state: State, j: int, select: str, got: Picked, read: Callable[[Any], Any] | None) -> State:
-    if select == "greedy" or (select == "fantasy" and state.C == 1):
-        return state.condition(j, None)  # in regression the likeliest label is the mean itself
-    if select == "fantasy":
-        return state.condition(j, pseudo_labels(state)[j])
+def _keep_pick(state: State, j: int, select: str, got: Picked, oracle: Oracle | None) -> State:
+    if oracle is None:
+        # In regression the likeliest label is the mean itself.
+        return state.condition(j, pseudo_labels(state)[j] if select == "fantasy" and state.C > 1 else None)
     try:
-        return state.condition(j, got.labels[-1] if read is None else read(got.labels[-1]))
+        return state.condition(j, oracle.read(got.labels[-1]))
     except Exception as e:
-        e.add_note(f"the oracle gave it for candidate {j if got.at is None else got.at[j]}; before it, {got.answered}")
+        e.add_note(f"the oracle gave it for candidate {oracle.position(j)}; before it, {_answered(got, oracle)}")
         raise
 
 
-def _add_answers(e: BaseException, got: Picked) -> None:
-    answered = got.answered
+def _answered(got: Picked, oracle: Oracle) -> list[tuple[int, Any]]:
+    return [(oracle.position(j), y) for j, y in zip(got.indices, got.labels)]
+
+
+def _add_answers(e: BaseException, got: Picked, oracle: Oracle) -> None:
+    answered = _answered(got, oracle)
     with suppress(AttributeError):  # an exception with slots has room for the note only
         e.answered = answered  # type: ignore[attr-defined]
     if answered and not getattr(e, "__notes__", None):
@@ -251,38 +316,86 @@ def _timed_scores(got: Picked, score: ScoreFunction, state: State) -> Tensor:
 # --- picks by strategies that choose a batch themselves ---
 
 
-def pick_by_strategy(how: Strategy, request: Request, settings: dict[str, Any], progress: ProgressCounter) -> Picked:
+def _pick_by_itself(how: Strategy, whole: Request, options: Mapping[str, Any], batch: Batch) -> Picked:
     """The strategy's own batch, checked: ``batch_size`` different positions, and scores without NaN."""
-    start = time.perf_counter()
-    answer = how.fn(request, **settings)
+    others, start = batch.others, time.perf_counter()
+    request = whole if others is None else whole.restrict_to(others)
+    answer = how.fn(request, **options)
     indices, scores_U = answer if isinstance(answer, tuple) else (answer, None)
-    got = Picked(
-        [int(j) for j in indices], scores_U=None if scores_U is None else _checked_scores(scores_U, request.U, how)
-    )
+    got, U = Picked([int(j) for j in indices], state=request.made), request.U
+    if scores_U is not None:
+        got.scores_U = torch.as_tensor(scores_U, dtype=torch.float64)
+        if got.scores_U.shape != (U,) or got.scores_U.isnan().any():
+            raise ValueError(f"strategy {how.name!r} gave scores {tuple(got.scores_U.shape)} or NaN; expected ({U},)")
     got.seconds["select"] = time.perf_counter() - start
-    wrong = [j for j in got.indices if not 0 <= j < request.U]
+    wrong = [j for j in got.indices if not 0 <= j < U]
     if wrong or len(set(got.indices)) != len(got.indices) or len(got.indices) != request.batch_size:
         raise ValueError(
             f"strategy {how.name!r} picked {len(got.indices)} points, {len(set(got.indices))} of them different and "
-            f"{len(wrong)} outside the pool; expected {request.batch_size} different positions below {request.U}"
+            f"{len(wrong)} outside the pool; expected {request.batch_size} different positions below {U}"
         )
-    if not progress.called:
-        progress.count_all(request.batch_size)
-    return got
+    if not batch.progress.called:
+        batch.progress.count_all(request.batch_size)
+    return got if others is None else batch.put_back(got, others, whole.U)
 
 
-def _checked_scores(scores_U: Tensor, U: int, how: Strategy) -> Tensor:
-    scores_U = torch.as_tensor(scores_U, dtype=torch.float64)
-    if scores_U.shape != (U,) or scores_U.isnan().any():
-        raise ValueError(f"strategy {how.name!r} gave scores {tuple(scores_U.shape)} or NaN; expected ({U},)")
-    return scores_U
-
-
-@register("random", picks=True, instant=True)
+@register("random", select="own", study=StudyHints(instant=True))
 def random(request: Request) -> tuple[Tensor, Tensor]:
     """Random points, the baseline: the ``batch_size`` largest of U uniform draws. Costs nothing; no options."""
     draws_U = torch.rand(request.U, generator=request.generator, dtype=torch.float64)
     return draws_U.topk(request.batch_size).indices, draws_U
+
+
+# --- candidates that equal a labelled point in every number ---
+
+
+def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
+    """(U,) bool on the CPU: candidates that equal a labelled point in every number. None if none do, or all.
+
+    Such a point is labelled already. Costs a hash of 64 numbers of each point, and of all numbers where those agree.
+    """
+    parts = [] if x_L is None else _matching_parts(x_L, x_U)
+    if not parts:
+        return None
+    parts_L, parts_U = [a for a, _ in parts], [b for _, b in parts]
+    near_U = torch.isin(_hash_points(parts_U, HASHED_COLUMNS), _hash_points(parts_L, HASHED_COLUMNS)).nonzero()[:, 0]
+    if not len(near_U):
+        return None
+    copies_U = torch.zeros(len(parts_U[0]), dtype=torch.bool)
+    alike = torch.isin(_hash_points([x[near_U] for x in parts_U]), _hash_points(parts_L))
+    copies_U[near_U[alike].cpu()] = True
+    return copies_U if copies_U.any() and not copies_U.all() else None
+
+
+def _matching_parts(x_L: Inputs, x_U: Inputs) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of both, in pairs; empty if points of L and U cannot be equal. Other checks report wrong inputs."""
+    if isinstance(x_L, Tensor) and isinstance(x_U, Tensor):
+        parts = [(x_L, x_U)]
+    elif isinstance(x_L, Mapping) and isinstance(x_U, Mapping) and x_L.keys() == x_U.keys():
+        parts = [(x_L[k], x_U[k]) for k in sorted(x_U)]
+    else:
+        return []
+    for a, b in parts:
+        if not (a.dim() and b.dim() and len(a)) or (a.shape[1:], a.dtype, a.device) != (b.shape[1:], b.dtype, b.device):
+            return []
+    return parts
+
+
+def _hash_points(parts: list[Tensor], most: int | None = None) -> Tensor:
+    """(N,) int64: a hash of each point, of at most ``most`` numbers of each part."""
+    hash_N = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
+    g = torch.Generator().manual_seed(0)
+    for x in parts:
+        x_ND = x.detach().flatten(1) if x.dim() > 1 else x.detach()[:, None]
+        columns = torch.randperm(x_ND.shape[1], generator=g)[:most].sort().values.to(x.device)
+        odd = (2 * torch.randint(2**62, (len(columns),), generator=g) + 1).to(x.device)
+        step = max(1, HASH_CHUNK // max(1, len(columns)))
+        for start in range(0, len(x_ND), step):
+            x_nD = x_ND[start : start + step][:, columns]
+            # + 0.0 makes −0.0 the same as 0.0, as they are to the network.
+            bits_nD = (x_nD.double() + 0.0).view(torch.int64) if x.is_floating_point() else x_nD.long()
+            hash_N[start : start + step] += ((bits_nD ^ (bits_nD >> 29)) * odd).sum(1)
+    return hash_N
 
 
 # --- candidates that a pick has made uninformative, whatever their score says ---

@@ -235,9 +235,9 @@ class Arm:
         if name is None:
             return options
         strategy = find_strategy(name)
-        if strategy.trains is not None:  # the query's options come from the training
+        if strategy.study.trains is not None:  # the query's options come from the training
             for key in options:
-                check_known(f"option of {name}", key, strategy.trains.options)
+                check_known(f"option of {name}", key, strategy.study.trains.options)
             return options
         try:
             strategy.settings(options)

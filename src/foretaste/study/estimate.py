@@ -81,8 +81,8 @@ def estimate(study: Study, data: Images) -> Estimate:
                 lengths = [training_length(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes]
                 train += steps[key] * sum(lengths)
             U = min(labels.subset or len(data.pool), len(data.pool) - labels.init)
-            strategy = find_strategy(trial.strategy)
-            if not strategy.instant and strategy.trains is None:  # the query of the latter needs a trained network
+            hints = find_strategy(trial.strategy).study
+            if not hints.instant and hints.trains is None:  # the query of the latter needs a trained network
                 linear, square = _growth_of_query(trial, data)
                 ask += sum(linear * (L + U) + square * (L + U) ** 2 for L in sizes[:-1])
     n = len(study.seeds)
@@ -210,7 +210,7 @@ def _small_arm(arm: Arm, network: str) -> Arm:
     train = {key: value for key, value in arm.train.items() if key not in ("steps", "epochs", "batch")}
     if train.get("max_lr") is not None:  # in so few steps there is no time to warm up
         train["max_lr"] = min(train["max_lr"], SMOKE_RATE)
-    options = {**arm.options, **find_strategy(arm.strategy).small}
+    options = {**arm.options, **find_strategy(arm.strategy).study.small}
     return replace(arm, network=dict(arm.network) | narrowed, train=train, options=options)
 
 

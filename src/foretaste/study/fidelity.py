@@ -161,9 +161,9 @@ def fidelity(
     return records
 
 
-def query_setting(loss: str) -> tuple[str, float | str]:
+def query_setting(loss: str) -> tuple[str | int, float | str]:
     """Output and ridge of the kernel that a query uses by default."""
-    how = find_strategy(DEFAULT_STRATEGY)
+    how = find_strategy(DEFAULT_STRATEGY).kernel
     return how.output, DEFAULT_RIDGE if how.ridge is None else plain_ridge(how.ridge, loss)
 
 

@@ -313,7 +313,7 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
         "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
         "seeds": ", ".join(map(str, study.seeds)),
     }
-    calibrated = {arm.strategy for arm in study.arms if find_strategy(arm.strategy).calibrates is not None}
+    calibrated = {arm.strategy for arm in study.arms if find_strategy(arm.strategy).study.calibrates is not None}
     for name in sorted(calibrated) if LOSSES[train.loss].quadratic else ():
         words[f"scale of {name}"] = (
             "s² from the residuals of each batch's labels before they were learned; before the first, ten times "

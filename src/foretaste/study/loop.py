@@ -65,7 +65,7 @@ def is_cut_short(trial: Trial, done: Sequence[Record]) -> bool:
 
 def check_goes_on(trial: Trial) -> None:
     """Raise if a finished run of this arm cannot go on to more cycles."""
-    if find_strategy(trial.strategy).trains is not None and trial.train.start == "warm":
+    if find_strategy(trial.strategy).study.trains is not None and trial.train.start == "warm":
         raise ValueError(
             f"arm {trial.arm!r} cannot go on to more cycles: {trial.strategy} trains a part beside the network, which "
             "is not kept. Choose another folder for it"
@@ -208,7 +208,7 @@ def check_trial(trial: Trial, data: Images) -> None:
 
 def calibrated_option(trial: Trial) -> str | None:
     """The option of the trial's strategy that holds s². None if it has none, if it is given, or under another loss."""
-    option = find_strategy(trial.strategy).calibrates
+    option = find_strategy(trial.strategy).study.calibrates
     return None if option in trial.options or not LOSSES[trial.train.loss].quadratic else option
 
 

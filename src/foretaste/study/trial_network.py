@@ -62,7 +62,7 @@ class Model:
         if weights is not None:
             self.net.load_state_dict(weights)
         self.net.eval()
-        self.own_training = find_strategy(trial.strategy).trains
+        self.own_training = find_strategy(trial.strategy).study.trains
         self.options: Mapping[str, Any] = {} if self.own_training else trial.options  # of the query
 
     @property

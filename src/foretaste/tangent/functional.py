@@ -108,18 +108,23 @@ def autograd_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dic
 
     The network is called as the user calls it, with nothing between. So these gradients are the truth.
     """
+    if not names:
+        return {}
     weight_1 = torch.ones(1, dtype=frozen.dtype, device=frozen.device)
-    found = [autograd_sum(frozen, take_points(x, slice(i, i + 1)), names, weight_1) for i in range(count_points(x))]
+    points = (take_points(x, slice(i, i + 1)) for i in range(count_points(x)))
+    found = [autograd_sum(frozen, frozen.call_attached(one), names, weight_1) for one in points]
     return {k: torch.stack([sums[k] for sums in found]) for k in found[0]} if found else {}
 
 
-def autograd_sum(frozen: FrozenNetwork, x: Inputs, names: Iterable[str], r_n: Tensor) -> dict[str, Tensor]:
-    """{name: (p,)}: Σ_i r_i times the gradient of the first head at point i, in the parameters that require grad."""
+def autograd_sum(frozen: FrozenNetwork, f_nC: Tensor, names: Iterable[str], r_n: Tensor) -> dict[str, Tensor]:
+    """{name: (p,)}: Σ_i r_i times the gradient of the first head at point i, in the parameters that require grad.
+
+    f_nC: of ``FrozenNetwork.call_attached``.
+    """
     chosen = set(names)
     params = {k: p for k, p in frozen.net.named_parameters() if k in chosen and p.requires_grad}
     if not params:
         return {}
-    f_nC = frozen.call_attached(x)
     if not f_nC.requires_grad:
         raise ValueError(
             "net's output does not depend on its parameters through autograd; remove torch.no_grad() from its forward"

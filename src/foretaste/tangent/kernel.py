@@ -61,7 +61,7 @@ from foretaste.tangent.planning import (
     make_smaller_plan,
     resolve_budget,
 )
-from foretaste.tangent.rule_checks import RuleChecks, points_to_draw, settle_rules
+from foretaste.tangent.rule_checks import CHEAP_POINT, RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
     CHECK_POINTS,
@@ -77,7 +77,6 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
-NO_DRAW = 0, 0
 KernelProgress = Callable[[int, int], None]
 
 
@@ -357,7 +356,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
     total, done = len(plan.groups) * points, 0
     f_chunks: list[Tensor] = []
     # Points of the first and the last batch of each set are checked.
-    draws = points_to_draw(list(sizes.values()), plan.chunk_size)
+    draws = points_to_draw(list(sizes.values()), plan.chunk_size, survey.alone_bytes <= CHEAP_POINT)
     unchecked = survey.layers if job.check else []
     late = may_check_late(survey, plan, len(sizes), job.coarse)
     keep_memory()
@@ -370,7 +369,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
             unchecked = [layer for layer in unchecked if layer not in checked]
             layer_pass = LayerPass(job, survey, group, points, largest, checked, late)
             for at, x in iterate_chunks(job.sets, plan.chunk_size):
-                f_nC = layer_pass.add(at, x, draws.get(at.start, NO_DRAW))
+                f_nC = layer_pass.add(at, x, draws.get(at.start))
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
@@ -400,7 +399,8 @@ def plan_gram(job: GramJob, failed: KernelPlan | None = None) -> tuple[Survey, K
     if count_points(x) == 0:
         raise ValueError(f"{' and '.join(job.sets)} have no points; give at least one")
     available = resolve_budget(job.budget, frozen.device)
-    survey = survey_network(frozen, x, probe_outputs(frozen, x, name) if job.classes is None else job.classes)
+    C = probe_outputs(frozen, x, name, kernel_follows=job.check) if job.classes is None else job.classes
+    survey = survey_network(frozen, x, C)
     work = KernelJob(
         survey,
         {k: frozen.params[k].numel() for k in survey.functional},
@@ -490,10 +490,10 @@ class LayerPass:
         rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
         return stop
 
-    def add(self, at: slice, x: Inputs, draw: tuple[int, int]) -> Tensor | None:
+    def add(self, at: slice, x: Inputs, draw: tuple[int, int] | None) -> Tensor | None:
         """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it.
 
-        draw: how many are checked, by ``points_to_draw``.
+        draw: how many are checked (``points_to_draw``), if any.
         """
         start, f_NC = 0, None
         if modules := self.group.modules:
@@ -501,7 +501,7 @@ class LayerPass:
             self.finite &= torch.isfinite(f_NC).all()  # read at the end only: a read waits for the device
             n, heads = at.stop - at.start, self.survey.heads * self.survey.folded
             ready = align_calls(calls, self.survey.axes, self.survey.folds, n, heads)
-            if self.checks and draw != NO_DRAW:
+            if self.checks and draw:
                 self.checks.draw(x, ready, f_NC, *draw)
                 if not self.check_late:
                     self.checks.compare()

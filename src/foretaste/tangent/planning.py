@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from numbers import Real
 
 import torch
@@ -142,29 +142,41 @@ class KernelJob:
     entry_bytes: int  # of one entry of a row of gradients
     device: str
 
-    @property
+    @cached_property
     def points(self) -> int:
         return sum(self.sizes.values())
 
-    @property
+    @cached_property
     def pairs(self) -> int:
         """Pairs of points in all blocks; a symmetric block has half."""
         return sum(self.sizes[a] * self.sizes[b] // (2 if a == b else 1) for a, b in self.blocks)
 
-    @property
+    @cached_property
     def column_bytes(self) -> int:
         """Of one parameter entry, in the rows of all points and heads."""
         return self.points * self.survey.heads * self.survey.folded * self.entry_bytes
 
-    @property
+    @cached_property
     def slab_bytes(self) -> int:
         """The best size of a slab; 0 means as large as there is room for."""
         least = SLAB_LEAST * self.column_bytes // self.survey.folded
         return max(SLAB_BYTES, least) if self.device == "cpu" else 0
 
-    @property
+    @cached_property
     def theta_bytes(self) -> int:
         return ThetaSum.nbytes(self.sizes, self.blocks, self.diagonals, self.survey.heads)
+
+    @cached_property
+    def split(self) -> tuple[list[ProductLayer], list[LayerParameter]]:
+        """The layers that are cheaper as products, and the others."""
+        return split_products(self.survey, self.points, self.pairs, self.device)
+
+    @cached_property
+    def pass_operations(self) -> int:
+        """Of one point's forward and backward pass, for one head."""
+        s = self.survey
+        layers = sum(2 * layer.numel * sum(s.positions[m] for m in layer.modules) for layer in s.layers)
+        return layers + 2 * sum(self.functional_entries.values())
 
     def point_bytes(self, width: int) -> int:
         """Of a pass for one point that forms ``width`` columns: activations, their gradients, copies, and new rows."""
@@ -261,7 +273,12 @@ def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
     for product_part in (4, 2, 1, math.inf):
         if best and is_ample(job, best[-1]):
             break
-        made = [plan for part in chunk_parts if (plan := lay_out_groups(job, budget, product_part, part))]
+        made: list[KernelPlan] = []
+        for part in chunk_parts:
+            if plan := lay_out_groups(job, budget, product_part, part):
+                made.append(plan)
+                if len(plan.groups) == 1 and plan.chunk_size >= job.points:
+                    break  # no other part is better
         if made:
             best.append(min(made, key=lambda plan: len(plan.groups) * (1 + 1 / plan.chunk_size)))
         elif plan := lay_out_groups(job, budget, product_part, math.inf):
@@ -271,16 +288,13 @@ def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
 
 def is_ample(job: KernelJob, plan: KernelPlan) -> bool:
     """Whether no plan takes fewer operations: one pass, and every layer a ProductLayer that is cheaper as one."""
-    products, _ = split_products(job.survey, job.points, job.pairs, job.device)
-    return len(plan.groups) == 1 and len(plan.groups[0].products) == len(products)
+    return len(plan.groups) == 1 and len(plan.groups[0].products) == len(job.split[0])
 
 
 def count_operations(job: KernelJob, plan: KernelPlan) -> float:
     """What a plan costs: passes, products of A and G, and rows that are formed for each point and multiplied."""
     s, wide = job.survey, job.survey.heads * job.survey.folded
-    each_pass = sum(2 * layer.numel * sum(s.positions[m] for m in layer.modules) for layer in s.layers)
-    each_pass += 2 * sum(job.functional_entries.values())
-    operations = 3.0 * len(plan.groups) * job.points * each_pass * wide
+    operations = 3.0 * len(plan.groups) * job.points * job.pass_operations * wide
     for g in plan.groups:
         rows = g.width + sum(layer.numel for layer in g.stashed)
         operations += rows * wide * (s.heads * job.pairs + ENTRY_COST * job.points)
@@ -298,12 +312,12 @@ def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part:
     """
     survey, column_bytes, points = job.survey, job.column_bytes, job.points
     spare = budget - job.theta_bytes
-    products, layers = split_products(survey, points, job.pairs, job.device)
+    products, layers = job.split
     # A ProductLayer needs A and G twice, in float64. If that is too much, form rows in slices instead.
     product_bytes = {layer: 2 * 8 * points * layer.entries for layer in products}
     large = [layer for layer in products if product_bytes[layer] > spare / product_part]
     products = [layer for layer in products if layer not in large]
-    layers += [layer for layer in survey.layers if any(layer.modules == other.modules for other in large)]
+    layers = layers + [layer for layer in survey.layers if any(layer.modules == other.modules for other in large)]
     layers = layers[::-1]  # from the top: then the first groups need less of the backward pass
     summed = any(sum(survey.positions[m] for m in layer.modules) > 1 for layer in products)
     tile_bytes = min(TILE_BYTES, spare // 16) if summed else 0

@@ -1,8 +1,9 @@
 """Do the rules of rules.py hold for this network, on the batches that a pass computes?
 
-Of the first and the last batch of each set some points are drawn. On few of them every rule is compared with autograd
-(``compare_rows``), on a dozen whether the rows of the batch are the points in their order (``compare_marks``).
-``RuleChecks`` does both for a pass. A rule that fails raises a LostRowsError: the pass starts again without it.
+A dozen points are drawn from the first and the last batch of each set, and run once more by themselves. Row n of the
+batch is compared with point n (``compare_marks``), and every rule with autograd (``compare_rows``), on fewer points
+where a pass is expensive. ``RuleChecks`` does this. A rule that fails raises a LostRowsError: the pass starts again
+without it.
 """
 
 from collections.abc import Sequence
@@ -34,13 +35,15 @@ from foretaste.tangent.survey import (
     align_calls,
     find_same,
     modules_of,
+    record_inputs,
     record_pass,
     row_gaps,
     some_entries,
     survey_network,
 )
 
-CHECK_SHARE, CHECK_LEAST = 60, 3  # one point in so many, but so many at least, is enough to show that a rule is right
+CHECK_SHARE, CHECK_LEAST = 60, 3  # where a pass is expensive, compare n // 60 points with autograd, at least 3
+CHEAP_POINT = 1 << 16  # bytes of one point's pass, up to which all of CHECK_POINTS are compared with autograd
 TF32_ROUNDING = 2e-2, 1e-3  # as ROUNDING, in TF32, which errs by less than a twentieth of that
 TF32_OUTPUT = 2e-2  # and what an output may change by in another batch, of the largest
 # How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
@@ -50,16 +53,17 @@ TF32_MOVED = 0.25, 0.01
 # ---- Which points ----
 
 
-def points_to_draw(sizes: Sequence[int], chunk_size: int) -> dict[int, tuple[int, int]]:
+def points_to_draw(sizes: Sequence[int], chunk_size: int, cheap: bool) -> dict[int, tuple[int, int]]:
     """{place of a chunk's first point: (few, many)} of its points to check, for the first and the last of each set.
 
-    The rules are checked on few, and on many whether the rows are the points in their order, which takes a forward pass
-    only: in a small set, a dozen points take half as long as the kernel.
+    The rules are checked on few, and on many only whether row n is point n, which takes no backward pass: for a dozen
+    points of a small set, that would take a quarter of the kernel's time. If a pass is cheap, few are many.
     """
     draws: dict[int, tuple[int, int]] = {}
     start = 0
     for n in sizes:
-        few, many = min(n, max(CHECK_LEAST, min(CHECK_POINTS, n // CHECK_SHARE))), min(n, CHECK_POINTS)
+        many = min(n, CHECK_POINTS)
+        few = many if cheap else min(many, max(CHECK_LEAST, n // CHECK_SHARE))
         if n > chunk_size:
             last = start + (n - 1) // chunk_size * chunk_size
             draws |= {start: (few - few // 2, many - many // 2), last: (few // 2, many // 2)}
@@ -107,10 +111,10 @@ class DrawnBatch:
     def draw(self, count: int, rows: bool) -> CheckedPoints:
         """At most ``count`` points: about a third at random, the others those that matter most to some layer.
 
-        rows: whether their A and G are kept.
+        A layer that few points use (an expert) has no gradient at the others: there any order of its rows looks right.
+        The same holds where most inputs of a layer are equal (after a ReLU that is 0 nearly everywhere).
 
-        A layer that few points use (an expert) has no gradient at the others: on those any order of its rows is right.
-        So it is where most inputs of a layer are the same (after a ReLU that is 0 nearly everywhere).
+        rows: whether their A and G are kept.
         """
         n, device = count_points(self.x), next(iter(input_parts(self.x).values())).device
         at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
@@ -167,32 +171,39 @@ def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerPa
     return CheckedPoints(x, calls, mark_points(calls), f_nC)
 
 
-def compare_rows(frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints) -> dict[str, Tensor]:
+def run_attached(
+    frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs
+) -> tuple[Tensor, Marks]:
+    """f and the marks of some points, run by themselves with the network's own parameters.
+
+    Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
+    """
+    with record_inputs(modules_of(layers)) as recorded:
+        f_nC = frozen.call_attached(x)
+    return f_nC, mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
+
+
+def compare_rows(
+    frozen: FrozenNetwork, layers: Sequence[LayerParameter], points: CheckedPoints, f_nC: Tensor
+) -> dict[str, Tensor]:
     """{name: (2,)}: ``row_gaps`` of Σ_i r_i J_i over the points, by the rules and by autograd.
+
+    f_nC: of the points by themselves, from ``call_attached``.
 
     This makes the rules safe. A rule fails here if the network uses a weight outside its module
     (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
-    if a forward sorts its batch and puts it back, or sends some points only through a layer: a row of A and G is then
-    not the point it seems to be. A look at a few points need not show that, so the batch that is computed is the one
-    that is checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
+    if a forward sorts its batch and puts it back, or sends only some points through a layer: then row n of A and G does
+    not belong to point n. A look at a few points need not show that, so the batch that is computed is the one that is
+    checked. With random weights r_i, one backward pass of the points by themselves serves all of them.
     """
     draws = torch.Generator().manual_seed(1)
     r_n = torch.randn(count_points(points.x), generator=draws, dtype=torch.float64).to(frozen.dtype)
     r_n = r_n.to(frozen.device, non_blocking=True)
-    truth = autograd_sum(frozen, points.x, [layer.name for layer in layers], r_n)
+    truth = autograd_sum(frozen, f_nC, [layer.name for layer in layers], r_n)
     weighted = {
         m: [(a, g[:, :1] * r_n.view(-1, *[1] * (g.dim() - 1))) for a, g in pairs] for m, pairs in points.calls.items()
     }
     return row_gaps({a.name: a.summed_row(weighted) for a in layers if a.name in truth}, truth)
-
-
-def mark_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> Marks:
-    """The marks of some points, run by themselves: a forward pass only.
-
-    Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
-    """
-    recorded, _ = record_pass(frozen, modules_of(layers), x, heads=0)
-    return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
 
 
 @dataclass(frozen=True)
@@ -251,8 +262,7 @@ class RuleChecks:
         # Points that are not compared yet, and what was compared but not read yet: see ``compare``.
         self.few: list[CheckedPoints] = []
         self.many: list[CheckedPoints] = []
-        self.first_gaps: list[tuple[CheckedPoints, dict[str, Tensor]]] = []
-        self.first_marks: list[tuple[CheckedPoints, MarkGaps]] = []
+        self.first_look: list[tuple[CheckedPoints, dict[str, Tensor], MarkGaps]] = []
         self.gaps: list[dict[str, Tensor]] = []
         self.mark_gaps: list[MarkGaps] = []
         self.outputs: list[Tensor] = []
@@ -271,14 +281,13 @@ class RuleChecks:
         TF32 is too coarse for that, and in float32 a ReLU whose input is nearly 0 may have another sign in another
         batch. Then ``check_alone`` follows.
         """
-        for points in join_drawn(self.few):
-            self.first_gaps.append((points, compare_rows(self.frozen, self.layers, points)))
-        for points in join_drawn(self.many):
+        for points in [*join_drawn(self.few), *join_drawn(self.many)]:
             if self.coarse:
                 self.check_alone(points)
                 continue
-            alone = mark_alone(self.frozen, self.survey, self.layers, points.x)
-            self.first_marks.append((points, compare_marks(points.marks, alone, cut=False)))
+            f_nC, marks = run_attached(self.frozen, self.survey, self.layers, points.x)
+            gaps = compare_rows(self.frozen, self.layers, points, f_nC) if points.calls else {}
+            self.first_look.append((points, gaps, compare_marks(points.marks, marks, cut=False)))
         self.few.clear()
         self.many.clear()
 
@@ -287,16 +296,13 @@ class RuleChecks:
         alone = record_alone(self.frozen, self.survey, self.layers, points.x)
         self.mark_gaps.append(compare_marks(points.marks, alone.marks))
         self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
-        self.gaps.append(compare_rows(self.frozen, self.layers, alone))
+        self.gaps.append(compare_rows(self.frozen, self.layers, alone, self.frozen.call_attached(points.x)))
 
     def read(self) -> None:
         """Raise if a rule does not hold, or if points influence one another. A read waits for the device."""
         dtype = self.frozen.dtype
-        for points, gaps in self.first_gaps:
-            if not all(find_same(gaps, dtype).values()):
-                self.check_alone(points)
-        for points, marks in self.first_marks:
-            if find_moved(marks, ROUNDING[dtype]):
+        for points, gaps, marks in self.first_look:
+            if not all(find_same(gaps, dtype).values()) or find_moved(marks, ROUNDING[dtype]):
                 self.check_alone(points)
         for outputs in self.outputs:
             check_apart(outputs, TF32_OUTPUT if self.coarse else OWN_OUTPUT[dtype])
@@ -310,7 +316,7 @@ class RuleChecks:
         for marks in self.mark_gaps:
             if moved := find_moved(marks, TF32_MOVED if self.coarse else ROUNDING[dtype]):
                 raise LostRowsError("a layer does not see the points in their order", modules=moved)
-        for read in (self.first_gaps, self.first_marks, self.outputs, self.gaps, self.mark_gaps):
+        for read in (self.first_look, self.outputs, self.gaps, self.mark_gaps):
             read.clear()
 
 
@@ -322,7 +328,8 @@ def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwor
             return frozen
         with isolated(frozen.device):
             alone = record_alone(frozen, survey, survey.layers, points)
-            agrees = find_same(compare_rows(frozen, survey.layers, alone), frozen.dtype)
+            gaps = compare_rows(frozen, survey.layers, alone, frozen.call_attached(points))
+            agrees = find_same(gaps, frozen.dtype)
         if all(agrees.values()):
             return frozen
         frozen = replace(frozen, unruled=frozen.unruled | {name for name, holds in agrees.items() if not holds})

@@ -6,7 +6,7 @@ of the output of every layer, at every point, and the layer's gradient at point 
 A rule forms that gradient: ``rule(module, name, a, g, at) -> (n, p)`` is the gradient of a slice ``at`` of parameter
 ``name``, along the dimension that ``cut_axis`` names. The p columns of a whole parameter are in its own order, those of
 a convolution in that of ``parameter_order``. No rule is trusted with a network that it was not made for:
-``checks.compare_rows`` compares a sum of rows with autograd on points of every kernel's own batches.
+``rule_checks.compare_rows`` compares a sum of rows with autograd on points of every kernel's own batches.
 
 A ``ProductLayer`` contributes its part of Θ without forming a gradient; see its docstring.
 """

@@ -4,15 +4,17 @@
 gradients a rule can form (rules.py), and measures the bytes of a pass. Parameters without a rule go through torch.func
 (functional.py), which is slower.
 
-``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. checks.py tells
-whether the rules hold for it.
+``record_pass`` is the pass itself: one forward and one backward that record A and G of every layer. rule_checks.py
+tells whether the rules hold for it.
 """
 
 import logging
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,8 +22,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretaste.tangent.frozen import (
+    OWN_OUTPUT,
     FrozenNetwork,
     Inputs,
+    check_apart,
+    compare_outputs,
     count_points,
     input_parts,
     is_out_of_memory,
@@ -34,9 +39,9 @@ from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cu
 log = logging.getLogger("foretaste")
 # What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
-LOST = 0.3  # of a gradient, that is missing where torch.func does not see a parameter; a ReLU's chance is less
-CHECK_POINTS = 12  # of each set, which show whether the rows of its batches are the points in their order
-SOME_ENTRIES = 256  # of A and G of a point, which tell points apart
+LOST = 0.3  # of a gradient: torch.func that does not see a parameter misses more, a ReLU near 0 changes less
+CHECK_POINTS = 12  # points of each set that are checked (rule_checks.py)
+SOME_ENTRIES = 256  # entries of A and G of a point, enough to tell points apart
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
@@ -55,7 +60,7 @@ class LayerParameter:
     def numel(self) -> int:
         return self.shape.numel()
 
-    @property
+    @cached_property
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(m for m, _ in self.uses)
 
@@ -151,8 +156,8 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     layers = find_ruled_parameters(frozen)
     with isolated(frozen.device):
         with PeakMemory() as memory:
-            layers, alone = record_or_none(one_head, layers, take_points(points, slice(1)))
-        layers, together = record_or_none(one_head, layers, points)
+            layers, alone, f_1C = record_or_none(one_head, layers, take_points(points, slice(1)))
+        layers, together, f_kC = record_or_none(one_head, layers, points)
         modules = list(together)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
         folds = {m: [call.a.shape[axis] // k for call in together[m]] for m, axis in axes.items()}
@@ -160,6 +165,10 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
         with_rule = {layer.name for layer in readable}
         functional = [name for name in frozen.params if name not in with_rule]
+        check_apart(compare_outputs(f_kC[:1], f_1C), OWN_OUTPUT[frozen.dtype])
+        if functional and k > 1:  # nothing else compares outputs there
+            f_1C = frozen.call(take_points(points, slice(1, 2))).detach()
+            check_apart(compare_outputs(f_kC[1:], f_1C), OWN_OUTPUT[frozen.dtype])
         verify_functional(one_head, points, functional)
         if frozen.output == "sum" and classes > 1:
             check_sum(frozen, points)
@@ -270,17 +279,33 @@ def record_pass(
     return calls, f_NC.detach()
 
 
+@contextmanager
+def record_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[RecordedCall]]]:
+    """Record A of the calls of some modules, whatever runs inside. G is not recorded."""
+    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
+
+    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> None:
+        calls[m].append(RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype))
+
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def record_or_none(
     frozen: FrozenNetwork, layers: list[LayerParameter], x: Inputs
-) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]]]:
-    """The layers and their calls; none where the network runs, but not with its layers recorded (checkpointing)."""
+) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]], Tensor]:
+    """The layers, their calls, and f; no layers where the network runs, but not with them recorded (checkpointing)."""
     try:
-        return layers, record_pass(frozen, modules_of(layers), x)[0]
+        return layers, *record_pass(frozen, modules_of(layers), x)
     except (RuntimeError, KeyError, IndexError) as e:
         if is_out_of_memory(e):
             raise
         log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
-        return [], {}
+        return [], {}, frozen.call(x).detach()
 
 
 def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCall], k: int) -> int | None:
@@ -351,7 +376,7 @@ def align_calls(
 def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> None:
     """Raise where torch.func does not give the gradients of autograd on the points ``x``.
 
-    So it is where a forward makes new parameters out of its own.
+    This happens where a forward makes new parameters from its own.
     """
     truth = autograd_rows(frozen, x, names)
     if not truth:
@@ -487,10 +512,11 @@ class PeakMemory(TorchDispatchMode):
         return False  # else the first use imports torch._dynamo, two seconds of everyone's first kernel
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for t in tensors_among(*args, *(kwargs or {}).values()):
+        kwargs = kwargs or {}
+        for t in tensors_among([*args, *kwargs.values()]):
             self.count(t, inside=False)  # if new, it was made outside: neither it nor its views count
-        out = func(*args, **(kwargs or {}))
-        for t in tensors_among(out):
+        out = func(*args, **kwargs)
+        for t in tensors_among([out]):
             self.count(t, inside=True)
         return out
 
@@ -512,10 +538,13 @@ class PeakMemory(TorchDispatchMode):
         self.now -= size
 
 
-def tensors_among(*values: Any) -> Iterator[Tensor]:
+def tensors_among(values: list[Any]) -> list[Tensor]:
     """The tensors of an operator's arguments or results, which are tensors, lists of them, and other things."""
-    for value in values:
+    found = []
+    while values:
+        value = values.pop()
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors_among(*value)
+            values.extend(value)
+    return found

@@ -1,4 +1,4 @@
-"""The kernels of infinitely wide networks in closed form: the NTK, and the NNGP. kernel.py has the derivation."""
+"""The kernels of infinitely wide networks in closed form: the NTK, and the NNGP. closed_form.py has the derivation."""
 
 from foretaste.tangent.infinite.closed_form import PARAMETRISATIONS as PARAMETRISATIONS
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.tangent.frozen import check_inputs, to_float64
 from foretaste.tangent.infinite.counterpart import counterpart
-from foretaste.tangent.infinite.covariance import DUAL_BLOCK_BYTES
-from foretaste.tangent.infinite.layers import Covariance, Layer, Signal, nesting
+from foretaste.tangent.infinite.layers import DUAL_BLOCK_BYTES, Covariance, Layer, Signal, nesting
 from foretaste.tangent.planning import resolve_budget
 
 PARAMETRISATIONS = ("standard", "ntk")
