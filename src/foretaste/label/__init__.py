@@ -4,11 +4,11 @@ learner.py has the learner's methods, session.py what it holds. pool.py reads th
 model.py the linearised network that follows them. choose.py says which item next, training.py trains the network anew,
 progress.py says when to and when to stop, explain.py what a label would change, saving.py writes it all to a folder.
 
-start.py opens a folder for labelling. store.py keeps every answer on the disk, log.py reads it from the two files in
-which it lies, journal.py writes one of them. worker.py keeps the learner on its thread, desk.py says who gets which
-item, copies.py what counts for items that are the same. server.py has the routes of the page in page/, guard.py who may
-call them. exchange.py takes labels in and out, answers.py gives them to those who only read, label_studio.py speaks
-with Label Studio, studio_tasks.py keeps the store in step with it.
+start.py opens a folder for labelling. store.py keeps every answer and says which counts, log.py writes it to two files,
+recovery.py reads them and mends one from the other. worker.py keeps the learner on its thread, desk.py says who gets
+which item. server.py has the routes of the page in page/, guard.py who may call them. exchange.py takes labels in and
+out, answers.py gives them to those who only read, label_studio.py speaks with Label Studio, studio_tasks.py keeps the
+store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretaste.label.answers import find_answers as find_answers
-    from foretaste.label.copies import CopyGroups as CopyGroups
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
     from foretaste.label.desk import wilson as wilson
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from foretaste.label.start import name_points as name_points
     from foretaste.label.start import open_desk as open_desk
     from foretaste.label.start import store_folder as store_folder
+    from foretaste.label.store import CopyGroups as CopyGroups
     from foretaste.label.store import LabelEvent as LabelEvent
     from foretaste.label.store import LabelStore as LabelStore
     from foretaste.label.store import StoreConflict as StoreConflict
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "find_answers": "answers",
-    "CopyGroups": "copies",
+    "CopyGroups": "store",
     "LabelDesk": "desk",
     "PREQUENTIAL": "desk",
     "wilson": "desk",

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretaste.errors import printable
-from foretaste.label.copies import GIVEN, CopyGroups
 from foretaste.label.start import name_points, store_folder
-from foretaste.label.store import STORE_FILE, LabelStore
+from foretaste.label.store import GIVEN, STORE_FILE, CopyGroups, LabelStore
 
 if TYPE_CHECKING:
     from foretaste.data import Points

@@ -15,8 +15,7 @@ from math import sqrt
 from typing import Any, Protocol
 
 from foretaste.errors import did_you_mean, whole_number
-from foretaste.label.copies import GIVEN, CopyGroups
-from foretaste.label.store import LabelEvent, LabelStore
+from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
 
 CHECK_EVERY = 6

@@ -17,7 +17,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular, printable, seal_holds, seal_json
-from foretaste.label.journal import flush_file
+from foretaste.label.log import flush_file
 from foretaste.network import (
     NETWORKS,
     load_network,

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretaste.errors import counted
-from foretaste.label.copies import GIVEN
 from foretaste.label.desk import CHECK_EVERY, LabelDesk
-from foretaste.label.store import LEASE_SECONDS, STORE_FILE, LabelStore
+from foretaste.label.store import GIVEN, LEASE_SECONDS, STORE_FILE, LabelStore
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
 if TYPE_CHECKING:
