@@ -1276,10 +1276,16 @@ def test_ids_and_labels_without_dimensions() -> None:
         learner.teach([12], torch.tensor(1))
 
 
-def test_a_ridge_of_the_misfit_is_refused_at_the_start() -> None:
-    """It was taken, and the first training or question ended in an error of torch."""
-    with pytest.raises(ValueError, match="ridge is 'misfit', and a learner takes a number"):
-        make("l2", ridge="misfit")
+def test_a_ridge_of_the_misfit_is_that_of_a_query_on_the_labels_of_the_training() -> None:
+    learner = make("l2", ridge="misfit", output="sum")
+    net, x, trained = network(3), points(), [truth("l2", i) for i in range(6)]
+    state = ft.linearize(net, x[:6], torch.tensor(trained), x, ridge="misfit")
+    assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)
+    assert learner._now.model.ridge > 10 * make("l2", ridge=None, output="sum")._now.model.ridge
+    learner.teach(20, truth("l2", 20))
+    assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)  # until the next training
+    with pytest.raises(ValueError, match="ridge"):
+        make("l2", ridge="mistfit")
 
 
 def test_odd_classes_labels_and_pools() -> None:

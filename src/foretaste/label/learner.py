@@ -97,7 +97,7 @@ class Learner:
         seed: int = 0,
         output: Output = "auto",
         params: Params = None,
-        ridge: float | None = None,
+        ridge: float | str | None = None,
         budget: int | str | None = None,
         theta_scale: float | None = None,
         watch: int | None = 512,
@@ -107,11 +107,6 @@ class Learner:
             raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module. Give the items as pool=")
         if pool is None:
             raise TypeError(f"pool is None; give the items: {POINTS_WANTED}")
-        if isinstance(ridge, str):
-            raise ValueError(
-                f"ridge is {ridge!r}, and a learner takes a number, or None for 1e-6 of the mean diagonal of Θ; "
-                '"misfit" is for ft.query and ft.linearize'
-            )
         check_settings(ridge, "auto", loss, float("inf"), 1.0 if theta_scale is None else theta_scale)
         check_callable("train", train, "(net, x, y)")
         if output == "full":

@@ -12,16 +12,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foretaste.label.book import Label, LabelBook, LabelKind
 from foretaste.label.pool import Pool
-from foretaste.lookahead import BinaryOutputs, State, binary_params, cholesky, from_kernels
+from foretaste.lookahead import BinaryOutputs, DenseState, State, binary_params, cholesky, from_kernels, watched_rows
 from foretaste.losses import LOSSES
 from foretaste.tangent import (
-    DEFAULT_RIDGE,
     FrozenNetwork,
     Inputs,
     Output,
@@ -46,22 +46,13 @@ class ModelSettings:
     loss: str = "l2"
     output: Output = "sum"
     params: Params = None
-    ridge: float | None = None
+    ridge: float | str | None = None
     budget: int | str | None = None
     watch: int | None = 512
     window: int = 5000
     seed: int = 0
     theta_scale: float | None = None
     watch_by: str = "contested"
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedSolve:
-    """With RRᵀ = Θ_LL + λI: R⁻¹Θ_LM, R⁻¹(Y − f_L), and ten times the leave-one-out s² of L (1 if L is empty)."""
-
-    half_LM: Tensor
-    half_R: Tensor
-    scale: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +88,11 @@ class LiveModel:
     at_M: list[int]
     theta_MM: Tensor
     f_MC: Tensor
-    ridge: float
+    ridge: Any  # a float once the pool is linearised
     theta_scale: float = 1.0
     _shown: "ShownLabels | None" = None
     _scaled: tuple[dict[int, Label], float] | None = None
-    _solution: "tuple[Mapping[int, Label], TrainedSolve] | None" = None
+    _base: "tuple[Mapping[int, Label], DenseState] | None" = None  # labels of the training that still hold, as L
 
     @cached_property
     def row(self) -> dict[int, int]:
@@ -141,8 +132,9 @@ class LiveModel:
         else:
             old = shown is None or shown.base != fixed
         if shown is None or old:
-            base = dict(book.labels) if quadratic and len(book.labels) - len(fixed) > MOST_KEPT else fixed
-            shown = ShownLabels(self._condition_base(base), base, {})
+            many = quadratic and len(book.labels) - len(fixed) > MOST_KEPT
+            base = dict(book.labels) if many else fixed
+            shown = ShownLabels(self._condition_base(base) if many else self._trained_base(fixed), base, {})
         wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in shown.base}
         wanted |= {self.row[p]: None for p in book.pending if p in self.row}
         state, kept = shown.state, dict(shown.kept)
@@ -160,18 +152,26 @@ class LiveModel:
         self._shown = ShownLabels(state, shown.base, kept)
         return state
 
-    def _condition_base(self, base: dict[int, Label]) -> State:
+    def _trained_base(self, fixed: Mapping[int, Label]) -> DenseState:
+        """The state with the labels of the training that still hold as its L; made once."""
+        if self._base is None or self._base[0] != fixed:
+            self._base = fixed, self._condition_base(fixed)
+        return self._base[1]
+
+    def _condition_base(self, base: Mapping[int, Label]) -> DenseState:
         """The state with these labels as its L, and none kept."""
         at = [self.row[p] for p in base]
         theta, f = self.theta_MM, self.f_MC
         y_L = None if not at else self._targets(base.values())
         W = self.watched
-        return from_kernels(
+        state = from_kernels(
             theta[at][:, at], None if W is None else theta[W][:, at], theta[:, at], theta if W is None else theta[W],
             None if W is None else theta.diagonal(), f[at], None if W is None else f[W], f, y_L,
             theta_UU=None if W is None else theta, diag_W=None if W is None else theta.diagonal()[W],
             ridge=self.ridge, loss=self.settings.loss,
         )  # fmt: skip
+        assert isinstance(state, DenseState)
+        return state
 
     def _targets(self, labels: Iterable[Label]) -> Tensor:
         """(n, C) float64 targets."""
@@ -191,64 +191,29 @@ class LiveModel:
         most = self.settings.watch
         if most is None or len(self.at_M) <= most:
             return None
-        if self.kind.regression or self.settings.watch_by != "contested":
-            order_M = torch.randperm(len(self.at_M), generator=torch.Generator().manual_seed(self.settings.seed))
-        else:
-            top = self.f_MC.topk(2, 1).values
-            order_M = (top[:, 0] - top[:, 1]).argsort(stable=True)
-        return order_M[:most].sort().values.to(self.f_MC.device)
+        contested = self.settings.watch_by == "contested" and not self.kind.regression
+        at = watched_rows(most, len(self.at_M), self.settings.seed, self.f_MC if contested else None)
+        return at.to(self.f_MC.device)
 
     # s², the scale of the posterior's variance.
 
     def scale(self, book: LabelBook) -> float:
         """s² by leave-one-out over the labels given since the training, which the network has not seen.
 
-        Leaving one of them out leaves the residual α_j/d_j with variance 1/d_j, where α = (S_KK + λ)⁻¹(y − mean) and d
-        is the diagonal of that inverse; s² is the mean of α²/d. The trained labels' own value, times ten, counts as
-        ``PRIOR_LABELS`` labels more. It is 1 under cross-entropy.
+        The scale of the state after the training counts as ``PRIOR_LABELS`` labels more. 1 under cross-entropy.
         """
         if not LOSSES[self.settings.loss].quadratic:
             return 1.0
         if self._scaled is None or self._scaled[0] != book.labels:
-            self._scaled = dict(book.labels), self._scale(book)
+            fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
+            new = {self.row[p]: y for p, y in book.labels.items() if p not in fixed and p in self.row}
+            state = self._trained_base(fixed)
+            s2 = state.scale or 1.0  # one label, or equal ones, leave nothing
+            if new:
+                total = float(state.surprises(list(new), self._targets(new.values())).mean(1).sum())
+                s2 = (PRIOR_LABELS * s2 + total) / (PRIOR_LABELS + len(new))
+            self._scaled = dict(book.labels), s2
         return self._scaled[1]
-
-    def _scale(self, book: LabelBook) -> float:
-        fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
-        new = {p: y for p, y in book.labels.items() if p not in fixed and p in self.row}
-        solved = self._solved(fixed)
-        if not new:
-            return solved.scale
-        at = torch.tensor([self.row[p] for p in new], device=self.f_MC.device)
-        half_LK = solved.half_LM[:, at]
-        S_KK = self.theta_MM[at][:, at] - half_LK.T @ half_LK
-        S_KK.diagonal().add_(self.ridge)
-        e_KC = self._targets(new.values()) - self.f_MC[at] - half_LK.T @ solved.half_R
-        inverse = torch.cholesky_inverse(cholesky(S_KK, self.ridge, "K"))
-        found = ((inverse @ e_KC).square().mean(1) / inverse.diagonal()).sum()
-        return float((PRIOR_LABELS * solved.scale + float(found)) / (PRIOR_LABELS + len(new)))
-
-    def _solved(self, fixed: Mapping[int, Label]) -> "TrainedSolve":
-        if self._solution is None or self._solution[0] != fixed:
-            self._solution = fixed, self._solve(fixed)
-        return self._solution[1]
-
-    def _solve(self, fixed: Mapping[int, Label]) -> "TrainedSolve":
-        at = [self.row[p] for p in fixed]
-        if not at:
-            return TrainedSolve(self.theta_MM[:0], self.f_MC[:0], 1.0)
-        A = self.theta_MM[at][:, at]
-        A.diagonal().add_(self.ridge)
-        y_LC = self._targets(fixed.values())
-        chol = cholesky(A, self.ridge)
-        inverse = torch.cholesky_inverse(chol)
-        centred = y_LC - (y_LC.mean(0) if self.kind.regression else 1 / self.kind.C)
-        prior = 10 * float(((inverse @ centred).square() / inverse.diagonal()[:, None]).mean())
-        return TrainedSolve(
-            torch.linalg.solve_triangular(chol, self.theta_MM[at], upper=False),
-            torch.linalg.solve_triangular(chol, y_LC - self.f_MC[at], upper=False),
-            prior if prior > 0 else 1.0,  # one label, or equal ones, leave nothing
-        )
 
     # Outputs of items outside M, and of new inputs.
 
@@ -305,7 +270,7 @@ class LiveModel:
         # All at once: a Ctrl-C between them would leave a Θ of more items than there are outputs.
         self.__dict__.update(
             theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f["new"]]), at_M=[*self.at_M, *new],
-            _shown=None, _solution=None, _scaled=None,
+            _shown=None, _base=None, _scaled=None,
         )  # fmt: skip
 
 
@@ -385,8 +350,10 @@ def linearise_pool(
         )
     theta *= scale
     own = settings.ridge if ridge is None else ridge
-    found = DEFAULT_RIDGE * scale * size if own is None else own
-    return LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], found, scale)
+    model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], own, scale)
+    if own is None or isinstance(own, str):
+        model.ridge = model._condition_base(trained if own == "misfit" else {}).ridge
+    return model
 
 
 def fitted_scale(f_MC: Tensor, size: float, trained: Mapping[int, Label]) -> float:

@@ -16,6 +16,7 @@ from foretaste.lookahead.linearize import from_kernels as from_kernels
 from foretaste.lookahead.linearize import linearize as linearize
 from foretaste.lookahead.linearize import seeded_generator as seeded_generator
 from foretaste.lookahead.linearize import watched_points as watched_points
+from foretaste.lookahead.linearize import watched_rows as watched_rows
 from foretaste.lookahead.problem import cholesky as cholesky
 from foretaste.lookahead.problem import misfit_ridge as misfit_ridge
 from foretaste.lookahead.state import PriorKernel as PriorKernel

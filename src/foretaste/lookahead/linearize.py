@@ -302,17 +302,21 @@ def watched_points(
     if watch > n:
         log.warning("watch is %d and the pool has %s; all of it is watched", watch, counted(n, "point"))
         return None, {}
-    if outputs_U is None:
-        order_U = torch.randperm(n, generator=seeded_generator(seed))
-    else:
-        f_UC = outputs_U()
-        if f_UC.shape[1] < 2:
-            raise ValueError('watch_by="contested" needs classes and this network has one output; use "random"')
-        top_U2 = f_UC.topk(2, 1).values
-        order_U = (top_U2[:, 0] - top_U2[:, 1]).argsort(stable=True)
-    picked = order_U[:watch].sort().values.tolist()
+    picked = watched_rows(watch, n, seed, None if outputs_U is None else outputs_U()).tolist()
     first = next(iter(x_U.values())) if not isinstance(x_U, Tensor) else x_U
     return take_points(x_U, torch.tensor(picked, device=first.device)), {j: i for i, j in enumerate(picked)}
+
+
+def watched_rows(watch: int, n: int, seed: int, f_NC: Tensor | None = None) -> Tensor:
+    """Which of n points to watch, in order: random ones or, with their outputs, the most contested ones."""
+    if f_NC is None:
+        order_N = torch.randperm(n, generator=seeded_generator(seed))
+    elif f_NC.shape[1] < 2:
+        raise ValueError('watch_by="contested" needs classes and this network has one output; use "random"')
+    else:
+        top_N2 = f_NC.topk(2, 1).values
+        order_N = (top_N2[:, 0] - top_N2[:, 1]).argsort(stable=True)
+    return order_N[:watch].sort().values
 
 
 # --- a state on kernels of one's own: an infinite-width kernel, a Gaussian process ---

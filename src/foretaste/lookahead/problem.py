@@ -301,9 +301,16 @@ class Problem:
         """
         if self.free:
             return 1.0
-        inverse = torch.cholesky_inverse(chol)
-        alpha = inverse @ to_sites(self.centred_LC, self.B)
-        return 10 * float((alpha.square() / inverse.diagonal()[:, None]).mean())
+        return 10 * float(leave_one_out(chol, to_sites(self.centred_LC, self.B)).mean())
+
+
+def leave_one_out(chol: Tensor, e_NC: Tensor) -> Tensor:
+    """(N, C): squared residuals of labels, each predicted from all others, in units of their variance: α²/d.
+
+    α = A⁻¹e and d = diag A⁻¹, with A = RRᵀ and ``chol`` R: without label n its residual is α_n/d_n, its variance 1/d_n.
+    """
+    inverse = torch.cholesky_inverse(chol)
+    return (inverse @ e_NC).square() / inverse.diagonal()[:, None]
 
 
 # A network that does not fit its labels (trained briefly, or on noisy labels) will not fit the next ones either. With a
