@@ -19,7 +19,7 @@ CASES = [
     {"loss": loss, "strategy": strategy, "batch": batch}
     for loss, strategy, batch in product(("l2", "ce"), ("cover", "gain"), (1, 5))
 ]
-POOL, TEST, RETRAIN_EVERY, MEASURED_EVERY, STEPS = 400, 500, 20, 5, 200
+POOL, TEST, RETRAIN_EVERY, MEASURED_EVERY, STEPS, COLUMNS = 400, 500, 20, 5, 200, 64
 
 
 def read_points(features: str | None, seed: int) -> tuple[Any, Any, Any, Any]:
@@ -33,7 +33,9 @@ def read_points(features: str | None, seed: int) -> tuple[Any, Any, Any, Any]:
     else:
         with np.load(features) as file:
             x, y = (next(file[n] for n in names if n in file.files) for names in (("ft", "x"), ("yt", "y")))
-        x = x.astype("float32") / np.linalg.norm(x.astype("float32"), axis=1).mean()
+        x = x.astype("float32")
+        x = x @ np.linalg.svd(x[:1000], full_matrices=False)[2][:COLUMNS].T  # or a run takes minutes
+        x /= np.linalg.norm(x, axis=1).mean()
     order = np.random.default_rng(seed).permutation(len(x))[: POOL + TEST]
     x, y = x[order].astype("float32"), y[order].astype(int)
     return x[:POOL], y[:POOL], x[POOL:], y[POOL:]
