@@ -879,7 +879,7 @@ def test_the_expected_error_counts_every_class_of_the_open_items(kind: str) -> N
     error = learner.status()["error"]
     assert error["model"] == pytest.approx(float(want.mean()), abs=0.005)
     record = list(book.predictions.values())
-    made = sum(p.predicted != p.label for p in record)
+    made = sum(p.predicted != book.labels[p.position] for p in record)
     assert error["ratio"] == pytest.approx((made + 5) / (sum(p.error for p in record) + 5))
     assert error["corrected"] == pytest.approx(error["model"] * error["ratio"])
 

@@ -245,9 +245,9 @@ def test_the_kernel_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     case, gram = CASES[1], theta_module.gram
     calls: list[list[tuple[str, str]]] = []
 
-    def counted(net: Any, sets: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(list(blocks))
-        return gram(net, sets, blocks, *args, **kwargs)
+    def counted(job: Any) -> Any:
+        calls.append(list(job.blocks))
+        return gram(job)
 
     monkeypatch.setattr(theta_module, "gram", counted)
     state = case.state()

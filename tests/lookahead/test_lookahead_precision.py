@@ -12,12 +12,13 @@ from foretaste.acquire import mlmoc, variance
 from foretaste.lookahead import from_kernels, linearize
 from foretaste.network import MLP, fit
 from foretaste.pick import query
-from foretaste.tangent import freeze, gram, kernel, outputs, precision, rule_checks
+from foretaste.tangent import GramJob, freeze, gram, kernel, outputs, precision, rule_checks
 from foretaste.tangent.precision import (
     PrecisionChoice,
+    RankedPoints,
+    choose_precision,
     kernel_holds,
     measure_precisions,
-    precisions_to_try,
     rank_correlation,
     score_sample,
 )
@@ -37,11 +38,10 @@ def trained() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor
 
 def test_the_sample_is_ranked_by_the_scores_themselves(trained) -> None:
     net, x_L, y_L, x_U = trained
-    frozen = freeze(net)
     y_LC = torch.nn.functional.one_hot(y_L, 3).double()
-    got = score_sample(frozen, 3, {"U": x_U, "L": x_L}, y_LC, None, "float32", None)
+    sample = gram(GramJob(freeze(net), {"U": x_U, "L": x_L}, [("U", "U"), ("L", "L"), ("U", "L")]))
+    got, theta = score_sample(sample, y_LC, None), sample.blocks
     assert got is not None
-    theta = gram(net, {"U": x_U, "L": x_L}, [("U", "U"), ("L", "L"), ("U", "L")])[0]
     state = from_kernels(
         theta["L", "L"], None, theta["U", "L"], theta["U", "U"], None, outputs(net, x_L), None, outputs(net, x_U), y_L
     )
@@ -52,7 +52,7 @@ def test_the_sample_is_ranked_by_the_scores_themselves(trained) -> None:
 def test_half_rows_are_measured_against_float64(trained) -> None:
     net, x_L, y_L, x_U = trained
     y_LC = torch.nn.functional.one_hot(y_L, 3).double()
-    found = measure_precisions(freeze(net), 3, x_L, x_U, y_LC, None, ("half",), None, 0)
+    found = measure_precisions(RankedPoints(freeze(net), 3, x_L, x_U, y_LC, None), ("half",))
     assert set(found) == {"half"}
     assert 0.99 < found["half"] <= 1
     assert next(net.parameters()).dtype == torch.float32
@@ -65,9 +65,9 @@ def test_samples_are_trials_and_the_kernel_after_them_is_checked(trained, monkey
     compare = rule_checks.compare_rows
     monkeypatch.setattr(rule_checks, "compare_rows", lambda *args: checked.append(1) or compare(*args))
     frozen, y_LC = freeze(net), torch.nn.functional.one_hot(y_L, 3).double()
-    measure_precisions(frozen, 3, x_L, x_U[:128], y_LC, None, ("half",), None, 0)
+    measure_precisions(RankedPoints(frozen, 3, x_L, x_U[:128], y_LC, None), ("half",))
     assert not checked
-    gram(frozen, {"U": x_U[:128], "L": x_L}, [("U", "L")])
+    gram(GramJob(frozen, {"U": x_U[:128], "L": x_L}, [("U", "L")]))
     assert checked
 
 
@@ -125,11 +125,12 @@ def test_float64_is_of_float64_networks(trained) -> None:
 
 def test_gradients_too_large_for_half_are_reported_as_tf32(trained, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x_L, y_L, x_U = trained
-    monkeypatch.setattr("foretaste.lookahead.problem.precisions_to_try", lambda choice, *args: ("half",))
+    half = PrecisionChoice("half", ways=("half",))
+    monkeypatch.setattr("foretaste.lookahead.problem.choose_precision", lambda *args: half)
     compute = kernel.compute_gram
 
     def overflows(*args):
-        if args[6] == "half":
+        if args[0].precision == "half":
             raise kernel.HalfRangeError(1.0)
         return compute(*args)
 
@@ -158,16 +159,12 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, frozen, spearmans: dict[str, fl
 def test_the_fastest_that_ranks_alike(trained, monkeypatch, found, want) -> None:
     frozen = freeze(trained[0])
     as_on_a_gpu(monkeypatch, frozen, found)
-    choice = PrecisionChoice("auto")
-    got = precisions_to_try(choice, frozen, 3, trained[1], trained[3], torch.zeros(20, 3), None, 5000, None)
-    assert tuple(got) == want
+    ranked = RankedPoints(frozen, 3, trained[1], trained[3], torch.zeros(20, 3), None)
+    choice = choose_precision("auto", ranked, 5000)
+    assert choice.ways == want
     assert choice.spearman == pytest.approx(found, nan_ok=True)
-    assert tuple(precisions_to_try(PrecisionChoice("auto"), frozen, 3, None, trained[3], None, None, 90, None)) == (
-        "float32",
-    )
-    assert tuple(precisions_to_try(PrecisionChoice("tf32"), frozen, 3, None, trained[3], None, None, 5000, None)) == (
-        "tf32",
-    )
+    assert choose_precision("auto", ranked, 90).ways == ("float32",)
+    assert choose_precision("tf32", ranked, 5000).ways == ("tf32",)
 
 
 def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) -> None:
@@ -178,20 +175,21 @@ def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) ->
         raise RuntimeError("expected scalar type Float but found Double")
 
     monkeypatch.setattr(precision, "measure_precisions", fails)
-    choice = PrecisionChoice("auto")
-    assert precisions_to_try(choice, frozen, 3, None, trained[3], None, None, 5000, None) == ("float32",)
+    choice = choose_precision("auto", RankedPoints(frozen, 3, None, trained[3], None, None), 5000)
+    assert choice.ways == ("float32",)
     assert "found Double" in choice.why
     assert "takes float32" in caplog.text
 
 
 def test_a_kernel_without_a_factor_is_computed_anew_in_float32(trained, monkeypatch) -> None:
     net, x_L, y_L, x_U = trained
-    monkeypatch.setattr("foretaste.lookahead.problem.precisions_to_try", lambda choice, *args: ("half", "float32"))
+    two = PrecisionChoice("auto", ways=("half", "float32"))
+    monkeypatch.setattr("foretaste.lookahead.problem.choose_precision", lambda *args: two)
     monkeypatch.setattr("foretaste.lookahead.problem.kernel_holds", lambda *args: False)
     state = linearize(net, x_L, y_L, x_U)
     want = linearize(net, x_L, y_L, x_U, precision="float32")
     assert torch.equal(mlmoc(state), mlmoc(want))
-    choice = state._problem.kernels.choice
+    choice = state._problem.kernels.precision()
     assert choice.used == "float32"
     assert math.isnan(choice.spearman["half"])
 

@@ -13,7 +13,7 @@ import torch
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import PeakMemory, count_points, gram, plan, resolve_budget, take_points
+from foretaste.tangent import GramJob, PeakMemory, count_points, freeze, gram, plan, resolve_budget, take_points
 from foretaste.tangent.frozen import balanced_signs
 from networks import NETWORKS, Network
 
@@ -145,7 +145,8 @@ def test_blocks_and_diagonals_come_from_one_run() -> None:
     sets = {"L": take_points(x, slice(0, 3)), "W": take_points(x, slice(3, 7)), "U": take_points(x, slice(7, 12))}
     for output, heads in (("sum", 1), ("full", 3)):
         want = oracles.ntk(net, x, x, output)
-        blocks, diagonals = gram(net, sets, [("L", "L"), ("W", "L"), ("W", "U")], ["U"], output=output)
+        found = gram(GramJob(freeze(net, output=output), sets, [("L", "L"), ("W", "L"), ("W", "U")], ["U"]))
+        blocks, diagonals = found.blocks, found.diagonals
         cut = {"L": slice(0, 3 * heads), "W": slice(3 * heads, 7 * heads), "U": slice(7 * heads, 12 * heads)}
         for (a, b), theta in blocks.items():
             assert error(theta, want[cut[a], cut[b]]) <= 1e-12
@@ -156,7 +157,8 @@ def test_blocks_and_diagonals_come_from_one_run() -> None:
 def test_an_empty_set_gives_empty_blocks() -> None:
     case = NETWORKS[0]
     net, x = case.built(), case.points(5)
-    blocks, _ = gram(net, {"L": take_points(x, slice(0)), "U": x}, [("L", "L"), ("U", "L"), ("U", "U")])
+    sets = {"L": take_points(x, slice(0)), "U": x}
+    blocks = gram(GramJob(freeze(net), sets, [("L", "L"), ("U", "L"), ("U", "U")])).blocks
     assert blocks["L", "L"].shape == (0, 0)
     assert blocks["U", "L"].shape == (5, 0)
     assert error(blocks["U", "U"], oracles.ntk(net, x, x)) <= 1e-12

@@ -7,7 +7,7 @@ import torch
 
 import foretaste as ft
 from foretaste.network import WideResNet, resnet18
-from foretaste.tangent import accumulate, freeze, gram, outputs, rules, triton_kernels
+from foretaste.tangent import GramJob, accumulate, freeze, gram, outputs, rules, triton_kernels
 from foretaste.tangent.accumulate import GradientRows, ThetaSum, own_products, strip_rows
 from foretaste.tangent.frozen import probe_outputs
 from foretaste.tangent.planning import CHUNK_MOST, KernelJob, LayerGroup, larger_chunk
@@ -73,10 +73,45 @@ def test_a_checked_network_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatc
     want = ft.ntk(net, x)
     monkeypatch.setattr("foretaste.tangent.kernel.probe_outputs", None)
     monkeypatch.setattr("foretaste.tangent.kernel.check_inputs", None)
-    f: dict[str, torch.Tensor] = {}
-    got = gram(frozen, {"x": x}, [("x", "x")], classes=classes, f=f)[0]["x", "x"]
-    assert torch.equal(got, want)
-    assert torch.allclose(f["x"], outputs(net, x), rtol=1e-12)
+    found = gram(GramJob(frozen, {"x": x}, [("x", "x")], classes=classes))
+    assert torch.equal(found.blocks["x", "x"], want)
+    assert torch.allclose(found.outputs["x"], outputs(net, x), rtol=1e-12)
+
+
+def test_a_gram_has_the_outputs_of_a_network_without_rules() -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 8, dtype=torch.float64).view(4, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    net, x = Bare().eval(), torch.randn(5, 4, dtype=torch.float64)
+    found = gram(GramJob(freeze(net), {"L": x[:0], "U": x}, [("U", "U")]))
+    assert torch.equal(found.outputs["U"], outputs(net, x))
+    assert found.outputs["L"].shape == (0, 2)
+
+
+def test_a_gram_names_the_network_without_rules_that_failed() -> None:
+    """A second job on it need not find that out again."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(torch.nn.functional.linear(self.first(x), self.first.weight)))
+
+    torch.manual_seed(0)
+    net, x = Tied().double().eval(), torch.randn(6, 4, dtype=torch.float64)
+    job = GramJob(freeze(net), {"x": x}, [("x", "x")])
+    found = gram(job)
+    assert found.frozen.unruled == {"first.weight"}
+    again = gram(GramJob(found.frozen, {"x": x}, [("x", "x")], check=False))
+    assert torch.equal(again.blocks["x", "x"], found.blocks["x", "x"])
+    assert job.frozen.unruled == frozenset()
 
 
 def test_a_pass_on_a_gpu_takes_what_the_plan_leaves() -> None:

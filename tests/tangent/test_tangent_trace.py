@@ -5,7 +5,7 @@ import torch
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import PeakMemory, gram, plan, resolve_budget, take_points
+from foretaste.tangent import GramJob, PeakMemory, freeze, gram, plan, resolve_budget, take_points
 from networks import NETWORKS, Network
 
 N = 7
@@ -29,7 +29,8 @@ def test_trace_is_the_mean_of_the_logits_own_kernels(case: Network) -> None:
     want = trace(net, x)
     assert error(ft.ntk(net, x, output="trace"), want) <= 1e-10
     a, b = take_points(x, slice(0, 3)), take_points(x, slice(3, N))
-    blocks, diagonals = gram(net, {"a": a, "b": b}, [("a", "b")], ["b"], output="trace")
+    found = gram(GramJob(freeze(net, output="trace"), {"a": a, "b": b}, [("a", "b")], ["b"]))
+    blocks, diagonals = found.blocks, found.diagonals
     assert error(blocks["a", "b"], want[:3, 3:]) <= 1e-10
     assert error(diagonals["b"][:, 0, 0], want.diagonal()[3:]) <= 1e-10
 

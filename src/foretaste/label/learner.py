@@ -422,7 +422,7 @@ class Learner:
                 at = self._position.get(plain_id(said["id"]))
                 if at in book.labels:
                     predicted, error = self._now.kind.read(said["predicted"]), real_number("error", said["error"], 0)
-                    earlier[at] = Prediction(at, predicted, book.labels[at], error, 1.0, -1)
+                    earlier[at] = Prediction(at, predicted, error, 1.0, -1)
             book.predictions = {**earlier, **book.predictions}
 
     def _outputs(self, items: Any) -> Tensor:
@@ -559,6 +559,8 @@ class Learner:
         return found
 
     def _find(self, i: Any) -> int:
+        if type(i) in (str, int) and i in self._position:
+            return self._position[i]
         try:
             known = plain_id(i)
         except TypeError:
@@ -572,6 +574,8 @@ class Learner:
 
     def _as_positions(self, items: Any) -> list[int] | None:
         """The positions of ids; None if these are inputs."""
+        if isinstance(items, list):
+            return [self._find(i) for i in items]
         if (
             isinstance(items, Mapping)
             or is_frame(items)

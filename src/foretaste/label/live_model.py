@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.label.book import Label, LabelBook, LabelKind
+from foretaste.acquire import chance_among_classes
+from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
 from foretaste.label.pool import Pool
 from foretaste.lookahead import BinaryOutputs, DenseState, State, binary_params, cholesky, from_kernels, watched_rows
 from foretaste.losses import LOSSES
 from foretaste.tangent import (
     FrozenNetwork,
+    GramJob,
     Inputs,
     Output,
     Params,
@@ -36,6 +38,9 @@ from foretaste.tangent import (
 
 PRIOR_LABELS = 5  # weight of the scale that the trained labels give, in labels given since
 LEAST_LEFT, MOST_LEFT = 0.005, 0.3  # of a label's probability, after a training
+# Of s² S_jj: s² is measured on items that were asked for, which are harder than the others (docs/learner.md, When to
+# stop).
+ORDINARY_SHARE = 0.3
 MOST_KEPT = 256  # squared loss: with more labels since the training, they join L in one solve
 
 
@@ -224,10 +229,10 @@ class LiveModel:
         at = [p for p in book.labels if p in self.row]
         if not at:
             return f_nC
-        f: dict[str, Tensor] = {}
         sets = {"x": x, "L": self.pool.take(at, self.device, self.dtype)}
-        theta = gram(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1], f=f)[0]
-        return f_nC + self.theta_scale * theta["x", "L"] @ self._weights(book, at)
+        job = GramJob(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1])
+        theta = gram(job).blocks["x", "L"]
+        return f_nC + self.theta_scale * theta @ self._weights(book, at)
 
     def _weights(self, book: LabelBook, at: Sequence[int]) -> Tensor:
         """w of f_lin = f + Θ_·L w over all labels ``at``, (n, C)."""
@@ -256,20 +261,19 @@ class LiveModel:
         new = [p for p in positions if p not in self.row]
         if not new:
             return
-        f: dict[str, Tensor] = {}
         x_new = self.pool.take(new, self.device, self.dtype)
         sets = {"new": x_new, "M": read_items(self.pool, self.at_M, self.device, self.dtype)}
-        theta = gram(
-            self.frozen, sets, [("new", "M"), ("new", "new")], budget=self.settings.budget,
-            classes=self.f_MC.shape[1], f=f,
-        )[0]  # fmt: skip
+        blocks = [("new", "M"), ("new", "new")]
+        job = GramJob(self.frozen, sets, blocks, budget=self.settings.budget, classes=self.f_MC.shape[1])
+        made = gram(job)
+        theta, f_new = made.blocks, made.outputs["new"]
         cross, own = (self.theta_scale * theta["new", name] for name in ("M", "new"))
         theta_MM = torch.cat([torch.cat([self.theta_MM, cross.T], 1), torch.cat([cross, own], 1)])
         for name in ("row", "watched", "ranks_M"):
             self.__dict__.pop(name, None)
         # All at once: a Ctrl-C between them would leave a Θ of more items than there are outputs.
         self.__dict__.update(
-            theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f["new"]]), at_M=[*self.at_M, *new],
+            theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f_new]), at_M=[*self.at_M, *new],
             _shown=None, _base=None, _scaled=None,
         )  # fmt: skip
 
@@ -283,6 +287,39 @@ def carry_means(before: State, after: State) -> None:
     for name in ("mean", "pool_mean"):
         if name in vars(before):
             vars(after).setdefault(name, vars(before)[name])
+
+
+# What is predicted of an item before its label comes.
+
+
+def wrong_chances(state: State, scale: float, at: Tensor) -> Tensor:
+    """(n,): the chance that the class of each of the candidates ``at`` is wrong.
+
+    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability.
+    """
+    if not state.criterion.quadratic:
+        return 1 - state.criterion.class_probabilities(state.pool_mean[at]).amax(1)
+    return chance_among_classes(state.pool_mean[at], ORDINARY_SHARE * scale * state.variance_blocks[at, 0, 0])
+
+
+def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:
+    """What the model says of an item whose label has just come, before it learns it."""
+    state, m = model.follow(book), model.row[position]
+    if position in book.pending:  # while it is out its variance counts as known
+        out, state = state, state.release(m)
+        carry_means(out, state)
+    mean_C, u = state.pool_mean[m], float(state.u[m])
+    scale = model.scale(book)
+    if model.kind.regression:
+        error = math.sqrt(max(0.0, scale * u))
+        residual = float((mean_C[0] - label) ** 2)
+        return Prediction(position, float(mean_C[0]), error, residual / (scale * u), trainings)
+    error = float(wrong_chances(state, scale, torch.tensor([m], device=mean_C.device)))
+    y_C = torch.zeros_like(mean_C)
+    y_C[int(label)] = 1
+    residual = float((state.criterion.responses(mean_C) - y_C).square().mean())
+    surprise = residual / (scale * u) if state.criterion.quadratic else 2 * residual * model.kind.C / max(error, 1e-3)
+    return Prediction(position, int(mean_C.argmax()), error, surprise, trainings)
 
 
 def freeze_for(net: nn.Module, kind: LabelKind, settings: ModelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:
@@ -335,10 +372,10 @@ def linearise_pool(
     frozen, C = freeze_for(net, kind, settings, x_M)
     if kind.C != C:
         raise ValueError(f"the network has {C} outputs and there are {kind.C} classes; expected one output each")
-    f: dict[str, Tensor] = {}
-    theta = gram(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C, f=f)[0]["M", "M"]
+    made = gram(GramJob(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C))
+    theta, f_MC = made.blocks["M", "M"], made.outputs["M"]
     size = float(theta.diagonal().mean())
-    if not torch.isfinite(f["M"]).all() or not math.isfinite(size):
+    if not torch.isfinite(f_MC).all() or not math.isfinite(size):
         raise ValueError("the network returns NaN or infinite outputs on the pool; look at its weights and inputs")
     scale = settings.theta_scale
     if scale is None:
@@ -346,11 +383,11 @@ def linearise_pool(
         scale = (
             1.0
             if LOSSES[settings.loss].quadratic
-            else fitted_scale(f["M"], size, {row[p]: y for p, y in trained.items()})
+            else fitted_scale(f_MC, size, {row[p]: y for p, y in trained.items()})
         )
     theta *= scale
     own = settings.ridge if ridge is None else ridge
-    model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f["M"], own, scale)
+    model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f_MC, own, scale)
     if own is None or isinstance(own, str):
         model.ridge = model._condition_base(trained if own == "misfit" else {}).ridge
     return model

@@ -6,53 +6,14 @@ expects to be wrong on each item; the ratio of the errors it made to those it ex
 pool.
 """
 
-import math
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from foretaste.acquire import chance_among_classes
 from foretaste.errors import counted
-from foretaste.label.book import LabelBook, LabelKind, Prediction
-from foretaste.label.live_model import LiveModel, carry_means
-from foretaste.lookahead import State
+from foretaste.label.book import LabelBook, LabelKind
+from foretaste.label.live_model import LiveModel, wrong_chances
 
 RECENT = 50  # predictions that a running accuracy is taken over
 PRIOR_ERRORS = 5.0  # expected and made errors that are added before their ratio is taken
-# Of s² S_jj: s² is measured on items that were asked for, which are harder than the others (docs/learner.md, When to
-# stop).
-ORDINARY_SHARE = 0.3
-
-
-def wrong_chances(state: State, scale: float, at: Tensor) -> Tensor:
-    """(n,): the chance that the class of each of the candidates ``at`` is wrong.
-
-    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability.
-    """
-    if not state.criterion.quadratic:
-        return 1 - state.criterion.class_probabilities(state.pool_mean[at]).amax(1)
-    return chance_among_classes(state.pool_mean[at], ORDINARY_SHARE * scale * state.variance_blocks[at, 0, 0])
-
-
-def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:
-    """What the model says of an item whose label has just come, before it learns it."""
-    state, m = model.follow(book), model.row[position]
-    if position in book.pending:  # while it is out its variance counts as known
-        out, state = state, state.release(m)
-        carry_means(out, state)
-    mean_C, u = state.pool_mean[m], float(state.u[m])
-    scale = model.scale(book)
-    if model.kind.regression:
-        error = math.sqrt(max(0.0, scale * u))
-        residual = float((mean_C[0] - label) ** 2)
-        return Prediction(position, float(mean_C[0]), label, error, residual / (scale * u), trainings)
-    error = float(wrong_chances(state, scale, torch.tensor([m], device=mean_C.device)))
-    y_C = torch.zeros_like(mean_C)
-    y_C[int(label)] = 1
-    residual = float((state.criterion.responses(mean_C) - y_C).square().mean())
-    surprise = residual / (scale * u) if state.criterion.quadratic else 2 * residual * model.kind.C / max(error, 1e-3)
-    return Prediction(position, int(mean_C.argmax()), int(label), error, surprise, trainings)
 
 
 def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
@@ -64,7 +25,8 @@ def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
     curve: list[dict[str, Any]] = []
     window: list[float] = []
     for p in sorted(book.predictions.values(), key=lambda p: order.get(p.position, 0)):
-        hit = (p.predicted - p.label) ** 2 if kind.regression else float(p.predicted == p.label)
+        y = book.labels[p.position]
+        hit = (p.predicted - y) ** 2 if kind.regression else float(p.predicted == y)
         window = [*window, hit][-RECENT:]
         name = "error" if kind.regression else "accuracy"
         curve.append({"labels": order[p.position], "value": hit, name: sum(window) / len(window)})
@@ -79,7 +41,7 @@ def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
     state = model.follow(book)
     said = float(wrong_chances(state, model.scale(book), at.to(state.pool_mean.device)).mean())
     recent = list(book.predictions.values())[-RECENT:]
-    made = sum(p.predicted != p.label for p in recent)
+    made = sum(p.predicted != book.labels[p.position] for p in recent)
     ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)
     return {"model": said, "corrected": min(1.0, said * ratio), "ratio": ratio}
 
@@ -108,7 +70,7 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
         "moved": moved,
         "flipped": None if model.kind.regression else float((f_MC.argmax(1) != mean_MC.argmax(1)).double().mean()),
         "surprise": sum(p.surprise for p in since) / len(since) if since else None,
-        "wrong": None if model.kind.regression else sum(p.predicted != p.label for p in since),
+        "wrong": None if model.kind.regression else sum(p.predicted != book.labels[p.position] for p in since),
         "wrong_expected": None if model.kind.regression else sum(p.error for p in since),
     }
     found["retrain"], found["reason"] = _advise_training(

@@ -14,11 +14,18 @@ from torch import Tensor, nn
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import counted, whole_number
 from foretaste.given import check_class_names
-from foretaste.label.book import Label, LabelBook, LabelKind
+from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
 from foretaste.label.choose import AskSettings, InputCover, ask_items
-from foretaste.label.live_model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
+from foretaste.label.live_model import (
+    LiveModel,
+    ModelSettings,
+    choose_items,
+    linearise_pool,
+    note_prediction,
+    read_items,
+)
 from foretaste.label.pool import Pool, make_pool
-from foretaste.label.progress import advise_stop, learning_curve, measure_drift, note_prediction
+from foretaste.label.progress import advise_stop, learning_curve, measure_drift
 from foretaste.label.saving import read_network, read_pool, saved_file
 from foretaste.label.training import (
     TrainFunction,
@@ -99,12 +106,13 @@ class Session:
         """Teach new labels. What was predicted for them before is noted first."""
         if not given:
             return
+        notes: dict[int, Prediction] = {}
         if self.model is not None:
             self.model.admit(list(given))
             notes = {p: note_prediction(self.model, self.book, p, y, self.trainings) for p, y in given.items()}
-            self.book.predictions.update(notes)  # all at once: a Ctrl-C leaves no prediction without its label
         for p, y in given.items():
             self.book.put(p, y)
+        self.book.predictions.update(notes)  # last: a Ctrl-C leaves no prediction without its label
         self.train_first()
 
     def status(self, goal: float) -> dict[str, Any]:

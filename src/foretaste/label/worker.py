@@ -37,6 +37,10 @@ class LiveLearner(Protocol):
     @property
     def training(self) -> bool: ...
     @property
+    def labels(self) -> Mapping[Any, Any]: ...
+    @property
+    def ignored(self) -> Collection[Any]: ...
+    @property
     def pending(self) -> Sequence[Any]: ...
     def query(self, n: int = 1) -> Sequence[Any]: ...
     def teach(self, ids: Any, labels: Any) -> None: ...
@@ -119,7 +123,6 @@ class LearnerWorker(threading.Thread):
         self._closing = self._retrain = self._stale = False
         self._phase, self._words, self._error = "waiting", "", ""
         self._done = self._total = 0
-        self._known: dict[str, str] = {}  # what the learner knows: a class, or "" for items set aside
         self._labels = 0
         self._learner: LiveLearner | None = None
         self._predicted: np.ndarray | None = None
@@ -289,31 +292,28 @@ class LearnerWorker(threading.Thread):
 
     def _follow(self, learner: LiveLearner, items: Iterable[str]) -> None:
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
+        labels, ignored = learner.labels, {*learner.ignored}
         new, aside = dict[str, str](), list[str]()
         for item in items:
-            wanted, known = self._wanted(item), self._known.get(item)
-            if wanted == known or (wanted is None and known is None):
+            wanted, known = self._wanted(item), "" if item in ignored else labels.get(item)
+            if wanted == known:
                 continue
             if known == "":
                 learner.restore([item])
-            if wanted is None:
+            if wanted == "":
+                aside.append(item)
+            elif wanted is None:
                 if known:
                     learner.unlabel([item])
-                self._known.pop(item)
-            elif wanted == "":
-                aside.append(item)
             elif known:
                 learner.relabel([item], [wanted])
-                self._known[item] = wanted
             else:
                 new[item] = wanted
         if aside:
             learner.ignore(aside)
-            self._known.update(dict.fromkeys(aside, ""))
         if new:
             learner.teach(list(new), list(new.values()))
-            self._known.update(new)
-        self._labels = sum(1 for label in self._known.values() if label)
+        self._labels = len(learner.labels)
 
     def _rank(self, learner: LiveLearner, number: int) -> None:
         """What to ask next: one item first, so that nobody waits for the others."""
@@ -341,7 +341,8 @@ class LearnerWorker(threading.Thread):
 
     def _explain(self, learner: LiveLearner, items: Sequence[str], before: np.ndarray | None) -> None:
         """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
-        shown = [i for i in dict.fromkeys((*self._held(), *self.view.ready)) if self._known.get(i) in (None, "")]
+        labels, ignored = learner.labels, {*learner.ignored}
+        shown = [i for i in dict.fromkeys((*self._held(), *self.view.ready)) if i not in labels]
         likely = dict[str, tuple[tuple[str, float], ...]]()
         if shown:
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
@@ -358,7 +359,7 @@ class LearnerWorker(threading.Thread):
             with self._turn:
                 if self._dirty or self._ending:
                     return
-            if self._known.get(item) is None:
+            if item not in ignored:
                 reasons[item] = describe_reason(learner.explain(item))
                 self._publish(reasons=dict(reasons))
 

@@ -37,13 +37,12 @@ from foretaste.tangent import (
     check_output,
     check_precision,
     count_points,
-    engine_precision,
     freeze,
     outputs,
     probe_outputs,
-    served_precision,
     take_points,
     to_float64,
+    unmeasured_precision,
     without_modes,
 )
 
@@ -156,7 +155,7 @@ def linearize(
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 
     f: dict[str, Tensor] = {}
-    passes = engine_precision(served_precision(precision, frozen)[0])
+    passes = unmeasured_precision(precision, frozen)
 
     def f_of(name: str, x: Inputs, argument: str) -> Tensor:
         if name not in f:
@@ -170,10 +169,11 @@ def linearize(
     sampled = (y_LC, ridge) if LOSSES[loss].quadratic else (None, (ridge or 0.0) + 4)
     kernels = kernels_of_network(
         frozen, C, x_L, x_U, x_W, y_LC=sampled[0], ridge=sampled[1], budget=budget, precision=precision,
-        scale=float(theta_scale), f=f,
+        scale=float(theta_scale),
     )  # fmt: skip
     if eager:
         kernels = load_now(kernels)
+        f |= kernels.load().outputs
     f_UC = f_of("U", x_U, "x_U")
     f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
     f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")

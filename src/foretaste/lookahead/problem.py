@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +19,16 @@ from foretaste.tangent import (
     DEFAULT_RIDGE,
     BudgetError,
     FrozenNetwork,
+    GramJob,
     Inputs,
     PrecisionChoice,
+    RankedPoints,
+    choose_precision,
     count_points,
-    engine_precision,
     gram,
     kernel_holds,
-    precisions_to_try,
-    served_precision,
     take_points,
+    unmeasured_precision,
 )
 
 log = logging.getLogger("foretaste")
@@ -51,6 +51,7 @@ class ThetaBlocks:
     WU: Tensor
     diag_U: Tensor  # (U, B, B)
     diag_W: Tensor | None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)  # f on "L", "U" and "W", where Θ is a network's
 
     def scaled(self, by: float) -> "ThetaBlocks":
         if by == 1.0:
@@ -58,7 +59,7 @@ class ThetaBlocks:
         UL = self.UL * by
         WL = UL if self.WL is self.UL else self.WL * by
         diag_W = None if self.diag_W is None else self.diag_W * by
-        return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W)
+        return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class KernelSource:
     load: Callable[[], ThetaBlocks]
     row: Callable[[int], Tensor]
     ours: bool  # whether the blocks that ``load`` gives may be overwritten
-    choice: PrecisionChoice = field(default_factory=lambda: PrecisionChoice("given"))  # filled when Θ is loaded
+    precision: Callable[[], PrecisionChoice] = lambda: PrecisionChoice("given")  # of Θ, if it is loaded
     points: Mapping[str, Inputs] | None = None  # of "L", "U" and "W", where Θ is a network's; "W" only if W ≠ U
     forget: Callable[[], None] = lambda: None
 
@@ -88,62 +89,59 @@ def kernels_of_network(
     budget: int | str | None,
     precision: str,
     scale: float,
-    f: dict[str, Tensor] | None = None,
 ) -> KernelSource:
-    """Θ by one run of the tangent engine. x_W is None for W = U, x_L is None for an empty L.
+    """Θ, and f on the same points, by one run of the tangent engine. x_W is None for W = U, x_L for an empty L.
 
-    That run also fills ``f`` with the outputs on L, W and U. The caller has checked the network and the inputs.
-    ``y_LC`` and ``ridge`` only help to choose the precision.
+    The caller has checked the network and the inputs. ``y_LC`` and ``ridge`` only help to choose the precision.
     """
-    B = C if frozen.output == "full" else 1
-    how: dict[str, Any] = {"budget": budget, "classes": C}
+    B, w = C if frozen.output == "full" else 1, "U" if x_W is None else "W"
+    points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+    blocks = [(w, "U")]
+    if x_L is not None:
+        blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
+    job = GramJob(frozen, points, blocks, ["U", "W"] if w == "W" else [], budget, classes=C)
+    own = None if ridge is None else ridge / scale
     choice = PrecisionChoice(precision)
+    row_job = replace(job, blocks=[("j", "U")], diagonals=[], precision=unmeasured_precision(precision, frozen))
 
     def load() -> ThetaBlocks:
-        sets = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
-        points = sum(count_points(x) for x in sets.values())
-        own = None if ridge is None else ridge / scale
-        ways = precisions_to_try(choice, frozen, C, x_L, x_U, y_LC, own, points, budget)
-        for way in ways[:-1]:
-            theta = blocks_in(way, sets)
+        nonlocal choice
+        choice = choose_precision(
+            precision, RankedPoints(frozen, C, x_L, x_U, y_LC, own, budget), sum(job.sizes.values())
+        )
+        for way in choice.ways[:-1]:
+            theta = blocks_in(way)
             if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
                 return theta.scaled(scale)
-            choice.spearman[way] = math.nan
+            choice = replace(choice, spearman={**choice.spearman, way: math.nan})
             del theta  # before the next is made
-        return blocks_in(ways[-1], sets).scaled(scale)
+        return blocks_in(choice.ways[-1]).scaled(scale)
 
-    def blocks_in(precision: str, sets: dict[str, Inputs]) -> ThetaBlocks:
-        w = "U" if x_W is None else "W"
-        blocks = [(w, "U")]
-        if x_L is not None:
-            blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
-        diagonals = ["U", "W"] if w == "W" else []
-        used: list[str] = []
+    def blocks_in(precision: str) -> ThetaBlocks:
+        nonlocal choice, row_job
         try:
-            theta, diag = gram(
-                frozen, sets, blocks, diagonals, precision=engine_precision(precision), **how, f=f, used=used
-            )
+            found = gram(replace(job, precision=precision))
         except BudgetError as e:
             raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
-        choice.used = precision
-        if used != [engine_precision(precision)]:
-            choice.used, choice.why = used[0], "; ".join(filter(None, [choice.why, TOO_LARGE]))
+        choice = replace(choice, used=found.precision)
+        if found.precision != precision:
+            choice = replace(choice, why="; ".join(filter(None, [choice.why, TOO_LARGE])))
+        row_job = replace(row_job, frozen=found.frozen, precision=found.precision, check=False)
+        theta = found.blocks
         none = theta[w, "U"].new_zeros
         LL = theta.get(("L", "L"), none(0, 0))
         UL = theta.get(("U", "L"), none(count_points(x_U) * B, 0))
         if w == "U":
             diag_U = diagonal_blocks(theta["U", "U"], B)
-            return ThetaBlocks(LL, UL, UL, theta["U", "U"], diag_U, diag_U)
+            return ThetaBlocks(LL, UL, UL, theta["U", "U"], diag_U, diag_U, found.outputs)
         WL = theta.get(("W", "L"), none(theta["W", "U"].shape[0], 0))
-        return ThetaBlocks(LL, WL, UL, theta["W", "U"], diag["U"], diag["W"])
+        return ThetaBlocks(LL, WL, UL, theta["W", "U"], found.diagonals["U"], found.diagonals["W"], found.outputs)
 
     def row(j: int) -> Tensor:
         sets = {"j": take_points(x_U, slice(j, j + 1)), "U": x_U}
-        precision = choice.used or served_precision(choice.asked, frozen)[0]
-        return gram(frozen, sets, [("j", "U")], [], precision=engine_precision(precision), **how)[0]["j", "U"] * scale
+        return gram(replace(row_job, sets=sets)).blocks["j", "U"] * scale
 
-    points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
-    return KernelSource(load, row, True, choice, points)
+    return KernelSource(load, row, True, lambda: choice, points)
 
 
 def suggest_watch(e: BudgetError, watched: bool) -> str:

@@ -7,7 +7,7 @@ from foretaste.acquire import register
 from foretaste.losses import LOSSES, probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.select import highest_scores
-from foretaste.tangent import check_inputs, freeze, gram, take_points
+from foretaste.tangent import GramJob, check_inputs, freeze, gram, take_points
 
 GRADIENT_BLOCK = 2**22  # numbers of the C × C blocks of Θ at a time: 32 MB
 
@@ -36,10 +36,9 @@ def egl(request: Request) -> tuple[Tensor, Tensor]:
     check_inputs(request.x_U, "x_U", frozen.device)
     step, parts = max(1, GRADIENT_BLOCK // request.C**2), []
     for start in range(0, request.U, step):
-        f: dict[str, Tensor] = {}
         x_u = take_points(request.x_U, slice(start, start + step))
-        own = gram(frozen, {"U": x_u}, [], ["U"], budget=request.budget, f=f, classes=request.C)[1]["U"]
-        parts.append(expected_lengths(own, f["U"], request.loss))
+        own = gram(GramJob(frozen, {"U": x_u}, diagonals=["U"], budget=request.budget, classes=request.C))
+        parts.append(expected_lengths(own.diagonals["U"], own.outputs["U"], request.loss))
         request.progress(min(start + step, request.U), request.U)
     scores_U = torch.cat(parts)
     return highest_scores(scores_U, request.batch_size, request.generator), scores_U

@@ -18,16 +18,16 @@ from foretaste.errors import did_you_mean, format_bytes
 from foretaste.pick.badge import find_last_layer, last_layer_inputs
 from foretaste.pick.request import Request
 from foretaste.tangent import (
+    GramJob,
     Inputs,
     check_inputs,
     count_points,
-    engine_precision,
     freeze,
     gram,
     join_points,
     outputs,
     resolve_budget,
-    served_precision,
+    unmeasured_precision,
 )
 
 SPACES = ("auto", "inputs", "last", "tangent")
@@ -353,11 +353,9 @@ def _last_layer_space(request: Request, layer: str | None, unit_length: bool) ->
 def _tangent_space(request: Request) -> KernelSpace:
     output = "trace" if request.output == "full" else request.output
     frozen = freeze(request.frozen, output=output, params=request.params)
-    precision = engine_precision(served_precision(request.precision, frozen)[0])
-    pair = ("LU", "LU")
-    theta_NN = gram(
-        frozen, {"LU": join_points(*_points(request))}, [pair], budget=request.budget, precision=precision
-    )[0][pair]  # fmt: skip
+    pair, precision = ("LU", "LU"), unmeasured_precision(request.precision, frozen)
+    sets = {"LU": join_points(*_points(request))}
+    theta_NN = gram(GramJob(frozen, sets, [pair], budget=request.budget, precision=precision)).blocks[pair]
     return KernelSpace("tangent", request.L, theta_NN, COPY_DISTANCE[frozen.dtype] * 1e3)
 
 

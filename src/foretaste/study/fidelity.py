@@ -24,7 +24,7 @@ from foretaste.lookahead import State, from_kernels
 from foretaste.losses import LOSSES
 from foretaste.network import INTERPOLATES, fit, prepare
 from foretaste.study.settings import Count, Number, SettingsError, Text, one_of, settings_table
-from foretaste.tangent import DEFAULT_RIDGE, OUTPUTS, gram, rank_correlation
+from foretaste.tangent import DEFAULT_RIDGE, OUTPUTS, GramJob, freeze, gram, rank_correlation
 
 # Those of the default query (``query_setting``) come first.
 COMPARED_OUTPUTS = ("signs", "sum", "first", "full")
@@ -346,26 +346,23 @@ class TangentKernel:
         L, W, n = (len(feed[name]) * B for name in "LWU")
         need = 8 * (3 * L * L + 2 * L * (W + n) + 2 * W * n)  # Θ_LL with its factor, and the rest twice
         self.fault = ""  # or the reason why there is no kernel
-        self.f: dict[str, Tensor] = {}
         try:
             if B > 1 and need > LARGEST_FULL_KERNEL:
                 most = format_bytes(LARGEST_FULL_KERNEL)
                 raise ValueError(f"the full kernel needs {format_bytes(need)}, and at most {most} are used")
-            self.theta, self.diag = gram(
-                net, feed, [("W", "U"), ("L", "L"), ("U", "L"), ("W", "L")], ["U"], output=output, budget=budget,
-                precision=precision, f=self.f,
-            )  # fmt: skip
-            self.mean_diagonal = float(self.theta["L", "L"].diagonal().mean())
+            blocks = [("W", "U"), ("L", "L"), ("U", "L"), ("W", "L")]
+            self.gram = gram(GramJob(freeze(net, output=output), feed, blocks, ["U"], budget, precision))
+            self.mean_diagonal = float(self.gram.blocks["L", "L"].diagonal().mean())
         except ValueError as error:  # such as a softmax, whose outputs have a constant sum
             self.fault = str(error)
         self.seconds = time.perf_counter() - began
 
     def state(self, ridge: float | str = DEFAULT_RIDGE, theta_scale: float = 1.0) -> State:
         """A number is λ as a share of the mean diagonal of Θ_LL, which ``theta_scale`` multiplies too."""
-        t, f = self.theta, self.f
+        t, f = self.gram.blocks, self.gram.outputs
         ridge = ridge if isinstance(ridge, str) else ridge * theta_scale * self.mean_diagonal
         return from_kernels(
-            t["L", "L"], t["W", "L"], t["U", "L"], t["W", "U"], self.diag["U"], f["L"], f["W"], f["U"],
+            t["L", "L"], t["W", "L"], t["U", "L"], t["W", "U"], self.gram.diagonals["U"], f["L"], f["W"], f["U"],
             self.y_L.to(f["L"].device), ridge=ridge, loss=self.loss, theta_scale=theta_scale,
         )  # fmt: skip
 

@@ -22,6 +22,8 @@ from foretaste.tangent.frozen import to_float64 as to_float64
 from foretaste.tangent.frozen import without_modes as without_modes
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk
 from foretaste.tangent.infinite.counterpart import counterpart as counterpart
+from foretaste.tangent.kernel import Gram as Gram
+from foretaste.tangent.kernel import GramJob as GramJob
 from foretaste.tangent.kernel import gram as gram
 from foretaste.tangent.kernel import ntk as ntk
 from foretaste.tangent.kernel import plan as plan
@@ -29,11 +31,11 @@ from foretaste.tangent.planning import BudgetError as BudgetError
 from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
+from foretaste.tangent.precision import RankedPoints as RankedPoints
 from foretaste.tangent.precision import check_precision as check_precision
+from foretaste.tangent.precision import choose_precision as choose_precision
 from foretaste.tangent.precision import double_inputs as double_inputs
-from foretaste.tangent.precision import engine_precision as engine_precision
 from foretaste.tangent.precision import kernel_holds as kernel_holds
-from foretaste.tangent.precision import precisions_to_try as precisions_to_try
 from foretaste.tangent.precision import rank_correlation as rank_correlation
-from foretaste.tangent.precision import served_precision as served_precision
+from foretaste.tangent.precision import unmeasured_precision as unmeasured_precision
 from foretaste.tangent.survey import PeakMemory as PeakMemory

@@ -148,9 +148,7 @@ class FrozenNetwork:
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
     unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
-    trial: bool = False  # for a trial kernel, whose rules are not checked: another kernel, which is, follows
-    largest: float = 0.0  # of the entries of gradients, for the scale of float16; 0 if unknown
-    surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # see survey.py
+    surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a cache of survey.py
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
         """f(x), (N, C), with ``params`` in place of some of the network's parameters."""
@@ -372,7 +370,8 @@ def without_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 def isolated(device: torch.device, precision: str = "float32") -> Iterator[None]:
     """Gradients on, autocast off, and the random state restored at the end, whatever the caller's settings are.
 
-    precision: of float32 products on a CUDA device, "float32" or "tf32". The caller's own setting is ignored.
+    precision: "tf32" and "half" make float32 products on a CUDA device in TF32, all others in float32, whatever the
+    caller's own setting is.
     """
     devices = [device] if device.type == "cuda" else []
     with (
@@ -404,7 +403,7 @@ def float32_products(precision: str) -> Iterator[None]:
     try:
         cudnn.deterministic = True
         for p in places:
-            p.fp32_precision = "ieee" if precision == "float32" else "tf32"
+            p.fp32_precision = "tf32" if precision in ("tf32", "half") else "ieee"
         yield
     finally:
         cudnn.deterministic = repeatable

@@ -1,26 +1,26 @@
 """The empirical neural tangent kernel Θ (Eq. 4 without the expectation), between sets of points.
 
-``ntk`` is Θ of one or two sets. ``gram`` computes several blocks at once, for look-ahead. ``plan`` says what ``ntk``
-would do.
+``ntk`` is Θ of one or two sets. ``gram`` computes the blocks of a ``GramJob`` at once, for look-ahead. ``plan`` says
+what ``ntk`` would do.
 
 Each pass is one forward and one backward, which give every layer's input A and output gradient G at every point. From
 them each layer's gradient is formed, multiplied, added to Θ and freed. So the gradients of all P parameters are never
 in memory at once. The other files:
 
-    frozen.py      the network, its inputs and their checks
-    survey.py      which parameters have a rule; one pass that records A and G
-    checks.py      whether the rules hold for the batches of a pass
-    rules.py       how a layer's gradient is formed from A and G, and layers that need none
-    functional.py  gradients of whatever has no rule
-    planning.py    how the work is cut to fit the memory budget
-    accumulate.py  how rows of gradients are stored, multiplied and added to Θ
-    fused.py       kernels for a GPU, written in Triton
-    precision.py   which precision keeps a ranking
+    frozen.py          the network, its inputs and their checks
+    survey.py          which parameters have a rule; one pass that records A and G
+    rule_checks.py     whether the rules hold for the batches of a pass
+    rules.py           how a layer's gradient is formed from A and G, and layers that need none
+    functional.py      gradients of whatever has no rule
+    planning.py        how the work is cut to fit the memory budget
+    accumulate.py      how rows of gradients are stored, multiplied and added to Θ
+    triton_kernels.py  kernels for a GPU, written in Triton
+    precision.py       which precision keeps a ranking
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ from foretaste.tangent.frozen import (
     freeze,
     is_out_of_memory,
     isolated,
+    outputs,
     probe_outputs,
     take_points,
     to_float64,
@@ -131,8 +132,10 @@ def ntk(
         torch.Size([2, 10, 3, 3])
     """
     sets, pair = pair_sets(net, x, x2)
-    how: dict[str, Any] = {"output": output, "params": params, "budget": budget, "precision": precision}
-    theta = gram(net, sets, [pair], **how, progress=progress)[0][pair]
+    check_engine_precision(precision)
+    frozen = freeze(net, output=output, params=params)
+    check_sets(frozen, sets)
+    theta = gram(GramJob(frozen, sets, [pair], budget=budget, precision=precision, progress=progress)).blocks[pair]
     if output != "full":
         return theta
     n, m = count_points(sets[pair[0]]), count_points(sets[pair[1]])
@@ -178,15 +181,16 @@ def plan(
     sets, pair = pair_sets(net, x, x2)
     frozen = freeze(net, output=output, params=params)
     check_sets(frozen, sets)
-    return plan_gram(settle_sets(frozen, sets), sets, [pair], (), budget)[1]
+    return plan_gram(settle_sets(GramJob(frozen, sets, [pair], budget=budget)))[1]
 
 
-def settle_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs], classes: int | None = None) -> FrozenNetwork:
-    """``settle_rules`` on the first points of the largest set; C is probed unless it is given."""
-    name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
+def settle_sets(job: "GramJob") -> "GramJob":
+    """The job without the rules that fail on the first points of its largest set (``settle_rules``)."""
+    name, x = job.largest_set
     if not count_points(x):
-        return frozen
-    return settle_rules(frozen, x, probe_outputs(frozen, x, name) if classes is None else classes)
+        return job
+    C = probe_outputs(job.frozen, x, name) if job.classes is None else job.classes
+    return replace(job, frozen=settle_rules(job.frozen, x, C))
 
 
 def pair_sets(net: Any, x: Any, x2: Any) -> tuple[dict[str, Inputs], Block]:
@@ -195,73 +199,62 @@ def pair_sets(net: Any, x: Any, x2: Any) -> tuple[dict[str, Inputs], Block]:
     return {name: points.x for name, points in given_tensors(net, given).items()}, ("x", "x" if x2 is None else "x2")
 
 
-@without_modes
-def gram(
-    net: nn.Module | FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str] = (),
-    *,
-    output: Output = "sum",
-    params: Params = None,
-    budget: int | float | str | None = None,
-    precision: str = "float32",
-    progress: KernelProgress | None = None,
-    f: dict[str, Tensor] | None = None,
-    classes: int | None = None,
-    used: list[str] | None = None,
-) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-    """Several blocks of Θ between named sets of points, from the same passes.
+@dataclass(frozen=True, eq=False)
+class GramJob:
+    """Several blocks of Θ between named sets of points, to be computed in the same passes.
 
-    B is the number of heads: C for ``output="full"``, else 1. Rows of a block are (point, head).
-
-    Args:
-        net: the network, in eval mode. A ``FrozenNetwork`` has its own output and params; it and the sets are not
-            checked again.
-        sets: points by name, all of one shape. A set may be empty.
-        blocks: pairs of names (a, b). A pair (a, a) costs half the work.
-        diagonals: names whose points are also wanted each with itself. Default: none.
-        output: as for ``ntk`` (default "sum").
-        params: as for ``ntk`` (default None).
-        budget: bytes, a string such as "8GB", or None (default), as for ``ntk``.
-        precision: of a float32 network. "float32" (default). "tf32": passes and products in TF32, on a CUDA device.
-            "half": the same, with gradients stored and multiplied in float16. Rankings survive these two only because
-            gradients are centred first (accumulate.py).
-        progress: a function that is called with (points done, points to do) after each chunk. None (default): none.
-        f: a dict to fill with the network's outputs on each set, float64 (N, C), which the passes compute anyway.
-            None (default): not wanted.
-        classes: C, if it is known; the network is then not probed. Default None.
-        used: a list to append the precision to that was used: "tf32" where gradients are too large for "half". None
-            (default): not wanted.
-
-    Returns:
-        Two dicts of float64 tensors: for each block (a, b), Θ of shape (N_a·B, N_b·B); for each diagonal, (N, B, B).
-
-    Raises:
-        BudgetError: if the budget is too small. It names one that would do.
-        ValueError: as for ``ntk``.
-
-    Example:
-        >>> import torch
-        >>> from foretaste.tangent import gram
-        >>> net = torch.nn.Linear(4, 3).eval()
-        >>> sets = {"L": torch.randn(5, 4), "U": torch.randn(20, 4)}
-        >>> theta, own = gram(net, sets, [("L", "L"), ("U", "L")], ["U"])
-        >>> theta["U", "L"].shape, own["U"].shape
-        (torch.Size([20, 5]), torch.Size([20, 1, 1]))
+    ``frozen`` and ``sets`` are taken as checked (``freeze``, ``check_inputs``). On a CUDA device, ``precision`` "tf32"
+    makes passes and products in TF32, and "half" stores and multiplies gradients in float16 besides. Rankings survive
+    these two only because gradients are centred first (accumulate.py).
     """
+
+    frozen: FrozenNetwork
+    sets: Mapping[str, Inputs]  # by name, all with points of one shape; a set may be empty
+    blocks: Sequence[Block] = ()  # pairs of names; a pair (a, a) costs half the work
+    diagonals: Sequence[str] = ()  # names of sets whose points are wanted each with itself
+    budget: int | float | str | None = None  # as for ``ntk``
+    precision: str = "float32"  # of a float32 network; a float64 network is computed in float64
+    classes: int | None = None  # C, if it is known; else the network is probed for it
+    progress: KernelProgress | None = None  # called with (points done, points to do) after each chunk
+    check: bool = True  # whether rules are compared with autograd; False if another job does so for the same points
+
+    def __post_init__(self) -> None:
+        double = self.frozen.dtype == torch.float64
+        if not (double and self.precision == "float64"):
+            check_engine_precision(self.precision)
+        if self.precision == "half" and double:
+            raise ValueError(
+                "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
+            )
+
+    @property
+    def coarse(self) -> bool:
+        """Whether passes are in TF32."""
+        return self.precision in ("tf32", "half")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: count_points(x) for name, x in self.sets.items()}
+
+    @property
+    def largest_set(self) -> tuple[str, Inputs]:
+        return max(self.sets.items(), key=lambda item: count_points(item[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """What a ``GramJob`` gives, in float64. B is the number of heads: C for ``output="full"``, else 1."""
+
+    blocks: dict[Block, Tensor]  # Θ of each pair (a, b), (N_a·B, N_b·B); rows are (point, head)
+    diagonals: dict[str, Tensor]  # (N, B, B)
+    outputs: dict[str, Tensor]  # f on each set, (N, C), from the same passes
+    precision: str  # the one that was used: "tf32" where gradients are too large for "half"
+    frozen: FrozenNetwork = field(repr=False)  # the network, without the rules that failed
+
+
+def check_engine_precision(precision: object) -> None:
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
-    if isinstance(net, FrozenNetwork):
-        frozen = net
-    else:
-        frozen = freeze(net, output=output, params=params)
-        check_sets(frozen, sets)
-    if precision == "half" and frozen.dtype == torch.float64:
-        raise ValueError(
-            "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
-        )
-    return compute_until_done(frozen, sets, blocks, diagonals, budget, precision, progress, f, classes, used)
 
 
 def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
@@ -283,56 +276,56 @@ class HalfRangeError(RuntimeError):
         self.largest = largest
 
 
-def compute_until_done(
-    frozen: FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str],
-    budget: int | float | str | None,
-    precision: str,
-    progress: KernelProgress | None,
-    f: dict[str, Tensor] | None,
-    classes: int | None,
-    used: list[str] | None,
-) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-    """``compute_gram`` of a network and sets that are checked; in another way if the first one fails.
+@without_modes
+def gram(job: GramJob) -> Gram:
+    """Compute a job; in another way if the first one fails.
 
     A rule that does not hold is given up. Gradients too large for float16 get another scale, or TF32. Where there is
     less memory than planned, the work is cut into parts of half the size.
+
+    Raises:
+        BudgetError: if the budget is too small. It names one that would do.
+        ValueError: as for ``ntk``.
+
+    Example:
+        >>> import torch
+        >>> from foretaste.tangent import GramJob, freeze, gram
+        >>> net = torch.nn.Linear(4, 3).eval()
+        >>> sets = {"L": torch.randn(5, 4), "U": torch.randn(20, 4)}
+        >>> found = gram(GramJob(freeze(net), sets, blocks=[("L", "L"), ("U", "L")], diagonals=["U"]))
+        >>> found.blocks["U", "L"].shape, found.diagonals["U"].shape, found.outputs["L"].shape
+        (torch.Size([20, 5]), torch.Size([20, 1, 1]), torch.Size([5, 3]))
     """
+    device = job.frozen.device
     failed: KernelPlan | None = None
-    widened, emptied = 0, budget is not None or frozen.device.type != "cuda"
+    largest, widened, emptied = 0.0, 0, job.budget is not None or device.type != "cuda"
     while True:
         made: KernelPlan | None = None
         try:
-            entry_bytes = 2 if precision == "half" else None
-            survey, made = plan_gram(frozen, sets, blocks, diagonals, budget, entry_bytes, classes, failed)
-            found = compute_gram(frozen, sets, blocks, diagonals, survey, made, precision, progress, f)
-            if used is not None:
-                used.append(precision)
-            return found
+            survey, made = plan_gram(job, failed)
+            return compute_gram(job, survey, made, largest)
         except LostRowsError as e:  # such parameters go through torch.func
             lost = [layer.name for layer in survey.layers if layer.name in e.names or {*layer.modules} & {*e.modules}]
             log.info("no rule for %s: %s; starting again without it", ", ".join(lost), e)
-            frozen = replace(frozen, unruled=frozen.unruled | set(lost))
+            job = replace(job, frozen=replace(job.frozen, unruled=job.frozen.unruled | set(lost)))
             continue
         except BudgetError:  # of a plan with all rules; the budget that it names must hold without some, too
-            settled = settle_sets(frozen, sets, classes)
-            if settled.unruled == frozen.unruled:
+            settled = settle_sets(job)
+            if settled.frozen.unruled == job.frozen.unruled:
                 raise
-            frozen = settled
+            job = settled
             continue
         except HalfRangeError as e:
             widened += 1
             log.info("%s; starting again %s", e, "at another scale" if widened <= HALF_TRIES else "in TF32")
-            frozen = replace(frozen, largest=HALF_WIDER * e.largest)
-            precision = "half" if widened <= HALF_TRIES else "tf32"
+            largest = HALF_WIDER * e.largest
+            job = replace(job, precision="half" if widened <= HALF_TRIES else "tf32")
             continue
         except Exception as e:
             if not is_out_of_memory(e):
                 raise
             if made is None or made.chunk_size == 1:
-                raise memory_error(e, frozen.device, sets) from e
+                raise memory_error(e, job) from e
         # Outside of ``except``: until here, the error's frames held the tensors that were made.
         if not emptied:
             # The free memory was in pieces too small to use. Return it to the device, plan again with what is free.
@@ -344,106 +337,86 @@ def compute_until_done(
             log.info("out of memory with %s; starting again with half of it", made)
 
 
-def memory_error(e: Exception, device: torch.device, sets: Mapping[str, Inputs]) -> Exception:
+def memory_error(e: Exception, job: GramJob) -> Exception:
     """What to say if not even the smallest parts fit."""
-    points = sum(count_points(x) for x in sets.values())
+    device = job.frozen.device
     said = (
-        f"out of memory on {device}: Θ of {points} points does not fit into what is free there "
+        f"out of memory on {device}: Θ of {sum(job.sizes.values())} points does not fit into what is free there "
         f"({format_bytes(free_memory(device))}), however it is cut; take fewer points, a smaller watch=, or free some "
         f"memory ({str(e).splitlines()[0] if str(e) else type(e).__name__})"
     )
     return (torch.OutOfMemoryError if device.type == "cuda" else MemoryError)(said)
 
 
-def compute_gram(
-    frozen: FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str],
-    survey: Survey,
-    plan: KernelPlan,
-    precision: str,
-    progress: KernelProgress | None,
-    f: dict[str, Tensor] | None,
-) -> tuple[dict[Block, Tensor], dict[str, Tensor]]:
-    """``gram`` by a plan."""
+def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float = 0.0) -> Gram:
+    """``gram`` by a plan. largest: of the entries of gradients, for the scale of float16; 0 if unknown."""
     log.debug("Θ: %s", plan)
-    like = next(iter(frozen.params.values()))
-    theta = ThetaSum({k: count_points(x) for k, x in sets.items()}, blocks, diagonals, survey.heads, like)
-    points = sum(count_points(x) for x in sets.values())
+    frozen, sizes = job.frozen, job.sizes
+    theta = ThetaSum(sizes, job.blocks, job.diagonals, survey.heads, next(iter(frozen.params.values())))
+    points = sum(sizes.values())
     total, done = len(plan.groups) * points, 0
     f_chunks: list[Tensor] = []
-    # Points of the first and the last batch of each set are checked, once for each network that is frozen.
-    draws = points_to_draw([count_points(x) for x in sets.values()], plan.chunk_size)
-    key = "rows", frozen.unruled, plan.chunk_size, tuple((k, count_points(x)) for k, x in sets.items())
-    unchecked = [] if frozen.trial or key in frozen.surveys else survey.layers
-    late = may_check_late(survey, plan, len(sets), precision != "float32")
+    # Points of the first and the last batch of each set are checked.
+    draws = points_to_draw(list(sizes.values()), plan.chunk_size)
+    unchecked = survey.layers if job.check else []
+    late = may_check_late(survey, plan, len(sizes), job.coarse)
     keep_memory()
-    with isolated(frozen.device, precision):
-        if precision == "half" and not frozen.largest:
-            frozen = replace(frozen, largest=largest_entry(frozen, max(sets.values(), key=count_points)))
+    with isolated(frozen.device, job.precision):
+        if job.precision == "half" and not largest:
+            largest = largest_entry(frozen, job.largest_set[1])
         for k, group in enumerate(plan.groups):
             modules = set(group.modules)
             checked = [layer for layer in unchecked if modules.issuperset(layer.modules)]
             unchecked = [layer for layer in unchecked if layer not in checked]
-            layer_pass = LayerPass(frozen, survey, group, points, precision, checked, late)
-            for at, x in iterate_chunks(sets, plan.chunk_size):
+            layer_pass = LayerPass(job, survey, group, points, largest, checked, late)
+            for at, x in iterate_chunks(job.sets, plan.chunk_size):
                 f_nC = layer_pass.add(at, x, draws.get(at.start, NO_DRAW))
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
-                if progress:
-                    progress(done, total)
+                if job.progress:
+                    job.progress(done, total)
             layer_pass.contract(theta, plan)
             del layer_pass  # frees its A and G before the next group's are recorded
-    if not frozen.trial:
-        frozen.surveys[key] = True
-    if f is not None and f_chunks:
-        f |= zip(sets, to_float64(torch.cat(f_chunks)).split([count_points(x) for x in sets.values()]))
-    found = theta.finish()
-    if find_not_finite({str(key): t for part in found for key, t in part.items()}) is not None:
-        if precision == "half":
-            raise HalfRangeError(frozen.largest)
+    if f_chunks:
+        f = dict(zip(sizes, to_float64(torch.cat(f_chunks)).split(list(sizes.values()))))
+    else:  # no layer has a rule, so none was recorded
+        found = {k: outputs(frozen, x, name=k, precision=job.precision) for k, x in job.sets.items() if sizes[k]}
+        f = {name: found.get(name, next(iter(found.values()))[:0]) for name in sizes}
+    blocks, diagonals = theta.finish()
+    if find_not_finite({str(key): t for part in (blocks, diagonals) for key, t in part.items()}) is not None:
+        if job.precision == "half":
+            raise HalfRangeError(largest)
         raise overflow_error(frozen.dtype)
-    return found
+    return Gram(blocks, diagonals, f, job.precision, frozen)
 
 
-def plan_gram(
-    frozen: FrozenNetwork,
-    sets: Mapping[str, Inputs],
-    blocks: Sequence[Block],
-    diagonals: Sequence[str],
-    budget: int | float | str | None,
-    entry_bytes: int | None = None,
-    classes: int | None = None,
-    failed: KernelPlan | None = None,
-) -> tuple[Survey, KernelPlan]:
+def plan_gram(job: GramJob, failed: KernelPlan | None = None) -> tuple[Survey, KernelPlan]:
     """Survey the network with a few points, and plan the work. Probes the network first unless C is known.
 
     failed: a plan that ran out of memory.
     """
-    name, x = max(sets.items(), key=lambda kv: count_points(kv[1]))
+    frozen, (name, x) = job.frozen, job.largest_set
     if count_points(x) == 0:
-        raise ValueError(f"{' and '.join(sets)} have no points; give at least one")
-    available = resolve_budget(budget, frozen.device)
-    C = probe_outputs(frozen, x, name) if classes is None else classes
-    survey = survey_network(frozen, x, C)
-    job = KernelJob(
+        raise ValueError(f"{' and '.join(job.sets)} have no points; give at least one")
+    available = resolve_budget(job.budget, frozen.device)
+    survey = survey_network(frozen, x, probe_outputs(frozen, x, name) if job.classes is None else job.classes)
+    work = KernelJob(
         survey,
         {k: frozen.params[k].numel() for k in survey.functional},
-        {k: count_points(v) for k, v in sets.items()},
-        blocks,
-        diagonals,
-        entry_bytes or next(iter(frozen.params.values())).element_size(),
+        job.sizes,
+        job.blocks,
+        job.diagonals,
+        2 if job.precision == "half" else next(iter(frozen.params.values())).element_size(),
         frozen.device.type,
     )
     if failed is not None:
-        return survey, make_smaller_plan(job, failed)
-    made = make_plan(job, available)
+        return survey, make_smaller_plan(work, failed)
+    made = make_plan(work, available)
     if made.slowdown >= SLOW_PLAN:
         log.warning(
             "a budget of %s makes Θ of %d points take about %.0f times as long as a budget of %s would",
-            format_bytes(made.budget), job.points, made.slowdown, format_bytes(1.01 * budget_for_speed(job, made)),
+            format_bytes(made.budget), work.points, made.slowdown, format_bytes(1.01 * budget_for_speed(work, made)),
         )  # fmt: skip
     return survey, made
 
@@ -489,27 +462,27 @@ class LayerPass:
 
     def __init__(
         self,
-        frozen: FrozenNetwork,
+        job: GramJob,
         survey: Survey,
         group: LayerGroup,
         points: int,
-        precision: str,
+        largest: float,
         checked: Sequence[LayerParameter],
         check_late: bool,
     ) -> None:
-        self.frozen, self.survey, self.group, self.points = frozen, survey, group, points
-        self.half, self.coarse = precision == "half", precision != "float32"
-        self.checks = RuleChecks(frozen, survey, checked, self.coarse) if checked else None
+        self.frozen, self.survey, self.group, self.points = job.frozen, survey, group, points
+        self.half, self.coarse, self.largest = job.precision == "half", job.coarse, largest
+        self.checks = RuleChecks(job.frozen, survey, checked, self.coarse) if checked else None
         self.check_late = check_late
         self.rows = self.new_rows(group.width) if group.width else None
         self.kept: LayerCalls = {}
-        self.finite = torch.ones((), dtype=torch.bool, device=frozen.device)
+        self.finite = torch.ones((), dtype=torch.bool, device=job.frozen.device)
 
     def new_rows(self, width: int, old: GradientRows | None = None) -> GradientRows:
         """Room for ``width`` columns of all points, in the memory of ``old`` if that is large enough."""
         like = next(iter(self.frozen.params.values()))
         wide = width * self.survey.folded
-        return GradientRows(self.points, self.survey.heads, wide, like, self.half, self.frozen.largest, old)
+        return GradientRows(self.points, self.survey.heads, wide, like, self.half, self.largest, old)
 
     def write(self, rows: GradientRows, at: slice, start: int, rows_nBw: Tensor) -> int:
         """Write the rows of a chunk from column ``start`` on; returns the column after them."""

@@ -7,7 +7,7 @@ is checked too: A = Θ_LL + λI must have a Cholesky factor, and every candidate
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +24,7 @@ from foretaste.tangent.frozen import (
     take_points,
     without_cudnn,
 )
-from foretaste.tangent.kernel import gram
+from foretaste.tangent.kernel import Gram, GramJob, gram
 
 log = logging.getLogger("foretaste")
 
@@ -36,14 +36,15 @@ ENOUGH_CORRELATION = 0.999  # Spearman's, for the worse of two scores
 TRIED_PRECISIONS = ("half", "tf32")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrecisionChoice:
     """Which precision was asked for, which was used, and why."""
 
     asked: str
     used: str | None = None  # None until Θ is computed
-    spearman: dict[str, float] = field(default_factory=dict)  # as measured; NaN if A had no Cholesky factor
+    spearman: Mapping[str, float] = field(default_factory=dict)  # as measured; NaN if A had no Cholesky factor
     why: str = ""  # of a choice that "auto" made, or of a precision other than ``asked``
+    ways: tuple[str, ...] = ()  # the precisions to try for Θ until ``kernel_holds``, fastest first
 
 
 def served_precision(asked: str, frozen: FrozenNetwork) -> tuple[str, str]:
@@ -58,9 +59,10 @@ def served_precision(asked: str, frozen: FrozenNetwork) -> tuple[str, str]:
     return asked, ""
 
 
-def engine_precision(precision: str) -> str:
-    """The name that ``gram`` has for a precision: "float32" is the network's own dtype."""
-    return "float32" if precision in ("auto", "float64") else precision
+def unmeasured_precision(asked: str, frozen: FrozenNetwork) -> str:
+    """The precision where none is measured: there "auto" is float32."""
+    served, _ = served_precision(asked, frozen)
+    return "float32" if served == "auto" else served
 
 
 def check_precision(precision: str, dtype: torch.dtype) -> None:
@@ -72,95 +74,83 @@ def check_precision(precision: str, dtype: torch.dtype) -> None:
         )
 
 
-def precisions_to_try(
-    choice: PrecisionChoice,
-    frozen: FrozenNetwork,
-    C: int,
-    x_L: Inputs | None,
-    x_U: Inputs,
-    y_LC: Tensor | None,
-    ridge: float | None,
-    points: int,
-    budget: int | str | None,
-    seed: int = 0,
-) -> Sequence[str]:
-    """The precisions to try for Θ until ``kernel_holds``, fastest first. Fills ``choice``'s spearman and why."""
-    served, choice.why = served_precision(choice.asked, frozen)
+@dataclass(frozen=True, eq=False)
+class RankedPoints:
+    """What a sample is drawn from and ranked by: the network, its points and their labels, λ, and a budget."""
+
+    frozen: FrozenNetwork
+    C: int
+    x_L: Inputs | None
+    x_U: Inputs
+    y_LC: Tensor | None  # None: the mean is f
+    ridge: float | None  # None: the default
+    budget: int | float | str | None = None
+    seed: int = 0
+
+
+def choose_precision(asked: str, ranked: RankedPoints, points: int) -> PrecisionChoice:
+    """The precisions to try for Θ of so many points, and what was measured to find them."""
+    served, why = served_precision(asked, ranked.frozen)
     if served != "auto":
-        return (served,)
+        return PrecisionChoice(asked, why=why, ways=(served,))
     if points < WORTH_MEASURING:
-        choice.why = f"{points} points: measuring would take longer"
-        return ("float32",)
+        return PrecisionChoice(asked, why=f"{points} points: measuring would take longer", ways=("float32",))
     try:
-        choice.spearman.update(measure_precisions(frozen, C, x_L, x_U, y_LC, ridge, TRIED_PRECISIONS, budget, seed))
+        spearman = measure_precisions(ranked, TRIED_PRECISIONS)
     except (RuntimeError, ValueError, TypeError) as e:  # the network casts to float32, or the budget is small
-        choice.why = f"float64 could not be measured: {str(e).splitlines()[0][:120]}"
-        log.warning("precision='auto' takes float32: %s", choice.why)
-        return ("float32",)
-    good = [p for p in TRIED_PRECISIONS if choice.spearman.get(p, 0.0) >= ENOUGH_CORRELATION]
-    choice.why = (
-        f"Spearman to float64 on {min(SAMPLE_POINTS, count_points(x_U))} candidates, at least {ENOUGH_CORRELATION}"
-    )
-    return (*good[:1], "float32")
+        why = f"float64 could not be measured: {str(e).splitlines()[0][:120]}"
+        log.warning("precision='auto' takes float32: %s", why)
+        return PrecisionChoice(asked, why=why, ways=("float32",))
+    good = [p for p in TRIED_PRECISIONS if spearman.get(p, 0.0) >= ENOUGH_CORRELATION]
+    drawn = min(SAMPLE_POINTS, count_points(ranked.x_U))
+    why = f"Spearman to float64 on {drawn} candidates, at least {ENOUGH_CORRELATION}"
+    return PrecisionChoice(asked, None, spearman, why, (*good[:1], "float32"))
 
 
-def measure_precisions(
-    frozen: FrozenNetwork,
-    C: int,
-    x_L: Inputs | None,
-    x_U: Inputs,
-    y_LC: Tensor | None,
-    ridge: float | None,
-    tried: Sequence[str],
-    budget: int | str | None,
-    seed: int,
-) -> dict[str, float]:
+def measure_precisions(ranked: RankedPoints, tried: Sequence[str]) -> dict[str, float]:
     """For each precision, until one is enough: the rank correlation with float64, for the worse of two scores."""
-    g = torch.Generator().manual_seed(seed)
-    at_U = torch.randperm(count_points(x_U), generator=g)[:SAMPLE_POINTS].to(frozen.device)
-    sets = {"U": take_points(x_U, at_U)}
-    if x_L is not None:
-        at_L = torch.randperm(count_points(x_L), generator=g)[:SAMPLE_POINTS].to(frozen.device)
-        sets["L"], y_LC = take_points(x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
+    frozen, y_LC = ranked.frozen, ranked.y_LC
+    g = torch.Generator().manual_seed(ranked.seed)
+
+    def draw(x: Inputs) -> Tensor:
+        return torch.randperm(count_points(x), generator=g)[:SAMPLE_POINTS].to(frozen.device)
+
+    sets = {"U": take_points(ranked.x_U, draw(ranked.x_U))}
+    if ranked.x_L is not None:
+        at_L = draw(ranked.x_L)
+        sets["L"], y_LC = take_points(ranked.x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
     if frozen.output == "full":  # "sum" rounds in the same way, at 1/C² of the work
         frozen = replace(frozen, output="sum")
-    frozen = replace(frozen, trial=True)
-    twin = replace(freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params)), trial=True)
+    # Rules are not checked here: the kernel that follows checks them.
+    blocks = [("U", "U")] + ([("L", "L"), ("U", "L")] if "L" in sets else [])
+    job = GramJob(frozen, sets, blocks, budget=ranked.budget, classes=ranked.C, check=False)
+    twin = freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params))
     with without_cudnn():
-        want = score_sample(twin, C, {k: double_inputs(x) for k, x in sets.items()}, y_LC, ridge, "float32", budget)
+        exact = replace(job, frozen=twin, sets={k: double_inputs(x) for k, x in sets.items()})
+        want = score_sample(gram(exact), y_LC, ranked.ridge)
     if want is None:
         raise ValueError("the sample's kernel has no Cholesky factor, even in float64")
     found: dict[str, float] = {}
     for precision in tried:
-        got = score_sample(frozen, C, sets, y_LC, ridge, precision, budget)
+        got = score_sample(gram(replace(job, precision=precision)), y_LC, ranked.ridge)
         found[precision] = math.nan if got is None else min(rank_correlation(a, b) for a, b in zip(got, want))
         if found[precision] >= ENOUGH_CORRELATION:
             break
     return found
 
 
-def score_sample(
-    frozen: FrozenNetwork,
-    C: int,
-    sets: dict[str, Inputs],
-    y_LC: Tensor | None,
-    ridge: float | None,
-    precision: str,
-    budget: int | str | None,
-) -> tuple[Tensor, Tensor] | None:
+def score_sample(sample: Gram, y_LC: Tensor | None, ridge: float | None) -> tuple[Tensor, Tensor] | None:
     """Two scores of the sample, which watches itself: Σ_i S_ij²/u_j, and MLMOC (Eq. 13).
 
     None if A has no Cholesky factor. If y_LC is None, the mean is f.
     """
-    f: dict[str, Tensor] = {}
-    blocks = [("U", "U")] + ([("L", "L"), ("U", "L")] if "L" in sets else [])
-    theta, _ = gram(frozen, sets, blocks, precision=precision, budget=budget, classes=C, f=f)
+    theta, f = sample.blocks, sample.outputs
     S_UU, f_UC = theta["U", "U"], f["U"]
     mean_UC = f_UC
     if ridge is None:
-        labelled = "L" if "L" in sets else "U"
+        labelled = "L" if "L" in f else "U"
         ridge = DEFAULT_RIDGE * float(theta[labelled, labelled].diagonal().mean())
-    if "L" in sets:
+    if "L" in f:
         LL, UL = theta["L", "L"], theta["U", "L"]
         chol, info = torch.linalg.cholesky_ex(LL + ridge * torch.eye(len(LL), dtype=LL.dtype, device=LL.device))
         if info:
@@ -171,7 +161,7 @@ def score_sample(
     u_U = S_UU.diagonal() + ridge
     if not bool((u_U > 0).all()):
         return None
-    r_UC = mean_UC - f_UC
+    r_UC, C = mean_UC - f_UC, f_UC.shape[1]
     e_UC = torch.ones_like(f_UC) if C == 1 else torch.nn.functional.one_hot(f_UC.argmax(1), C) - mean_UC
     s_UU = S_UU / u_U
     square = r_UC.square().sum(1)[:, None] + 2 * s_UU * (r_UC @ e_UC.T) + s_UU.square() * e_UC.square().sum(1)
