@@ -66,11 +66,11 @@ def run_case(case: dict[str, Any], ridge: Any, seed: int, answers: int, features
     return statistics.mean(found)
 
 
-def run_setting(setting: str, seeds: int, answers: int, features: str | None) -> list[list[float]]:
+def run_setting(setting: str, seeds: int, answers: int, features: str | None, loss: str | None) -> list[list[float]]:
     """Accuracies of each case and seed, in a process that imports the setting's foretaste."""
     source, _, ridge = setting.partition("=")[2].partition(":")
     asked = json.dumps([ridge or None, seeds, answers, features])
-    command = [sys.executable, __file__, "--run", asked]
+    command = [sys.executable, __file__, "--run", asked, *(["--loss", loss] if loss else [])]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": source}
     )  # fmt: skip
@@ -84,16 +84,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--answers", type=int, default=60)
     parser.add_argument("--features")
+    parser.add_argument("--loss", choices=("l2", "ce"), help="one loss only")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    cases = [case for case in CASES if chosen.loss in (None, case["loss"])]
     if chosen.run:
         ridge, seeds, answers, features = json.loads(chosen.run)
         ridge = ridge if ridge in (None, "misfit") else float(ridge)
-        print(json.dumps([[run_case(c, ridge, s, answers, features) for s in range(seeds)] for c in CASES]))
+        print(json.dumps([[run_case(c, ridge, s, answers, features) for s in range(seeds)] for c in cases]))
         return
-    found = {s: run_setting(s, chosen.seeds, chosen.answers, chosen.features) for s in chosen.settings}
+    found = {s: run_setting(s, chosen.seeds, chosen.answers, chosen.features, chosen.loss) for s in chosen.settings}
     first = chosen.settings[0]
-    for k, case in enumerate(CASES):
+    for k, case in enumerate(cases):
         mean = 100 * statistics.mean(found[first][k])
         parts = [f"{case['loss']:>3} {case['strategy']:>5} batch {case['batch']}: {mean:.1f} %"]
         for other in chosen.settings[1:]:
