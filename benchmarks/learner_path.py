@@ -19,7 +19,7 @@ CASES = [
     {"loss": loss, "strategy": strategy, "batch": batch}
     for loss, strategy, batch in product(("l2", "ce"), ("cover", "gain"), (1, 5))
 ]
-POOL, TEST, RETRAIN_EVERY, MEASURED_EVERY, STEPS, COLUMNS = 400, 500, 20, 5, 200, 64
+POOL, TEST, RETRAIN_EVERY, MEASURED_EVERY, COLUMNS = 400, 500, 20, 5, 64
 
 
 def read_points(features: str | None, seed: int) -> tuple[Any, Any, Any, Any]:
@@ -41,7 +41,7 @@ def read_points(features: str | None, seed: int) -> tuple[Any, Any, Any, Any]:
     return x[:POOL], y[:POOL], x[POOL:], y[POOL:]
 
 
-def run_case(case: dict[str, Any], ridge: Any, seed: int, answers: int, features: str | None) -> float:
+def run_case(case: dict[str, Any], ridge: Any, seed: int, answers: int, features: str | None, steps: int) -> float:
     """The mean accuracy on the test set after every fifth of the answers."""
     import logging
 
@@ -52,7 +52,7 @@ def run_case(case: dict[str, Any], ridge: Any, seed: int, answers: int, features
     more = {} if ridge is None else {"ridge": ridge}
     learner = ft.Learner(
         pool=x, classes=int(y.max()) + 1, loss=case["loss"], strategy=case["strategy"], seed=seed,
-        fit_options={"steps": STEPS}, **more,
+        fit_options={"steps": steps}, **more,
     )  # fmt: skip
     found, done = [], 0
     while done < answers:
@@ -66,11 +66,11 @@ def run_case(case: dict[str, Any], ridge: Any, seed: int, answers: int, features
     return statistics.mean(found)
 
 
-def run_setting(setting: str, seeds: int, answers: int, features: str | None, loss: str | None) -> list[list[float]]:
+def run_setting(setting: str, chosen: argparse.Namespace) -> list[list[float]]:
     """Accuracies of each case and seed, in a process that imports the setting's foretaste."""
     source, _, ridge = setting.partition("=")[2].partition(":")
-    asked = json.dumps([ridge or None, seeds, answers, features])
-    command = [sys.executable, __file__, "--run", asked, *(["--loss", loss] if loss else [])]
+    asked = json.dumps([ridge or None, chosen.seeds, chosen.answers, chosen.features, chosen.steps])
+    command = [sys.executable, __file__, "--run", asked, *(["--loss", chosen.loss] if chosen.loss else [])]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": source}
     )  # fmt: skip
@@ -84,16 +84,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--answers", type=int, default=60)
     parser.add_argument("--features")
+    parser.add_argument("--steps", type=int, default=200, help="of each training")
     parser.add_argument("--loss", choices=("l2", "ce"), help="one loss only")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     cases = [case for case in CASES if chosen.loss in (None, case["loss"])]
     if chosen.run:
-        ridge, seeds, answers, features = json.loads(chosen.run)
+        ridge, seeds, *rest = json.loads(chosen.run)
         ridge = ridge if ridge in (None, "misfit") else float(ridge)
-        print(json.dumps([[run_case(c, ridge, s, answers, features) for s in range(seeds)] for c in cases]))
+        print(json.dumps([[run_case(c, ridge, s, *rest) for s in range(seeds)] for c in cases]))
         return
-    found = {s: run_setting(s, chosen.seeds, chosen.answers, chosen.features, chosen.loss) for s in chosen.settings}
+    found = {s: run_setting(s, chosen) for s in chosen.settings}
     first = chosen.settings[0]
     for k, case in enumerate(cases):
         mean = 100 * statistics.mean(found[first][k])

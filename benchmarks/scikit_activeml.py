@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from foretaste.data import digits
+from foretaste.lookahead import KernelSettings
 from foretaste.network import MLP, fit, prepare
 from foretaste.pick import Request, draw_networks, query
 
@@ -78,7 +79,7 @@ def run_theirs(problem: PeerProblem, name: str, batch_size: int) -> Callable[[],
     if name == "batchbald":
         net, x = problem.network(), problem.x / 16
         generator = torch.Generator().manual_seed(0)
-        asked = Request(net, x[:L], problem.y[:L], x[L:], batch_size, generator, loss="ce")
+        asked = Request(net, x[:L], problem.y[:L], x[L:], batch_size, generator, KernelSettings(loss="ce"))
         p_KUC = draw_networks(asked, SAMPLES, RATE, None, name).numpy()
 
         def batch() -> list[int]:

@@ -79,6 +79,51 @@ def _edits(a: str, b: str) -> int:
     return rows[-1][-1]
 
 
+class Faults:
+    """Errors collected to be raised as one: ``with faults:`` keeps a ValueError or TypeError and goes on.
+
+    >>> faults = Faults()
+    >>> for n in (0, 1):
+    ...     with faults:
+    ...         whole_number(f"batch {n}", n, 1)
+    >>> faults.add("no oracle")
+    >>> faults.raise_all()
+    Traceback (most recent call last):
+    ValueError: batch 0 is 0; expected a whole number of at least 1; no oracle
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._end = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        end, self._end = self._end, ""
+        if not isinstance(error, ValueError | TypeError):
+            return False
+        self.found.append(f"{error}{end}")
+        return True
+
+    def ending(self, words: str) -> "Faults":
+        """For ``with``: the message of the next error ends with these words."""
+        self._end = words
+        return self
+
+    def add(self, fault: str) -> None:
+        """One more fault."""
+        self.found.append(fault)
+
+    def raise_all(self) -> None:
+        """Raise a ValueError with all messages, if there are any."""
+        if self.found:
+            raise ValueError("; ".join(self.found))
+
+
 def check_known(kind: str, name: object, names: Iterable[str]) -> None:
     """Raise unless ``name`` is one of ``names``."""
     names = sorted(names)

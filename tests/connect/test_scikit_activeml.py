@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import foretaste as ft
+from foretaste.lookahead import KernelSettings
 from foretaste.pick import Request, draw_networks
 
 with warnings.catch_warnings():
@@ -73,7 +74,7 @@ def test_batchbald():
     for p in net.parameters():
         p.data = torch.randn(p.shape, generator=g, dtype=torch.float64)
     x = points()
-    request = Request(net, None, None, x[L:], 4, torch.Generator().manual_seed(0), loss="ce")
+    request = Request(net, None, None, x[L:], 4, torch.Generator().manual_seed(0), KernelSettings(loss="ce"))
     p_KUC = draw_networks(request, 30, None, None, "batchbald").numpy()
     utilities = pool.batch_bald(p_KUC, 4, n_MC_samples=1000, random_state=0)
     how = {"strategy": "batchbald", "batch_size": 4, "options": {"samples": 30}, "loss": "ce"}

@@ -1276,12 +1276,15 @@ def test_ids_and_labels_without_dimensions() -> None:
         learner.teach([12], torch.tensor(1))
 
 
-def test_a_ridge_of_the_misfit_is_that_of_a_query_on_the_labels_of_the_training() -> None:
-    learner = make("l2", ridge="misfit", output="sum")
+def test_a_learners_ridge_is_that_of_a_query_on_the_labels_of_the_training() -> None:
+    learner = make("l2", ridge=None, output="sum")
     net, x, trained = network(3), points(), [truth("l2", i) for i in range(6)]
     state = ft.linearize(net, x[:6], torch.tensor(trained), x, ridge="misfit")
     assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)
-    assert learner._now.model.ridge > 10 * make("l2", ridge=None, output="sum")._now.model.ridge
+    backwards = make("l2", ridge="misfit", output="sum", labels={i: trained[i] for i in reversed(range(6))})
+    assert backwards._now.model.ridge == learner._now.model.ridge
+    small = make("l2", ridge=None, output="sum", strategy="gain")._now.model.ridge
+    assert small == pytest.approx(1e-6 * float(ft.ntk(net, x).diagonal().mean()), rel=1e-6)
     learner.teach(20, truth("l2", 20))
     assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)  # until the next training
     with pytest.raises(ValueError, match="ridge"):

@@ -94,7 +94,7 @@ def test_regression_wants_floats_and_cross_entropy_probabilities() -> None:
         ({"method": "direct", "loss": "ce"}, "of the squared loss"),
         ({"theta_scale": 0.0}, "theta_scale is 0.0"),
         ({"ridge": -1.0, "loss": "mse"}, "unknown loss.*ridge is -1.0"),
-        ({"watch": 0}, "watch=0 of a pool of 11"),
+        ({"watch": 0}, "watch is 0; expected a whole number of at least 1, or None"),
         ({"watch_by": "contestd"}, "unknown watch_by 'contestd'; did you mean 'contested'"),
         ({"watch": torch.zeros(0, 4).double()}, "watch has no points"),
         ({"watch": torch.zeros(2, 5).double()}, r"watch has points of shape \(5,\); expected \(4,\)"),

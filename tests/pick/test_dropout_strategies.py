@@ -8,6 +8,7 @@ from torch import nn
 
 import foretaste as ft
 import strategy_oracles as slow
+from foretaste.lookahead import KernelSettings
 from foretaste.pick.dropout import JointLabels, draw_networks, mutual_information
 from foretaste.pick.request import Request
 
@@ -28,7 +29,7 @@ X = torch.randn(14, 4, generator=seeded(1), dtype=torch.float64)
 
 
 def request(net, **kwargs):
-    return Request(net, X[:4], torch.tensor([0, 1, 2, 0]), X[4:], 3, seeded(), **kwargs)
+    return Request(net, X[:4], torch.tensor([0, 1, 2, 0]), X[4:], 3, seeded(), KernelSettings(**kwargs))
 
 
 def ask(net, strategy, loss="ce", n=3, x_U=None, **options):
@@ -166,7 +167,7 @@ def test_channels_are_dropped_whole_and_modules_called_twice_have_two_masks():
         torch.manual_seed(0)
         net = Twice().eval()
     x = torch.randn(300, 16, 2, 2, generator=seeded())  # two chunks
-    draw_networks(Request(net, None, None, x, 3, seeded(), loss="ce"), 2, None, None, "bald")
+    draw_networks(Request(net, None, None, x, 3, seeded(), KernelSettings(loss="ce")), 2, None, None, "bald")
     (a, b), (a2, b2), (c, _), _ = seen[-4:]  # two chunks of each of two draws
     for one in (a, b, c):
         assert set(one.unique().tolist()) == {0.0, 2.0}

@@ -234,7 +234,7 @@ def test_errors(net, strategy, options, message):
         ({"budget": 1000}, "a budget of 1 kB is too small"),
         ({"watch": X_W[:0]}, "watch has no points"),
         ({"watch": normal(5, 3)}, "watch has points of shape"),
-        ({"watch": 0}, "watch=0 of a pool of 14"),
+        ({"watch": 0}, "watch is 0; expected a whole number"),
         ({"params": ["layers.0.weight"]}, "params= chooses parameters of the network, and strategy '(infinite|gp)'"),
     ],
 )

@@ -53,7 +53,7 @@ def test_all_faults_at_once():
     [
         ({"output": "sun"}, "unknown output 'sun'; did you mean 'sum'"),
         ({"output": 1.5}, "output is 1.5; expected a whole number"),
-        ({"watch": 0}, "watch=0 of a pool of 25"),
+        ({"watch": 0}, "watch is 0; expected a whole number of at least 1, or None"),
         ({"watch": True}, "watch is a bool"),
         ({"watch": "all"}, "watch is a str; expected a tensor"),
         ({"watch": X_U[:0]}, "watch has no points"),

@@ -15,7 +15,7 @@ PUBLIC = {
     "acquire": ["gain", "variance", "mlmoc", "emoc", "flips", "change", "eer", "entropy", "margin", "least_confidence",
                 "register", "strategies"],
     "lookahead": ["linearize", "from_kernels", "State"],
-    "query": ["query", "Request", "badge", "gp_predict"],
+    "pick": ["query", "Request", "badge", "gp_predict"],
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import foretaste as ft
 import foretaste.losses
 import oracles
 import strategy_oracles as slow
+from foretaste.lookahead import KernelSettings
 from foretaste.network import MLP, make_head
 from foretaste.pick import clusters, cover_greedily
 from foretaste.pick.clusters import cluster_points, seed_centres
@@ -37,7 +38,7 @@ class Problem:
     def request(self, seed=0, **kwargs):
         x_L, y_L = (self.x[: self.L], self.y_L) if self.L else (None, None)
         generator = torch.Generator().manual_seed(seed)
-        return Request(self.net, x_L, y_L, self.x[self.L :], BATCH, generator, seed=seed, **kwargs)
+        return Request(self.net, x_L, y_L, self.x[self.L :], BATCH, generator, KernelSettings(seed=seed, **kwargs))
 
     def ask(self, strategy, options=None, n=BATCH, **kwargs):
         x_L, y_L = (self.x[: self.L], self.y_L) if self.L else (None, None)

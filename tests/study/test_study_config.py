@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from foretaste.lookahead.linearize import METHODS
+from foretaste.lookahead import METHODS
 from foretaste.study import (
     Arm,
     Ask,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from foretaste.acquire.coverage import Coverage
 from foretaste.errors import did_you_mean
-from foretaste.lookahead import WATCH_BY
+from foretaste.lookahead import WATCH_BY, KernelSettings
 
 ENTRY_POINT_GROUP = "foretaste.acquire"
 SELECTS = ("top", "greedy", "sequential", "fantasy")
@@ -69,6 +69,11 @@ class Strategy:
             )
         if "regression" in self.needs and C > 1:
             raise ValueError(f"strategy {self.name!r} is for regression and this network has {C} outputs")
+
+    @property
+    def kernel(self) -> KernelSettings:
+        """The settings of its kernel where the caller gives none."""
+        return KernelSettings(output=self.output, ridge=self.ridge, watch_by=self.watch_by)
 
     def kernel_output(self, asked: str | int) -> str | int:
         """The output of its kernel: its own where "auto" is asked for."""

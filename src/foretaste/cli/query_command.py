@@ -243,9 +243,7 @@ def check_query_settings(
     problem: "LabellingProblem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
 ) -> None:
     """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
-    import torch
-
-    from foretaste.pick import Request, check_request
+    from foretaste.pick import check_query
 
     if select == "sequential":
         raise ValueError("--select sequential asks for a label after each pick, in Python; here use greedy or fantasy")
@@ -253,8 +251,10 @@ def check_query_settings(
     if isinstance(output, int) and output >= outputs:
         expected = "0" if outputs == 1 else f"0 to {outputs - 1}"
         raise ValueError(f"--output {output} and the network has {counted(outputs, 'output')}; expected {expected}")
-    request = Request(problem.net, None, None, problem.x_U, batch_size, torch.Generator(), loss=problem.loss, **how)
-    found, _, _ = check_request(request, strategy, select, None, problem.ids, options, None)
+    found = check_query(
+        problem.net, strategy=strategy, select=select, batch_size=batch_size, x_U=problem.x_U, ids=problem.ids,
+        options=options, loss=problem.loss, **how,
+    ).how  # fmt: skip
     if {"classes", "regression"} & {*found.needs}:
         found.check(outputs)
     covers = found.coverage is not None or (found.first is not None and select == "auto")

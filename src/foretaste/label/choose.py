@@ -11,7 +11,7 @@ from foretaste.acquire import Strategy, finish_scores
 from foretaste.label.book import LabelBook
 from foretaste.label.live_model import LiveModel, read_items
 from foretaste.label.pool import Pool
-from foretaste.lookahead import State
+from foretaste.lookahead import KernelSettings, State
 from foretaste.pick import Request, cover_greedily
 
 EQUAL_SCORES = 1e-9  # relative: scores so near are equal, whatever order their sums were taken in
@@ -84,9 +84,10 @@ def _ask_request(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, co
         model.frozen.net, read_items(model.pool, at_L, device, dtype) if at_L else None, y_L,
         read_items(model.pool, open_at, device, dtype), min(n, len(open_at)),
         torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),
-        loss=settings.loss, watch=None, ridge=model.ridge, output=model.frozen.output, method="auto",
-        budget=settings.budget, params=None, precision="float32", seed=ask.seed, classes=None,
-        progress=lambda done, total: None,
+        KernelSettings(
+            loss=settings.loss, ridge=model.ridge, output=model.frozen.output, budget=settings.budget,
+            precision="float32", seed=ask.seed,
+        ),
     )  # fmt: skip
     answer = ask.how.fn(request, **ask.options)
     indices = answer[0] if isinstance(answer, tuple) else answer

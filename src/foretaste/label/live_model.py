@@ -20,14 +20,21 @@ from torch import Tensor, nn
 from foretaste.acquire import chance_among_classes
 from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
 from foretaste.label.pool import Pool
-from foretaste.lookahead import BinaryOutputs, DenseState, State, binary_params, cholesky, from_kernels, watched_rows
+from foretaste.lookahead import (
+    BinaryOutputs,
+    DenseState,
+    KernelSettings,
+    State,
+    binary_params,
+    cholesky,
+    from_kernels,
+    watched_rows,
+)
 from foretaste.losses import LOSSES
 from foretaste.tangent import (
     FrozenNetwork,
     GramJob,
     Inputs,
-    Output,
-    Params,
     check_inputs,
     check_output,
     freeze,
@@ -42,22 +49,6 @@ LEAST_LEFT, MOST_LEFT = 0.005, 0.3  # of a label's probability, after a training
 # stop).
 ORDINARY_SHARE = 0.3
 MOST_KEPT = 256  # squared loss: with more labels since the training, they join L in one solve
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """How a network is linearised. ``watch`` and ``window`` are numbers of items."""
-
-    loss: str = "l2"
-    output: Output = "sum"
-    params: Params = None
-    ridge: float | str | None = None
-    budget: int | str | None = None
-    watch: int | None = 512
-    window: int = 5000
-    seed: int = 0
-    theta_scale: float | None = None
-    watch_by: str = "contested"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +79,7 @@ class LiveModel:
     frozen: FrozenNetwork
     pool: Pool
     kind: LabelKind
-    settings: ModelSettings
+    settings: KernelSettings
     trained: Mapping[int, Label]
     at_M: list[int]
     theta_MM: Tensor
@@ -128,7 +119,7 @@ class LiveModel:
 
     def follow(self, book: LabelBook) -> State:
         """The state after exactly these labels. Costs what has changed since the last call."""
-        quadratic = LOSSES[self.settings.loss].quadratic
+        quadratic = self.settings.quadratic
         fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
         shown = self._shown
         if shown is not None and quadratic:  # L and K come to the same: labels move to L when there are many
@@ -194,7 +185,7 @@ class LiveModel:
         that labels and their order do not matter.
         """
         most = self.settings.watch
-        if most is None or len(self.at_M) <= most:
+        if not isinstance(most, int) or len(self.at_M) <= most:
             return None
         contested = self.settings.watch_by == "contested" and not self.kind.regression
         at = watched_rows(most, len(self.at_M), self.settings.seed, self.f_MC if contested else None)
@@ -207,7 +198,7 @@ class LiveModel:
 
         The scale of the state after the training counts as ``PRIOR_LABELS`` labels more. 1 under cross-entropy.
         """
-        if not LOSSES[self.settings.loss].quadratic:
+        if not self.settings.quadratic:
             return 1.0
         if self._scaled is None or self._scaled[0] != book.labels:
             fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
@@ -239,7 +230,7 @@ class LiveModel:
         rows = torch.tensor([self.row[p] for p in at], device=self.f_MC.device)
         y_NC = self._targets([book.labels[p] for p in at])
         theta = self.theta_MM[rows][:, rows]
-        if LOSSES[self.settings.loss].quadratic:
+        if self.settings.quadratic:
             theta.diagonal().add_(self.ridge)
             return torch.cholesky_solve(y_NC - self.f_MC[rows], cholesky(theta, self.ridge))
         # Cross-entropy: mean = f + S_·K α, S = Θ − Θ_·L A⁻¹ Θ_L·, and at the solution α = y − softmax(mean_K).
@@ -322,7 +313,7 @@ def note_prediction(model: LiveModel, book: LabelBook, position: int, label: flo
     return Prediction(position, int(mean_C.argmax()), error, surprise, trainings)
 
 
-def freeze_for(net: nn.Module, kind: LabelKind, settings: ModelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:
+def freeze_for(net: nn.Module, kind: LabelKind, settings: KernelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:
     """The network as the engine takes it, and its number of outputs; one logit of two classes becomes two outputs."""
     frozen = freeze(net, output=settings.output, params=settings.params)
     check_inputs(x, "pool", frozen.device)
@@ -344,14 +335,14 @@ def read_items(pool: Pool, positions: Sequence[int], device: torch.device, dtype
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}  # type: ignore[index]
 
 
-def choose_items(pool: Pool, must: Sequence[int], settings: ModelSettings, draw: int) -> list[int]:
+def choose_items(pool: Pool, must: Sequence[int], window: int, seed: int) -> list[int]:
     """The M items to work on: the whole pool, or what must be there and a random sample of the rest."""
-    if len(pool) <= settings.window:
+    if len(pool) <= window:
         return list(range(len(pool)))
     have = dict.fromkeys(must)
-    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(settings.seed + 1000003 * draw)).tolist()
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
     for p in order:
-        if len(have) >= settings.window:
+        if len(have) >= window:
             break
         have[p] = None
     return sorted(have)
@@ -361,7 +352,7 @@ def linearise_pool(
     net: nn.Module,
     pool: Pool,
     kind: LabelKind,
-    settings: ModelSettings,
+    settings: KernelSettings,
     trained: Mapping[int, Label],
     at_M: list[int],
     ridge: float | None = None,
@@ -380,16 +371,14 @@ def linearise_pool(
     scale = settings.theta_scale
     if scale is None:
         row = {p: m for m, p in enumerate(at_M)}
-        scale = (
-            1.0
-            if LOSSES[settings.loss].quadratic
-            else fitted_scale(f_MC, size, {row[p]: y for p, y in trained.items()})
-        )
+        scale = 1.0 if settings.quadratic else fitted_scale(f_MC, size, {row[p]: y for p, y in trained.items()})
     theta *= scale
     own = settings.ridge if ridge is None else ridge
     model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f_MC, own, scale)
     if own is None or isinstance(own, str):
-        model.ridge = model._condition_base(trained if own == "misfit" else {}).ridge
+        # In the order of the pool: λ is a function of the labels, not of their order. Not of labels given later: the
+        # network has not fitted them. 1e-6 is of the whole pool's diagonal, so that labels do not change it.
+        model.ridge = model._condition_base(dict(sorted(trained.items())) if own == "misfit" else {}).ridge
     return model
 
 

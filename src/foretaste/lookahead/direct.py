@@ -93,7 +93,7 @@ class DirectState(State):
         theta_KL = theta.UL[at]
         A = torch.cat([torch.cat([theta.LL, theta_KL.T], 1), torch.cat([theta_KL, theta_KK], 1)])
         A.diagonal().add_(self.ridge)
-        endless = math.isinf(p.time)  # a finite time divides by no eigenvalue
+        endless = math.isinf(p.settings.time)  # a finite time divides by no eigenvalue
         if (js or endless) and torch.linalg.cholesky_ex(A)[1]:
             if endless:
                 cholesky(A[: len(theta.LL), : len(theta.LL)], self.ridge)  # says so if L itself is at fault
@@ -127,10 +127,12 @@ class DirectState(State):
     def _trained(self, labels: tuple[KeptLabel, ...]) -> tuple[JoinedSystem, Tensor]:
         """The weights w of f_lin = f + Θ_·X w: A⁻¹R, or A⁻¹(I − e^{−tA})R after time t (Eq. 5, 8, 11)."""
         x = self._join(labels)
-        if math.isinf(self._problem.time):
+        if math.isinf(self._problem.settings.time):
             return x, torch.linalg.solve(x.A, x.residual)
         a, V = torch.linalg.eigh(x.A)
-        grown = torch.where(a.abs() > 1e-300, -torch.expm1(-self._problem.time * a) / a, self._problem.time)
+        grown = torch.where(
+            a.abs() > 1e-300, -torch.expm1(-self._problem.settings.time * a) / a, self._problem.settings.time
+        )
         return x, V @ (grown[:, None] * (V.T @ x.residual))
 
     @property
@@ -167,9 +169,9 @@ class DirectState(State):
     @cached_property
     def _last(self) -> tuple[Tensor, Tensor, JoinedSystem]:
         """For each candidate the last column x of A⁺⁻¹: S_ij = u_j Θ(x_i, X⁺) x and u_j = 1 / x_last."""
-        if not math.isinf(self._problem.time):
+        if not math.isinf(time := self._problem.settings.time):
             raise ValueError(
-                f"time={self._problem.time:g} has no S: f⁺ is affine in y, but what a label adds at finite time is not "
+                f"time={time:g} has no S: f⁺ is affine in y, but what a label adds at finite time is not "
                 "a multiple of one column; use lookahead(j, y), or time=inf"
             )
         x, B = self._join(self.kept), self.B

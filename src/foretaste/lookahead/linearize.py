@@ -4,13 +4,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import counted, did_you_mean, real_number, whole_number
-from foretaste.given import ClassName, count_labels, holds_classes, read_sets
+from foretaste.errors import counted
+from foretaste.given import ClassName, count_labels, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
 from foretaste.lookahead.problem import (
@@ -24,11 +24,11 @@ from foretaste.lookahead.problem import (
     to_sites,
     warn_unfitted,
 )
+from foretaste.lookahead.settings import KernelSettings
 from foretaste.lookahead.state import State
-from foretaste.lookahead.targets import binary_params, label_rules
-from foretaste.losses import LOSSES, BinaryOutputs
+from foretaste.lookahead.targets import label_rules, settle_binary
+from foretaste.losses import BinaryOutputs
 from foretaste.tangent import (
-    PRECISIONS,
     FrozenNetwork,
     Inputs,
     Output,
@@ -47,10 +47,6 @@ from foretaste.tangent import (
 )
 
 log = logging.getLogger("foretaste")
-
-METHODS = ("auto", "dense", "direct")
-PRECISION_CHOICES = ("auto", *PRECISIONS, "float64")
-WATCH_BY = ("random", "contested")
 
 
 @without_modes
@@ -129,48 +125,53 @@ def linearize(
         >>> ft.linearize(net, x[:3], ["cat", "dog", "eel"], x[3:], ridge=1e-3)
         DenseState(L=3, U=7, W=7, C=3, loss='l2', ridge=0.001, kept=0)
     """
-    check_settings(ridge, method, loss, time, theta_scale, precision, watch_by)
+    given = read_sets(net.net if isinstance(net, FrozenNetwork) else net, x_L, y_L, x_U, watch, classes)
+    settings = KernelSettings(
+        output=output, params=params, ridge=ridge, precision=precision, budget=budget, method=method,
+        watch=given.watch, watch_by=watch_by, loss=loss, time=time, theta_scale=theta_scale, seed=seed,
+    )  # fmt: skip
     frozen = freeze(net, output=output, params=params)
     check_precision(precision, frozen.dtype)
-    given = read_sets(frozen, x_L, y_L, x_U, watch, classes)
-    x_L, y_L, x_U, watch, classes = given.x_L, given.y_L, given.x_U, given.watch, given.classes
-    check_inputs(x_U, "x_U", frozen.device)
-    if count_points(x_U) == 0:
-        raise ValueError("x_U is empty; expected at least one candidate")
+    check_points(given.x_L, given.x_U, settings.watched_points, frozen.device)
+    C = probe_outputs(frozen, given.x_U, "x_U") if outputs_known is None else outputs_known
+    own, C, settings = settle_binary(frozen.net, C, given.y_L, settings, given.classes)
+    if own is not frozen.net:
+        frozen = freeze(own, output=settings.output, params=settings.params)
+    return linearise(frozen, C, given.x_L, given.y_L, given.x_U, settings, given.classes, eager)
+
+
+def linearise(
+    frozen: FrozenNetwork,
+    C: int,
+    x_L: Inputs | None,
+    y_L: Any,
+    x_U: Inputs,
+    settings: KernelSettings,
+    classes: Sequence[ClassName] | None = None,
+    eager: bool = False,
+) -> State:
+    """``linearize`` of a network of C outputs and of points that are checked already (``check_points``)."""
+    check_output(frozen, C)
     if (x_L is None) != (y_L is None):
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")
-    if x_L is not None:
-        check_inputs(x_L, "x_L", frozen.device, like=x_U)
-        if count_points(x_L) == 0 and count_labels(y_L) == 0:
-            x_L = y_L = None
-    C = probe_outputs(frozen, x_U, "x_U") if outputs_known is None else outputs_known
-    check_output(frozen, C)
-    if C == 1 and holds_classes(y_L, loss, classes):
-        two = BinaryOutputs(frozen.net, loss)
-        frozen, C = freeze(two, output=two.kernel_output, params=binary_params(params)), 2
+    if x_L is not None and count_points(x_L) == 0 and count_labels(y_L) == 0:
+        x_L = y_L = None
     home = to_float64(torch.empty(0, device=frozen.device)).device
-    labels = label_rules(y_L, C, loss, frozen.device, home, classes, isinstance(frozen.net, BinaryOutputs))
+    labels = label_rules(y_L, C, settings.loss, frozen.device, home, classes, isinstance(frozen.net, BinaryOutputs))
     y_LC = torch.empty(0, C, dtype=torch.float64, device=home)
     if x_L is not None:
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 
     f: dict[str, Tensor] = {}
-    passes = unmeasured_precision(precision, frozen)
+    passes = unmeasured_precision(settings.precision, frozen)
 
     def f_of(name: str, x: Inputs, argument: str) -> Tensor:
         if name not in f:
             f[name] = outputs(frozen, x, name=argument, precision=passes)
         return f[name]
 
-    check_watch(watch, x_U, frozen.device)
-    x_W, at_W = watched_points(watch, x_U, seed, (lambda: f_of("U", x_U, "x_U")) if watch_by == "contested" else None)
-    # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
-    misfit, ridge = is_misfit(ridge), None if isinstance(ridge, str) else ridge
-    sampled = (y_LC, ridge) if LOSSES[loss].quadratic else (None, (ridge or 0.0) + 4)
-    kernels = kernels_of_network(
-        frozen, C, x_L, x_U, x_W, y_LC=sampled[0], ridge=sampled[1], budget=budget, precision=precision,
-        scale=float(theta_scale),
-    )  # fmt: skip
+    x_W, at_W = watched_points(settings, x_U, lambda: f_of("U", x_U, "x_U"))
+    kernels = kernels_of_network(frozen, C, x_L, x_U, x_W, y_LC, settings)
     if eager:
         kernels = load_now(kernels)
         f |= kernels.load().outputs
@@ -178,11 +179,10 @@ def linearize(
     f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
     f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
     B = C if frozen.output == "full" else 1
-    problem = Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, ridge, loss, time, misfit)
-    return make_state(problem, method)
+    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, settings))
 
 
-def make_state(p: Problem, method: str) -> State:
+def make_state(p: Problem) -> State:
     """A lazy state. A network that does not fit its labels is reported when Θ is first needed: entropy needs none."""
     kernels = p.kernels
 
@@ -191,15 +191,13 @@ def make_state(p: Problem, method: str) -> State:
         return kernels.load()
 
     # Not p again: ``load`` would hold what holds ``load``, and the kernels would wait for the garbage collector.
-    told = replace(p, kernels=replace(kernels, load=load))
-    if method == "direct" or not math.isinf(p.time):
-        return DirectState(told, (), LoadedTheta(told.kernels))
-    return DenseState(told, (), Posterior(told))
+    return _state_on(replace(p, kernels=replace(kernels, load=load)))
 
 
-def is_misfit(ridge: object) -> bool:
-    """Whether λ is to carry the misfit of the network."""
-    return isinstance(ridge, str) and ridge == "misfit"
+def _state_on(p: Problem) -> State:
+    if p.settings.method == "direct" or not math.isinf(p.settings.time):
+        return DirectState(p, (), LoadedTheta(p.kernels))
+    return DenseState(p, (), Posterior(p))
 
 
 def carry_misfit(state: State) -> State:
@@ -208,7 +206,7 @@ def carry_misfit(state: State) -> State:
     Θ is not computed again. Cross-entropy has the noise of each label, which carries the misfit already.
     """
     p = state._problem
-    if p.ridge is not None or p.misfit or p.free or not math.isinf(p.time):
+    if p.settings.ridge is not None or p.free or not math.isinf(p.settings.time):
         return state
     theta = state.prior()
     ridge = misfit_ridge(theta.LL, to_sites(p.centred_LC, p.B), p.residual_L, state.ridge)
@@ -217,92 +215,38 @@ def carry_misfit(state: State) -> State:
     WU = theta.columns(slice(0, state.U))
     blocks = ThetaBlocks(theta.LL, theta.WL, theta.UL, WU, theta.diag_U, theta.diag_W)
     kernels = replace(p.kernels, load=lambda: blocks, ours=False)
-    return make_state(replace(p, ridge=ridge, misfit=True, kernels=kernels), state.method)._with(state.kept)
+    return _state_on(replace(p, settings=replace(p.settings, ridge=ridge), kernels=kernels))._with(state.kept)
 
 
-def check_settings(
-    ridge: float | str | None,
-    method: str,
-    loss: str,
-    time: float,
-    theta_scale: float,
-    precision: str = "auto",
-    watch_by: str = "random",
-) -> None:
-    """Raise with every fault of the settings at once."""
-    faults: list[str] = []
-    for name, word, words, listed in (
-        ("method", method, METHODS, "Known"),
-        ("loss", loss, LOSSES, "The network was trained with one of"),
-        ("precision", precision, PRECISION_CHOICES, "Known"),
-        ("watch_by", watch_by, WATCH_BY, "Known"),
-    ):
-        if not isinstance(word, str) or word not in words:
-            shown = repr(word) if isinstance(word, str) else f"a {type(word).__name__}"
-            faults.append(f"unknown {name} {shown}{did_you_mean(word, words, listed)}")
-    numbers: tuple[tuple[str, object, bool, bool, str], ...] = (
-        (
-            "ridge",
-            0 if ridge is None or is_misfit(ridge) else ridge,
-            False,
-            True,
-            ', "misfit", or None for 1e-6 of the diagonal',
-        ),
-        ("time", time, True, False, ", or inf for convergence"),
-        ("theta_scale", theta_scale, True, True, ""),
-    )
-    for name, number, above, finite, more in numbers:
-        try:
-            real_number(name, number, 0, above=above, finite=finite)
-        except ValueError as e:
-            faults.append(f"{e}{more}")
-    if faults:
-        raise ValueError("; ".join(faults))
-    if not math.isinf(time) and method == "dense":
-        faults.append(f'time={time:g} is solved directly; use method="auto" or "direct"')
-    if not LOSSES[loss].quadratic and (method == "direct" or not math.isinf(time)):
-        faults.append(
-            'method="direct" and finite time are Eq. 5 and 11, of the squared loss; with another loss use "dense"'
-        )
-    if faults:
-        raise ValueError("; ".join(faults))
-
-
-def seeded_generator(seed: object) -> torch.Generator:
-    """A generator on the CPU; any whole number is a seed, numpy's too."""
-    return torch.Generator().manual_seed(whole_number("seed", seed, -(2**63)))
-
-
-def check_watch(watch: object, x_U: Inputs, device: torch.device) -> None:
-    """Raise unless ``watch`` is None, a number of candidates, or points like those of x_U."""
-    if isinstance(watch, bool):
-        raise TypeError("watch is a bool; expected None, inputs, or a number of pool points")
-    if isinstance(watch, int):
-        if watch < 1:
-            n = count_points(x_U)
-            raise ValueError(f"watch={watch} of a pool of {n}; expected 1 to {n}, or None to watch all of it")
-    elif watch is not None:
-        points = cast(Inputs, watch)
-        check_inputs(points, "watch", device, like=x_U)
-        if count_points(points) == 0:
+def check_points(x_L: Inputs | None, x_U: Inputs, watch: Inputs | None, device: torch.device) -> None:
+    """Raise unless L, U and W are points of one kind on the network's device, and U and W have any."""
+    check_inputs(x_U, "x_U", device)
+    if count_points(x_U) == 0:
+        raise ValueError("x_U is empty; expected at least one candidate")
+    if x_L is not None:
+        check_inputs(x_L, "x_L", device, like=x_U)
+    if watch is not None:
+        check_inputs(watch, "watch", device, like=x_U)
+        if count_points(watch) == 0:
             raise ValueError("watch has no points; give at least one, or None to watch the pool")
 
 
 def watched_points(
-    watch: Inputs | int | None, x_U: Inputs, seed: int, outputs_U: Callable[[], Tensor] | None = None
+    settings: KernelSettings, x_U: Inputs, outputs_U: Callable[[], Tensor]
 ) -> tuple[Inputs | None, dict[int, int]]:
     """The watched inputs (None: the pool itself), and the positions of candidates among them where they are known.
 
-    A number takes random candidates; with ``outputs_U``, which gives f_UC, the most contested ones.
-    ``check_watch`` comes first.
+    A number takes random candidates, or the most contested ones by their outputs f_UC.
     """
+    watch = settings.watch
     if not isinstance(watch, int):
         return watch, {}
     n = count_points(x_U)
     if watch > n:
         log.warning("watch is %d and the pool has %s; all of it is watched", watch, counted(n, "point"))
         return None, {}
-    picked = watched_rows(watch, n, seed, None if outputs_U is None else outputs_U()).tolist()
+    f_UC = outputs_U() if settings.watch_by == "contested" else None
+    picked = watched_rows(watch, n, settings.seed, f_UC).tolist()
     first = next(iter(x_U.values())) if not isinstance(x_U, Tensor) else x_U
     return take_points(x_U, torch.tensor(picked, device=first.device)), {j: i for i, j in enumerate(picked)}
 
@@ -310,7 +254,7 @@ def watched_points(
 def watched_rows(watch: int, n: int, seed: int, f_NC: Tensor | None = None) -> Tensor:
     """Which of n points to watch, in order: random ones or, with their outputs, the most contested ones."""
     if f_NC is None:
-        order_N = torch.randperm(n, generator=seeded_generator(seed))
+        order_N = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     elif f_NC.shape[1] < 2:
         raise ValueError('watch_by="contested" needs classes and this network has one output; use "random"')
     else:
@@ -375,7 +319,7 @@ def from_kernels(
         >>> state.lookahead(3, 0.5).shape
         torch.Size([4, 1])
     """
-    check_settings(ridge, method, loss, time, theta_scale)
+    settings = KernelSettings(ridge=ridge, method=method, loss=loss, time=time, theta_scale=theta_scale)
     same = f_W is None
     if same != (theta_WL is None):
         raise ValueError("one of f_W and theta_WL is None; both are for W = U, and neither otherwise")
@@ -411,5 +355,4 @@ def from_kernels(
     d_W = d_U if same else None if diag_W is None else diag_W.double().reshape(W, B, B)
     kernels = given_kernels(ThetaBlocks(theta_LL.double(), WL, UL, WU, d_U, d_W), theta_UU, B, float(theta_scale))
     y_LC = labels.targets(y_L, L, "y_L") if L else f_UC[:0]
-    misfit, ridge = is_misfit(ridge), None if isinstance(ridge, str) else ridge
-    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, same, {}, ridge, loss, time, misfit), method)
+    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, same, {}, settings))

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from foretaste.lookahead.settings import KernelSettings
 from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import LOSSES, Loss
 from foretaste.tangent import (
@@ -83,32 +84,30 @@ def kernels_of_network(
     x_L: Inputs | None,
     x_U: Inputs,
     x_W: Inputs | None,
-    *,
-    y_LC: Tensor | None,
-    ridge: float | None,
-    budget: int | str | None,
-    precision: str,
-    scale: float,
+    y_LC: Tensor,
+    settings: KernelSettings,
 ) -> KernelSource:
     """Θ, and f on the same points, by one run of the tangent engine. x_W is None for W = U, x_L for an empty L.
 
-    The caller has checked the network and the inputs. ``y_LC`` and ``ridge`` only help to choose the precision.
+    The caller has checked the network and the inputs. ``y_LC`` only helps to choose the precision.
     """
     B, w = C if frozen.output == "full" else 1, "U" if x_W is None else "W"
     points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
     blocks = [(w, "U")]
     if x_L is not None:
         blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
-    job = GramJob(frozen, points, blocks, ["U", "W"] if w == "W" else [], budget, classes=C)
+    scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
+    job = GramJob(frozen, points, blocks, ["U", "W"] if w == "W" else [], settings.budget, classes=C)
+    # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
+    ridge, towards = (settings.given_ridge, y_LC) if settings.quadratic else ((settings.given_ridge or 0.0) + 4, None)
     own = None if ridge is None else ridge / scale
-    choice = PrecisionChoice(precision)
-    row_job = replace(job, blocks=[("j", "U")], diagonals=[], precision=unmeasured_precision(precision, frozen))
+    choice, passes = PrecisionChoice(settings.precision), unmeasured_precision(settings.precision, frozen)
+    row_job = replace(job, blocks=[("j", "U")], diagonals=[], precision=passes)
 
     def load() -> ThetaBlocks:
         nonlocal choice
-        choice = choose_precision(
-            precision, RankedPoints(frozen, C, x_L, x_U, y_LC, own, budget), sum(job.sizes.values())
-        )
+        ranked = RankedPoints(frozen, C, x_L, x_U, towards, own, settings.budget)
+        choice = choose_precision(settings.precision, ranked, sum(job.sizes.values()))
         for way in choice.ways[:-1]:
             theta = blocks_in(way)
             if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
@@ -221,10 +220,7 @@ class Problem:
     B: int
     same: bool  # W = U
     at_W: dict[int, int]  # candidate -> watched point, where that is known
-    ridge: float | None
-    loss: str
-    time: float
-    misfit: bool = False  # with ridge None: λ carries what the network left unfitted
+    settings: KernelSettings
 
     @property
     def L(self) -> int:
@@ -232,7 +228,12 @@ class Problem:
 
     @property
     def criterion(self) -> Loss:
-        return LOSSES[self.loss]
+        return LOSSES[self.settings.loss]
+
+    @property
+    def ridge(self) -> float | None:
+        """λ where it was given as a number."""
+        return self.settings.given_ridge
 
     @property
     def free(self) -> bool:
@@ -268,7 +269,7 @@ class Problem:
         diag = theta.LL.diagonal() if self.L else theta.diag_U.diagonal(dim1=1, dim2=2)
         least = DEFAULT_RIDGE * float(diag.mean())
         # Under cross-entropy ``system`` has the noise of each label, which carries the misfit already.
-        if not self.misfit or self.L == 0 or not self.criterion.quadratic:
+        if not self.settings.misfit or self.L == 0 or not self.criterion.quadratic:
             return least
         return misfit_ridge(theta.LL, to_sites(self.centred_LC, self.B), self.residual_L, least)
 
@@ -386,10 +387,10 @@ def warn_unfitted(p: Problem) -> None:
             log.warning(
                 'the network\'s mean squared residual on L is %.2g with loss="%s", and %.2g with loss="%s": it looks '
                 'trained with %s. Give loss="%s"; otherwise scores are noise',
-                residual, p.loss, theirs, other.name, other.title, other.name,
+                residual, p.settings.loss, theirs, other.name, other.title, other.name,
             )  # fmt: skip
             return
-    if p.misfit and residual < unlearned:
+    if p.settings.misfit and residual < unlearned:
         return  # λ carries it, where the network has learned anything
     log.warning(
         "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "

@@ -306,7 +306,7 @@ class State(ABC):
 
     @property
     def loss(self) -> str:
-        return self._problem.loss
+        return self._problem.settings.loss
 
     @property
     def criterion(self) -> Loss:

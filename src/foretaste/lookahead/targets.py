@@ -4,15 +4,16 @@ Labels as users give them are read in ``foretaste.given``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretaste.errors import counted
-from foretaste.given import ClassName, label_tensor, labels_as_numbers, resolve_class_names
-from foretaste.losses import LOSSES
+from foretaste.given import ClassName, holds_classes, label_tensor, labels_as_numbers, resolve_class_names
+from foretaste.lookahead.settings import KernelSettings
+from foretaste.losses import LOSSES, BinaryOutputs
 from foretaste.tangent import Params
 
 
@@ -123,6 +124,19 @@ def label_rules(
     if C == 1 and not LOSSES[loss].quadratic:
         raise ValueError(f'loss="{loss}" needs an output for each class; this network has one. Use loss="l2"')
     return LabelRules(C, C == 1, loss, device, home, names, binary)
+
+
+def settle_binary(
+    net: nn.Module, C: int, y_L: Any, settings: KernelSettings, classes: Sequence[ClassName] | None
+) -> tuple[nn.Module, int, KernelSettings]:
+    """A network of one output and two classes, as one of two outputs, C = 2, and the settings for it.
+
+    Other networks come back as they are.
+    """
+    if C > 1 or not holds_classes(y_L, settings.loss, classes):
+        return net, C, settings
+    two = BinaryOutputs(net, settings.loss)
+    return two, 2, replace(settings, output=two.kernel_output, params=binary_params(settings.params))
 
 
 def binary_params(params: Params) -> Params:

@@ -21,7 +21,7 @@ from foretaste.pick.ll4al import ll4al as ll4al
 from foretaste.pick.naive import eer_retrain as eer_retrain
 from foretaste.pick.naive import naive as naive
 from foretaste.pick.naive import onestep as onestep
-from foretaste.pick.query import check_request as check_request
+from foretaste.pick.query import check_query as check_query
 from foretaste.pick.query import query as query
 from foretaste.pick.request import Query as Query
 from foretaste.pick.request import Request as Request

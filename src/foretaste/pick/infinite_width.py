@@ -71,7 +71,7 @@ def infinite(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     f, k = _known_outputs(request, "infinite", InfiniteOptions(**options))
     responses_LC = LOSSES[request.loss].responses(f.LC)  # cross-entropy: softmax outputs, as targets are
     request.info["residual_L"] = float((responses_LC - f.y_LC).square().mean())
-    return _most_change(request, k, f, request.loss, request.given_ridge)
+    return _most_change(request, k, f, request.loss, request.kernel.given_ridge)
 
 
 @register("gp", needs="classes", picks=True, options=InfiniteOptions)
@@ -86,7 +86,7 @@ def gp(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     "leave_one_out_accuracy"; NaN with an empty L. Options: ``InfiniteOptions``. Cost: as ``infinite``.
     """
     f, k = _known_outputs(request, "gp", InfiniteOptions(**options))
-    ridge, accuracy, C = request.given_ridge, math.nan, f.UC.shape[1]
+    ridge, accuracy, C = request.kernel.given_ridge, math.nan, f.UC.shape[1]
     m_UC, m_WC = (torch.full_like(f_NC, 1 / C) for f_NC in (f.UC, f.WC))
     if L := len(f.y_LC):
         ridge = gp_ridge(ridge, k.LL)

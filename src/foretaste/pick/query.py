@@ -1,10 +1,9 @@
 """``ft.query``: which points to label next. It checks, linearises, scores, picks and answers."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy, finish_scores
-from foretaste.errors import counted, did_you_mean, whole_number
+from foretaste.errors import Faults, counted, did_you_mean, whole_number
 from foretaste.given import (
     ClassName,
     GivenPoints,
+    GivenSets,
     check_index,
-    holds_classes,
     labels_as_numbers,
     name_labels,
     names_to_ids,
@@ -26,14 +25,7 @@ from foretaste.given import (
     resolve_class_names,
     text_labels,
 )
-from foretaste.lookahead import (
-    PRECISION_CHOICES,
-    State,
-    binary_params,
-    check_settings,
-    check_watch,
-    seeded_generator,
-)
+from foretaste.lookahead import KernelSettings, State, check_points, settle_binary
 from foretaste.losses import BinaryOutputs
 from foretaste.pick.labelled_copies import labelled_copies
 from foretaste.pick.request import Query, Request
@@ -51,8 +43,8 @@ from foretaste.tangent import (
     Params,
     check_inputs,
     check_precision,
-    read_output,
-    resolve_budget,
+    count_points,
+    freeze,
     without_modes,
 )
 
@@ -165,38 +157,38 @@ def query(
     """
     begin = time.perf_counter()
     # Check.
-    generator, counter = torch.Generator(), ProgressCounter(progress)
-    request = Request(
-        net, x_L, y_L, x_U, batch_size, generator, loss=loss, watch=watch, ridge=ridge, output=output, method=method,
-        budget=budget, params=params, precision=precision, seed=seed, classes=classes, progress=counter,
+    settings: dict[str, Any] = {
+        "loss": loss, "ridge": ridge, "output": output, "method": method, "budget": budget, "params": params,
+        "precision": precision, "seed": seed,
+    }  # fmt: skip
+    check = partial(
+        check_query, net, strategy=strategy, select=select, batch_size=batch_size, oracle=oracle, options=options,
+        progress=progress, **settings,
     )  # fmt: skip
-    auto = select == "auto"
-    check_alone = partial(check_request, request.changed(x_U=None, watch=None), strategy, select, oracle, None)
     if not isinstance(x_U, Tensor | Mapping):
-        check_alone(options, progress)  # before a dataset is read
+        check()  # before a dataset is read
     try:
         given = read_sets(net, x_L, y_L, x_U, watch, classes, pool_only=True)
     except (TypeError, ValueError) as unread:
-        try:
-            check_alone(options, progress)
-        except ValueError as error:
-            raise ValueError(f"{error}; {unread}") from unread
+        faults = Faults()
+        with faults:
+            check()
+        if faults:
+            faults.add(str(unread))
+        faults.raise_all()
         raise
-    x_L, ids = given.x_L, candidate_ids(given.candidates, ids, x_U)
-    request = request.changed(x_L=x_L, y_L=given.y_L, x_U=given.x_U, watch=given.watch, classes=given.classes)
-    how, select, settings = check_request(request, strategy, select, oracle, ids, options, progress)
-    generator.manual_seed(int(seed))
-    if auto and how.first is not None and _is_empty(x_L):
-        request.info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
-        settings = how.settings(None)
-    request = prepare_request(request, how)
+    ids = candidate_ids(given.candidates, ids, x_U)
+    asked = check(x_U=given.x_U, watch=given.watch, ids=ids, unlabelled=_is_empty(given.x_L))
+    how, select, chosen = asked.how, asked.select, asked.options
+    generator, counter = torch.Generator().manual_seed(int(seed)), ProgressCounter(progress)
+    request = make_request(net, given, asked, batch_size, generator, counter)
     if how.check_points is not None:
-        how.check_points(request.x_U, **settings)
+        how.check_points(request.x_U, **chosen)
     copies_U = labelled_copies(request.x_L, request.x_U)
     seconds = {"outputs": 0.0, "kernel": 0.0}
     if how.picks:
-        asked = request if copies_U is None else request.restrict_to((~copies_U).nonzero()[:, 0])
-        got, state, kernel = pick_by_strategy(how, asked, settings, counter), asked.made, False
+        part = request if copies_U is None else request.restrict_to((~copies_U).nonzero()[:, 0])
+        got, state, kernel = pick_by_strategy(how, part, chosen, counter), part.made, False
         if copies_U is not None:
             got = restore_copies(got, copies_U, request.batch_size, generator)
     else:
@@ -208,14 +200,14 @@ def query(
             _ = state.u
             seconds["kernel"] += time.perf_counter() - start
         # Score and pick.
-        got = _pick_by_score(request, how, select, settings, oracle, ids, copies_U, counter, given.candidates.at)
+        got = _pick_by_score(request, how, select, chosen, oracle, ids, copies_U, counter, given.candidates.at)
         kernel = request.eager or (select != "top" and len(got.indices) > (0 if select == "sequential" else 1))
     # Answer.
     seconds |= got.seconds | {"total": time.perf_counter() - begin}
-    info = {"strategy": how.name, "select": select, "options": settings, "loss": loss, "seed": seed}
+    info = {"strategy": how.name, "select": select, "options": chosen, "loss": loss, "seed": seed}
     if state is not None:
         info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
-        info["output"] = how.kernel_output(output)
+        info["output"] = asked.kernel.output
     # If no kernel was needed, λ and s² are not worth one.
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
     info |= request.info
@@ -237,7 +229,7 @@ def candidate_ids(candidates: GivenPoints, ids: Any, source: Any) -> Any:
             check_index(candidates.ids, "x_U")
         return candidates.ids
     if not hasattr(ids, "__len__") or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
-        return ids  # told by check_request
+        return ids  # told by check_query
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # a Series would be asked by its index
     if candidates.at is None or not isinstance(listed, list) or len(listed) != len(source):
         return listed
@@ -290,165 +282,169 @@ def _pick_by_score(
     return got
 
 
-def prepare_request(request: Request, how: Strategy) -> Request:
+@dataclass(frozen=True)
+class CheckedQuery:
+    """A query without its points: the strategy, its selection ("auto" resolved), its options and its kernel.
+
+    While nothing is labelled, another strategy may choose in the place of the one that was asked for: ``info`` says so.
+    """
+
+    how: Strategy
+    select: str
+    options: dict[str, Any]
+    kernel: KernelSettings
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def make_request(
+    net: nn.Module,
+    given: GivenSets,
+    asked: CheckedQuery,
+    batch_size: int,
+    generator: torch.Generator,
+    progress: ProgressCounter,
+) -> Request:
     """The request as the strategy gets it: no more points than there are, class ids for names, two outputs for one.
 
     The network is run on three points, unless the strategy and the labels need nothing of it.
     """
-    if not isinstance(request.x_U, Tensor) or request.x_U.dim() == 0:
-        given = request.x_U.values() if isinstance(request.x_U, Mapping) else ()
-        tensors = [t for t in given if isinstance(t, Tensor)]
-        check_inputs(request.x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
-    if request.batch_size > request.U:
-        log.warning(
-            "batch_size is %d and the pool has %s; all of it is picked", request.batch_size, counted(request.U, "point")
-        )
-    changes: dict[str, Any] = {
-        "batch_size": min(request.batch_size, request.U),
-        "eager": not how.picks and "kernel" in how.needs,
-        "watch_by": how.watch_by,
-        "ridge": how.ridge if request.ridge is None else request.ridge,
-        "output": how.kernel_output(request.output),
-    }
-    y_L, named = request.y_L, request.classes is not None or text_labels(request.y_L) is not None
-    if how.picks and not how.needs and not named:
-        return request.changed(**changes)
-    C = request.C
-    if C == 1 and holds_classes(y_L, request.loss, request.classes):
-        two = BinaryOutputs(request.frozen.net, request.loss)
-        changes |= {"net": two, "params": binary_params(request.params), "output": two.kernel_output}
-        request.info["binary"] = f"one output, two classes: 1 where f > {'1/2' if two.quadratic else '0'}"
-        C = 2
+    how, x_U, y_L, classes, info = asked.how, given.x_U, given.y_L, given.classes, dict(asked.info)
+    if not isinstance(x_U, Tensor) or x_U.dim() == 0:
+        tensors = [t for t in (x_U.values() if isinstance(x_U, Mapping) else ()) if isinstance(t, Tensor)]
+        check_inputs(x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
+    if batch_size > (U := count_points(x_U)):
+        log.warning("batch_size is %d and the pool has %s; all of it is picked", batch_size, counted(U, "point"))
+    eager = not how.picks and "kernel" in how.needs
+    request = Request(
+        net, given.x_L, y_L, x_U, min(batch_size, U), generator, asked.kernel, classes, eager, progress, info
+    )
+    if how.picks and not how.needs and classes is None and text_labels(y_L) is None:
+        return request
+    own, C, kernel = settle_binary(request.frozen.net, request.C, y_L, asked.kernel, classes)
+    subject = request.frozen
+    if isinstance(own, BinaryOutputs):
+        net, subject = own, freeze(own, params=lambda name: True)
+        info["binary"] = f"one output, two classes: 1 where f > {'1/2' if own.quadratic else '0'}"
     if {"classes", "regression"} & {*how.needs}:
         how.check(C)
-    if (names := resolve_class_names(y_L, request.classes, C)) is not None:
-        request.info["classes"] = list(names)
-        changes["classes"] = names if isinstance(names[0], str) else None  # a state would take class ids for names
+    if (names := resolve_class_names(y_L, classes, C)) is not None:
+        info["classes"] = list(names)
+        classes = names if isinstance(names[0], str) else None  # a state would take class ids for names
         if y_L is not None and name_labels(y_L, names, "y_L") is not None:
-            changes["y_L"] = names_to_ids(y_L, names).to(next(request.net.parameters()).device)
-    request = request.changed(**changes)
-    vars(request)["C"] = C  # known, so that the points are not run again
-    return request
+            y_L = names_to_ids(y_L, names).to(subject.device)
+    return replace(request, net=net, y_L=y_L, kernel=kernel, classes=classes, subject=subject, outputs=C)
 
 
 # --- what is wrong with a query: all of it at once, before any work ---
 
 
-def check_request(
-    request: Request, strategy: Any, select: Any, oracle: Any, ids: Any, options: Any, progress: Any
-) -> tuple[Strategy, str, dict[str, Any]]:
-    """The strategy, its selection ("auto" resolved) and its settings. Raises with every fault, before any work."""
-    faults: list[str] = []
-    how, settings = _resolve_strategy(strategy, options, faults)
-    select = _resolve_select(how, select, faults)
-    if oracle is not None and not callable(oracle):
-        faults.append(f"oracle is a {type(oracle).__name__}; expected a function of an id that returns its label")
-    elif select == "sequential" and oracle is None:
-        faults.append(
-            'select="sequential" asks for a label after each pick; give oracle=, or use "greedy" or "fantasy"'
-        )
-    elif select in ("top", "greedy", "fantasy", "own") and oracle is not None:
-        faults.append(f'an oracle is only asked with select="sequential", and select is {select!r}')
-    x_U, batch_size = request.x_U, request.batch_size
-    tensors = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
-    good = bool(tensors) and isinstance(tensors[0], Tensor) and tensors[0].dim() > 0
-    U = request.U if good else None  # else: check_inputs raises
-    if U == 0:
-        faults.append("x_U is empty; expected at least one candidate")
-    _collect_fault(faults, whole_number, "batch_size", batch_size, 1)
-    _collect_fault(faults, seeded_generator, request.seed)
-    if ids is not None and U is not None:
-        _check_ids(ids, U, faults)
-    _collect_fault(faults, check_settings, request.ridge, request.method, request.loss, math.inf, 1.0)
-    if how is not None and how.picks and isinstance(request.ridge, str):
-        faults.append(f"ridge='misfit' is for scores of a state, and strategy {how.name!r} picks by itself")
-    if request.budget is not None:
-        _collect_fault(faults, resolve_budget, request.budget)
-    if not isinstance(request.precision, str) or request.precision not in PRECISION_CHOICES:
-        faults.append(
-            f"unknown precision {request.precision!r}{did_you_mean(request.precision, PRECISION_CHOICES, 'Known')}"
-        )
-    elif isinstance(request.net, nn.Module):
-        dtype = next((p.dtype for p in request.net.parameters()), torch.float32)
-        _collect_fault(faults, check_precision, request.precision, dtype)
-    if not (isinstance(request.output, str) and request.output == "auto"):  # that is the strategy's own
-        _collect_fault(faults, read_output, request.output)
-    if U is not None:
-        _collect_watch(request, faults)
-    if progress is not None and not callable(progress):
-        faults.append(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
-    if faults:
-        raise ValueError("; ".join(faults))
-    assert how is not None
-    return how, select, settings
-
-
-def _resolve_strategy(strategy: Any, options: Any, faults: list[str]) -> tuple[Strategy | None, dict[str, Any]]:
+def check_query(
+    net: Any,
+    *,
+    strategy: Any,
+    select: Any,
+    batch_size: Any,
+    x_U: Any = None,
+    ids: Any = None,
+    oracle: Any = None,
+    options: Any = None,
+    progress: Any = None,
+    unlabelled: bool = False,
+    **kernel: Any,
+) -> CheckedQuery:
+    """What is asked for. Raises with every fault, before any work. ``x_U``: where the points are read already."""
+    faults, how, chosen, settings, made = Faults(), None, dict[str, Any](), None, "unknown"
     if options is not None and not isinstance(options, Mapping):
-        faults.append(f"options is a {type(options).__name__}; expected a dict")
+        faults.add(f"options is a {type(options).__name__}; expected a dict")
         options = None
-    try:
-        if isinstance(strategy, str):
-            how = find_strategy(strategy)
-        elif callable(strategy):
-            how = Strategy(getattr(strategy, "__name__", repr(strategy)), strategy)
-            if options:
-                faults.append("options are of named strategies; bind a function's own with functools.partial")
-                options = None
-        else:
-            faults.append(f"strategy is a {type(strategy).__name__}; expected a name or a function of a state")
-            return None, {}
-        return how, how.settings(options)
-    except (ValueError, TypeError) as e:
-        faults.append(str(e))
-        return None, {}
+    with faults:
+        how = as_strategy(strategy, options)
+        chosen = how.settings(options)
+    with faults:
+        made = resolve_select(how, select)
+    if oracle is not None and not callable(oracle):
+        faults.add(f"oracle is a {type(oracle).__name__}; expected a function of an id that returns its label")
+    elif made == "sequential" and oracle is None:
+        faults.add('select="sequential" asks for a label after each pick; give oracle=, or use "greedy" or "fantasy"')
+    elif made in ("top", "greedy", "fantasy", "own") and oracle is not None:
+        faults.add(f'an oracle is only asked with select="sequential", and select is {made!r}')
+    with faults:
+        whole_number("batch_size", batch_size, 1)
+    with faults:
+        settings = KernelSettings(**kernel)
+    if settings is not None and isinstance(net, nn.Module):
+        with faults:
+            check_precision(settings.precision, next((p.dtype for p in net.parameters()), torch.float32))
+    if how is not None and how.picks and isinstance(kernel.get("ridge"), str):
+        faults.add(f"ridge='misfit' is for scores of a state, and strategy {how.name!r} picks by itself")
+    if progress is not None and not callable(progress):
+        faults.add(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
+    _check_pool(x_U, kernel.get("watch"), ids, faults)
+    faults.raise_all()
+    assert how is not None
+    assert settings is not None
+    info = {}
+    if unlabelled and how.first is not None and select == "auto":
+        info["first"], how = how.first, replace(find_strategy(how.first), name=how.name)
+        chosen = how.settings(None)
+    return CheckedQuery(how, made, chosen, settings.for_strategy(how.kernel), info)
 
 
-def _resolve_select(how: Strategy | None, select: Any, faults: list[str]) -> str:
+def as_strategy(strategy: Any, options: Any) -> Strategy:
+    """A strategy by its name, or of a function of a state."""
+    if isinstance(strategy, str):
+        return find_strategy(strategy)
+    if not callable(strategy):
+        raise ValueError(f"strategy is a {type(strategy).__name__}; expected a name or a function of a state")
+    if options:
+        raise ValueError("options are of named strategies; bind a function's own with functools.partial")
+    return Strategy(getattr(strategy, "__name__", repr(strategy)), strategy)
+
+
+def resolve_select(how: Strategy | None, select: Any) -> str:
+    """How a batch is made; "own" for a strategy that picks by itself."""
     if not isinstance(select, str) or select not in ("auto", *SELECTS):
         shown = repr(select) if isinstance(select, str) else f"a {type(select).__name__}"
-        faults.append(f"unknown select {shown}{did_you_mean(select, ('auto', *SELECTS), 'Known')}")
-        return "unknown"
+        raise ValueError(f"unknown select {shown}{did_you_mean(select, ('auto', *SELECTS), 'Known')}")
     if how is not None and how.picks:
         if select != "auto":
-            faults.append(f'strategy {how.name!r} picks by itself; select must be "auto", and it is {select!r}')
+            raise ValueError(f'strategy {how.name!r} picks by itself; select must be "auto", and it is {select!r}')
         return "own"
-    if select == "auto":
-        return "unknown" if how is None else how.select
-    return str(select)
+    return how.select if how is not None and select == "auto" else select
 
 
-def _collect_fault(faults: list[str], check: Callable[..., Any], *args: Any) -> None:
-    try:
-        check(*args)
-    except (ValueError, TypeError) as e:
-        faults.append(str(e))
+def _check_pool(x_U: Any, watch: Any, ids: Any, faults: Faults) -> None:
+    """The faults of ids and of watched points; those of a pool that is no points are raised later."""
+    tensors = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
+    if not tensors or not isinstance(tensors[0], Tensor) or tensors[0].dim() == 0:
+        return
+    if (U := count_points(x_U)) == 0:
+        faults.add("x_U is empty; expected at least one candidate")
+        return
+    if ids is not None:
+        _check_ids(ids, U, faults)
+    if watch is not None and not isinstance(watch, int):
+        pool = Faults()
+        with pool:
+            check_points(None, x_U, None, tensors[0].device)
+        if not pool:
+            with faults:
+                check_points(None, x_U, watch, tensors[0].device)
 
 
-def _collect_watch(request: Request, faults: list[str]) -> None:
-    device = torch.device("cpu")
-    if isinstance(request.watch, Tensor | Mapping):  # compared with x_U, if net and x_U are good themselves
-        try:
-            device = request.frozen.device
-            check_inputs(request.x_U, "x_U", device)
-        except (ValueError, TypeError):  # raised later
-            return
-    _collect_fault(faults, check_watch, request.watch, request.x_U, device)
-
-
-def _check_ids(ids: Any, U: int, faults: list[str]) -> None:
+def _check_ids(ids: Any, U: int, faults: Faults) -> None:
     try:
         if not hasattr(ids, "__getitem__"):
             raise TypeError("it has no order")
         if len(ids) != U:
-            faults.append(
+            faults.add(
                 f"ids has {counted(len(ids), 'entry', 'entries')} and the pool {counted(U, 'point')}; expected one each"
             )
         seen: dict[Any, int] = {}
         for i, one in enumerate(ids.tolist() if hasattr(ids, "tolist") else ids):
             if one in seen:
-                faults.append(f"ids repeats {one!r}, at {seen[one]} and {i}; expected each once")
+                faults.add(f"ids repeats {one!r}, at {seen[one]} and {i}; expected each once")
                 return
             seen[one] = i
     except TypeError as e:
-        faults.append(f"ids is a {type(ids).__name__} ({e}); expected a sequence of hashable ids")
+        faults.add(f"ids is a {type(ids).__name__} ({e}); expected a sequence of hashable ids")

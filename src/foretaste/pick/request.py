@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,14 @@ from torch import Tensor, nn
 
 from foretaste.errors import counted
 from foretaste.given import ClassName
-from foretaste.lookahead import State, linearize, watched_points
+from foretaste.lookahead import KernelSettings, State, check_points, linearise, watched_points
 from foretaste.losses import BinaryOutputs
 from foretaste.tangent import (
     FrozenNetwork,
     Inputs,
-    Output,
-    Params,
-    check_inputs,
     count_points,
     freeze,
+    outputs,
     probe_outputs,
     take_points,
 )
@@ -42,13 +41,15 @@ class Request:
         x_U: the candidates. Exact copies of labelled points are not among them, unless there is nothing else.
         batch_size: how many to pick, at most ``U``.
         generator: a random generator on the CPU, seeded by ``seed``. Use it, and no other.
-        loss, watch, ridge, output, method, budget, params, precision, seed, classes: as given to ``ft.query``. A
-            strategy may ignore those that do not concern it.
-        watch_by: what a number in ``watch`` takes, declared by the strategy (``ft.register``).
+        kernel: the settings of the kernel, a ``foretaste.lookahead.KernelSettings``. They can be read from the request
+            too: loss, watch, ridge, output, method, budget, params, precision, seed. A strategy may ignore those that
+            do not concern it.
+        classes: the names of the classes, as given to ``ft.query``.
         eager: whether ``state`` computes its kernel at once.
         progress: ``progress(done, total)``, to be called by a strategy that takes long. If it is never called, picks
             are counted.
         info: a dict that the strategy may fill; it goes into ``q.info``.
+        subject, outputs: the frozen network and its number of outputs, where they are known. Use ``frozen`` and ``C``.
 
     Example:
         >>> import torch, foretaste as ft
@@ -66,20 +67,23 @@ class Request:
     x_U: Inputs
     batch_size: int
     generator: torch.Generator
-    loss: str = "l2"
-    watch: Inputs | int | None = None
-    ridge: float | str | None = None
-    output: Output = "sum"
-    method: str = "auto"
-    budget: int | str | None = None
-    params: Params = None
-    precision: str = "auto"
-    seed: int = 0
+    kernel: KernelSettings = field(default_factory=KernelSettings)
     classes: Sequence[ClassName] | None = None
-    watch_by: str = "random"
     eager: bool = False
     progress: Callable[[int, int], object] = lambda done, total: None
     info: dict[str, Any] = field(default_factory=dict)
+    subject: FrozenNetwork | None = None
+    outputs: int | None = None
+
+    loss = property(attrgetter("kernel.loss"))
+    watch = property(attrgetter("kernel.watch"))
+    ridge = property(attrgetter("kernel.ridge"))
+    output = property(attrgetter("kernel.output"))
+    method = property(attrgetter("kernel.method"))
+    budget = property(attrgetter("kernel.budget"))
+    params = property(attrgetter("kernel.params"))
+    precision = property(attrgetter("kernel.precision"))
+    seed = property(attrgetter("kernel.seed"))
 
     @property
     def L(self) -> int:
@@ -93,21 +97,16 @@ class Request:
 
     @cached_property
     def C(self) -> int:
-        """The number of outputs, found by running three candidates. Raises if outputs are not finite and (N, C)."""
-        if self.made is not None:
-            return self.made.C
-        check_inputs(self.x_U, "x_U", self.frozen.device)
+        """The number of outputs. The first use checks the points and runs three of them, unless that was done."""
+        if self.outputs is not None:
+            return self.outputs
+        check_points(self.x_L, self.x_U, self.kernel.watched_points, self.frozen.device)
         return probe_outputs(self.frozen, self.x_U, "x_U")
 
     @cached_property
     def frozen(self) -> FrozenNetwork:
         """The network, checked and copied once. With all its parameters: one without trainable ones has outputs too."""
-        return freeze(self.net, params=lambda name: True)
-
-    @property
-    def given_ridge(self) -> float | None:
-        """λ as a number, for a strategy that makes no state; None: its default."""
-        return None if isinstance(self.ridge, str) else self.ridge
+        return self.subject or freeze(self.net, params=lambda name: True)
 
     @property
     def given_net(self) -> nn.Module:
@@ -116,19 +115,16 @@ class Request:
 
     @cached_property
     def x_W(self) -> Inputs:
-        """The watched points: x_U itself, the inputs given, or random points of x_U by ``seed``."""
-        x_W, _ = watched_points(self.watch, self.x_U, self.seed)
+        """The watched points: x_U itself, the inputs given, or some points of x_U."""
+        x_W, _ = watched_points(self.kernel, self.x_U, lambda: outputs(self.frozen, self.x_U))
         return self.x_U if x_W is None else x_W
 
     @cached_property
     def state(self) -> State:
         """The linearised network. Its first use costs a pass over the pool, and a kernel when S is needed."""
-        return linearize(
-            self.frozen, self.x_L, self.y_L, self.x_U, watch=self.watch, output=self.output, ridge=self.ridge,
-            method=self.method, loss=self.loss, params=self.params, budget=self.budget, precision=self.precision,
-            seed=self.seed, eager=self.eager, classes=self.classes, watch_by=self.watch_by,
-            outputs_known=self.__dict__.get("C"),
-        )  # fmt: skip
+        C, kernel = self.C, self.kernel
+        frozen = freeze(self.frozen, output=kernel.output, params=kernel.params)
+        return linearise(frozen, C, self.x_L, self.y_L, self.x_U, kernel, self.classes, self.eager)
 
     @property
     def made(self) -> State | None:
@@ -136,17 +132,11 @@ class Request:
         return self.__dict__.get("state")
 
     def restrict_to(self, positions_u: Tensor) -> "Request":
-        """The same question about some candidates only."""
+        """The same question about some candidates only. The network is not copied again."""
         first = self.x_U if isinstance(self.x_U, Tensor) else next(iter(self.x_U.values()))
         x_u = take_points(self.x_U, positions_u.to(first.device))
-        return self.changed(x_U=x_u, batch_size=min(self.batch_size, len(positions_u)))
-
-    def changed(self, **changes: Any) -> "Request":
-        """The same question with some of it changed. The network is not copied again, unless it is another."""
-        other = replace(self, **changes)
-        if "frozen" in vars(self) and other.net is self.net:
-            vars(other)["frozen"] = self.frozen
-        return other
+        subject = vars(self).get("frozen", self.subject)
+        return replace(self, x_U=x_u, batch_size=min(self.batch_size, len(positions_u)), subject=subject)
 
 
 @dataclass(frozen=True, eq=False)
