@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from foretaste.errors import did_you_mean, whole_number
 from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
@@ -28,15 +29,14 @@ CURVE_POINTS = 150
 RECENT_SHOWN = 24
 
 
-class LabelItems(Protocol):
-    """What is to be labelled."""
+@dataclass(frozen=True)
+class DeskItems:
+    """What the desk shows: pictures, texts, or rows as (column, value)."""
 
-    @property
-    def kind(self) -> str: ...  # "pictures", "text", "table"
-    @property
-    def ids(self) -> Sequence[str]: ...
-    @property
-    def items(self) -> Sequence[Any]: ...
+    kind: str  # "pictures", "text", "table"
+    ids: Sequence[str]
+    items: Sequence[Any]
+    root: Path | None = None  # the folder of the pictures
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LabelDesk:
 
     def __init__(
         self,
-        data: LabelItems,
+        data: DeskItems,
         store: LabelStore,
         worker: LearnerWorker,
         *,
@@ -100,7 +100,7 @@ class LabelDesk:
         self.shuffled = [item for item in shuffled if item not in checks]
         self._is_check = checks
         self._left_out = {*checks, *self.twins, *self.broken}  # never taught
-        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of, self.skipped)
+        worker.connect(self)
 
     # What the learner should know
 
@@ -277,7 +277,8 @@ class LabelDesk:
     def _answer_of(self, item: str) -> LabelEvent | None:
         return self.copies.answer(item, self.store.state_of)
 
-    def _label_of(self, item: str) -> str | None:
+    def label_of(self, item: str) -> str | None:
+        """The label that counts for an item; None if it has none."""
         event = self._answer_of(item)
         return None if event is None else event.label
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
-from foretaste.label.explain import explain_item
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
+from foretaste.label.progress import explain_item
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network

@@ -195,11 +195,11 @@ def flush_file(path: Path) -> None:
 class LabelLog:
     """Both files of a folder, open for writing by this process alone. ``contents`` is what they shall hold.
 
-    ``lock_folder`` comes first; recovery.py reads and mends the files and then opens them here.
+    ``lock_store`` comes first; recovery.py reads and mends the files and then opens them here.
 
     Args:
         folder: of the files.
-        lock: of ``lock_folder``.
+        lock: of ``lock_store``.
         contents: changed by the store inside a ``transaction``.
         end: how many bytes of the journal count.
         lacking: events that the database does not have yet.
@@ -313,7 +313,7 @@ class LabelLog:
         if _file_identity(self.folder.absolute().parent) != self._parent:
             raise StoreError(f"the answer was not kept: {self.folder} is gone. Put it back, or stop and start again")
         self.close()
-        self._lock = lock_folder(self.folder)
+        self._lock = lock_store(self.folder)
         self._rebuilding = True  # until all of it is done: what lies there now is our own
         end = write_journal(self.journal_path, self.contents)
         for ending in ("", "-wal", "-shm"):
@@ -334,7 +334,7 @@ class LabelLog:
         self._lock.release()
 
 
-def lock_folder(folder: Path) -> FileLock:
+def lock_store(folder: Path) -> FileLock:
     """Make the folder, and become the one process that writes there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

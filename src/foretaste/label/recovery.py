@@ -31,7 +31,7 @@ from foretaste.label.log import (
     StoreError,
     explain_opening,
     is_damage,
-    lock_folder,
+    lock_store,
     row_of,
     setting_row,
     write_journal,
@@ -303,7 +303,7 @@ def read_log(folder: Path) -> LogContents:
 
 def open_log(folder: Path) -> LabelLog:
     """Lock the folder, mend the file that lacks something, and open both for writing."""
-    lock = lock_folder(folder)
+    lock = lock_store(folder)
     try:
         with _explained(folder):
             database, journal, settled, contents = _read_files(folder, thorough=True)

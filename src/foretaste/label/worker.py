@@ -8,13 +8,17 @@ import ctypes
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foretaste.errors import counted, real_number
+
+if TYPE_CHECKING:
+    from foretaste.label.desk import LabelDesk
+    from foretaste.label.learner import Learner
 
 log = logging.getLogger(__name__)
 
@@ -29,42 +33,11 @@ KEPT_EVERY = 5  # labels after which what was measured is written again
 BuildProgress = Callable[[int, int], None]  # done, of how many
 
 
-class LiveLearner(Protocol):
-    """What the thread needs of a learner: verbs of ``ft.Learner``."""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def training(self) -> bool: ...
-    @property
-    def labels(self) -> Mapping[Any, Any]: ...
-    @property
-    def ignored(self) -> Collection[Any]: ...
-    @property
-    def pending(self) -> Sequence[Any]: ...
-    def query(self, n: int = 1) -> Sequence[Any]: ...
-    def teach(self, ids: Any, labels: Any) -> None: ...
-    def relabel(self, ids: Any, labels: Any) -> None: ...
-    def unlabel(self, ids: Any) -> None: ...
-    def ignore(self, ids: Any) -> None: ...
-    def restore(self, ids: Any) -> None: ...
-    def release(self, ids: Any = None) -> None: ...
-    def predict(self, items: Any = None) -> np.ndarray: ...
-    def predict_proba(self, items: Any = None) -> Any: ...
-    def explain(self, item: Any) -> dict[str, Any]: ...
-    def status(self, *, goal: float) -> dict[str, Any]: ...
-    def track_record(self) -> list[dict[str, Any]]: ...
-    def recall(self, record: Iterable[Mapping[str, Any]]) -> None: ...
-    def retrain(self, wait: bool = False) -> None: ...
-    def stop_training(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
 @dataclass(frozen=True)
 class BuiltLearner:
     """A learner, and in words what it sees of the items: the features, or the small network."""
 
-    learner: LiveLearner
+    learner: "Learner"
     words: str
 
 
@@ -124,29 +97,14 @@ class LearnerWorker(threading.Thread):
         self._phase, self._words, self._error = "waiting", "", ""
         self._done = self._total = 0
         self._labels = 0
-        self._learner: LiveLearner | None = None
+        self._learner: Learner | None = None
         self._predicted: np.ndarray | None = None
 
     # Called by the desk
 
-    def connect(
-        self,
-        wanted: Callable[[str], str | None],
-        ids: Sequence[str],
-        checks: Sequence[str],
-        held: Callable[[], list[str]],
-        label_of: Callable[[str], str | None],
-        skipped: Callable[[], Collection[str]] = tuple,
-    ) -> None:
-        """Say where to look: what each item should be, all ids, those that measure, on a screen, and skipped."""
-        self._wanted, self._ids, self._checks, self._held, self._label_of, self._skipped = (
-            wanted,
-            list(ids),
-            list(checks),
-            held,
-            label_of,
-            skipped,
-        )
+    def connect(self, desk: "LabelDesk") -> None:
+        """Say where to look: which items there are, what each should be, which are on a screen or skipped."""
+        self._desk = desk
 
     def tell(self, item: str) -> int:
         """Something about an item has changed. Returns the number of the change."""
@@ -246,12 +204,12 @@ class LearnerWorker(threading.Thread):
             raise RuntimeError("the desk was closed")
         self._done, self._total = done, total
 
-    def _take_over(self, learner: LiveLearner) -> None:
+    def _take_over(self, learner: "Learner") -> None:
         """Bring a new learner to where the people are."""
         with self._turn:
             number, self._dirty = self._told, {}
         self._learner = learner
-        self._follow(learner, self._ids)
+        self._follow(learner, self._desk.data.ids)
         learner.recall([p for p in self.view.record if p["predicted"] in self._classes])
         self._phase = "ready"
         self._rank(learner, number)
@@ -290,12 +248,12 @@ class LearnerWorker(threading.Thread):
             return_free_memory()
         self._error = ""
 
-    def _follow(self, learner: LiveLearner, items: Iterable[str]) -> None:
+    def _follow(self, learner: "Learner", items: Iterable[str]) -> None:
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
         labels, ignored = learner.labels, {*learner.ignored}
         new, aside = dict[str, str](), list[str]()
         for item in items:
-            wanted, known = self._wanted(item), "" if item in ignored else labels.get(item)
+            wanted, known = self._desk.wanted(item), "" if item in ignored else labels.get(item)
             if wanted == known:
                 continue
             if known == "":
@@ -315,10 +273,13 @@ class LearnerWorker(threading.Thread):
             learner.teach(list(new), list(new.values()))
         self._labels = len(learner.labels)
 
-    def _rank(self, learner: LiveLearner, number: int) -> None:
+    def _rank(self, learner: "Learner", number: int) -> None:
         """What to ask next: one item first, so that nobody waits for the others."""
-        skipped = self._skipped()
-        busy = {*self._held(), *skipped}  # skipped items stay pending, or they would be asked for again and again
+        skipped = self._desk.skipped()
+        busy = {
+            *self._desk.store.held(),
+            *skipped,
+        }  # skipped items stay pending, or they would be asked for again and again
         learner.release([i for i in learner.pending if i not in busy])
 
         def ask() -> list[str]:
@@ -339,10 +300,10 @@ class LearnerWorker(threading.Thread):
             self._publish(ready=tuple(ready))
         self._publish(whole=True)
 
-    def _explain(self, learner: LiveLearner, items: Sequence[str], before: np.ndarray | None) -> None:
+    def _explain(self, learner: "Learner", items: Sequence[str], before: np.ndarray | None) -> None:
         """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
         labels, ignored = learner.labels, {*learner.ignored}
-        shown = [i for i in dict.fromkeys((*self._held(), *self.view.ready)) if i not in labels]
+        shown = [i for i in dict.fromkeys((*self._desk.store.held(), *self.view.ready)) if i not in labels]
         likely = dict[str, tuple[tuple[str, float], ...]]()
         if shown:
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
@@ -363,12 +324,12 @@ class LearnerWorker(threading.Thread):
                 reasons[item] = describe_reason(learner.explain(item))
                 self._publish(reasons=dict(reasons))
 
-    def _measure(self, learner: LiveLearner) -> None:
+    def _measure(self, learner: "Learner") -> None:
         """Accuracy on the items that measure, and advice."""
         with self._turn:
             if self._dirty or self._ending:
                 return
-        truth = {i: label for i in self._checks if (label := self._label_of(i)) is not None}
+        truth = {i: label for i in self._desk.check_ids if (label := self._desk.label_of(i)) is not None}
         checked = list(self.view.checked)
         if truth:
             right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())
