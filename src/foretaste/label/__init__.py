@@ -4,10 +4,10 @@ learner.py has the learner's methods, session.py what it holds. pool.py reads th
 model.py the linearised network that follows them. choose.py says which item next, training.py trains the network anew,
 progress.py says when to, when to stop and what a label would change, saving.py writes it all to a folder.
 
-start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and says
-which counts, log.py writes it to two files, recovery.py reads them and mends one from the other. worker.py keeps the
-learner on its thread, desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who may
-call them. exchange.py takes labels in and out, label_studio.py speaks with Label Studio, studio_tasks.py keeps the
+start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and
+says which counts, log.py writes it to two files, recovery.py reads them and mends one from the other. worker.py keeps
+the learner on its thread, desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who
+may call them. exchange.py takes labels in and out, label_studio.py speaks with Label Studio, studio_tasks.py keeps the
 store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the

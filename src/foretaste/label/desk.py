@@ -49,17 +49,10 @@ class Asked:
 
 
 class LabelDesk:
-    """Everything between the page and the store.
+    """Everything between the page and the store, whose classes must be set.
 
-    Args:
-        data: What is to be labelled: ``kind``, ``ids`` and ``items``.
-        store: The log. Its classes must be set.
-        worker: The thread with the learner.
-        title: What the page calls it.
-        twins: Item → the item that it is a copy of; copies are not asked for, and a label of any counts for all.
-        broken: Item → why it cannot be shown; not asked for.
-        check_every: One item in so many measures; 0 for none.
-        seed: Of the random order and of the items that measure.
+    ``twins``: item → the item that it is a copy of. ``broken``: item → why it cannot be shown. Neither is asked for.
+    ``check_every``: one item in so many measures; 0 for none.
     """
 
     def __init__(

@@ -160,10 +160,11 @@ class JournalFile:
 def write_journal(path: Path, contents: LogContents) -> int:
     """Write a journal anew, whole or not at all; returns its length in bytes."""
     part = path.with_name(f".{path.name}.part")
-    named = [{"classes": contents.classes}] if contents.classes else []
+    entries: list[dict[str, Any]] = [{"version": STORE_VERSION}]
+    entries += [{"classes": contents.classes}] if contents.classes else []
     try:
         with part.open("wb") as file:
-            for entry in ({"version": STORE_VERSION}, *named, *map(event_entry, contents.events)):
+            for entry in (*entries, *map(event_entry, contents.events)):
                 file.write(journal_lines([entry]))
             size = file.tell()
         flush_file(part)
@@ -195,14 +196,8 @@ def flush_file(path: Path) -> None:
 class LabelLog:
     """Both files of a folder, open for writing by this process alone. ``contents`` is what they shall hold.
 
-    ``lock_store`` comes first; recovery.py reads and mends the files and then opens them here.
-
-    Args:
-        folder: of the files.
-        lock: of ``lock_store``.
-        contents: changed by the store inside a ``transaction``.
-        end: how many bytes of the journal count.
-        lacking: events that the database does not have yet.
+    recovery.py locks the folder, reads and mends the files, and then opens them here. The store changes ``contents``
+    inside a ``transaction``. ``end`` bytes of the journal count; ``lacking`` are events that the database lacks.
     """
 
     def __init__(

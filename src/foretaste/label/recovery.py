@@ -214,9 +214,7 @@ class SettledLog:
 def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: JournalText) -> SettledLog:
     """Take each answer from the file in which it counts.
 
-    Raises:
-        StoreError: the database cannot be used and there is no journal; an answer counts in neither; or the files are
-            of two stores.
+    Raises StoreError if an answer counts in neither, or the files are of two stores.
     """
     version = next((entry["version"] for entry in journal.entries if "version" in entry), None)
     if isinstance(version, int) and version > STORE_VERSION:

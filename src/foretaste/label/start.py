@@ -143,10 +143,7 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
     """The points under the names that the labels are kept by: the user's ids or, without any, what the points hold.
 
     Positions would not do: rows move between two runs, and each label would stand on another row. ``named``: the user
-    named the column of ids.
-
-    Raises:
-        ValueError: the labels were given by other names, so that nobody knows which row is which.
+    named the column of ids. Raises if labels were given by other names: nobody knows then which row is which.
     """
     from foretaste.data import ID_COLUMNS, content_names
 

@@ -202,13 +202,9 @@ class LabelStore:
             return self._append(item, kind, label, who, tab, before, said)
 
     def undo(self, *, who: str, tab: str | None = None, request: str | None = None) -> LabelEvent:
-        """Take back the last answer of a person (in a tab) that has not been taken back yet.
+        """Take back the last answer of a person (in a tab) that was not taken back yet; ``label`` is what is so again.
 
-        Returns:
-            The new event; its ``label`` is what the item is again.
-
-        Raises:
-            StoreConflict: there is nothing to undo, or somebody has answered after it.
+        Raises StoreConflict if there is nothing to undo, or somebody has answered after it.
         """
         with self._mutex:
             if (there := self._repeated(request, None, "undo", None)) is not None:

@@ -93,13 +93,8 @@ def train_network(
 ) -> nn.Module:
     """A trained copy of ``net``; ``net`` is only read. Raises ``Diverged`` if the loss became NaN.
 
-    Args:
-        net: the network to start from, or to draw anew if it is the learner's own.
-        pool, labels: the labelled items.
-        kind: of the labels.
-        plan: how to train.
-        draw: the number of this training, for its seed.
-        look: called with steps done and their number, now and then; what it raises ends the training.
+    ``draw`` is the number of this training, for its seed. ``look`` is called with steps done and their number, now and
+    then; what it raises ends the training.
     """
     at = list(labels)
     net = copy.deepcopy(net)

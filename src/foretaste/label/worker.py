@@ -59,14 +59,8 @@ class ModelView:
 class LearnerWorker(threading.Thread):
     """Builds the learner, then keeps it in step with the store.
 
-    Args:
-        build: Makes the learner; called once, in this thread, with a function that takes progress.
-        classes: The names of the classes.
-        checked: The curve on the items that measure, of an earlier session.
-        record: What was predicted of each label before it came, in earlier sessions.
-        keep: Called with what was measured, at first and every fifth label: ``foretaste status`` reads it elsewhere.
-        goal: The share of open items that may be wrong when one stops.
-        trains_itself: Whether the network is trained anew when the learner advises it, or only when a person asks.
+    ``checked`` and ``record`` are those of a ``ModelView`` of earlier sessions. ``keep`` is called with the view at
+    first and every fifth label. ``trains_itself``: also when the learner advises it, not only when a person asks.
     """
 
     def __init__(
@@ -276,10 +270,8 @@ class LearnerWorker(threading.Thread):
     def _rank(self, learner: "Learner", number: int) -> None:
         """What to ask next: one item first, so that nobody waits for the others."""
         skipped = self._desk.skipped()
-        busy = {
-            *self._desk.store.held(),
-            *skipped,
-        }  # skipped items stay pending, or they would be asked for again and again
+        # Skipped items stay pending, or they would be asked for again and again.
+        busy = {*self._desk.store.held(), *skipped}
         learner.release([i for i in learner.pending if i not in busy])
 
         def ask() -> list[str]:
