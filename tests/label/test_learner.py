@@ -1277,16 +1277,22 @@ def test_ids_and_labels_without_dimensions() -> None:
 
 
 def test_a_learners_ridge_is_that_of_a_query_on_the_labels_of_the_training() -> None:
-    learner = make("l2", ridge=None, output="sum")
-    net, x, trained = network(3), points(), [truth("l2", i) for i in range(6)]
-    state = ft.linearize(net, x[:6], torch.tensor(trained), x, ridge="misfit")
+    net, x, trained = network(3), points(), torch.tensor([truth("l2", i) for i in range(6)])
+    ft.fit(net, x[:6], trained, steps=400)
+    list(net.parameters())[-1].data += 0.05  # what it leaves: a hundredth of their variance
+    how = {"output": "sum", "ridge": None}
+    state = ft.linearize(net, x[:6], trained, x, ridge="misfit")
+    learner = ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), **how)
     assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)
-    backwards = make("l2", ridge="misfit", output="sum", labels={i: trained[i] for i in reversed(range(6))})
+    backwards = ft.Learner(net, x, labels={i: int(trained[i]) for i in reversed(range(6))}, **how)
     assert backwards._now.model.ridge == learner._now.model.ridge
-    small = make("l2", ridge=None, output="sum", strategy="gain")._now.model.ridge
-    assert small == pytest.approx(1e-6 * float(ft.ntk(net, x).diagonal().mean()), rel=1e-6)
     learner.teach(20, truth("l2", 20))
-    assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)  # until the next training
+    assert learner._now.model.ridge == backwards._now.model.ridge  # until the next training
+    small = ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), strategy="gain", **how)._now.model.ridge
+    assert small == pytest.approx(1e-6 * float(ft.ntk(net, x).diagonal().mean()), rel=1e-6)
+    assert 100 * small < learner._now.model.ridge
+    unfitted = make("l2", **how)._now.model.ridge
+    assert unfitted == pytest.approx(1e-6 * float(ft.ntk(network(3), x).diagonal().mean()), rel=1e-6)
     with pytest.raises(ValueError, match="ridge"):
         make("l2", ridge="mistfit")
 

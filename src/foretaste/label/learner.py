@@ -53,7 +53,8 @@ class Learner:
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
         output, params, ridge, budget: as in ``ft.query``. An output of "auto" (default) and a ridge of None (default)
-            are the strategy's own. λ is resolved when the network is trained, on the labels of the training.
+            are the strategy's own. λ is resolved when the network is trained, on the labels of the training. A
+            "misfit" is 1e-6 of the mean diagonal where the network leaves more than a tenth of their variance.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
