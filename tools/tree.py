@@ -78,7 +78,10 @@ def answer(item):
 def settle(labels):
     while (found := desk.worker.describe())["phase"] != "ready" or found["labels"] < labels:
         time.sleep(0.01)
-    time.sleep(0.5)
+    before = None
+    while before is not desk.worker.view:  # reasons and measures follow
+        before = desk.worker.view
+        time.sleep(1)
 while desk.worker.describe()["phase"] in ("waiting", "features"):
     time.sleep(0.01)
 items = call("/api/next")["items"]
