@@ -2,7 +2,7 @@
 
 Modules and their median length, modules with a leading underscore, imports that reach into another folder's files,
 top-level names that are defined in several files, cycles between files, and how many of our files a call of
-``ft.query(strategy="gain")`` runs code in.
+``ft.query(strategy="gain")`` runs code in, and an answer on the labelling page.
 """
 
 import ast
@@ -39,6 +39,63 @@ sys.setprofile(watch)
 ft.query(net, x[:10], y, x[10:], strategy="gain", batch_size=3)
 sys.setprofile(None)
 print(len(seen), deepest)
+"""
+
+# From the request with a label until it is acknowledged and the model has the next question, in all threads.
+ANSWER = """
+import asyncio, json, logging, sys, tempfile, threading, time
+from pathlib import Path
+import numpy as np
+from PIL import Image
+import foretaste
+root, seen, armed = str(Path(foretaste.__file__).parent), set(), []
+def watch(frame, event, arg):
+    if armed and event == "call" and frame.f_code.co_filename.startswith(root):
+        asked = threading.current_thread() is desk.worker and desk.worker.view.absorbed > armed[0]
+        if not asked:
+            seen.add(frame.f_code.co_filename)
+threading.setprofile(watch)
+logging.disable()
+from foretaste.label import Guard, close_desk, make_app, open_desk
+folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
+for k in range(40):
+    Image.fromarray((rng.random((8, 8)) * 60 + 190 * (k % 2)).astype(np.uint8)).save(folder / f"{k:02}.png")
+desk = open_desk(folder, classes=["dark", "light"], backbone="none", trains_itself=False, check_every=0)
+app = Guard(make_app(desk))
+def call(path, **body):
+    sent, said = [], json.dumps({"tab": "tab-00000001", "who": "Ada", **body}).encode()
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers, "scheme": "http"}
+    async def receive():
+        return {"type": "http.request", "body": said, "more_body": False}
+    async def send(message):
+        sent.append(message)
+    asyncio.run(app(scope | {"http_version": "1.1", "raw_path": path.encode()}, receive, send))
+    return json.loads(b"".join(m.get("body", b"") for m in sent))
+def answer(item):
+    label = "light" if item["number"] % 2 else "dark"
+    return call("/api/answer", item=item["item"], kind="label", label=label)["items"]
+def settle(labels):
+    while (found := desk.worker.describe())["phase"] != "ready" or found["labels"] < labels:
+        time.sleep(0.01)
+    before = None
+    while before is not desk.worker.view:  # reasons and measures follow
+        before = desk.worker.view
+        time.sleep(1)
+while desk.worker.describe()["phase"] in ("waiting", "features"):
+    time.sleep(0.01)
+items = call("/api/next")["items"]
+for _ in range(8):
+    items = answer(items[0])
+settle(8)
+armed.append(desk.worker.view.absorbed)
+sys.setprofile(watch)
+answer(items[0])
+sys.setprofile(None)
+settle(9)
+armed.clear()
+close_desk(desk)
+print(len(seen), *sorted(str(Path(f).relative_to(root)) for f in seen))
 """
 
 
@@ -151,6 +208,13 @@ def walked(root: Path) -> tuple[int, int]:
     return int(files), int(depth)
 
 
+def answered(root: Path) -> list[str]:
+    """Files of the package that an answer on the page runs code in."""
+    env = {"PYTHONPATH": str(root.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", ANSWER], capture_output=True, text=True, check=True, env=env)
+    return done.stdout.split()[1:]
+
+
 def main() -> None:
     named = [a for a in sys.argv[1:] if a != "-v"]
     root = Path(named[0]) if named else Path(__file__).parents[1] / "src" / "foretaste"
@@ -164,11 +228,14 @@ def main() -> None:
     print(f"file names that occur several times       {len(tree.files_of_one_name)}")
     print(f"import cycles between files               {len(tree.cycles)}")
     print(f"files that a query runs, depth of calls   {files}, {depth}")
+    on_page = answered(root)
+    print(f"files that an answer on the page runs     {len(on_page)}")
     if "-v" in sys.argv:
         print(
             *tree.reaching_inside,
             *(f"{k}: {', '.join(v)}" for k, v in (tree.repeated | tree.files_of_one_name).items()),
             *tree.cycles,
+            f"an answer: {', '.join(on_page)}",
             sep="\n",
         )
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from foretaste.label import LabelStore, StoreConflict
-from foretaste.label.copies import CopyGroups
 from foretaste.label.desk import class_keys, wilson
+from foretaste.label.store import CopyGroups
 from foretaste.label.worker import (
     LearnerWorker,
     describe_advice,

@@ -111,7 +111,7 @@ def test_what_another_holds_or_has_answered_is_a_conflict(client):
 
 
 def test_a_full_disk_is_507_and_acknowledges_nothing(client, desk):
-    db = desk.store._db
+    db = desk.store._log.db
     db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
     got = None
     for k in range(19):
@@ -129,7 +129,7 @@ def test_a_folder_that_is_deleted_under_the_page_is_written_again_or_told(client
     assert answer(client, "p001.png").status == 200
     with LabelStore(desk.store.folder, read_only=True) as kept:
         assert list(kept.labels()) == ["p000.png", "p001.png"]
-    desk.store._parent = (0, 0)  # as if the pictures' own folder were another
+    desk.store._log._parent = (0, 0)  # as if the pictures' own folder were another
     shutil.rmtree(desk.store.folder)
     got = answer(client, "p002.png")
     assert (got.status, "the answer was not kept" in got.json["error"]) == (503, True)

@@ -233,7 +233,7 @@ def test_rows_can_neither_be_changed_nor_deleted(store):
     store.record("a", "label", "cat", who="Ada")
     for statement in ("UPDATE events SET label = 'dog'", "DELETE FROM events"):
         with pytest.raises(sqlite3.IntegrityError, match="never"):
-            store._db.execute(statement)
+            store._log.db.execute(statement)
 
 
 def test_every_answer_is_flushed_to_the_disk(store, monkeypatch):
@@ -242,14 +242,14 @@ def test_every_answer_is_flushed_to_the_disk(store, monkeypatch):
     for k in range(3):
         store.record(f"item{k}", "label", "cat", who="Ada")
     assert flushed == [(store.folder / "labels.journal").stat().st_ino] * 3  # SQLite flushes its own file itself
-    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert store._log.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._log.db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
 
 def test_a_full_disk_acknowledges_nothing_and_loses_nothing(store):
     store.lease(["x", "a"], tab="1", who="Ada")
     store.record("a", "label", "cat", who="Ada", tab="1")
-    store._db.execute(f"PRAGMA max_page_count = {store._db.execute('PRAGMA page_count').fetchone()[0]}")
+    store._log.db.execute(f"PRAGMA max_page_count = {store._log.db.execute('PRAGMA page_count').fetchone()[0]}")
 
     def fill():
         for k in range(10_000):
@@ -257,11 +257,11 @@ def test_a_full_disk_acknowledges_nothing_and_loses_nothing(store):
 
     with pytest.raises(StoreFull, match="the disk is full, so the answer was not kept"):
         fill()
-    kept = store._db.execute("SELECT count(*) FROM events").fetchone()[0]
+    kept = store._log.db.execute("SELECT count(*) FROM events").fetchone()[0]
     assert len(store.events()) == kept
     held = store.held()
     assert held == ["x"]
-    store._db.execute("PRAGMA max_page_count = 1000000")
+    store._log.db.execute("PRAGMA max_page_count = 1000000")
     assert store.record("after", "label", "dog", who="Ada").seq == kept + 1  # room again: it goes on
     with reopened(store) as again:
         again._clock = store._clock
@@ -521,7 +521,7 @@ def test_a_write_that_fails_changes_nothing_in_memory_either(store, monkeypatch)
     """Leases, classes and answers are as before; so they are after a restart."""
     store.lease(["a", "b"], tab="1", who="Ada")
     store.record("b", "label", "cat", who="Ada", tab="1")
-    monkeypatch.setattr(store._journal, "append", failing(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(store._log.journal, "append", failing(OSError(errno.ENOSPC, "No space left on device")))
     for write in (
         lambda: store.record("a", "label", "cat", who="Ada", tab="1"),
         lambda: store.undo(who="Ada", tab="1"),
@@ -567,24 +567,24 @@ class Commits:
 
 def test_what_the_database_refuses_leaves_the_journal_too(store, caplog):
     store.record("a", "label", "cat", who="Ada")
-    store._db = Commits(store._db, before=sqlite3.OperationalError("disk I/O error"))
+    store._log.db = Commits(store._log.db, before=sqlite3.OperationalError("disk I/O error"))
     with pytest.raises(StoreError, match="the answer was not kept"):
         store.record("b", "label", "cat", who="Ada")
-    store._db.before = None
+    store._log.db.before = None
     with reopened(store) as again:
         assert again.labels() == {"a": "cat"}
     assert not caplog.messages
 
 
 def test_what_could_not_be_cut_from_the_journal_is_written_over(store, monkeypatch, caplog):
-    store._db = Commits(store._db, before=sqlite3.OperationalError("disk I/O error"))
+    store._log.db = Commits(store._log.db, before=sqlite3.OperationalError("disk I/O error"))
     results = iter([os.ftruncate, failing(OSError(errno.EIO, "Input/output error"))])
     monkeypatch.setattr(os, "ftruncate", lambda *args: next(results)(*args))
     with pytest.raises(StoreError, match="the answer was not kept"):
         store.record("a name that is long, so that more than the next answer is left of it", "label", "cat", who="Ada")
     monkeypatch.undo()
     assert b"long" in (store.folder / "labels.journal").read_bytes()
-    store._db.before = None
+    store._log.db.before = None
     store.record("a", "label", "dog", who="Ada")
     assert b"long" not in (store.folder / "labels.journal").read_bytes()
     store.record("b", "label", "dog", who="Ada")
@@ -594,10 +594,10 @@ def test_what_could_not_be_cut_from_the_journal_is_written_over(store, monkeypat
 
 
 def test_an_interrupt_while_it_is_committed_leaves_the_store_in_order(store, caplog):
-    store._db = Commits(store._db, after=KeyboardInterrupt())
+    store._log.db = Commits(store._log.db, after=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         store.record("a", "label", "cat", who="Ada")
-    store._db.after = None
+    store._log.db.after = None
     store.record("b", "label", "dog", who="Ada")
     assert store.labels() == {"a": "cat", "b": "dog"}
     with reopened(store) as again:

@@ -852,7 +852,7 @@ def test_the_expected_error_counts_every_class_of_the_open_items(kind: str) -> N
     error = learner.status()["error"]
     assert error["model"] == pytest.approx(float(want.mean()), abs=0.005)
     record = list(book.predictions.values())
-    made = sum(p.predicted != p.label for p in record)
+    made = sum(p.predicted != book.labels[p.position] for p in record)
     assert error["ratio"] == pytest.approx((made + 5) / (sum(p.error for p in record) + 5))
     assert error["corrected"] == pytest.approx(error["model"] * error["ratio"])
 
@@ -1249,10 +1249,25 @@ def test_ids_and_labels_without_dimensions() -> None:
         learner.teach([12], torch.tensor(1))
 
 
-def test_a_ridge_of_the_misfit_is_refused_at_the_start() -> None:
-    """It was taken, and the first training or question ended in an error of torch."""
-    with pytest.raises(ValueError, match="ridge is 'misfit', and a learner takes a number"):
-        make("l2", ridge="misfit")
+def test_a_learners_ridge_is_that_of_a_query_on_the_labels_of_the_training() -> None:
+    net, x, trained = network(3), points(), torch.tensor([truth("l2", i) for i in range(6)])
+    ft.fit(net, x[:6], trained, steps=400)
+    list(net.parameters())[-1].data += 0.05  # what it leaves: a hundredth of their variance
+    how = {"output": "sum", "ridge": None}
+    state = ft.linearize(net, x[:6], trained, x, ridge="misfit")
+    learner = ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), **how)
+    assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)
+    backwards = ft.Learner(net, x, labels={i: int(trained[i]) for i in reversed(range(6))}, **how)
+    assert backwards._now.model.ridge == learner._now.model.ridge
+    learner.teach(20, truth("l2", 20))
+    assert learner._now.model.ridge == backwards._now.model.ridge  # until the next training
+    small = ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), strategy="gain", **how)._now.model.ridge
+    assert small == pytest.approx(1e-6 * float(ft.ntk(net, x).diagonal().mean()), rel=1e-6)
+    assert 100 * small < learner._now.model.ridge
+    unfitted = make("l2", **how)._now.model.ridge
+    assert unfitted == pytest.approx(1e-6 * float(ft.ntk(network(3), x).diagonal().mean()), rel=1e-6)
+    with pytest.raises(ValueError, match="ridge"):
+        make("l2", ridge="mistfit")
 
 
 def test_odd_classes_labels_and_pools() -> None:

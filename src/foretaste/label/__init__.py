@@ -2,13 +2,13 @@
 
 learner.py has the learner's methods, session.py what it holds. pool.py reads the items, book.py keeps the labels,
 model.py the linearised network that follows them. choose.py says which item next, training.py trains the network anew,
-progress.py says when to and when to stop, explain.py what a label would change, saving.py writes it all to a folder.
+progress.py says when to, when to stop and what a label would change, saving.py writes it all to a folder.
 
-start.py opens a folder for labelling. store.py keeps every answer on the disk, log.py reads it from the two files in
-which it lies, journal.py writes one of them. worker.py keeps the learner on its thread, desk.py says who gets which
-item, copies.py what counts for items that are the same. server.py has the routes of the page in page/, guard.py who may
-call them. exchange.py takes labels in and out, answers.py gives them to those who only read, label_studio.py speaks
-with Label Studio, studio_tasks.py keeps the store in step with it.
+start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and
+says which counts, log.py writes it to two files, recovery.py reads them and mends one from the other. worker.py keeps
+the learner on its thread, desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who
+may call them. exchange.py takes labels in and out, label_studio.py speaks with Label Studio, studio_tasks.py keeps the
+store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -18,8 +18,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretaste.label.answers import find_answers as find_answers
-    from foretaste.label.copies import CopyGroups as CopyGroups
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
     from foretaste.label.desk import wilson as wilson
@@ -39,9 +37,10 @@ if TYPE_CHECKING:
     from foretaste.label.server import open_port as open_port
     from foretaste.label.server import serve_app as serve_app
     from foretaste.label.start import close_desk as close_desk
-    from foretaste.label.start import name_points as name_points
+    from foretaste.label.start import find_answers as find_answers
     from foretaste.label.start import open_desk as open_desk
     from foretaste.label.start import store_folder as store_folder
+    from foretaste.label.store import CopyGroups as CopyGroups
     from foretaste.label.store import LabelEvent as LabelEvent
     from foretaste.label.store import LabelStore as LabelStore
     from foretaste.label.store import StoreConflict as StoreConflict
@@ -50,39 +49,18 @@ if TYPE_CHECKING:
     from foretaste.label.worker import BuiltLearner as BuiltLearner
     from foretaste.label.worker import LearnerWorker as LearnerWorker
 
-_PLACES = {
-    "find_answers": "answers",
-    "CopyGroups": "copies",
-    "LabelDesk": "desk",
-    "PREQUENTIAL": "desk",
-    "wilson": "desk",
-    "LabelRow": "exchange",
-    "export_labels": "exchange",
-    "import_labels": "exchange",
-    "label_rows": "exchange",
-    "read_labels": "exchange",
-    "Guard": "guard",
-    "is_loopback": "guard",
-    "LabelStudio": "label_studio",
-    "LabelStudioLink": "label_studio",
-    "WEBHOOK_BODIES": "label_studio",
-    "add_ml_backend": "label_studio",
-    "Learner": "learner",
-    "make_app": "server",
-    "open_port": "server",
-    "serve_app": "server",
-    "close_desk": "start",
-    "name_points": "start",
-    "open_desk": "start",
-    "store_folder": "start",
-    "LabelEvent": "store",
-    "LabelStore": "store",
-    "StoreConflict": "store",
-    "StoreError": "store",
-    "StoreFull": "store",
-    "BuiltLearner": "worker",
-    "LearnerWorker": "worker",
+_NAMES = {
+    "desk": ("PREQUENTIAL", "LabelDesk", "wilson"),
+    "exchange": ("LabelRow", "export_labels", "import_labels", "label_rows", "read_labels"),
+    "guard": ("Guard", "is_loopback"),
+    "label_studio": ("WEBHOOK_BODIES", "LabelStudio", "LabelStudioLink", "add_ml_backend"),
+    "learner": ("Learner",),
+    "server": ("make_app", "open_port", "serve_app"),
+    "start": ("close_desk", "find_answers", "open_desk", "store_folder"),
+    "store": ("CopyGroups", "LabelEvent", "LabelStore", "StoreConflict", "StoreError", "StoreFull"),
+    "worker": ("BuiltLearner", "LearnerWorker"),
 }
+_PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -62,7 +62,7 @@ class LabelKind:
         return label if self.names is None or self.regression else self.names[int(label)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prediction:
     """What was predicted for an item just before its label came.
 
@@ -73,7 +73,6 @@ class Prediction:
 
     position: int
     predicted: Label
-    label: Label
     error: float
     surprise: float
     trained: int  # how many trainings there had been
@@ -93,8 +92,6 @@ class LabelBook:
         self.labels[position] = label
         self.pending.pop(position, None)
         self.ignored.pop(position, None)
-        if position in self.predictions:
-            self.predictions[position].label = label
 
     def drop(self, position: int) -> None:
         """Forget a label."""
@@ -116,7 +113,8 @@ class LabelBook:
             "pending": list(self.pending),
             "ignored": list(self.ignored),
             "predictions": [
-                [p.position, p.predicted, p.label, p.error, p.surprise, p.trained] for p in self.predictions.values()
+                [p.position, p.predicted, self.labels[p.position], p.error, p.surprise, p.trained]
+                for p in self.predictions.values()
             ],
         }
 
@@ -131,8 +129,10 @@ class LabelBook:
         for p in found["ignored"]:
             book.ignored[_position(p, n)] = None
         for p, predicted, label, error, surprise, trained in found["predictions"]:
-            known = kind.check_stored(predicted), kind.check_stored(label)
-            book.predictions[_position(p, n)] = Prediction(int(p), *known, float(error), float(surprise), int(trained))
+            if book.labels.get(_position(p, n)) != kind.check_stored(label):
+                raise ValueError(f"the label of position {p} is {book.labels.get(p)!r:.40} and {label!r:.40}")
+            known = kind.check_stored(predicted)
+            book.predictions[p] = Prediction(p, known, float(error), float(surprise), int(trained))
         return book
 
 

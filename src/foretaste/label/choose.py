@@ -12,7 +12,7 @@ from foretaste.label.book import LabelBook
 from foretaste.label.live_model import LiveModel, read_items
 from foretaste.label.pool import Pool
 from foretaste.lookahead import KernelSettings, State
-from foretaste.pick import Request
+from foretaste.pick import Request, cover_greedily
 
 EQUAL_SCORES = 1e-9  # relative: scores so near are equal, whatever order their sums were taken in
 COVERED_ITEMS = 2000  # a first batch is chosen among so many random items
@@ -144,13 +144,10 @@ class InputCover:
         for p in (*book.labels, *book.pending):
             covered_u = torch.maximum(covered_u, self._column(place, p))
         shut = torch.tensor([book.closed(p) for p in self.order[:COVERED_ITEMS]])
-        found: list[int] = []
-        while len(found) < n and not shut.all():
-            gain_u = (k_uu - covered_u[:, None]).clamp_min_(0).sum(0).masked_fill_(shut, -1)
-            u = int(gain_u.argmax())
-            shut[u] = True
-            found.append(self.order[u])
-            covered_u = torch.maximum(covered_u, k_uu[:, u])
+        open_u = (~shut).nonzero()[:, 0]
+        generator, some = torch.Generator().manual_seed(self.seed), min(n, len(open_u))
+        picks, _ = cover_greedily(lambda at: k_uu[open_u[at]], covered_u, len(open_u), some, generator)
+        found = [self.order[int(u)] for u in open_u[picks]]
         found += [p for p in self.order[COVERED_ITEMS:] if not book.closed(p)][: n - len(found)]
         book.pending |= dict.fromkeys(found)
         return found

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from foretaste.errors import did_you_mean, whole_number
-from foretaste.label.copies import GIVEN, CopyGroups
-from foretaste.label.store import LabelEvent, LabelStore
+from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
 
 CHECK_EVERY = 6
@@ -29,15 +29,14 @@ CURVE_POINTS = 150
 RECENT_SHOWN = 24
 
 
-class LabelItems(Protocol):
-    """What is to be labelled."""
+@dataclass(frozen=True)
+class DeskItems:
+    """What the desk shows: pictures, texts, or rows as (column, value)."""
 
-    @property
-    def kind(self) -> str: ...  # "pictures", "text", "table"
-    @property
-    def ids(self) -> Sequence[str]: ...
-    @property
-    def items(self) -> Sequence[Any]: ...
+    kind: str  # "pictures", "text", "table"
+    ids: Sequence[str]
+    items: Sequence[Any]
+    root: Path | None = None  # the folder of the pictures
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,15 @@ class Asked:
 
 
 class LabelDesk:
-    """Everything between the page and the store.
+    """Everything between the page and the store, whose classes must be set.
 
-    Args:
-        data: What is to be labelled: ``kind``, ``ids`` and ``items``.
-        store: The log. Its classes must be set.
-        worker: The thread with the learner.
-        title: What the page calls it.
-        twins: Item → the item that it is a copy of; copies are not asked for, and a label of any counts for all.
-        broken: Item → why it cannot be shown; not asked for.
-        check_every: One item in so many measures; 0 for none.
-        seed: Of the random order and of the items that measure.
+    ``twins``: item → the item that it is a copy of. ``broken``: item → why it cannot be shown. Neither is asked for.
+    ``check_every``: one item in so many measures; 0 for none.
     """
 
     def __init__(
         self,
-        data: LabelItems,
+        data: DeskItems,
         store: LabelStore,
         worker: LearnerWorker,
         *,
@@ -101,7 +93,7 @@ class LabelDesk:
         self.shuffled = [item for item in shuffled if item not in checks]
         self._is_check = checks
         self._left_out = {*checks, *self.twins, *self.broken}  # never taught
-        worker.connect(self.wanted, data.ids, self.check_ids, store.held, self._label_of, self.skipped)
+        worker.connect(self)
 
     # What the learner should know
 
@@ -278,7 +270,8 @@ class LabelDesk:
     def _answer_of(self, item: str) -> LabelEvent | None:
         return self.copies.answer(item, self.store.state_of)
 
-    def _label_of(self, item: str) -> str | None:
+    def label_of(self, item: str) -> str | None:
+        """The label that counts for an item; None if it has none."""
         event = self._answer_of(item)
         return None if event is None else event.label
 

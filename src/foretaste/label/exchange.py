@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
 from foretaste.files import whole_file, whole_folder
-from foretaste.label.copies import CopyGroups
-from foretaste.label.store import LabelStore
+from foretaste.label.store import CopyGroups, LabelStore
 
 FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*")  # of the name of a file, and not of a folder such as day.2
 EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")

@@ -49,16 +49,8 @@ HEADERS = {
 class Guard:
     """An ASGI application that lets only allowed requests through to another.
 
-    Args:
-        app: The application behind it.
-        host: The address that the server is bound to.
-        token: What strangers must know. None only on a loopback address.
-        names: More names by which the server may be called.
-        largest_body: Bytes of a request's body; ``routes`` may allow some paths more.
-        routes: Path → bytes, for paths with another limit.
-
-    Raises:
-        ValueError: the address can be reached from other machines and there is no token.
+    ``host`` is the address that the server is bound to, ``names`` more names by which it may be called. ``token`` may
+    be None on a loopback address only. ``routes``: path → bytes of a body, where that is not ``largest_body``.
     """
 
     def __init__(

@@ -62,9 +62,7 @@ VERSIONS = re.compile(r"foretaste-\d+-[0-9a-f]+")  # model versions of ours, als
 class LabelStudio:
     """The HTTP interface of a Label Studio, and of nothing else: redirects are not followed.
 
-    Args:
-        url: Where it is, such as http://127.0.0.1:8080.
-        key: An access token of a user, legacy or personal. It is sent to this address alone and never printed.
+    ``key`` is an access token of a user, legacy or personal. It is sent to this address alone and never printed.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -78,11 +76,7 @@ class LabelStudio:
         self._opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request; the reply as JSON.
-
-        Raises:
-            ConnectionError: Label Studio is not there, or refuses.
-        """
+        """One request; the reply as JSON. Raises ConnectionError if Label Studio is not there, or refuses."""
         headers = {"authorization": self._authorization(), "accept": "application/json"}
         return self._send(method, path, body, headers)
 
@@ -121,12 +115,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class LabelStudioLink(threading.Thread):
     """Keeps a project's queue in the order of the learner, and the store in step with its annotations.
 
-    Args:
-        desk: Items, store and learner.
-        studio: The Label Studio; None serves the routes alone, and posts nothing.
-        project: The number of the project.
-        ranked: Tasks that get a score each time.
-        address: Where our own server is, such as http://127.0.0.1:9090; "" if webhooks are not to be checked.
+    Without ``studio`` the routes are served and nothing is posted. ``ranked`` tasks get a score each time. ``address``
+    is that of our own server; "" if webhooks are not to be checked.
     """
 
     def __init__(
@@ -163,9 +153,7 @@ class LabelStudioLink(threading.Thread):
     def hook(self, body: Mapping[str, Any]) -> str:
         """Take a webhook: "kept" when the store has it, "queued" if the project is read for it, or "ignored".
 
-        Raises:
-            ValueError: the body is not as Label Studio sends it.
-            StoreError: it was not kept. The project is read again soon.
+        A ValueError or a StoreError says that it was not kept. The project is then read again soon.
         """
         self._heard = True
         project = body.get("project")

@@ -1,7 +1,6 @@
 """``ft.Learner``: a pool that is labelled live. Every label counts at once, without training."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
-from foretaste.label.explain import explain_item
-from foretaste.label.live_model import ModelSettings
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
+from foretaste.label.progress import explain_item
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
@@ -54,8 +52,9 @@ class Learner:
         background: whether the first training of the learner's own network runs in the background. Default False.
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
-        output, params, ridge, budget: as in ``ft.linearize``. An output of "auto" (default) is the strategy's own. A
-            ridge of None (default) is 1e-6 of the mean diagonal of Θ; "misfit" is refused.
+        output, params, ridge, budget: as in ``ft.query``. An output of "auto" (default) and a ridge of None (default)
+            are the strategy's own. λ is resolved when the network is trained, on the labels of the training. A
+            "misfit" is 1e-6 of the mean diagonal where the network leaves more than a tenth of their variance.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
@@ -97,7 +96,7 @@ class Learner:
         seed: int = 0,
         output: Output = "auto",
         params: Params = None,
-        ridge: float | None = None,
+        ridge: float | str | None = None,
         budget: int | str | None = None,
         theta_scale: float | None = None,
         watch: int | None = 512,
@@ -107,21 +106,16 @@ class Learner:
             raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module. Give the items as pool=")
         if pool is None:
             raise TypeError(f"pool is None; give the items: {POINTS_WANTED}")
-        if isinstance(ridge, str):
-            raise ValueError(
-                f"ridge is {ridge!r}, and a learner takes a number, or None for 1e-6 of the mean diagonal of Θ; "
-                '"misfit" is for ft.query and ft.linearize'
-            )
-        KernelSettings(ridge=ridge, loss=loss, theta_scale=theta_scale)
         check_callable("train", train, "(net, x, y)")
         if output == "full":
             raise ValueError('output="full" is not for live labelling: it takes C² times the memory; use "sum"')
         if params is not None and not callable(params) and not isinstance(params, str | Tensor):
             params = list(params) if isinstance(params, Iterable) else params  # a generator is read once
-        settings = ModelSettings(
-            loss, output, params, ridge, budget, None if watch is None else whole_number("watch", watch, 1),
-            whole_number("window", window, 2), whole_number("seed", seed), theta_scale,
+        settings = KernelSettings(
+            loss=loss, output=output, params=params, ridge=ridge, budget=budget, watch=watch, theta_scale=theta_scale,
+            seed=whole_number("seed", seed),
         )  # fmt: skip
+        window = whole_number("window", window, 2)
         pool = open_pool(pool, ids)
         items = make_pool(pool, ids)
         regression = regression or getattr(pool, "regression", False)
@@ -132,8 +126,7 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
-        settings = replace(settings, watch_by=ask.how.kernel.watch_by, output=ask.how.kernel_output(output))
-        self._hold(Session(items, kind, settings, ask, plan, background))
+        self._hold(Session(items, kind, settings.for_strategy(ask.how.kernel), window, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
         for p, y in taught.items():
             self._now.book.put(p, y)
@@ -427,7 +420,7 @@ class Learner:
                 at = self._position.get(plain_id(said["id"]))
                 if at in book.labels:
                     predicted, error = self._now.kind.read(said["predicted"]), real_number("error", said["error"], 0)
-                    earlier[at] = Prediction(at, predicted, book.labels[at], error, 1.0, -1)
+                    earlier[at] = Prediction(at, predicted, error, 1.0, -1)
             book.predictions = {**earlier, **book.predictions}
 
     def _outputs(self, items: Any) -> Tensor:
@@ -564,6 +557,8 @@ class Learner:
         return found
 
     def _find(self, i: Any) -> int:
+        if type(i) in (str, int) and i in self._position:
+            return self._position[i]
         try:
             known = plain_id(i)
         except TypeError:
@@ -577,6 +572,8 @@ class Learner:
 
     def _as_positions(self, items: Any) -> list[int] | None:
         """The positions of ids; None if these are inputs."""
+        if isinstance(items, list):
+            return [self._find(i) for i in items]
         if (
             isinstance(items, Mapping)
             or is_frame(items)

@@ -1,23 +1,33 @@
-"""The log of labels on disk: a database and a journal that say the same. What one of them lost, the other restores.
+"""The log of labels on disk: a database and a journal that say the same, each answer with a checksum in both.
 
 SQLite ends its write-ahead log at the first damaged frame without a word, and has no checksum of what it stores. So
-each answer lies in both files, with a checksum in each, and is acknowledged when both are on the disk. A copy counts if
-its checksum is right; where only one counts, it is the truth. The journal is written first: after a crash it may have
-one transaction more, which is then kept. Two copies that are both right and differ are of two stores, and are refused.
+each answer is written to both files, and acknowledged when both are on the disk; recovery.py reads them and restores
+what one of them has lost. The journal is written first. It only grows, one entry of JSON a line:
+
+    CHECKSUM LEFT JSON
+
+LEFT is how many lines of the same transaction follow: a transaction counts if its last line is there.
 """
 
 import json
+import logging
+import os
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from foretaste.errors import checksum, is_utf8, printable
-from foretaste.files import is_disk_full
-from foretaste.label.journal import JournalText
+from filelock import FileLock, Timeout
 
+from foretaste.errors import checksum, counted, printable
+from foretaste.files import is_disk_full, whole_file
+
+log = logging.getLogger("foretaste")
+
+STORE_FILE, JOURNAL_FILE, LOCK_FILE = "labels.sqlite", "labels.journal", "labels.lock"
 STORE_VERSION = 2  # 1 had neither checksums nor a journal
 APPLICATION_ID = 0x466F7265  # "Fore": tells `file` and us whose database it is
 KINDS = ("label", "relabel", "undo", "skip", "unsure", "ignore")
@@ -47,6 +57,9 @@ class StoreFull(StoreError):
 
 class StoreConflict(StoreError):
     """Somebody else answered first, or holds the item."""
+
+
+# What is kept
 
 
 @dataclass(frozen=True)
@@ -80,10 +93,20 @@ class Lease:
     until: float
 
 
+@dataclass
+class LogContents:
+    """All that a store knows. The files hold the same."""
+
+    events: list[LabelEvent] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)  # as JSON
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> list[str]:
+        return json.loads(self.settings.get("classes", "[]"))
+
+
 COLUMNS = ", ".join(one.name for one in fields(LabelEvent))
-
-
-# Into the files
 
 
 def row_of(event: LabelEvent) -> tuple[Any, ...]:
@@ -102,187 +125,216 @@ def event_entry(event: LabelEvent) -> dict[str, Any]:
     return {"event": {name: value for name, value in vars(event).items() if value is not None}}
 
 
-def all_entries(events: Sequence[LabelEvent], classes: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """The transactions of a journal that is written anew."""
-    named = [[{"classes": list(classes)}]] if classes else []
-    return [[{"version": STORE_VERSION}], *named, *([event_entry(event)] for event in events)]
+# The journal
 
 
-# Out of the files
+class JournalFile:
+    """A journal open for writing, of which ``end`` bytes count. What ``append`` has taken is on the disk."""
+
+    def __init__(self, path: Path, end: int) -> None:
+        self._file = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        self._end = self._before = end
+
+    def append(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Write one transaction. After an error, ``cut``."""
+        left = memoryview(journal_lines(entries))
+        self._before = self._end
+        os.ftruncate(self._file, self._end)  # what an earlier failure left
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        size = len(left)
+        while left:
+            left = left[os.write(self._file, left) :]
+        os.fsync(self._file)
+        self._end += size
+
+    def cut(self) -> None:
+        """Take the last ``append`` away. If the disk refuses, the next ``append`` writes over it."""
+        self._end = self._before
+        os.ftruncate(self._file, self._end)
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
-@dataclass
-class DatabaseText:
-    """What a database says: the rows that count."""
-
-    there: bool = False
-    version: int = STORE_VERSION
-    fault: str = ""  # why it cannot be used: the end of a sentence that begins with its name
-    advice: str = ""
-    events: dict[int, LabelEvent] = field(default_factory=dict)
-    checked: set[int] = field(default_factory=set)  # those of them that have a checksum
-    settings: dict[str, str] = field(default_factory=dict)  # as JSON
-    leases: list[Lease] = field(default_factory=list)
-    damaged: int = 0  # rows whose checksum is wrong
+def write_journal(path: Path, contents: LogContents) -> int:
+    """Write a journal anew, whole or not at all; returns its length in bytes."""
+    entries: list[dict[str, Any]] = [{"version": STORE_VERSION}]
+    entries += [{"classes": contents.classes}] if contents.classes else []
+    with whole_file(path) as part, part.open("wb") as file:
+        for entry in (*entries, *map(event_entry, contents.events)):
+            file.write(journal_lines([entry]))
+        return file.tell()
 
 
-def read_database(path: Path, thorough: bool) -> DatabaseText:
-    """All that can be read and counts. Writes nothing, and leaves SQLite's own files as they are.
+def journal_lines(entries: Sequence[dict[str, Any]]) -> bytes:
+    """The lines of one transaction."""
+    bodies = [f"{left} {json.dumps(entry)}" for left, entry in zip(reversed(range(len(entries))), entries)]
+    return "".join(f"{checksum(body)} {body}\n" for body in bodies).encode()
 
-    thorough: look at indices and free pages too, which takes a moment in a large file.
+
+# Both files
+
+
+class LabelLog:
+    """Both files of a folder, open for writing by this process alone. ``contents`` is what they shall hold.
+
+    recovery.py locks the folder, reads and mends the files, and then opens them here. The store changes ``contents``
+    inside a ``transaction``. ``end`` bytes of the journal count; ``lacking`` are events that the database lacks.
     """
-    found = DatabaseText()
-    if not path.exists():
-        return found
-    try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=5)
+
+    def __init__(
+        self, folder: Path, lock: FileLock, contents: LogContents, end: int, lacking: Iterable[LabelEvent]
+    ) -> None:
+        self.folder, self.path, self.journal_path = folder, folder / STORE_FILE, folder / JOURNAL_FILE
+        self.contents, self._lock = contents, lock
+        self._entries: list[dict[str, Any]] = []  # of the journal, that belong to the open transaction
+        self._rebuilding = False
+        self._open_files(end, lacking)
+
+    def _open_files(self, end: int, lacking: Iterable[LabelEvent]) -> None:
+        """Open both; the database is made if it is not there, and gets what it lacks."""
+        self.journal = JournalFile(self.journal_path, end)
+        uri = f"{self.path.absolute().as_uri()}?mode=rwc"
+        self.db = db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=5)
+        for pragma in ("trusted_schema = OFF", "journal_mode = WAL", "synchronous = FULL"):  # FULL: flushed
+            db.execute(f"PRAGMA {pragma}")
+        db.execute("BEGIN IMMEDIATE")
+        made = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        for statement in SCHEMA if made else ():
+            db.execute(statement)
+        if not made and version == 1:
+            for table in ("settings", "events"):
+                db.execute(f"ALTER TABLE {table} ADD COLUMN {ADDED.lstrip(', ')}")
+        if made or version == 1 or (lacking := list(lacking)):
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {STORE_VERSION}")
+            self._insert("settings", *(setting_row(name, text) for name, text in self.contents.settings.items()))
+            self._insert("leases", *(tuple(vars(held).values()) for held in self.contents.leases.values()))
+            self._insert("events", *map(row_of, lacking))
+        db.execute("COMMIT")
+        files = (self.path, Path(f"{self.path}-wal"), self.journal_path, self.folder / LOCK_FILE)
+        self._files = {path: _file_identity(path) for path in files}
+        self._parent = _file_identity(self.folder.absolute().parent)
+
+    # Changes, inside a transaction
+
+    def add_event(self, event: LabelEvent) -> None:
+        row = row_of(event)
+        self.db.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row))})", row)
+        self._entries.append(event_entry(event))
+
+    def put_setting(self, name: str, text: str) -> None:
+        self._insert("settings", setting_row(name, text))
+        if name == "classes":
+            self._entries.append({"classes": json.loads(text)})
+
+    def put_lease(self, held: Lease) -> None:
+        self._insert("leases", tuple(vars(held).values()))
+
+    def drop_lease(self, item: str) -> None:
+        self.db.execute("DELETE FROM leases WHERE item = ?", (item,))
+
+    def _insert(self, table: str, *rows: tuple[Any, ...]) -> None:
+        for row in rows:
+            self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+    @contextmanager
+    def transaction(self, flush: bool) -> Iterator[None]:
+        """All of the block is in both files when it ends, or nothing of it, and ``contents`` is as before.
+
+        flush: have it on the disk too. Leases need not be: they may be lost in a power cut.
+        """
+        kept = self.contents
+        before = len(kept.events), dict(kept.settings), dict(kept.leases)
         try:
-            _read_tables(db, found)
-            look = thorough and found.there and not found.fault
-            if look and (said := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(said)
+            self._check_files()
+            self.db.execute(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
+            self.db.execute("BEGIN IMMEDIATE")
+            yield
+            if self._entries:
+                self.journal.append(self._entries)
+            self.db.execute("COMMIT")
+        except BaseException as error:
+            if not self._is_committed(before[0]):
+                if self._entries:
+                    with suppress(OSError):
+                        self.journal.cut()
+                del kept.events[before[0] :]
+                kept.settings, kept.leases = before[1:]
+            if isinstance(error, sqlite3.Error | OSError):
+                raise explain_writing(error, self.path) from None
+            raise
         finally:
-            db.close()
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        if not is_damage(error):
-            raise explain_opening(error, path) from None
-        found.there = True
-        found.fault = f"is damaged or no database of foretaste ({error})"
-        found.advice = "move it away, or put a copy in its place. Files of the same name that end in -wal belong to it"
-    return found
+            self._entries = []
 
-
-def _read_tables(db: sqlite3.Connection, found: DatabaseText) -> None:
-    db.text_factory = lambda raw: raw.decode(errors="surrogateescape")  # one bad byte spoils one row
-    db.execute("PRAGMA trusted_schema = OFF")
-    db.execute("BEGIN")  # one moment of it, while another process writes
-    tables = {str(row[0]) for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-    if not tables:
-        return  # the disk was full, or the process was killed, when the store was made
-    found.there = True
-    found.version = db.execute("PRAGMA user_version").fetchone()[0]
-    if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        found.fault, found.advice = "is a database of another program", "move it away"
-        return
-    if found.version not in SCHEMAS:
-        found.fault = f"has version {found.version}; this foretaste reads version {STORE_VERSION}"
-        found.advice = "use the foretaste that wrote it, or export the labels there and import them here"
-        return
-    if strange := tables ^ {*SCHEMAS[found.version], "CREATE TABLE sqlite_sequence(name,seq)"}:
-        found.fault = f"has tables that foretaste did not make: {sorted(strange)[0][:80]!r}"
-        found.advice = "move it away, or put a copy in its place"
-        return
-    digest = "digest" if found.version > 1 else "NULL"
-    for name, text, said in db.execute(f"SELECT name, value, {digest} FROM settings"):
-        if _is_setting(name, text) and (found.version == 1 or said == setting_row(name, text)[-1]):
-            found.settings[name] = text
-        else:
-            found.damaged += 1
-    found.leases = [
-        Lease(*row)
-        for row in db.execute("SELECT item, tab, who, until FROM leases ORDER BY rowid")
-        if all(isinstance(value, str) for value in row[:3]) and isinstance(row[3], float)
-    ]
-    for *values, said in db.execute(f"SELECT {COLUMNS}, {digest} FROM events ORDER BY seq"):
-        event = _sound_event(dict(zip(COLUMNS.split(", "), values)))
-        if event is not None and said in (None, row_of(event)[-1]):
-            found.events[event.seq] = event
-            found.checked |= {event.seq} if said is not None else set()
-        else:
-            found.damaged += 1
-
-
-def _is_setting(name: object, text: object) -> bool:
-    try:
-        json.loads(text)  # type: ignore[arg-type]  # a TypeError, if it is no text
-    except (ValueError, TypeError, RecursionError):
+    def _is_committed(self, events: int) -> bool:
+        """Whether an error, such as a Ctrl-C, came after the commit. If not, the database is rolled back."""
+        with suppress(sqlite3.Error):
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            else:
+                return self.db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0] > events
         return False
-    return isinstance(name, str) and isinstance(text, str)
+
+    def _check_files(self) -> None:
+        """Write all of it again if the files were deleted while they were open: SQLite would go on into nothing."""
+        now = {path: _file_identity(path) for path in self._files}
+        if now == self._files and not self._rebuilding:
+            return
+        if not self._rebuilding and any(found not in (None, self._files[path]) for path, found in now.items()):
+            raise StoreError(
+                f"the answer was not kept: other files have come in the place of those in {self.folder}. Stop, and "
+                "start again"
+            )
+        if _file_identity(self.folder.absolute().parent) != self._parent:
+            raise StoreError(f"the answer was not kept: {self.folder} is gone. Put it back, or stop and start again")
+        self.close()
+        self._lock = lock_store(self.folder)
+        self._rebuilding = True  # until all of it is done: what lies there now is our own
+        end = write_journal(self.journal_path, self.contents)
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{self.path}{ending}").unlink(missing_ok=True)
+        self._open_files(end, self.contents.events)
+        self._rebuilding = False
+        many = counted(len(self.contents.events), "answer")
+        words = "%s or a file beside it was deleted while it was open. The log was written again: %s"
+        log.warning(words, printable(str(self.path)), many)
+
+    def close(self) -> None:
+        """Close the files and let another process write. Safe to call twice."""
+        if (db := getattr(self, "db", None)) is not None:
+            db.close()
+        if (journal := getattr(self, "journal", None)) is not None:
+            journal.close()
+            del self.journal
+        self._lock.release()
 
 
-def _sound_event(said: Any) -> LabelEvent | None:
-    """An event if every value is of its type; else None: a stranger may have written it."""
+def lock_store(folder: Path) -> FileLock:
+    """Make the folder, and become the one process that writes there."""
     try:
-        event = LabelEvent(**said)
-    except TypeError:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK_FILE, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise StoreError(f"another process is labelling in {folder}; use its page, or stop it first") from None
+    except OSError as error:
+        raise explain_opening(error, folder) from None
+    return lock
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Which file has that name now; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    texts = (event.at, event.who, event.tab, event.item, event.kind)
-    perhaps = (event.label, event.before_kind, event.before_label, event.request, event.purpose, event.guess)
-    earlier = (event.before_seq, event.undoes)
-    right = (
-        type(event.seq) is int
-        and event.seq > 0
-        and all(isinstance(text, str) for text in texts)
-        and all(isinstance(text, str | None) for text in perhaps)
-        and is_utf8("".join(text for text in (*texts, *perhaps) if text))
-        and all(n is None or (type(n) is int and 0 < n < event.seq) for n in earlier)
-        and isinstance(event.confidence, float | None)
-        and event.kind in KINDS
-        and (event.undoes is not None) == (event.kind == "undo")
-    )
-    return event if right else None
+    return found.st_dev, found.st_ino
 
 
-# Both
-
-
-@dataclass(frozen=True)
-class SettledLog:
-    """What both files say together."""
-
-    events: list[LabelEvent]
-    classes: list[str]
-    from_journal: list[int]  # events that the database lacks
-    from_database: list[int]  # events that the journal lacks
-    in_flight: bool  # all that the database lacks is the journal's last transaction
-
-
-def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: JournalText) -> SettledLog:
-    """Take each answer from the file in which it counts.
-
-    Raises:
-        StoreError: the database cannot be used and there is no journal; an answer counts in neither; or the files are
-            of two stores.
-    """
-    version = next((entry["version"] for entry in journal.entries if "version" in entry), None)
-    if isinstance(version, int) and version > STORE_VERSION:
-        raise StoreError(
-            f"{journal_path} is of version {version}; this foretaste reads version {STORE_VERSION}. Use the foretaste "
-            "that wrote it"
-        )
-    read = [(_sound_event(entry.get("event")), entry.get("classes")) for entry in journal.entries]
-    kept = {event.seq: event for event, _ in read if event is not None}
-    if database.fault and not any(event or names for event, names in read):
-        raise StoreError(f"{path} {database.fault}; {database.advice}")
-    two_stores = StoreError(
-        f"{path} and {journal_path} are of two stores: both are in order, and they differ. Move one of them away; what "
-        "it says can be exported in another folder and imported here"
-    )
-    here = database.events
-    if any(kept[seq] != here[seq] for seq in database.checked & kept.keys()):
-        raise two_stores
-    both = here | kept
-    if lost := max(both, default=0) - len(both):
-        raise StoreError(
-            f"{path} is damaged, and {'so is' if journal.entries else 'there is no'} {journal_path}: {lost} of "
-            f"{max(both)} answers cannot be read. Put a copy of one of the two files in its place"
-        )
-    named = [*(names for _, names in read), json.loads(database.settings.get("classes", "[]"))]
-    named = [names for names in named if isinstance(names, list) and all(isinstance(name, str) for name in names)]
-    classes: list[str] = max(named, key=len, default=[])
-    if any(names != classes[: len(names)] for names in named):
-        raise two_stores
-    events = [both[seq] for seq in sorted(both)]
-    if strange := [event for event in events if event.label is not None and event.label not in classes]:
-        raise StoreError(
-            f"{path} is damaged: answer {strange[0].seq} is {printable(repr(strange[0].label))}, which is none of the "
-            f"classes {', '.join(classes)}; put a copy in its place"
-        )
-    from_journal = sorted(seq for seq, event in kept.items() if here.get(seq) != event)
-    last = [event.seq for event, _ in read[len(read) - journal.last :] if event is not None]
-    return SettledLog(
-        events, classes, from_journal, sorted(here.keys() - kept.keys()), in_flight=from_journal in ([], last)
-    )
+# What went wrong
 
 
 def explain_writing(error: Exception, path: Path) -> StoreError:

@@ -1,4 +1,4 @@
-"""How the labelling goes: what is known, what error is left, whether to train anew, and whether to stop.
+"""How the labelling goes: what error is left, whether to train anew, whether to stop, and what one label would change.
 
 The honest measure needs no held-out set: every label was predicted just before it was taught. But strategies ask for
 what is uncertain, so these predictions are wrong more often than those of the pool. The model says how often it
@@ -10,49 +10,14 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from foretaste.acquire import chance_among_classes
 from foretaste.errors import counted
-from foretaste.label.book import LabelBook, LabelKind, Prediction
-from foretaste.label.live_model import LiveModel, carry_means
+from foretaste.label.book import LabelBook, LabelKind
+from foretaste.label.live_model import LiveModel, carry_means, wrong_chances
 from foretaste.lookahead import State
 
 RECENT = 50  # predictions that a running accuracy is taken over
 PRIOR_ERRORS = 5.0  # expected and made errors that are added before their ratio is taken
-# Of s² S_jj: s² is measured on items that were asked for, which are harder than the others (docs/learner.md, When to
-# stop).
-ORDINARY_SHARE = 0.3
-
-
-def wrong_chances(state: State, scale: float, at: Tensor) -> Tensor:
-    """(n,): the chance that the class of each of the candidates ``at`` is wrong.
-
-    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability.
-    """
-    if not state.criterion.quadratic:
-        return 1 - state.criterion.class_probabilities(state.pool_mean[at]).amax(1)
-    return chance_among_classes(state.pool_mean[at], ORDINARY_SHARE * scale * state.variance_blocks[at, 0, 0])
-
-
-def note_prediction(model: LiveModel, book: LabelBook, position: int, label: float, trainings: int) -> Prediction:
-    """What the model says of an item whose label has just come, before it learns it."""
-    state, m = model.follow(book), model.row[position]
-    if position in book.pending:  # while it is out its variance counts as known
-        out, state = state, state.release(m)
-        carry_means(out, state)
-    mean_C, u = state.pool_mean[m], float(state.u[m])
-    scale = model.scale(book)
-    if model.kind.regression:
-        error = math.sqrt(max(0.0, scale * u))
-        residual = float((mean_C[0] - label) ** 2)
-        return Prediction(position, float(mean_C[0]), label, error, residual / (scale * u), trainings)
-    error = float(wrong_chances(state, scale, torch.tensor([m], device=mean_C.device)))
-    y_C = torch.zeros_like(mean_C)
-    y_C[int(label)] = 1
-    residual = float((state.criterion.responses(mean_C) - y_C).square().mean())
-    surprise = residual / (scale * u) if state.criterion.quadratic else 2 * residual * model.kind.C / max(error, 1e-3)
-    return Prediction(position, int(mean_C.argmax()), int(label), error, surprise, trainings)
 
 
 def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
@@ -64,7 +29,8 @@ def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
     curve: list[dict[str, Any]] = []
     window: list[float] = []
     for p in sorted(book.predictions.values(), key=lambda p: order.get(p.position, 0)):
-        hit = (p.predicted - p.label) ** 2 if kind.regression else float(p.predicted == p.label)
+        y = book.labels[p.position]
+        hit = (p.predicted - y) ** 2 if kind.regression else float(p.predicted == y)
         window = [*window, hit][-RECENT:]
         name = "error" if kind.regression else "accuracy"
         curve.append({"labels": order[p.position], "value": hit, name: sum(window) / len(window)})
@@ -79,7 +45,7 @@ def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
     state = model.follow(book)
     said = float(wrong_chances(state, model.scale(book), at.to(state.pool_mean.device)).mean())
     recent = list(book.predictions.values())[-RECENT:]
-    made = sum(p.predicted != p.label for p in recent)
+    made = sum(p.predicted != book.labels[p.position] for p in recent)
     ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)
     return {"model": said, "corrected": min(1.0, said * ratio), "ratio": ratio}
 
@@ -108,7 +74,7 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
         "moved": moved,
         "flipped": None if model.kind.regression else float((f_MC.argmax(1) != mean_MC.argmax(1)).double().mean()),
         "surprise": sum(p.surprise for p in since) / len(since) if since else None,
-        "wrong": None if model.kind.regression else sum(p.predicted != p.label for p in since),
+        "wrong": None if model.kind.regression else sum(p.predicted != book.labels[p.position] for p in since),
         "wrong_expected": None if model.kind.regression else sum(p.error for p in since),
     }
     found["retrain"], found["reason"] = _advise_training(
@@ -144,3 +110,79 @@ def advise_stop(model: LiveModel | None, book: LabelBook, goal: float) -> dict[s
     left = error["corrected"]
     reason = f"about {100 * left:.1f} % of the open items are expected to be wrong; the goal is {100 * goal:.1f} %"
     return {"stop": left <= goal, "reason": reason, "error": error}
+
+
+# --- why an item is worth a label ---
+
+STANDS_FOR = 0.25  # squared correlation from which an item stands for another
+
+
+def explain_item(model: LiveModel, book: LabelBook, position: int, label: float | None, most: int) -> dict[str, Any]:
+    """What a label of an item changes on the pool. JSON can hold it.
+
+    The label is ``label``; else the one it has; else its likeliest. The item counts as not labelled before.
+
+    An item stands for those whose outputs cannot move without its own: squared correlation of S, which follows from
+    the variance that its label would take away, ρ² = (drop_k / drop_j)(S_jj / S_kk).
+    """
+    m, kind, ids = model.row[position], model.kind, model.pool.ids
+    state = state_without(model, book, position)
+    before = state.pool_mean
+    if label is None:
+        # In regression the likeliest label is the mean itself, which changes nothing: one deviation above it.
+        above = math.sqrt(model.scale(book) * float(state.u[m])) if kind.regression else 0.0
+        likely = float(before[m, 0]) + above if kind.regression else int(before[m].argmax())
+        label = book.labels.get(position, likely)
+    open_M = torch.tensor(
+        [p != position and p not in book.labels and p not in book.ignored for p in model.at_M], device=before.device
+    )
+    after = state.condition(m, label).pool_mean
+    was, then = state.criterion.responses(before), state.criterion.responses(after)
+    moved_M = (then - was).abs().amax(1)
+    if kind.regression:
+        changed = (moved_M > 0) & open_M
+        was_M, now_M = was[:, 0], then[:, 0]
+    else:
+        was_M, now_M = was.argmax(1), then.argmax(1)
+        changed = (was_M != now_M) & open_M
+    order = moved_M.masked_fill(~changed, -1).argsort(descending=True)[: min(most, int(changed.sum()))]
+    found: dict[str, Any] = {
+        "id": ids[position],
+        "label": kind.show(label),
+        "changes": int(changed.sum()),
+        "moved": float(moved_M[open_M].sum()),
+        "changed": [
+            {
+                "id": ids[model.at_M[i]],
+                "from": kind.show(was_M[i].item()),
+                "to": kind.show(now_M[i].item()),
+                "by": float(moved_M[i]),
+            }
+            for i in order.tolist()
+        ],
+    }
+    var_M, left_M = (s.variance_blocks[:, 0, 0] for s in (state, state.condition(m, None)))
+    drop_M = (var_M - left_M).clamp_min(0)
+    alike_M = ((drop_M / drop_M[m].clamp_min(1e-300)) * (var_M[m] / var_M.clamp_min(1e-300))).clamp(0, 1)
+    alike_M = alike_M.masked_fill(~open_M, 0)
+    near = alike_M.argsort(descending=True)[:most].tolist()
+    found["stands_for"] = int((alike_M >= STANDS_FOR).sum())
+    found["nearest"] = [{"id": ids[model.at_M[i]], "alike": float(alike_M[i])} for i in near if alike_M[i] > 0]
+    if not kind.regression:
+        p_C = state.criterion.class_probabilities(before[m])
+        found["probabilities"] = {str(kind.show(c)): float(p) for c, p in enumerate(p_C)}
+    return found
+
+
+def state_without(model: LiveModel, book: LabelBook, position: int) -> State:
+    """The state as if the item were neither labelled nor out."""
+    state, m = model.follow(book), model.row[position]
+    if any(j == m for j, _ in state.kept):
+        free = state.release(m)
+        if position in book.pending:
+            carry_means(state, free)
+        return free
+    if position not in book.labels:
+        return state
+    others = {p: y for p, y in book.labels.items() if p != position}  # the network was trained on it: solved anew
+    return model.follow(LabelBook(others, book.pending, book.ignored))

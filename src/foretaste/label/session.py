@@ -14,11 +14,17 @@ from torch import Tensor, nn
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import counted, whole_number
 from foretaste.given import check_class_names
-from foretaste.label.book import Label, LabelBook, LabelKind
+from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
 from foretaste.label.choose import AskSettings, InputCover, ask_items
-from foretaste.label.live_model import LiveModel, ModelSettings, choose_items, linearise_pool, read_items
+from foretaste.label.live_model import (
+    LiveModel,
+    choose_items,
+    linearise_pool,
+    note_prediction,
+    read_items,
+)
 from foretaste.label.pool import Pool, make_pool
-from foretaste.label.progress import advise_stop, learning_curve, measure_drift, note_prediction
+from foretaste.label.progress import advise_stop, learning_curve, measure_drift
 from foretaste.label.saving import read_network, read_pool, saved_file
 from foretaste.label.training import (
     TrainFunction,
@@ -29,6 +35,7 @@ from foretaste.label.training import (
     stop_at_exit,
     train_network,
 )
+from foretaste.lookahead import KernelSettings
 from foretaste.tangent import Inputs, Params
 
 log = logging.getLogger("foretaste")
@@ -60,7 +67,8 @@ class Session:
 
     pool: Pool
     kind: LabelKind
-    settings: ModelSettings
+    settings: KernelSettings
+    window: int
     ask: AskSettings
     plan: TrainingPlan
     background: bool
@@ -99,12 +107,13 @@ class Session:
         """Teach new labels. What was predicted for them before is noted first."""
         if not given:
             return
+        notes: dict[int, Prediction] = {}
         if self.model is not None:
             self.model.admit(list(given))
             notes = {p: note_prediction(self.model, self.book, p, y, self.trainings) for p, y in given.items()}
-            self.book.predictions.update(notes)  # all at once: a Ctrl-C leaves no prediction without its label
         for p, y in given.items():
             self.book.put(p, y)
+        self.book.predictions.update(notes)  # last: a Ctrl-C leaves no prediction without its label
         self.train_first()
 
     def status(self, goal: float) -> dict[str, Any]:
@@ -294,7 +303,7 @@ class Session:
     def linearise(self, net: nn.Module, trained: Mapping[int, Label], draw: int = 0) -> LiveModel:
         with self.lock:
             must = [*dict.fromkeys([*trained, *self.book.labels, *self.book.pending])]
-        at_M = choose_items(self.pool, must, self.settings, draw)
+        at_M = choose_items(self.pool, must, self.window, self.settings.seed + 1000003 * draw)
         return linearise_pool(net, self.pool, self.kind, self.settings, trained, at_M)
 
     def can_train(self) -> bool:
@@ -315,7 +324,7 @@ class Session:
                 self.end_training(training)
 
     def own_network(self) -> nn.Module:
-        at = choose_items(self.pool, (), self.settings, 0)
+        at = choose_items(self.pool, (), self.window, self.settings.seed)
         x = read_items(self.pool, at, torch.device("cpu"), torch.float32)
         return make_own_network(x, self.kind, self.settings.seed)
 
@@ -336,7 +345,7 @@ class Session:
             "background": self.background,
             "settings": [
                 s.loss, s.output, None if callable(s.params) or s.params is None else list(s.params), s.ridge, s.budget,
-                s.watch, s.window, s.seed, s.theta_scale,
+                s.watch, self.window, s.seed, s.theta_scale,
             ],
             "model": None if model is None else {
                 "trained": [[p, y] for p, y in model.trained.items()],
@@ -364,15 +373,15 @@ class Session:
         kind = LabelKind(int(C), bool(regression), None if classes is None else check_class_names(classes))
         strategy, options = found["strategy"]
         ask = ask_settings(strategy, options, kind, seed)
-        settings = ModelSettings(
-            loss, output, names if params is None else params, ridge, budget, watch, window, seed, theta_scale,
-            ask.how.kernel.watch_by,
-        )  # fmt: skip
+        settings = KernelSettings(
+            loss=loss, output=output, params=names if params is None else params, ridge=ridge, budget=budget,
+            watch=watch, theta_scale=theta_scale, seed=seed,
+        ).for_strategy(ask.how.kernel)  # fmt: skip
         plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed)
         items = make_pool(pool, found["ids"])
         if items.digest() != found["digest"]:
             raise ValueError(f"the pool is not the one that {folder} was saved with: its ids or items differ")
-        made = Session(items, kind, settings, ask, plan, bool(found["background"]))
+        made = Session(items, kind, settings, int(window), ask, plan, bool(found["background"]))
         made.book = LabelBook.from_json(found["book"], len(items), kind)
         made.queries, made.trainings = (whole_number("counts", n) for n in found["counts"])
         made.net = made.own_network() if plan.own else None

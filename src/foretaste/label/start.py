@@ -1,15 +1,16 @@
 """From a folder or a file to a desk: items, classes, store, and a learner that is built in the background."""
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.errors import counted
-from foretaste.label.copies import GIVEN
-from foretaste.label.desk import CHECK_EVERY, LabelDesk
-from foretaste.label.store import LEASE_SECONDS, STORE_FILE, LabelStore
+from foretaste.errors import counted, printable
+from foretaste.label.desk import CHECK_EVERY, DeskItems, LabelDesk
+from foretaste.label.store import GIVEN, LEASE_SECONDS, STORE_FILE, CopyGroups, LabelStore
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
 if TYPE_CHECKING:
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
 
 STORE_FOLDER = ".foretaste"
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
-
-
-@dataclass(frozen=True)
-class DeskItems:
-    """What the desk shows: pictures, texts, or rows as (column, value)."""
-
-    kind: str
-    ids: Sequence[str]
-    items: Sequence[Any]
-    root: Path | None = None  # the folder of the pictures
 
 
 class NamedRows(Sequence[Any]):
@@ -152,10 +143,7 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
     """The points under the names that the labels are kept by: the user's ids or, without any, what the points hold.
 
     Positions would not do: rows move between two runs, and each label would stand on another row. ``named``: the user
-    named the column of ids.
-
-    Raises:
-        ValueError: the labels were given by other names, so that nobody knows which row is which.
+    named the column of ids. Raises if labels were given by other names: nobody knows then which row is which.
     """
     from foretaste.data import ID_COLUMNS, content_names
 
@@ -315,3 +303,63 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
 
     x = pixels(points.items, size=PIXELS_A_SIDE, progress=progress)
     return x, f"a small network on {PIXELS_A_SIDE}×{PIXELS_A_SIDE} pixels{note}"
+
+
+# The answers, for those who read the same folder or file: query, open, run. An answer of a person counts before the
+# label in the data. What people set aside or were not sure of is no point at all.
+
+
+def find_answers(
+    source: Any, store: str | os.PathLike[str] | bool | None = None
+) -> "Callable[[Points], Points] | None":
+    """What puts the answers into the points of a source; None if there are none.
+
+    ``store`` is the folder of the labels; None is where ``foretaste label`` keeps those of the source. False: none.
+    """
+    if store is False or not isinstance(source, str | os.PathLike):
+        return None
+    if store is not None and store is not True:
+        return partial(with_answers, folder=Path(store).expanduser())
+    folder = store_folder(Path(source).expanduser())
+    return partial(with_answers, folder=folder) if (folder / STORE_FILE).is_file() else None
+
+
+def with_answers(points: "Points", folder: Path) -> "Points":
+    """The same points with the answers in a folder as labels; a note says how many there are, and from where."""
+    with LabelStore(folder, read_only=True) as kept:
+        current, classes, groups = kept.current(), kept.classes, CopyGroups(kept.setting("twins", {}))
+        names = name_points(kept, points).ids
+    where = f"{printable(str(folder))} (foretaste label)"
+    if points.regression:
+        return replace(points, notes=(*points.notes, f"labels in {where} are classes: not read in regression"))
+    answers, labels, aside, replaced, used = groups.in_force(current), list(points.labels), set[int](), 0, 0
+    for i, (item, own) in enumerate(zip(names, points.labels)):
+        event = answers.get(groups.first(item))
+        if event is None or event.kind == "skip" or (event.who == GIVEN and own is not None):
+            continue
+        if event.label is None:
+            aside.add(i)
+            continue
+        labels[i] = event.label
+        used += 1
+        replaced += own not in (None, event.label)
+    elsewhere = sorted({item for item, event in current.items() if event.label is not None} - {*names})
+    told = [f"{replaced} of them in the place of another in the data"] if replaced else []
+    if aside:
+        told.append(
+            f"{counted(len(aside), 'item')} that people set aside or were not sure of {_are(len(aside))} left out"
+        )
+    if elsewhere:
+        n, first = len(elsewhere), printable(elsewhere[0])
+        one = f"1 label there is of {first}, which is not here"
+        told.append(one if n == 1 else f"{n} labels there are of items that are not here, such as {first}")
+    found = points.own_classes or (*classes, *(c for c in points.classes if c not in classes))
+    named = replace(points, labels=labels, own_classes=(*found, *(c for c in classes if c not in found)))
+    if not used and not told:
+        return points
+    note = f"{counted(used, 'label')} {_are(used)} from {where}" + (f": {'; '.join(told)}" if told else "")
+    return replace(named.take([i for i in range(len(named)) if i not in aside]), notes=(*points.notes, note))
+
+
+def _are(n: int) -> str:
+    return "is" if n == 1 else "are"

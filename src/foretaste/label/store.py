@@ -1,62 +1,37 @@
 """Labels on disk: an append-only log. What was acknowledged survives a killed process, a power cut and a damaged file.
 
-Every answer of a person is one event, written to a database and to a journal (``foretaste.label.log``) and flushed to
-the disk before it is acknowledged. Events are never changed: to take an answer back is another event. What an item's
-label is now follows from the log alone.
+Every answer of a person is one event, which log.py writes to two files before it is acknowledged. Events are never
+changed: to take an answer back is another event. What an item's label is now follows from the log alone.
 
 A lease keeps an item for one browser tab. It ends with an answer, or after a time without a sign of life. Leases are in
 the file too: after a restart nobody gets what another still has on the screen.
 """
 
 import json
-import logging
 import math
 import os
-import shutil
-import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from foretaste.errors import check_known, is_utf8, printable
-from foretaste.label.journal import JournalFile, JournalText, read_journal, write_journal
-from foretaste.label.log import (
-    ADDED,
-    APPLICATION_ID,
-    KINDS,
-    SCHEMA,
-    STORE_VERSION,
-    DatabaseText,
-    Lease,
-    SettledLog,
-    all_entries,
-    event_entry,
-    explain_opening,
-    explain_writing,
-    is_damage,
-    read_database,
-    row_of,
-    setting_row,
-    settle_log,
-)
+from foretaste.label.log import JOURNAL_FILE, KINDS, LabelLog, Lease, LogContents
+from foretaste.label.log import STORE_FILE as STORE_FILE
 from foretaste.label.log import LabelEvent as LabelEvent
 from foretaste.label.log import StoreConflict as StoreConflict
 from foretaste.label.log import StoreError as StoreError
 from foretaste.label.log import StoreFull as StoreFull
+from foretaste.label.recovery import open_log, read_log
 
-log = logging.getLogger("foretaste")
-
-STORE_FILE, JOURNAL_FILE, LOCK_FILE = "labels.sqlite", "labels.journal", "labels.lock"
 LONGEST_NAME_KEPT = 4096  # characters of an id, a class, a person
 LEASE_SECONDS = 120.0
+GIVEN = "given"  # who gave the labels that were in the data already
 
 
 class LabelStore:
@@ -97,33 +72,27 @@ class LabelStore:
         self.folder, self.path = Path(folder), Path(folder) / STORE_FILE
         self.lease_seconds, self.read_only, self._clock = lease_seconds, read_only, clock
         self._mutex = threading.RLock()
-        self._lock: FileLock | None = None
-        self._events: list[LabelEvent] = []
-        self._now: dict[str, LabelEvent] = {}  # the event in force of each item
-        self._leases: dict[str, Lease] = {}
-        self._requests: dict[str, LabelEvent] = {}
-        self._settings: dict[str, str] = {}  # as JSON
-        self._classes: tuple[str, ...] = ()
-        self._pending: list[dict[str, Any]] = []  # entries of the journal that belong to the open transaction
-        self._journal_path = self.folder / JOURNAL_FILE
-        self._closed = self._inside = self._rebuilding = False  # inside a transaction
-        _check_place(self.folder, self.path, self._journal_path)
+        self._now: dict[str, LabelEvent] = {}  # the event in force of each item, and those with a name of a request:
+        self._requests: dict[str, LabelEvent] = {}  # caches of the log
+        self._closed = self._inside = False  # inside a transaction
+        self._log: LabelLog | None = None
+        journal = self.folder / JOURNAL_FILE
+        _check_place(self.folder, self.path, journal)
         if not read_only:
-            self._become_the_writer()
-        elif not self.path.is_file() and not self._journal_path.is_file():
+            self._log = open_log(self.folder)
+            self._kept = self._log.contents
+        elif self.path.is_file() or journal.is_file():
+            self._kept = read_log(self.folder)
+        else:
             raise StoreError(f"{self.folder} has no {STORE_FILE}; start with `foretaste label`")
-        try:
-            self._read_files()
-        except BaseException:
-            self._close_files()
-            raise
+        self._index(self._kept)
 
     # Settings
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of their keys."""
-        return self._classes
+        return tuple(self._kept.classes)
 
     def set_classes(self, classes: Iterable[str]) -> None:
         """Name the classes. Later calls may add some at the end; those that are there stay."""
@@ -134,33 +103,30 @@ class LabelStore:
             raise ValueError(
                 f"classes are {', '.join(map(repr, new)) or 'none'}; expected different names, at least one"
             )
-        if new[: len(self._classes)] != self._classes:
+        if new[: len(self.classes)] != self.classes:
             raise ValueError(
-                f"classes are {', '.join(new)}; the labels here were given for {', '.join(self._classes)}. "
+                f"classes are {', '.join(new)}; the labels here were given for {', '.join(self.classes)}. "
                 "Name those first, in that order; more may follow"
             )
         self.set_setting("classes", list(new))
-        self._classes = new
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A setting that was kept, or ``otherwise``."""
         with self._mutex:
-            return json.loads(self._settings[name]) if name in self._settings else otherwise
+            return json.loads(self._kept.settings[name]) if name in self._kept.settings else otherwise
 
     def set_setting(self, name: str, value: Any) -> None:
         """Keep a setting: anything that JSON holds."""
-        with self._writing():
-            self._settings[name] = json.dumps(value)
-            self._insert("settings", setting_row(name, self._settings[name]))
-            if name == "classes":
-                self._pending.append({"classes": value})
+        with self._writing() as log:
+            self._kept.settings[name] = json.dumps(value)
+            log.put_setting(name, self._kept.settings[name])
 
     # Reading
 
     def events(self, since: int = 0) -> list[LabelEvent]:
         """The log after event ``since``, oldest first."""
         with self._mutex:
-            return self._events[since:]
+            return self._kept.events[since:]
 
     def current(self) -> dict[str, LabelEvent]:
         """The event in force of each item that has one."""
@@ -217,7 +183,7 @@ class LabelStore:
         for what, text in (("item", item), ("person", who), ("tab", tab), ("request", request or "")):
             _check_name(what, text, least=what in ("item", "person"))
         if kind in ("label", "relabel"):
-            check_known("class", label, self._classes)
+            check_known("class", label, self.classes)
         elif label is not None:
             raise ValueError(f"a {kind} has no label; got {label!r}")
         with self._mutex:
@@ -232,23 +198,21 @@ class LabelStore:
                 kind = "relabel"
             if confidence is not None:
                 confidence = None if math.isnan(confidence) else float(confidence)  # what a REAL of SQLite gives back
-            extra = (request, purpose, guess, confidence)
-            return self._append(item, kind, label, who, tab, before, None, extra)
+            said = {"request": request, "purpose": purpose, "guess": guess, "confidence": confidence}
+            return self._append(item, kind, label, who, tab, before, said)
 
     def undo(self, *, who: str, tab: str | None = None, request: str | None = None) -> LabelEvent:
-        """Take back the last answer of a person (in a tab) that has not been taken back yet.
+        """Take back the last answer of a person (in a tab) that was not taken back yet; ``label`` is what is so again.
 
-        Returns:
-            The new event; its ``label`` is what the item is again.
-
-        Raises:
-            StoreConflict: there is nothing to undo, or somebody has answered after it.
+        Raises StoreConflict if there is nothing to undo, or somebody has answered after it.
         """
         with self._mutex:
             if (there := self._repeated(request, None, "undo", None)) is not None:
                 return there
-            undone = {event.undoes for event in self._events if event.undoes is not None}
-            mine = (e for e in reversed(self._events) if e.who == who and tab in (None, e.tab) and e.undoes is None)
+            undone = {event.undoes for event in self._kept.events if event.undoes is not None}
+            mine = (
+                e for e in reversed(self._kept.events) if e.who == who and tab in (None, e.tab) and e.undoes is None
+            )
             last = next((e for e in mine if e.seq not in undone), None)
             if last is None:
                 raise StoreConflict("there is nothing to undo")
@@ -257,7 +221,8 @@ class LabelStore:
                 raise StoreConflict(f"{last.item} was answered or taken by somebody else since; it stays")
             was = self._event(last.before_seq)
             label = was.label if was else None
-            return self._append(last.item, "undo", label, who, last.tab, last, last.seq, (request, None, None, None))
+            said = {"request": request, "undoes": last.seq}
+            return self._append(last.item, "undo", label, who, last.tab, last, said)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -272,30 +237,33 @@ class LabelStore:
         with self._mutex:
             mine = [item for item in items if self._is_free(item, tab)]
             if mine:
-                with self._writing(flush=False):
-                    self._keep(mine, tab, who)
+                with self._writing(flush=False) as log:
+                    self._hold(log, mine, tab, who)
             return mine
 
     def release(self, tab: str, items: Iterable[str] | None = None) -> list[str]:
         """Give back what a tab holds, all of it unless items are named."""
         with self._mutex:
             wanted = None if items is None else set(items)
-            gone = [k for k, v in self._leases.items() if v.tab == tab and (wanted is None or k in wanted)]
+            gone = [k for k, v in self._kept.leases.items() if v.tab == tab and (wanted is None or k in wanted)]
             if gone:
-                with self._writing(flush=False):
-                    self._drop(gone)
+                with self._writing(flush=False) as log:
+                    for item in gone:
+                        self._let_go(log, item)
             return gone
 
     def held(self, tab: str | None = None) -> list[str]:
         """Items that are leased now, by anybody or by one tab, oldest lease first."""
         with self._mutex:
-            return [k for k, v in list(self._leases.items()) if tab in (None, v.tab) and self._lease_of(k) is not None]
+            leases = list(self._kept.leases.items())
+            return [k for k, v in leases if tab in (None, v.tab) and self._lease_of(k) is not None]
 
     def close(self) -> None:
         """Close the file and let another process write. Safe to call twice."""
         with self._mutex:
             self._closed = True
-            self._close_files()
+            if self._log is not None:
+                self._log.close()
 
     def __enter__(self) -> "LabelStore":
         return self
@@ -304,162 +272,6 @@ class LabelStore:
         self.close()
 
     # Inside
-
-    def _become_the_writer(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / LOCK_FILE, timeout=0)
-            self._lock.acquire()
-        except Timeout:
-            raise StoreError(f"another process is labelling in {self.folder}; use its page, or stop it first") from None
-        except OSError as error:
-            raise explain_opening(error, self.folder) from None
-
-    def _read_files(self) -> None:
-        """Read both files, and mend the one that lacks something."""
-        try:
-            journal = read_journal(self._journal_path)  # first: who writes now is at most one transaction ahead in it
-            database = read_database(self.path, thorough=not self.read_only)
-            settled = settle_log(self.path, database, self._journal_path, journal or JournalText([]))
-            self._settings = dict(database.settings)
-            if settled.classes:
-                self._settings["classes"] = json.dumps(settled.classes)
-            self._classes = tuple(settled.classes)
-            self._leases = {lease.item: lease for lease in database.leases}
-            for event in settled.events:
-                self._take_in(event)
-            if self.read_only:
-                self._tell_damage(database, journal, settled)
-            else:
-                self._mend(database, journal, settled)
-        except sqlite3.Error as error:
-            if is_damage(error):
-                raise StoreError(
-                    f"{self.path} is damaged ({error}); move it away: {JOURNAL_FILE} has the same"
-                ) from None
-            raise explain_opening(error, self.path) from None
-        except OSError as error:
-            raise explain_opening(error, self.folder) from None
-
-    def _tell_damage(self, database: DatabaseText, journal: JournalText | None, settled: SettledLog) -> None:
-        """For a reader, which changes no file."""
-        mends = "the next start of `foretaste label` mends it"
-        if reason := _database_fault(database, settled):
-            many = f"{len(settled.from_journal)} of {len(settled.events)} answers"
-            log.warning("%s %s: %s are read from %s; %s", self._named, reason, many, JOURNAL_FILE, mends)
-        if journal is not None and journal.damaged:
-            many = _counted(journal.damaged, "damaged line")
-            log.warning("%s: %s has %s; %s", self._named, JOURNAL_FILE, many, mends)
-
-    def _mend(self, database: DatabaseText, journal: JournalText | None, settled: SettledLog) -> None:
-        """Open both files for writing, each with all that the two say. The journal first: then it can restore all."""
-        many, end = len(settled.events), journal.end if journal else 0
-        if journal is None or not journal.entries or journal.damaged or settled.from_database:
-            kept = ""
-            if journal is not None and (journal.damaged or journal.torn):
-                shutil.copyfile(self._journal_path, aside := self._damaged_name(JOURNAL_FILE))
-                kept = f". The damaged file is kept as {aside.name}"
-            end = write_journal(self._journal_path, all_entries(settled.events, settled.classes))
-            if many and database.version == STORE_VERSION:  # one of version 1 had none
-                reason = "was missing" if journal is None else "was damaged" if kept else "was too short"
-                restored = f"{len(settled.from_database)} of {many} answers were restored from {STORE_FILE}"
-                log.warning("%s: %s %s, and %s%s", self._named, JOURNAL_FILE, reason, restored, kept)
-        self._journal = JournalFile(self._journal_path, end)
-        if reason := _database_fault(database, settled):
-            aside = self._damaged_name(STORE_FILE)
-            for ending in ("", "-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    os.rename(f"{self.path}{ending}", f"{aside}{ending}")
-            log.warning(
-                "%s %s: %d of %d answers were restored from %s%s%s",
-                self._named,
-                reason,
-                len(settled.from_journal),
-                many,
-                JOURNAL_FILE,
-                f". The damaged file is kept as {aside.name}" if database.there else "",
-                f". The end of {JOURNAL_FILE} is damaged too: the last answer may be missing"
-                if journal is not None and journal.torn
-                else "",
-            )
-            self._open_database(settled.events)
-        else:
-            if settled.from_journal:
-                log.warning(
-                    "%s lacked %s; the last process ended while it was written. It was restored from %s",
-                    self._named,
-                    _counted(len(settled.from_journal), "answer"),
-                    JOURNAL_FILE,
-                )
-            self._open_database([settled.events[seq - 1] for seq in settled.from_journal])
-            if self._settings != database.settings:  # the classes were on the way too
-                self.set_setting("classes", settled.classes)
-
-    @property
-    def _named(self) -> str:
-        return printable(str(self.path))
-
-    def _damaged_name(self, name: str) -> Path:
-        """A free name for a damaged file beside the others."""
-        stem, ending = name.split(".")
-        names = (self.folder / f"{stem}.damaged-{k}.{ending}" for k in range(1, 10_000))
-        return next(path for path in names if not os.path.lexists(path))
-
-    def _open_database(self, lacking: list[LabelEvent]) -> None:
-        """Open the database for writing, made if it is not there; add events, and what else it lacks."""
-        uri = f"{self.path.absolute().as_uri()}?mode=rwc"
-        self._db = db = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=5)
-        for pragma in ("trusted_schema = OFF", "journal_mode = WAL", "synchronous = FULL"):  # FULL: flushed
-            db.execute(f"PRAGMA {pragma}")
-        db.execute("BEGIN IMMEDIATE")
-        made = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        for statement in SCHEMA if made else ():
-            db.execute(statement)
-        if not made and version == 1:
-            for table in ("settings", "events"):
-                db.execute(f"ALTER TABLE {table} ADD COLUMN {ADDED.lstrip(', ')}")
-        if made or version == 1 or lacking:
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {STORE_VERSION}")
-            self._insert("settings", *(setting_row(name, text) for name, text in self._settings.items()))
-            self._insert("leases", *((held.item, held.tab, held.who, held.until) for held in self._leases.values()))
-            self._insert("events", *map(row_of, lacking))
-        db.execute("COMMIT")
-        files = (self.path, Path(f"{self.path}-wal"), self._journal_path, self.folder / LOCK_FILE)
-        self._files = {path: _file_identity(path) for path in files}
-        self._parent = _file_identity(self.folder.absolute().parent)
-
-    def _insert(self, table: str, *rows: tuple[Any, ...]) -> None:
-        for row in rows:
-            self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-
-    def _check_files(self) -> None:
-        """Write all of it again if the files were deleted while they were open: SQLite would go on into nothing."""
-        now = {path: _file_identity(path) for path in self._files}
-        if now == self._files and not self._rebuilding:
-            return
-        if not self._rebuilding and any(found not in (None, self._files[path]) for path, found in now.items()):
-            raise StoreError(
-                f"the answer was not kept: other files have come in the place of those in {self.folder}. Stop, and "
-                "start again"
-            )
-        if _file_identity(self.folder.absolute().parent) != self._parent:
-            raise StoreError(f"the answer was not kept: {self.folder} is gone. Put it back, or stop and start again")
-        self._close_files()
-        self._become_the_writer()
-        self._rebuilding = True  # until all of it is done: what lies there now is our own
-        end = write_journal(self._journal_path, all_entries(self._events, self._classes))
-        self._journal = JournalFile(self._journal_path, end)
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{self.path}{ending}").unlink(missing_ok=True)
-        self._open_database(self._events)
-        self._rebuilding = False
-        log.warning(
-            "%s or a file beside it was deleted while it was open. The log was written again: %s",
-            self._named,
-            _counted(len(self._events), "answer"),
-        )
 
     def _repeated(self, request: str | None, item: str | None, kind: str, label: str | None) -> LabelEvent | None:
         """The event of a request that came before. Raises if that was about something else: one would be lost."""
@@ -475,16 +287,21 @@ class LabelStore:
         )
 
     def _event(self, seq: int | None) -> LabelEvent | None:
-        return None if seq is None else self._events[seq - 1]
+        return None if seq is None else self._kept.events[seq - 1]
 
-    def _take_in(self, event: LabelEvent) -> None:
-        """Let an event of the log take effect in memory."""
-        self._events.append(event)
+    def _index(self, kept: LogContents) -> None:
+        """Make the caches of the log anew."""
+        self._now.clear()
+        self._requests.clear()
+        for event in kept.events:
+            self._take_effect(event)
+
+    def _take_effect(self, event: LabelEvent) -> None:
         if event.request is not None:
             self._requests[event.request] = event
         if event.undoes is None:
             self._now[event.item] = event
-        elif (was := self._event(self._events[event.undoes - 1].before_seq)) is not None:
+        elif (was := self._event(self._kept.events[event.undoes - 1].before_seq)) is not None:
             self._now[event.item] = was
         else:
             self._now.pop(event.item, None)
@@ -497,35 +314,19 @@ class LabelStore:
         who: str,
         tab: str,
         before: LabelEvent | None,
-        undoes: int | None,
-        extra: tuple[str | None, str | None, str | None, float | None],
+        said: Mapping[str, Any],
     ) -> LabelEvent:
-        request, purpose, guess, confidence = extra
-        event = LabelEvent(
-            seq=len(self._events) + 1,
-            at=_timestamp(self._clock()),
-            who=who,
-            tab=tab,
-            item=item,
-            kind=kind,
-            label=label,
-            before_seq=before.seq if before else None,
-            before_kind=before.kind if before else None,
-            before_label=before.label if before else None,
-            undoes=undoes,
-            request=request,
-            purpose=purpose,
-            guess=guess,
-            confidence=confidence,
-        )
-        with self._writing():
-            self._db.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row := row_of(event)))})", row)
-            self._pending.append(event_entry(event))
-            if undoes is None:
-                self._drop([item])
+        was = {} if before is None else {f"before_{name}": getattr(before, name) for name in ("seq", "kind", "label")}
+        seq, at = len(self._kept.events) + 1, _timestamp(self._clock())
+        event = LabelEvent(seq, at, who, tab, item, kind, label, **was, **said)
+        with self._writing() as log:
+            log.add_event(event)
+            if event.undoes is None:
+                self._let_go(log, item)
             elif tab:
-                self._keep([item], tab, who)
-            self._take_in(event)
+                self._hold(log, [item], tab, who)
+            self._kept.events.append(event)
+            self._take_effect(event)
         return event
 
     def _check_free(
@@ -539,109 +340,48 @@ class LabelStore:
             raise StoreConflict(f"{printable(before.who)} has answered {printable(item)} already: {said}")
 
     def _lease_of(self, item: str) -> Lease | None:
-        held, now = self._leases.get(item), self._clock()
+        held, now = self._kept.leases.get(item), self._clock()
         if held is not None and held.until > now + self.lease_seconds:  # the clock was set back: it would last for days
-            held = self._leases[item] = replace(held, until=now + self.lease_seconds)
+            held = self._kept.leases[item] = replace(held, until=now + self.lease_seconds)
         return held if held is not None and held.until > now else None
 
     def _is_free(self, item: str, tab: str) -> bool:
         held = self._lease_of(item)
         return held is None or held.tab == tab
 
-    def _keep(self, items: Iterable[str], tab: str, who: str) -> None:
-        until = self._clock() + self.lease_seconds
+    def _hold(self, log: LabelLog, items: Iterable[str], tab: str, who: str) -> None:
+        until, leases = self._clock() + self.lease_seconds, self._kept.leases
         for item in items:
-            if (old := self._leases.get(item)) is not None and old.tab != tab:
-                del self._leases[item]  # to the end of the order
-            self._leases[item] = Lease(item, tab, who, until)
-            self._insert("leases", (item, tab, who, until))
+            if (old := leases.get(item)) is not None and old.tab != tab:
+                del leases[item]  # to the end of the order
+            leases[item] = Lease(item, tab, who, until)
+            log.put_lease(leases[item])
 
-    def _drop(self, items: Iterable[str]) -> None:
-        for item in items:
-            if self._leases.pop(item, None) is not None:
-                self._db.execute("DELETE FROM leases WHERE item = ?", (item,))
+    def _let_go(self, log: LabelLog, item: str) -> None:
+        if self._kept.leases.pop(item, None) is not None:
+            log.drop_lease(item)
 
     @contextmanager
-    def _writing(self, flush: bool = True) -> Iterator[None]:
-        """A transaction: all of it is in both files when the block ends, or nothing of it, and memory is as before.
-
-        flush: have it on the disk too. Leases need not be: they may be lost in a power cut.
-        """
-        if self.read_only:
+    def _writing(self, flush: bool = True) -> Iterator[LabelLog]:
+        """A transaction of the log (``LabelLog.transaction``), or part of one that is open already."""
+        if self._log is None:
             raise StoreError(f"{self.path} was opened for reading only")
         with self._mutex:
-            if self._inside:  # part of a larger one
-                yield
+            if self._inside:
+                yield self._log
                 return
             if self._closed:
                 raise StoreError(f"{self.path} is closed; nothing was kept")
-            before = len(self._events), dict(self._leases), dict(self._settings)
-            self._inside = True
+            self._inside, before = True, len(self._kept.events)
             try:
-                self._check_files()
-                self._db.execute(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-                if self._pending:
-                    self._journal.append(self._pending)
-                self._db.execute("COMMIT")
-            except BaseException as error:
-                self._take_back(*before)
-                if isinstance(error, sqlite3.Error | OSError):
-                    raise explain_writing(error, self.path) from None
+                with self._log.transaction(flush):
+                    yield self._log
+            except BaseException:
+                if len(self._kept.events) == before:  # taken back
+                    self._index(self._kept)
                 raise
             finally:
-                self._inside, self._pending = False, []
-
-    def _take_back(self, events: int, leases: dict[str, Lease], settings: dict[str, str]) -> None:
-        """After a transaction that failed: files and memory as they were before it."""
-        with suppress(sqlite3.Error):
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            elif self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0] > events:
-                return  # Ctrl-C while it was committed: it is kept
-        if self._pending:
-            with suppress(OSError):
-                self._journal.cut()
-        self._leases, self._settings = leases, settings
-        self._classes = tuple(self.setting("classes", []))
-        if len(self._events) > events:
-            kept, self._events, self._now, self._requests = self._events[:events], [], {}, {}
-            for event in kept:
-                self._take_in(event)
-
-    def _close_files(self) -> None:
-        if (db := getattr(self, "_db", None)) is not None:
-            db.close()
-        if (journal := getattr(self, "_journal", None)) is not None:
-            journal.close()
-            del self._journal
-        if self._lock is not None:
-            self._lock.release()
-
-
-def _database_fault(database: DatabaseText, settled: SettledLog) -> str:
-    """Why the database must be written anew, as the end of a sentence; empty if it need not be."""
-    if database.fault:
-        return database.fault
-    if not database.there:
-        return "is missing" if settled.events else ""
-    if database.damaged:
-        return f"has {_counted(database.damaged, 'damaged row')}"
-    return "" if settled.in_flight else f"has lost {_counted(len(settled.from_journal), 'answer')}"
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
-
-
-def _file_identity(path: Path) -> tuple[int, int] | None:
-    """Which file has that name now; None if there is none."""
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
+                self._inside = False
 
 
 def _check_place(folder: Path, *paths: Path) -> None:
@@ -664,3 +404,66 @@ def _check_name(what: str, text: object, least: bool = True) -> None:
 
 def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# Copies: the same picture or text under several names. One is asked for; what is said of any counts for all.
+
+
+class CopyGroups:
+    """Which items are the same, and the answer that counts for each group of them.
+
+    The first of a group is only the one that is asked for: it may change when files are added, and labels stay where
+    they were given.
+    """
+
+    def __init__(self, first_of: Mapping[str, str]) -> None:
+        self.first_of = dict(first_of)
+        self._members: dict[str, list[str]] = {}
+        for copy, first in first_of.items():
+            self._members.setdefault(first, [first]).append(copy)
+
+    def first(self, item: str) -> str:
+        """The one of its group that is asked for: the item itself if it has no copies."""
+        return self.first_of.get(item, item)
+
+    def members(self, item: str) -> Sequence[str]:
+        """The item and its copies."""
+        first = self.first(item)
+        return self._members.get(first, [first])
+
+    def in_force(self, current: Mapping[str, LabelEvent]) -> dict[str, LabelEvent]:
+        """First of each group → the answer that counts for the group, of the event in force of each item.
+
+        A label counts before "not sure" or "set aside", those before a skip; people before the data; then the last.
+        """
+        found: dict[str, LabelEvent] = {}
+        for item, event in current.items():
+            first = self.first(item)
+            if first not in found or _weight(event) > _weight(found[first]):
+                found[first] = event
+        return found
+
+    def answer(self, item: str, state_of: Callable[[str], LabelEvent | None]) -> LabelEvent | None:
+        """The answer that counts for one item; ``state_of`` has the event in force of each."""
+        said = {name: event for name in self.members(item) if (event := state_of(name)) is not None}
+        return self.in_force(said).get(self.first(item))
+
+    def contradictions(self, current: Mapping[str, LabelEvent]) -> list[str]:
+        """A sentence for each group whose copies have different labels."""
+        told = []
+        for first, copies in self._members.items():
+            said = [event for item in copies if (event := current.get(item)) is not None and event.label is not None]
+            if len({event.label for event in said}) > 1:
+                named = [f"{event.item} ({event.label}, {_by(event)})" for event in said]
+                counts = self.in_force({event.item: event for event in said})[first].label
+                words = f"{', '.join(named[:-1])} and {named[-1]} are copies: {counts} counts; relabel one of them"
+                told.append(printable(words))
+        return told
+
+
+def _weight(event: LabelEvent) -> tuple[bool, bool, bool, int]:
+    return event.label is not None, event.kind != "skip", event.who != GIVEN, event.seq
+
+
+def _by(event: LabelEvent) -> str:
+    return "in the data" if event.who == GIVEN else f"by {event.who}"

@@ -156,12 +156,7 @@ class StudioTasks:
         self._settle_all(self.desk.data.ids)
 
     def take_hook(self, body: Mapping[str, Any]) -> str:
-        """Keep what a webhook says: "kept", "ignored", or "unknown" if the project must be read for it.
-
-        Raises:
-            ValueError: the body is not as Label Studio sends it.
-            StoreError: it was not kept.
-        """
+        """Keep what a webhook says: "kept", "ignored", or "unknown" if the project must be read for it."""
         with self.lock:
             if not self._tab:
                 raise StoreError("the project of Label Studio has not been read yet; nothing was kept")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foretaste.label.book import Label, LabelKind
 from foretaste.label.pool import Pool
-from foretaste.losses import BinaryOutputs, find_loss
+from foretaste.losses import find_loss
 from foretaste.network import fit, make_head, reset, seeded
 from foretaste.tangent import Inputs, ntk
 
@@ -93,13 +93,8 @@ def train_network(
 ) -> nn.Module:
     """A trained copy of ``net``; ``net`` is only read. Raises ``Diverged`` if the loss became NaN.
 
-    Args:
-        net: the network to start from, or to draw anew if it is the learner's own.
-        pool, labels: the labelled items.
-        kind: of the labels.
-        plan: how to train.
-        draw: the number of this training, for its seed.
-        look: called with steps done and their number, now and then; what it raises ends the training.
+    ``draw`` is the number of this training, for its seed. ``look`` is called with steps done and their number, now and
+    then; what it raises ends the training.
     """
     at = list(labels)
     net = copy.deepcopy(net)
@@ -118,7 +113,7 @@ def train_network(
         options = {"progress": look, **plan.options}
         if plan.own and options.get("max_lr") is None:
             options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss)
-        fit(trainable(net, kind, plan.loss), x, y, loss=plan.loss, seed=plan.seed + draw, **options)
+        fit(net, x, y, loss=plan.loss, seed=plan.seed + draw, **options)
     return net.eval()
 
 
@@ -132,15 +127,3 @@ def stable_rate(net: nn.Module, x: Tensor, kind: LabelKind, loss: str) -> float:
     largest = float(torch.linalg.eigvalsh(ntk(net, x[:n]))[-1])
     most = n * kind.C / largest if criterion.quadratic else 8 * n / largest
     return min(criterion.max_lr, STABLE_SHARE * most)
-
-
-def trainable(net: nn.Module, kind: LabelKind, loss: str) -> nn.Module:
-    """The network with an output for each class: one logit of two classes becomes two outputs."""
-    outputs = last_width(net)
-    return BinaryOutputs(net, loss) if outputs == 1 and not kind.regression else net
-
-
-def last_width(net: nn.Module) -> int | None:
-    """The outputs of the last linear layer, which is where a network of one logit ends."""
-    widths = [m.out_features for m in net.modules() if isinstance(m, nn.Linear)]
-    return widths[-1] if widths else None

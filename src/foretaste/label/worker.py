@@ -8,13 +8,17 @@ import ctypes
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foretaste.errors import counted, real_number
+
+if TYPE_CHECKING:
+    from foretaste.label.desk import LabelDesk
+    from foretaste.label.learner import Learner
 
 log = logging.getLogger(__name__)
 
@@ -29,38 +33,11 @@ KEPT_EVERY = 5  # labels after which what was measured is written again
 BuildProgress = Callable[[int, int], None]  # done, of how many
 
 
-class LiveLearner(Protocol):
-    """What the thread needs of a learner: verbs of ``ft.Learner``."""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def training(self) -> bool: ...
-    @property
-    def pending(self) -> Sequence[Any]: ...
-    def query(self, n: int = 1) -> Sequence[Any]: ...
-    def teach(self, ids: Any, labels: Any) -> None: ...
-    def relabel(self, ids: Any, labels: Any) -> None: ...
-    def unlabel(self, ids: Any) -> None: ...
-    def ignore(self, ids: Any) -> None: ...
-    def restore(self, ids: Any) -> None: ...
-    def release(self, ids: Any = None) -> None: ...
-    def predict(self, items: Any = None) -> np.ndarray: ...
-    def predict_proba(self, items: Any = None) -> Any: ...
-    def explain(self, item: Any) -> dict[str, Any]: ...
-    def status(self, *, goal: float) -> dict[str, Any]: ...
-    def track_record(self) -> list[dict[str, Any]]: ...
-    def recall(self, record: Iterable[Mapping[str, Any]]) -> None: ...
-    def retrain(self, wait: bool = False) -> None: ...
-    def stop_training(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
 @dataclass(frozen=True)
 class BuiltLearner:
     """A learner, and in words what it sees of the items: the features, or the small network."""
 
-    learner: LiveLearner
+    learner: "Learner"
     words: str
 
 
@@ -82,14 +59,8 @@ class ModelView:
 class LearnerWorker(threading.Thread):
     """Builds the learner, then keeps it in step with the store.
 
-    Args:
-        build: Makes the learner; called once, in this thread, with a function that takes progress.
-        classes: The names of the classes.
-        checked: The curve on the items that measure, of an earlier session.
-        record: What was predicted of each label before it came, in earlier sessions.
-        keep: Called with what was measured, at first and every fifth label: ``foretaste status`` reads it elsewhere.
-        goal: The share of open items that may be wrong when one stops.
-        trains_itself: Whether the network is trained anew when the learner advises it, or only when a person asks.
+    ``checked`` and ``record`` are those of a ``ModelView`` of earlier sessions. ``keep`` is called with the view at
+    first and every fifth label. ``trains_itself``: also when the learner advises it, not only when a person asks.
     """
 
     def __init__(
@@ -119,31 +90,15 @@ class LearnerWorker(threading.Thread):
         self._closing = self._retrain = self._stale = False
         self._phase, self._words, self._error = "waiting", "", ""
         self._done = self._total = 0
-        self._known: dict[str, str] = {}  # what the learner knows: a class, or "" for items set aside
         self._labels = 0
-        self._learner: LiveLearner | None = None
+        self._learner: Learner | None = None
         self._predicted: np.ndarray | None = None
 
     # Called by the desk
 
-    def connect(
-        self,
-        wanted: Callable[[str], str | None],
-        ids: Sequence[str],
-        checks: Sequence[str],
-        held: Callable[[], list[str]],
-        label_of: Callable[[str], str | None],
-        skipped: Callable[[], Collection[str]] = tuple,
-    ) -> None:
-        """Say where to look: what each item should be, all ids, those that measure, on a screen, and skipped."""
-        self._wanted, self._ids, self._checks, self._held, self._label_of, self._skipped = (
-            wanted,
-            list(ids),
-            list(checks),
-            held,
-            label_of,
-            skipped,
-        )
+    def connect(self, desk: "LabelDesk") -> None:
+        """Say where to look: which items there are, what each should be, which are on a screen or skipped."""
+        self._desk = desk
 
     def tell(self, item: str) -> int:
         """Something about an item has changed. Returns the number of the change."""
@@ -243,12 +198,12 @@ class LearnerWorker(threading.Thread):
             raise RuntimeError("the desk was closed")
         self._done, self._total = done, total
 
-    def _take_over(self, learner: LiveLearner) -> None:
+    def _take_over(self, learner: "Learner") -> None:
         """Bring a new learner to where the people are."""
         with self._turn:
             number, self._dirty = self._told, {}
         self._learner = learner
-        self._follow(learner, self._ids)
+        self._follow(learner, self._desk.data.ids)
         learner.recall([p for p in self.view.record if p["predicted"] in self._classes])
         self._phase = "ready"
         self._rank(learner, number)
@@ -287,38 +242,36 @@ class LearnerWorker(threading.Thread):
             return_free_memory()
         self._error = ""
 
-    def _follow(self, learner: LiveLearner, items: Iterable[str]) -> None:
+    def _follow(self, learner: "Learner", items: Iterable[str]) -> None:
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
+        labels, ignored = learner.labels, {*learner.ignored}
         new, aside = dict[str, str](), list[str]()
         for item in items:
-            wanted, known = self._wanted(item), self._known.get(item)
-            if wanted == known or (wanted is None and known is None):
+            wanted, known = self._desk.wanted(item), "" if item in ignored else labels.get(item)
+            if wanted == known:
                 continue
             if known == "":
                 learner.restore([item])
-            if wanted is None:
+            if wanted == "":
+                aside.append(item)
+            elif wanted is None:
                 if known:
                     learner.unlabel([item])
-                self._known.pop(item)
-            elif wanted == "":
-                aside.append(item)
             elif known:
                 learner.relabel([item], [wanted])
-                self._known[item] = wanted
             else:
                 new[item] = wanted
         if aside:
             learner.ignore(aside)
-            self._known.update(dict.fromkeys(aside, ""))
         if new:
             learner.teach(list(new), list(new.values()))
-            self._known.update(new)
-        self._labels = sum(1 for label in self._known.values() if label)
+        self._labels = len(learner.labels)
 
-    def _rank(self, learner: LiveLearner, number: int) -> None:
+    def _rank(self, learner: "Learner", number: int) -> None:
         """What to ask next: one item first, so that nobody waits for the others."""
-        skipped = self._skipped()
-        busy = {*self._held(), *skipped}  # skipped items stay pending, or they would be asked for again and again
+        skipped = self._desk.skipped()
+        # Skipped items stay pending, or they would be asked for again and again.
+        busy = {*self._desk.store.held(), *skipped}
         learner.release([i for i in learner.pending if i not in busy])
 
         def ask() -> list[str]:
@@ -339,9 +292,10 @@ class LearnerWorker(threading.Thread):
             self._publish(ready=tuple(ready))
         self._publish(whole=True)
 
-    def _explain(self, learner: LiveLearner, items: Sequence[str], before: np.ndarray | None) -> None:
+    def _explain(self, learner: "Learner", items: Sequence[str], before: np.ndarray | None) -> None:
         """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
-        shown = [i for i in dict.fromkeys((*self._held(), *self.view.ready)) if self._known.get(i) in (None, "")]
+        labels, ignored = learner.labels, {*learner.ignored}
+        shown = [i for i in dict.fromkeys((*self._desk.store.held(), *self.view.ready)) if i not in labels]
         likely = dict[str, tuple[tuple[str, float], ...]]()
         if shown:
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
@@ -358,16 +312,16 @@ class LearnerWorker(threading.Thread):
             with self._turn:
                 if self._dirty or self._ending:
                     return
-            if self._known.get(item) is None:
+            if item not in ignored:
                 reasons[item] = describe_reason(learner.explain(item))
                 self._publish(reasons=dict(reasons))
 
-    def _measure(self, learner: LiveLearner) -> None:
+    def _measure(self, learner: "Learner") -> None:
         """Accuracy on the items that measure, and advice."""
         with self._turn:
             if self._dirty or self._ending:
                 return
-        truth = {i: label for i in self._checks if (label := self._label_of(i)) is not None}
+        truth = {i: label for i in self._desk.check_ids if (label := self._desk.label_of(i)) is not None}
         checked = list(self.view.checked)
         if truth:
             right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())

@@ -22,6 +22,7 @@ from foretaste.lookahead.problem import (
     cholesky,
     diagonal_blocks,
     inverse_root,
+    leave_one_out,
     rounding_floor,
     site_index,
     to_sites,
@@ -207,6 +208,12 @@ class DenseState(State):
         rounding = ROUNDING_SHARE * len(js) * float(base.prior_blocks[js].diagonal(dim1=1, dim2=2).max())
         root = inverse_root(S_KK, self.ridge, 0.0, rounding)
         return root.T @ (root @ e_K)
+
+    def surprises(self, js: list[int], y_KC: Tensor) -> Tensor:
+        """(k, C): ``leave_one_out`` of labels of candidates js, given L and the others of them. Squared loss, B = 1."""
+        S_KK = self._posterior.among(js)
+        S_KK.diagonal().add_(self.ridge)
+        return leave_one_out(cholesky(S_KK, self.ridge, "K"), y_KC - self._posterior.mean_UC[js])
 
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         j, y_C = self._candidate(j), self._problem.labels.target(y)
