@@ -176,7 +176,7 @@ def test_tables_of_features_and_regression(tmp_path):
     true = np.array([x[int(row["id"][1:])] @ w for row in rows])
     assert np.corrcoef(said, true)[0, 1] > 0.8
     assert {row["margin"] for row in rows} == {""}
-    five = ("--regression", "--steps", 5, "-n", 4, "--out", tmp_path / "r.csv")
+    five = ("--regression", "--steps", 5, "--batch", 1, "-n", 4, "--out", tmp_path / "r.csv")
     assert "chosen by variance" in invoke("query", *words, *five).output
     assert "gain" in told("query", *words, *five, "--strategy", "gain")
 
@@ -259,6 +259,7 @@ def test_settings_that_do_not_fit(files, words, says):
     [
         (["--channels", "5"], "--channels is 5; expected 1 (grey)"),
         (["--budget", "8XB"], "--budget is '8XB'; expected bytes"),
+        (["--batch", "1"], "--batch 1 and net has BatchNorm"),
         (["--steps", "9", "--max-lr", "1e9"], "with --max-lr 1e+09, and 3 times more, down to --max-lr 1.2"),
     ],
 )

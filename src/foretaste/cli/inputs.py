@@ -67,7 +67,8 @@ IdColumnOption = Annotated[
     str | None, data_option("--id", help="The column of ids. Default: id, name, customer_id, ...")
 ]
 ClassesOption = Annotated[
-    str | None, data_option(help="Names of the classes in the order of the network's outputs, separated by commas.")
+    str | None,
+    data_option(help="Names of the classes, separated by commas; with weights of your own, in the order of outputs."),
 ]
 NormaliseOption = Annotated[
     str | None,
@@ -125,7 +126,7 @@ StepsOption = Annotated[
     int | None, network_option(min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.")
 ]
 MaxLrOption = Annotated[float | None, network_option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.")]
-BatchOption = Annotated[int, network_option(min=2, help="Points in a step of SGD.")]
+BatchOption = Annotated[int, network_option(min=1, help="Points in a step of SGD.")]
 BudgetOption = Annotated[str | None, kernel_option(help='Memory for the kernel, such as "8GB".')]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]

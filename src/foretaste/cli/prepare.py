@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretaste.cli.app import name_options
 from foretaste.cli.inputs import find_device, split_classes
 from foretaste.errors import check_known
 
@@ -147,7 +148,11 @@ def train_problem(
     from foretaste.network import fit
 
     p = problem
-    fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)
+    try:
+        fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)
+    except ValueError as error:
+        error.args = (name_options(str(error), {"batch_size": "--batch"}),)  # elsewhere in a query it is -n
+        raise
     return replace(p, fitted=fitted)
 
 
