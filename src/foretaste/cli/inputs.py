@@ -67,8 +67,7 @@ IdColumnOption = Annotated[
     str | None, data_option("--id", help="The column of ids. Default: id, name, customer_id, ...")
 ]
 ClassesOption = Annotated[
-    str | None,
-    data_option(help="Names of the classes, separated by commas; with weights of your own, in the order of outputs."),
+    str | None, data_option(help="Names of the classes in the order of the network's outputs, separated by commas.")
 ]
 NormaliseOption = Annotated[
     str | None,
