@@ -99,7 +99,7 @@ def fidelity_command(
     except ValueError:
         raise ValueError(f"--ridge {ridge}; expected numbers or misfit, separated by commas") from None
     steps = DEMO_STEPS if demo and steps is None else steps
-    network_options = given.parse_settings(set_ or [], "--set")
+    network_options = given.parse_settings(set_, "--set")
     from foretaste.study import check_fidelity
 
     truth: list[str | None] | None

@@ -105,8 +105,8 @@ def query_command(
     page_path(page, out)
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
-    network_options = given.parse_settings(set_ or [], "--set")
-    strategy_options = given.parse_settings(options or [], "--options")
+    network_options = given.parse_settings(set_, "--set")
+    strategy_options = given.parse_settings(options, "--options")
     import foretaste as ft
 
     strategy = strategy or ("variance" if regression else ft.acquire.DEFAULT_STRATEGY)
