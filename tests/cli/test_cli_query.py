@@ -422,7 +422,7 @@ def test_an_empty_pool_ends_a_loop_without_an_error(files):
     assert (files / "r.csv").read_text().startswith("rank,picked,id,score")
 
 
-def test_durations_are_plain(files):
+def test_durations_are_plain():
     """110 s were 1.1e+02 s."""
     from types import SimpleNamespace
 
@@ -433,7 +433,7 @@ def test_durations_are_plain(files):
     info = {"strategy": "gain", "select": "greedy", "residual_L": 1e-6}
     seconds = {"kernel": 110.0, "score": 0.2, "select": 0.001, "total": 8000.0}
     q = type("Q", (), {"info": info, "seconds": seconds, "__len__": lambda self: 2})()
-    text = summarise_query(problem, q, files / "r.csv")
+    text = summarise_query(problem, q)
     assert "Choosing took 2.2 h (kernel 1.8 min, score 0.2 s)." in text
 
 

@@ -4,14 +4,14 @@ Build or load the network, check that the points suit it, turn labels into class
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.cli.app import name_options
+from foretaste.cli.app import name_options, progress_bar, say
 from foretaste.cli.inputs import find_device, split_classes
-from foretaste.errors import check_known
+from foretaste.errors import check_known, counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,15 +138,15 @@ def describe_network(problem: LabellingProblem) -> str:
     return f"{problem.name} ({options})" if options else problem.name
 
 
-def train_problem(
-    problem: LabellingProblem, progress: Callable[[int, int], object] | None = None, **settings: Any
-) -> LabellingProblem:
-    """The same problem, its network trained on the labelled points from its initial weights."""
+def train_problem(problem: LabellingProblem, **settings: Any) -> LabellingProblem:
+    """The same problem, its network trained on the labelled points from its initial weights, behind a bar."""
     from foretaste.network import fit
 
     p = problem
+    say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
     try:
-        fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)
+        with progress_bar("training") as progress:
+            fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)
     except ValueError as error:
         error.args = (name_options(str(error), {"batch_size": "--batch"}),)  # elsewhere in a query it is -n
         raise
