@@ -176,7 +176,7 @@ def test_tables_of_features_and_regression(tmp_path):
     true = np.array([x[int(row["id"][1:])] @ w for row in rows])
     assert np.corrcoef(said, true)[0, 1] > 0.8
     assert {row["margin"] for row in rows} == {""}
-    five = ("--regression", "--steps", 5, "-n", 4, "--out", tmp_path / "r.csv")
+    five = ("--regression", "--steps", 5, "--batch", 1, "-n", 4, "--out", tmp_path / "r.csv")
     assert "chosen by variance" in invoke("query", *words, *five).output
     assert "gain" in told("query", *words, *five, "--strategy", "gain")
 
@@ -259,6 +259,7 @@ def test_settings_that_do_not_fit(files, words, says):
     [
         (["--channels", "5"], "--channels is 5; expected 1 (grey)"),
         (["--budget", "8XB"], "--budget is '8XB'; expected bytes"),
+        (["--batch", "1"], "--batch 1 and net has BatchNorm"),
         (["--steps", "9", "--max-lr", "1e9"], "with --max-lr 1e+09, and 3 times more, down to --max-lr 1.2"),
     ],
 )
@@ -421,7 +422,7 @@ def test_an_empty_pool_ends_a_loop_without_an_error(files):
     assert (files / "r.csv").read_text().startswith("rank,picked,id,score")
 
 
-def test_durations_are_plain(files):
+def test_durations_are_plain():
     """110 s were 1.1e+02 s."""
     from types import SimpleNamespace
 
@@ -432,7 +433,7 @@ def test_durations_are_plain(files):
     info = {"strategy": "gain", "select": "greedy", "residual_L": 1e-6}
     seconds = {"kernel": 110.0, "score": 0.2, "select": 0.001, "total": 8000.0}
     q = type("Q", (), {"info": info, "seconds": seconds, "__len__": lambda self: 2})()
-    text = summarise_query(problem, q, files / "r.csv")
+    text = summarise_query(problem, q)
     assert "Choosing took 2.2 h (kernel 1.8 min, score 0.2 s)." in text
 
 

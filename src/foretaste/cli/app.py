@@ -73,8 +73,7 @@ class ForetasteGroup(PlainGroup):
     """Commands whose errors are one line and exit code 2. With --debug an error is Python's traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        known = [name for name in COMMAND_ORDER if name in self.commands]
-        return [*known, *(name for name in self.commands if name not in known)]
+        return sorted(self.commands, key=COMMAND_ORDER.index)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         ctx.meta[GIVEN_WORDS] = list(args)
@@ -212,17 +211,14 @@ def check_output_folder(out: Path | None) -> None:
         raise ValueError(f"--out {out} is a file; expected a folder, or the name of a new one")
 
 
-def usable_cores() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def counting_bar(transient: bool = False) -> "Progress":
-    """A bar with a description, a count, the time so far and the time left."""
+def counting_bar(*, downloads: bool = False, transient: bool = False) -> "Progress":
+    """A bar with a description, a count and the times so far and left; for downloads, with bytes and their speed."""
     from rich import progress as of
 
-    what, times = of.TextColumn("{task.description}", markup=False), (of.TimeElapsedColumn(), of.TimeRemainingColumn())
-    return of.Progress(what, of.BarColumn(), of.MofNCompleteColumn(), *times, console=console, transient=transient)
+    counts = [of.MofNCompleteColumn(), of.TimeElapsedColumn()]
+    columns = [of.DownloadColumn(), of.TransferSpeedColumn()] if downloads else counts
+    what = of.TextColumn("{task.description}", markup=False)
+    return of.Progress(what, of.BarColumn(), *columns, of.TimeRemainingColumn(), console=console, transient=transient)
 
 
 @contextmanager

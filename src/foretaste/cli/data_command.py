@@ -1,11 +1,11 @@
 """``foretaste data list`` and ``foretaste data get``: data sets known by name."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from foretaste.cli.app import PlainGroup, app, console, say, with_examples
+from foretaste.cli.app import PlainGroup, app, console, counting_bar, say, with_examples
 from foretaste.errors import check_known, format_bytes
 
 data_app = typer.Typer(
@@ -56,16 +56,10 @@ def get_data(
 
 def _download_with_bars(name: str, folder: Path | None, force: bool) -> None:
     """Download one data set, one bar for each file; then print its licence and paper."""
-    from rich import progress as of
-
     from foretaste.data import CATALOGUE, get
 
-    what, speed = (
-        of.TextColumn("{task.description}", markup=False),
-        (of.TransferSpeedColumn(), of.TimeRemainingColumn()),
-    )
-    tasks: dict[str, of.TaskID] = {}
-    with of.Progress(what, of.BarColumn(), of.DownloadColumn(), *speed, console=console) as bars:
+    tasks: dict[str, Any] = {}
+    with counting_bar(downloads=True) as bars:
 
         def show(file: str, done: int, total: int) -> None:
             if file not in tasks:

@@ -1,6 +1,7 @@
 """``foretaste fidelity``: whether look-ahead can be trusted on a network."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,15 +9,15 @@ import typer
 
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, check_output_folder, console, how_made, progress_bar, say, with_examples
-from foretaste.cli.prepare import describe_network, make_problem, train_problem
-from foretaste.errors import counted, format_seconds, printable
+from foretaste.cli.prepare import make_problem, train_problem
+from foretaste.errors import format_seconds, printable
 
 if TYPE_CHECKING:
     from foretaste.cli.prepare import LabellingProblem
     from foretaste.data import Points
 
 DEMO_STEPS = 600
-COMPARED_PANEL = "What is compared"  # of --help
+compared_option = partial(typer.Option, rich_help_panel="What is compared")
 
 
 @app.command(
@@ -38,36 +39,17 @@ def fidelity_command(
     weights: given.WeightsOption = None,
     demo: Annotated[bool, typer.Option("--demo", help="Use scikit-learn's digits and an MLP; under a minute.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the page and the records.")] = Path("fidelity"),
-    candidates: Annotated[
-        int, typer.Option(min=1, help="Points of the pool to retrain on.", rich_help_panel=COMPARED_PANEL)
-    ] = 8,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Retrainings of each by another seed, for SGD's noise.", rich_help_panel=COMPARED_PANEL
-        ),
-    ] = 2,
+    candidates: Annotated[int, compared_option(min=1, help="Points of the pool to retrain on.")] = 8,
+    repeats: Annotated[int, compared_option(min=1, help="Retrainings of each by another seed, for SGD's noise.")] = 2,
     retrain_steps: Annotated[
-        int | None,
-        given.network_option(min=1, help="Steps of each retraining. Default: as --steps."),
+        int | None, given.network_option(min=1, help="Steps of each retraining. Default: as --steps.")
     ] = None,
-    watch: Annotated[
-        int,
-        typer.Option(min=1, help="Points of the pool on which changes are measured.", rich_help_panel=COMPARED_PANEL),
-    ] = 200,
+    watch: Annotated[int, compared_option(min=1, help="Points of the pool on which changes are measured.")] = 200,
     output: Annotated[
-        str,
-        typer.Option(
-            help="Kernel outputs to try (signs, sum, first, trace, full), separated by commas.",
-            rich_help_panel=COMPARED_PANEL,
-        ),
+        str, compared_option(help="Kernel outputs to try (signs, sum, first, trace, full), separated by commas.")
     ] = "signs,sum,first,full",
     ridge: Annotated[
-        str,
-        typer.Option(
-            help="Ridges to try: misfit, or numbers relative to the kernel's mean diagonal.",
-            rich_help_panel=COMPARED_PANEL,
-        ),
+        str, compared_option(help="Ridges to try: misfit, or numbers relative to the kernel's mean diagonal.")
     ] = "misfit,1e-6,1e-2",
     budget: given.BudgetOption = None,
     label: given.LabelColumnOption = None,
@@ -99,7 +81,7 @@ def fidelity_command(
     except ValueError:
         raise ValueError(f"--ridge {ridge}; expected numbers or misfit, separated by commas") from None
     steps = DEMO_STEPS if demo and steps is None else steps
-    network_options = given.parse_settings(set_ or [], "--set")
+    network_options = given.parse_settings(set_, "--set")
     from foretaste.study import check_fidelity
 
     truth: list[str | None] | None
@@ -121,9 +103,7 @@ def fidelity_command(
     check_fidelity(len(p.x_U), p.loss, candidates, repeats, watch, outputs, ridges)  # before anything is trained
     train: dict[str, Any] = {"max_lr": max_lr, "batch_size": batch, "weight_decay": weight_decay}
     if weights is None:
-        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
-        with progress_bar("training") as progress:
-            p = train_problem(p, progress, steps=steps, seed=seed, **train)
+        p = train_problem(p, steps=steps, seed=seed, **train)
     train["steps"] = retrain_steps or steps
     records = compare_with_retraining(
         p, train=train, candidates=candidates, repeats=repeats, watch=watch,

@@ -4,7 +4,6 @@ Labelled points and the pool come from one file or folder (DATA), or from two (-
 pool that are labelled already are left out.
 """
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,14 +24,9 @@ POINTS = (
     "a folder of pictures, a CSV or Parquet file (of features, a mixed table, text, or file, label), an .npz (x, y, "
     "ids), or a Hugging Face dataset"
 )
-HOW_TO_GET_A_BACKBONE = (
-    "a small network is trained on the pixels; a pretrained backbone learns far more from few labels: "
-    "pip install 'foretaste[pretrained]'"
-)
 
 # Options by their group in --help.
-DATA_PANEL = "Data"
-data_option = partial(typer.Option, rich_help_panel=DATA_PANEL)
+data_option = partial(typer.Option, rich_help_panel="Data")
 picture_option = partial(typer.Option, rich_help_panel="Pictures")
 network_option = partial(typer.Option, rich_help_panel="Network and training")
 kernel_option = partial(typer.Option, rich_help_panel="Kernel and selection")
@@ -125,7 +119,7 @@ StepsOption = Annotated[
     int | None, network_option(min=1, help="Steps of SGD. Default: 1200, or 320 epochs if that is more.")
 ]
 MaxLrOption = Annotated[float | None, network_option(help="Largest learning rate. Default: 0.5 for l2, 0.1 for ce.")]
-BatchOption = Annotated[int, network_option(min=2, help="Points in a step of SGD.")]
+BatchOption = Annotated[int, network_option(min=1, help="Points in a step of SGD.")]
 BudgetOption = Annotated[str | None, kernel_option(help='Memory for the kernel, such as "8GB".')]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, batches and every random draw.")]
@@ -133,17 +127,14 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of initial weights, b
 PICTURE_SIDE = 32  # pixels that large pictures, or pictures of several sizes, are scaled to
 
 
-def parse_settings(words: Iterable[str], option: str) -> dict[str, Any]:
+def parse_settings(words: list[str] | None, option: str) -> dict[str, Any]:
     """key=value pairs; a value is read as TOML, or else taken as text. Raises with all that are wrong."""
     from foretaste.study import parse_value
 
-    words, found = list(words), dict[str, Any]()
-    if bad := [word for word in words if "=" not in word or not word.partition("=")[0].strip()]:
+    pairs = {word: word.partition("=") for word in words or []}
+    if bad := [word for word, (key, equals, _) in pairs.items() if not (key.strip() and equals)]:
         raise ValueError(f"{option} {', '.join(bad)}; expected key=value, such as {option} widen=4")
-    for word in words:
-        key, _, value = word.partition("=")
-        found[key.strip()] = parse_value(value)
-    return found
+    return {key.strip(): parse_value(value) for key, _, value in pairs.values()}
 
 
 def check_inputs_exist(data: Path | None, labelled: Path | None, pool: Path | None) -> list[Path]:
@@ -193,45 +184,35 @@ def read_inputs(
     from foretaste.data import TEXT_ENCODERS, join_sources, read_points, without_repeats
 
     paths, where = check_inputs_exist(data, labelled, pool), find_device(device)
-    named: dict[str, Any] = {"label": column_or_none(label), "id": id, "text": column_or_none(text)}
-    own = encoder if encoder in TEXT_ENCODERS else "auto"
     with progress_bar("reading") as progress:
-        parts = [
-            read_points(
-                path, regression=regression, encoder=own, skip_broken=skip_broken, progress=progress,
-                ask=path != pool, **{key: value for key, value in named.items() if key != "label" or path != pool},
-            )
-            for path in paths
-        ]  # fmt: skip
-    parts[0] = add_answers(parts[0], paths[0], False if store == "none" else store)
-    known = parts[0].take(parts[0].labelled)
-    if not len(known) and (needs_labels or not data):
+        read = partial(
+            read_points, id=id, text=column_or_none(text), regression=regression, skip_broken=skip_broken,
+            encoder=encoder if encoder in TEXT_ENCODERS else "auto", progress=progress,
+        )  # fmt: skip
+        first = read(paths[0], label=column_or_none(label))
+        second = read(pool, ask=False) if pool else None
+    first = add_answers(first, paths[0], False if store == "none" else store)
+    known = first.take(first.labelled)
+    if not len(known) and (needs_labels or second is not None):
         raise ValueError(
             f"{known.where} has no labels, and a network needs some to learn from; label a few points of each class "
             "first: class folders, a column label, or y in an .npz; or start with `foretaste label`, which needs none"
         )
-    truth = None
-    if data:
-        rest = parts[0].take(parts[0].pool)
-        left = without_repeats(rest, known)
-        points = parts[0]
-        if len(left) < len(rest):
-            gone = {*rest.ids} - {*left.ids}
-            points = replace(
-                points.take([i for i, name in enumerate(points.ids) if name not in gone]), notes=left.notes
-            )
-        points = replace(points, notes=tuple(f"{points.where}: {note}" for note in points.notes))
+    if second is None:
+        rest = first.take(first.pool)
+        left, truth = without_repeats(rest, known), None
+        gone = {*rest.ids} - {*left.ids}
+        points = first.take([i for i, name in enumerate(first.ids) if name not in gone])
+        points = replace(points, notes=tuple(f"{first.where}: {note}" for note in left.notes))
     else:
-        left = without_repeats(parts[1], known)
-        truth = left.labels
-        points = join_sources(known, left)
-        if without := len(parts[0]) - len(known):
-            without_label = counted(without, "point has", "points have")
-            note = f"{without_label} no label: left out. To choose among points without one, give DATA alone"
-            points = replace(points, notes=(*points.notes, note))
+        left = without_repeats(second, known)
+        points, truth = join_sources(known, left), left.labels
+        if without := len(first) - len(known):
+            note = "no label: left out. To choose among points without one, give DATA alone"
+            points = replace(points, notes=(*points.notes, f"{counted(without, 'point has', 'points have')} {note}"))
     warn_of_contradiction(points)
-    chosen, shape, said = choose_encoder(points, encoder, network, weights, size, channels)
-    points = replace(points, notes=(*points.notes, *([said] if said else [])))
+    chosen, shape, notes = choose_encoder(points, encoder, network, weights, size, channels)
+    points = replace(points, notes=(*points.notes, *notes))
     bar = BarOfFeatures(chosen)
     return encode_with(points, chosen, size=shape, channels=channels, device=where, progress=bar), truth
 
@@ -307,48 +288,45 @@ def choose_encoder(
     weights: Path | None,
     size: int | None,
     channels: int | None,
-) -> tuple[str, Any, str | None]:
-    """The encoder, the size of pixels, and a note on it.
+) -> tuple[str, Any, list[str]]:
+    """The encoder, the size of pixels, and notes.
 
     A network or weights that the user names take pixels, and so does a size; otherwise pictures go to a backbone.
     """
-    from foretaste.connect import DEFAULT_BACKBONE, backbone_installed
+    from foretaste.connect import DEFAULT_BACKBONE, HOW_TO_INSTALL, backbone_installed
 
     if points.kind != "pictures":
-        return encoder or "auto", size, None
-    for_pixels = network or weights or size or channels
-    said: str | None = None
+        return encoder or "auto", size, []
+    hint = []
     if encoder is None or encoder == "auto":
+        for_pixels = network or weights or size or channels
         encoder = "pixels" if for_pixels or not backbone_installed() else DEFAULT_BACKBONE
-        said = HOW_TO_GET_A_BACKBONE if encoder == "pixels" and not for_pixels else None
+        hint = [] if for_pixels else [HOW_TO_INSTALL]
     if encoder not in ("pixels", "none"):
-        return encoder, size, None
-    shape, note = (size, None) if size else choose_picture_size(points, network, weights)
-    return "pixels", shape, "; ".join(filter(None, [note, said])) or None
+        return encoder, size, []
+    shape, notes = (size, []) if size else choose_picture_size(points, network, weights)
+    return "pixels", shape, notes + hint
 
 
 def choose_picture_size(
     points: "Points", network: str | None, weights: Path | None
-) -> tuple[tuple[int, int] | None, str | None]:
-    """(height, width) to scale pictures to, and a note; None to leave them as they are.
+) -> tuple[tuple[int, int] | None, list[str]]:
+    """(height, width) to scale pictures to, with a note; None to leave them as they are.
 
     Weights that know their size decide. Otherwise pictures of several sizes become small squares, and so do large
     ones unless the user named a network. For a network of the user's own only the user can choose.
     """
     from foretaste.network import saved_network
 
-    sizes = points.sizes
-    shape = saved_network(weights).shape if weights else None
+    sizes, several = points.sizes, len(points.sizes) > 1
     largest = max((max(size) for size in sizes), default=0)
+    shape = saved_network(weights).shape if weights else None
+    chosen, why = (PICTURE_SIDE, PICTURE_SIDE), "--size chooses another"
     if shape is not None and len(shape) == 3:
         chosen, why = (shape[1], shape[2]), "the size that the weights were trained on"
-    elif weights is None and (network is None or (":" not in network and len(sizes) > 1)):
-        if len(sizes) <= 1 and largest <= PICTURE_SIDE:
-            return None, None
-        chosen, why = (PICTURE_SIDE, PICTURE_SIDE), "--size chooses another"
-    else:
-        return None, None
+    elif weights or (network and ":" in network) or (not several and (network or largest <= PICTURE_SIDE)):
+        return None, []
     if set(sizes) <= {chosen} or points.encode is None:  # arrays have one size, and keep it
-        return None, None
-    kinds = f"{len(sizes)} sizes" if len(sizes) > 1 else "one size, {1}×{0},".format(*next(iter(sizes)))
-    return chosen, f"pictures of {kinds} are scaled and cut to {chosen[1]}×{chosen[0]} pixels ({why})"
+        return None, []
+    kinds = f"{len(sizes)} sizes" if several else "one size, {1}×{0},".format(*next(iter(sizes)))
+    return chosen, [f"pictures of {kinds} are scaled and cut to {chosen[1]}×{chosen[0]} pixels ({why})"]

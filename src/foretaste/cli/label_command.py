@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import webbrowser
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,22 +15,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretaste.cli import inputs as given
 from foretaste.cli.app import app, say, with_examples
-from foretaste.cli.inputs import column_or_none, split_classes
 from foretaste.errors import counted, printable
 
 if TYPE_CHECKING:
     from foretaste.label import LabelDesk, LabelStore
 
 TOKEN_VARIABLE = "FORETASTE_TOKEN"
-SERVER_PANEL, MODEL_PANEL, EXCHANGE_PANEL = "The server", "The model", "Labels in and out"  # of --help
+
+# Options by their group in --help.
+exchange_option = partial(typer.Option, metavar="PATH", rich_help_panel="Labels in and out")
+model_option = partial(typer.Option, rich_help_panel="The model")
+server_option = partial(typer.Option, rich_help_panel="The server")
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, or a table.")]
+ClassesOption = Annotated[
+    str | None, given.data_option(help="Names of the classes, separated by commas. Not needed again later.")
+]
 StoreOption = Annotated[
     Path | None,
-    typer.Option(
-        "--store", help="Folder of the labels. Default: .foretaste in the folder, or FILE.foretaste beside a CSV."
-    ),
+    given.data_option(help="Folder of the labels. Default: .foretaste in the folder, or FILE.foretaste beside a CSV."),
+]
+BackboneOption = Annotated[str, model_option(help="A pretrained network for the features, or none.")]
+SeedOption = Annotated[int, model_option(min=0, help="Of random orders and trainings.")]
+HostOption = Annotated[str, server_option(help="Address to listen on. Others than this machine's need a token.")]
+PortOption = Annotated[int, server_option(min=0, max=65535, help="Port; the next free one if it is taken.")]
+AllowHostOption = Annotated[
+    list[str] | None, server_option(metavar="NAME", help="Another name by which browsers may call the server.")
 ]
 
 
@@ -43,79 +56,34 @@ StoreOption = Annotated[
 )
 def label_command(
     source: SourceArgument,
-    classes: Annotated[
-        str | None, typer.Option(help="Names of the classes, separated by commas. Not needed again later.")
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="The column of a table that holds the text; none shows the other columns.")
-    ] = None,
-    id_: Annotated[str | None, typer.Option("--id", help="The column of a table that holds ids.")] = None,
-    label: Annotated[
-        str | None, typer.Option(help="The column of a table that holds labels given already; none if no column does.")
-    ] = None,
+    classes: ClassesOption = None,
+    text: given.TextColumnOption = None,
+    id_: given.IdColumnOption = None,
+    label: given.LabelColumnOption = None,
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--import",
-            metavar="PATH",
-            help="Take in labels and end: .csv, .jsonl, .json or class folders.",
-            rich_help_panel=EXCHANGE_PANEL,
-        ),
+        exchange_option("--import", help="Take in labels and end: .csv, .jsonl, .json or class folders."),
     ] = None,
     export: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder.",
-            rich_help_panel=EXCHANGE_PANEL,
-        ),
+        exchange_option(help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder."),
     ] = None,
-    backbone: Annotated[
-        str, typer.Option(help="A pretrained network for the features, or none.", rich_help_panel=MODEL_PANEL)
-    ] = "auto",
-    check_every: Annotated[
-        int,
-        typer.Option(min=0, help="One item in so many is random and measures accuracy.", rich_help_panel=MODEL_PANEL),
-    ] = 6,
+    backbone: BackboneOption = "auto",
+    check_every: Annotated[int, model_option(min=0, help="One item in so many is random and measures accuracy.")] = 6,
     goal: Annotated[
         float,
-        typer.Option(
-            min=0,
-            max=100,
-            help="Percent of the items without a label that may be wrong when you stop.",
-            rich_help_panel=MODEL_PANEL,
-        ),
+        model_option(min=0, max=100, help="Percent of the items without a label that may be wrong when you stop."),
     ] = 2.0,
-    retrain: Annotated[
-        bool, typer.Option("--retrain/--no-retrain", help="Train anew when it is time.", rich_help_panel=MODEL_PANEL)
-    ] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of random orders and trainings.", rich_help_panel=MODEL_PANEL)] = 0,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on. Others than this machine's need a token.", rich_help_panel=SERVER_PANEL
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port; the next free one if it is taken.", rich_help_panel=SERVER_PANEL),
-    ] = 8765,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Another name by which browsers may call the server.", rich_help_panel=SERVER_PANEL
-        ),
-    ] = None,
+    retrain: Annotated[bool, model_option("--retrain/--no-retrain", help="Train anew when it is time.")] = True,
+    seed: SeedOption = 0,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8765,
+    allow_host: AllowHostOption = None,
     lease: Annotated[
-        float,
-        typer.Option(
-            min=5, help="Seconds after which an abandoned item returns to the queue.", rich_help_panel=SERVER_PANEL
-        ),
+        float, server_option(min=5, help="Seconds after which an abandoned item returns to the queue.")
     ] = 120.0,
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.", rich_help_panel=SERVER_PANEL)
-    ] = True,
+    browser: Annotated[bool, server_option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
     """Label a folder of pictures, or the texts or rows of a table, in the browser. The same command resumes.
 
@@ -124,9 +92,9 @@ def label_command(
     from foretaste.label import open_desk
 
     opening = partial(
-        open_desk, source, classes=split_classes(classes), store=store, text=column_or_none(text), id=id_,
-        label=column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100, trains_itself=retrain,
-        lease_seconds=lease, seed=seed, start=False,
+        open_desk, source, classes=given.split_classes(classes), store=store, text=given.column_or_none(text), id=id_,
+        label=given.column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
+        trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
     )  # fmt: skip
     if import_:
         _import(opening(), import_)
@@ -186,8 +154,7 @@ def prepare_server(host: str, port: int) -> tuple[Any, str | None]:
         raise RuntimeError(
             f"{error.name} is not installed, which the page needs; pip install 'foretaste[label]'"
         ) from None
-    given = os.environ.get(TOKEN_VARIABLE)
-    token = given or (None if is_loopback(host) else secrets.token_urlsafe(24))
+    token = os.environ.get(TOKEN_VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
     return open_port(host, port), token
 
 
@@ -195,30 +162,26 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
     """Serve the page until a signal comes; which one."""
     from foretaste.label import make_app, serve_app
 
-    at = opened.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    address = f"http://{shown}:{at}/"
+    # The token stands behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
+    address = f"http://{shown}:{opened.getsockname()[1]}/" + (f"#token={token}" if token else "")
     state = desk.state()
     say(
         f"{desk.title}: {counted(state['total'], 'item')}, {state['labelled']} labelled, "
-        f"classes {', '.join(desk.store.classes)}"
+        f"classes {', '.join(desk.store.classes)}",
+        *(f"  {note}" for note in desk.notes),
+        *(f"  WARNING: {said}" for said in desk.contradictions()),
     )
-    for note in desk.notes:
-        say(f"  {note}")
-    for said in desk.contradictions():
-        say(f"  WARNING: {said}")
     if state["copies"]:
         one, many = "item is a copy of another and gets its label", "items are copies of others and get their label"
         say(f"  {counted(state['copies'], one, many)}")
-    say(f"labels are kept in {desk.store.path}")
-    # Behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
-    say(f"open {address}{f'#token={token}' if token else ''} (Ctrl-C stops)")
+    say(f"labels are kept in {desk.store.path}", f"open {address} (Ctrl-C stops)")
     if host in ("0.0.0.0", "::"):
         say(f"  from other machines: the same, with this machine's address in place of {shown}")
     page = make_app(desk)  # before the thread: it changes the filters of warnings, which threads share
     desk.worker.start()
     if browser:
-        webbrowser.open(f"{address}#token={token}" if token else address)
+        webbrowser.open(address)
     return serve_app(page, opened, host=host, token=token, names=names)
 
 
@@ -236,18 +199,16 @@ def _import(desk: "LabelDesk", paths: list[Path]) -> None:
 
 def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
     """Write what the store has, also while a page is open on it."""
-    from foretaste.label import LabelStore, export_labels, label_rows, store_folder
+    from foretaste.label import export_labels, label_rows
 
-    _check_source(source, store)
-    with LabelStore(store or store_folder(source), read_only=True) as kept:
-        twins = kept.setting("twins", {})
-        field = "image" if kept.setting("kind", "pictures") == "pictures" else "text"
-        rows = label_rows(kept, twins, _rows_by_content(kept, source))
+    with _kept_labels(source, store) as kept:
+        rows = label_rows(kept, kept.setting("twins", {}), _rows_by_content(kept, source))
+        labelled = counted(sum(row.label is not None for row in rows), "label")
+        pictures = kept.setting("kind", "pictures") == "pictures"
         root = source if source.is_dir() else source.parent
         for out in outs:
-            pictures = root if kept.setting("kind", "pictures") == "pictures" else None
-            written = export_labels(rows, out, root=pictures, field=field)
-            say(f"{written}: {counted(sum(row.label is not None for row in rows), 'label')}")
+            written = export_labels(rows, out, root=root if pictures else None, field="image" if pictures else "text")
+            say(f"{written}: {labelled}")
 
 
 def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
@@ -264,58 +225,50 @@ def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
     return {name: k for k, name in enumerate(names)}
 
 
-def _check_source(source: Path, store: Path | None) -> None:
-    """A mistyped name is told as such, not as one that nobody has labelled."""
+def _kept_labels(source: Path, store: Path | None) -> "LabelStore":
+    """The labels of a source, to read. A mistyped name is not reported as one that nobody has labelled."""
+    from foretaste.label import LabelStore, store_folder
+
     if store is None and not source.exists():
         raise FileNotFoundError(f"{source} does not exist; expected a folder of pictures, or a CSV")
+    own = source if (source / "labels.sqlite").is_file() else store_folder(source)
+    return LabelStore(store or own, read_only=True)
 
 
 @app.command("status", **with_examples("foretaste status photos/"))
-def status_command(
-    source: SourceArgument,
-    store: StoreOption = None,
-) -> None:
+def status_command(source: SourceArgument, store: StoreOption = None) -> None:
     """Show how far labelling is: counts, accuracy, what is left, when to stop. Also while a page is open."""
-    from foretaste.label import LabelStore, store_folder
-
-    _check_source(source, store)
-    folder = store or (source if (source / "labels.sqlite").is_file() else store_folder(source))
-    with LabelStore(folder, read_only=True) as kept:
+    with _kept_labels(source, store) as kept:
         say(*status_lines(kept))
 
 
 def status_lines(store: "LabelStore") -> list[str]:
     """What the log says, in lines."""
-    from collections import Counter
-
     from foretaste.label import PREQUENTIAL, CopyGroups, wilson
 
-    current = store.current()
+    current, events = store.current(), store.events()
     labels = Counter(e.label for e in current.values() if e.label is not None)
     kinds = Counter(e.kind for e in current.values() if e.label is None)
-    total, done = store.setting("total"), sum(labels.values())
-    lines = [f"{done} of {total} items are labelled" if total else f"{done} items are labelled"]
-    if kinds:
-        words = {"unsure": "not sure", "ignore": "set aside", "skip": "skipped"}
-        lines[0] += "; " + ", ".join(f"{n} {words[k]}" for k, n in sorted(kinds.items()))
-    lines.append("classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes))
     people = Counter(e.who for e in current.values())
-    lines.append("people: " + (", ".join(f"{printable(w)} {n}" for w, n in people.most_common()) or "nobody yet"))
-    lines += [f"WARNING: {said}" for said in CopyGroups(store.setting("twins", {})).contradictions(current)]
+    total, words = store.setting("total"), {"unsure": "not sure", "ignore": "set aside", "skip": "skipped"}
+    done = f"{labels.total()} of {total} items are labelled" if total else f"{labels.total()} items are labelled"
+    others = [f"{n} {words[kind]}" for kind, n in sorted(kinds.items())]
+    lines = [
+        f"{done}; {', '.join(others)}" if others else done,
+        "classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes),
+        "people: " + (", ".join(f"{printable(who)} {n}" for who, n in people.most_common()) or "nobody yet"),
+        *(f"WARNING: {said}" for said in CopyGroups(store.setting("twins", {})).contradictions(current)),
+    ]
     if checked := store.setting("checked", []):
         _, right, of = checked[-1]
         low, high = wilson(right, of)
-        lines.append(
-            f"accuracy: {right / of:.0%} on {counted(of, 'item')} drawn at random (95 %: {low:.0%} to {high:.0%})"
-        )
-    guessed = [e.guess == e.label for e in store.events() if e.kind == "label" and e.guess and e.purpose != "check"]
-    if guessed:
-        last = guessed[-PREQUENTIAL:]
-        lines.append(
-            f"guessed before the answer: {sum(last) / len(last):.0%} of the last {counted(len(last), 'item')} asked"
-        )
-    for advice in (store.setting("advice", {}) or {}).values():
-        lines.append(str(advice.get("text", "")))
-    if events := store.events():
+        drawn = f"{counted(of, 'item')} drawn at random (95 %: {low:.0%} to {high:.0%})"
+        lines.append(f"accuracy: {right / of:.0%} on {drawn}")
+    guessed = [e.guess == e.label for e in events if e.kind == "label" and e.guess and e.purpose != "check"]
+    if last := guessed[-PREQUENTIAL:]:
+        share = f"{sum(last) / len(last):.0%} of the last {counted(len(last), 'item')} asked"
+        lines.append(f"guessed before the answer: {share}")
+    lines += [str(advice.get("text", "")) for advice in (store.setting("advice", {}) or {}).values()]
+    if events:
         lines.append(f"last answer: {events[-1].at}, by {printable(events[-1].who)}")
     return lines

@@ -4,13 +4,14 @@ Build or load the network, check that the points suit it, turn labels into class
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretaste.cli.app import name_options, progress_bar, say
 from foretaste.cli.inputs import find_device, split_classes
-from foretaste.errors import check_known
+from foretaste.errors import check_known, counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,7 +83,7 @@ def make_problem(
 
     from foretaste.connect import has_backbone
     from foretaste.data import class_ids, class_names
-    from foretaste.network import SavedNetwork, prepare, saved_network
+    from foretaste.network import SavedNetwork, load_network, prepare, saved_network
 
     about = saved_network(weights) if weights else SavedNetwork()
     where, regression = find_device(device), points.regression
@@ -96,8 +97,6 @@ def make_problem(
     if weights is None:
         name, net, options = _new_network(network, options, outputs, points, seed)
     else:
-        from foretaste.network import load_network
-
         net = load_network(network, weights, options=options, classes=None if named is None else outputs, shape=shape)
         name = network or about.network or ""
         options = {**about.options, **options} if name == about.network else options
@@ -108,29 +107,28 @@ def make_problem(
     if normalise is None and weights is None and raw and x.dim() == 2:
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
     scale = _channel_scale(normalise, about.normalise, x)
-    C = _count_outputs(net, prepare(x[:2].to(where), next(net.parameters()).dtype, scale), shape, name)
-    notes, y_U = list(points.notes), None
+    C = _count_outputs(net, prepare(x[:2].to(where), next(net.parameters()).dtype, scale), name)
+    notes, names, y_U = list(points.notes), (), None
     if regression:
         if C != 1:
             raise ValueError(f"--regression and the network has {C} outputs; expected one")
-        names: tuple[str, ...] = ()
         y_L = points.y[L]
-    elif not predicts:
-        names, y_L = named or (), torch.zeros(0, dtype=torch.int64)
-        if names:
-            _check_class_count(C, names, points.where, labelled=False)
     else:
-        names = named or class_names(labels, points.where, C)
-        _check_class_count(C, names, points.where, bool(labels))
+        names = named or (class_names(labels, points.where, C) if predicts else ())
+        if names:
+            _check_class_count(C, names, points.where, bool(labels))
         if weights and not named and not all(label.isdecimal() for label in labels):
             notes.append(f"outputs are taken to be, in this order: {shorten(names)}; give --classes if they are not")
         y_L = torch.from_numpy(class_ids(labels, names, points.where))
-        y_U, note = pool_truth(truth, names, points.where)
-        notes += [note] if note else []
+        true = [label for label in truth or () if label is not None]
+        if true and len(true) == len(U):
+            try:
+                y_U = torch.from_numpy(class_ids(true, names, points.where)).to(where)
+            except ValueError as error:
+                notes.append(f"labels of the pool are not used: {error}")
     return LabellingProblem(
         net, name, options, points, [points.ids[i] for i in points.pool], x[L].to(where), y_L.to(where),
-        x[U].to(where), None if y_U is None else y_U.to(where), names, loss or about.loss or "l2", scale, None,
-        tuple(notes), predicts, C,
+        x[U].to(where), y_U, names, loss or about.loss or "l2", scale, None, tuple(notes), predicts, C,
     )  # fmt: skip
 
 
@@ -140,14 +138,18 @@ def describe_network(problem: LabellingProblem) -> str:
     return f"{problem.name} ({options})" if options else problem.name
 
 
-def train_problem(
-    problem: LabellingProblem, progress: Callable[[int, int], object] | None = None, **settings: Any
-) -> LabellingProblem:
-    """The same problem, its network trained on the labelled points from its initial weights."""
+def train_problem(problem: LabellingProblem, **settings: Any) -> LabellingProblem:
+    """The same problem, its network trained on the labelled points from its initial weights, behind a bar."""
     from foretaste.network import fit
 
     p = problem
-    fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)
+    say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
+    try:
+        with progress_bar("training") as progress:
+            fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)
+    except ValueError as error:
+        error.args = (name_options(str(error), {"batch_size": "--batch"}),)  # elsewhere in a query it is -n
+        raise
     return replace(p, fitted=fitted)
 
 
@@ -173,21 +175,15 @@ def _new_network(
     from foretaste.network import make_head, make_network, seeded
 
     shape = tuple(points.x.shape[1:])
-    head = network is None and has_backbone(points)
     with seeded(seed, torch.device("cpu")):
-        if head:
-            check_head_options(options)
+        if network is None and has_backbone(points):
+            for key in options:
+                check_known("option of a head", key, ["hidden"])
             return "head", make_head(points.x, outputs, **options), options
         if network is None:
             network, small = PICTURE_NETWORK if len(shape) == 3 else NETWORK_FOR[points.kind]
             options = {**small, **options}
         return network, make_network(network, options=options, classes=outputs, shape=shape), options
-
-
-def check_head_options(options: dict[str, Any]) -> None:
-    """Raise unless --set names options of a head."""
-    for key in options:
-        check_known("option of a head", key, ["hidden"])
 
 
 def _channel_scale(how: str | None, saved_scale: Any, x: "Tensor") -> ChannelScale | None:
@@ -212,7 +208,7 @@ def _channel_scale(how: str | None, saved_scale: Any, x: "Tensor") -> ChannelSca
     return mean, std
 
 
-def _count_outputs(net: "nn.Module", x: "Tensor", shape: tuple[int, ...], name: str) -> int:
+def _count_outputs(net: "nn.Module", x: "Tensor", name: str) -> int:
     """C, from a forward pass of a few points."""
     import torch
 
@@ -222,9 +218,9 @@ def _count_outputs(net: "nn.Module", x: "Tensor", shape: tuple[int, ...], name: 
         with torch.no_grad():
             f = freeze(net, params=lambda name: True).call(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first = str(error).strip().splitlines()[0]
+        shape, why = tuple(x.shape[1:]), str(error).strip().splitlines()[0]
         raise ValueError(
-            f"network {name} does not take points of shape {shape} ({first}); give another file or network"
+            f"network {name} does not take points of shape {shape} ({why}); give another file or network"
         ) from None
     if not isinstance(f, torch.Tensor) or f.dim() != 2 or len(f) != len(x):
         got = tuple(f.shape) if isinstance(f, torch.Tensor) else f"a {type(f).__name__}"
@@ -232,7 +228,7 @@ def _count_outputs(net: "nn.Module", x: "Tensor", shape: tuple[int, ...], name: 
     return int(f.shape[1])
 
 
-def _check_class_count(C: int, names: Sequence[str], where: str, labelled: bool = True) -> None:
+def _check_class_count(C: int, names: Sequence[str], where: str, labelled: bool) -> None:
     if C < 2:
         there = f"{where} labels of {shorten(names)} alone" if labelled else f"{where} no labels"
         raise ValueError(
@@ -245,23 +241,6 @@ def _check_class_count(C: int, names: Sequence[str], where: str, labelled: bool 
             f"the network has {C} outputs and there {are} ({shorten(names)}); give --classes, "
             "all of them in the order of the outputs, or another network"
         )
-
-
-def pool_truth(
-    truth: "Sequence[str | None] | None", classes: Sequence[str], where: str
-) -> "tuple[Tensor | None, str | None]":
-    """Class ids of the pool if all its points have labels; or None, and a note if the labels cannot be used."""
-    import torch
-
-    from foretaste.data import class_ids
-
-    known = [label for label in truth or () if label is not None]
-    if not truth or len(known) < len(truth):
-        return None, None
-    try:
-        return torch.from_numpy(class_ids(known, classes, where)), None
-    except ValueError as error:
-        return None, f"labels of the pool are not used: {error}"
 
 
 def shorten(names: Sequence[str], most: int = 12) -> str:

@@ -102,11 +102,11 @@ def query_command(
     inputs = given.check_inputs_exist(data, labelled, pool)
     if out.is_dir() or (out.exists() and any(out.samefile(p) for p in (*inputs, weights) if p and p.exists())):
         raise ValueError(f"--out {out} is a folder or one of the inputs; expected the name of a CSV to write")
-    page_path(page, out)
+    page_file = page_path(page, out)
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
-    network_options = given.parse_settings(set_ or [], "--set")
-    strategy_options = given.parse_settings(options or [], "--options")
+    network_options = given.parse_settings(set_, "--set")
+    strategy_options = given.parse_settings(options, "--options")
     import foretaste as ft
 
     strategy = strategy or ("variance" if regression else ft.acquire.DEFAULT_STRATEGY)
@@ -132,24 +132,25 @@ def query_command(
         )
     if save and not p.predicts:
         raise ValueError(f"--save keeps weights that are trained here, and {points.where} has no labels; leave it out")
-    within, notes = limit_to_pool(n, watch, len(p.x_U))
+    U = len(p.x_U)
     ask: dict[str, Any] = {
-        "strategy": strategy, "select": select, "options": strategy_options, "budget": budget, "ridge": ridge,
-        "output": int(output) if output.isdecimal() else output, "precision": precision, **within,
+        "strategy": strategy, "select": select, "options": strategy_options, "batch_size": min(n, U), "budget": budget,
+        "watch": watch if watch and watch < U else None, "ridge": ridge, "precision": precision,
+        "output": int(output) if output.isdecimal() else output,
     }  # fmt: skip
     check_query_settings(p, **ask)
-    say(*(f"note: {note}" for note in (*p.notes, *notes)))
+    say(*(f"note: {note}" for note in p.notes))
+    for option, wanted, done in (("-n", n, "chosen"), ("--watch", watch or 0, "watched")):
+        if wanted > U:
+            say(f"note: {option} {wanted}: the pool has {counted(U, 'point')} left, and all of it is {done}")
     if not len(p.x_L):
         hint = "" if points.kind == "pictures" else " (if it has, --label names their column)"
         say(f"{points.where} has no labels{hint}. {first_batch_words(p, strategy)}")
     elif weights is None:
-        say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
-        with progress_bar("training") as progress:
-            p = train_problem(p, progress, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
+        p = train_problem(p, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
-    made = how_made(ctx, seed, str(p.x_U.device))
-    choose_points(p, ask, seed, out, page_path(page, out), made)
+    choose_points(p, ask, seed, out, page_file, how_made(ctx, seed, str(p.x_U.device)))
 
 
 def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:
@@ -172,16 +173,6 @@ def page_path(page: str | None, out: Path) -> Path | None:
     return path
 
 
-def limit_to_pool(n: int, watch: int | None, U: int) -> tuple[dict[str, int | None], list[str]]:
-    """``batch_size`` and ``watch`` that a pool of U points allows, and a note for each that was larger."""
-    notes = []
-    if n > U:
-        notes.append(f"-n {n}: the pool has {counted(U, 'point')} left, and all of it is chosen")
-    if watch is not None and watch > U:
-        notes.append(f"--watch {watch}: the pool has {counted(U, 'point')} left, and all of it is watched")
-    return {"batch_size": min(n, U), "watch": None if watch is None or watch >= U else watch}, notes
-
-
 def choose_points(
     problem: "LabellingProblem", ask: dict[str, Any], seed: int, out: Path, page: Path | None, made: dict[str, str]
 ) -> None:
@@ -197,8 +188,8 @@ def choose_points(
     f_UC = outputs(freeze(p.net, params=lambda name: True), p.feed(p.x_U)) if p.predicts else None
     rows = ranked_rows(p, q, f_UC)
     write_ranked(rows, out)
-    summary, warnings = summarise_query(p, q, out), list[str]()
-    say(summary)
+    summary, warnings = summarise_query(p, q), list[str]()
+    say(f"{summary} Ranking: {out}")
     if not _has_learned(p, q):
         advice = ". Train longer (--steps), or run `foretaste fidelity` before you trust the scores"
         why = f": {p.points.contradiction}" if p.points.contradiction else advice
@@ -207,9 +198,9 @@ def choose_points(
             say(f"WARNING: {warnings[0]}")
     show_ranked(rows[: min(len(q), SHOWN_ROWS)])
     if page is not None:
-        told = summary.rpartition(" Ranking: ")[0]
-        told = told if len(p.x_L) else f"Nothing is labelled yet. {first_batch_words(p, ask['strategy'])} {told}"
-        write_picks(p, q, f_UC, page, ask, summary=told, warnings=warnings, made=made)
+        if not len(p.x_L):
+            summary = f"Nothing is labelled yet. {first_batch_words(p, ask['strategy'])} {summary}"
+        write_picks(p, q, f_UC, page, ask, summary=summary, warnings=warnings, made=made)
         say(f"The page: {page.resolve()}")
 
 
@@ -229,8 +220,7 @@ def check_query_settings(
         problem.net, strategy=strategy, select=select, batch_size=batch_size, x_U=problem.x_U, ids=problem.ids,
         options=options, loss=problem.loss, **how,
     ).how  # fmt: skip
-    if {"classes", "regression"} & {*found.needs}:
-        found.check(outputs)
+    found.check(outputs)
     covers = found.covers_first and (found.coverage is not None or select == "auto")
     if not problem.predicts and "classes" in found.needs and not covers:
         raise ValueError(
@@ -247,14 +237,9 @@ def rehearse_query(problem: "LabellingProblem", **how: Any) -> None:
     """Choose one of three points with the untrained network: a strategy may need layers that the network lacks."""
     import foretaste as ft
 
-    p, few, trains = problem, slice(3), problem.net.training
-    p = replace(p, x_L=p.x_L[few], y_L=p.y_L[few])
-    how["watch"] = None
-    try:
-        with errors_only():  # an untrained network does not fit its labels
-            ft.query(p.net.eval(), *p.labelled, p.feed(p.x_U[few]), batch_size=1, loss=p.loss, **how)
-    finally:
-        p.net.train(trains)
+    p = replace(problem, x_L=problem.x_L[:3], y_L=problem.y_L[:3])
+    with errors_only():  # an untrained network does not fit its labels
+        ft.query(p.net, *p.labelled, p.feed(p.x_U[:3]), batch_size=1, loss=p.loss, **how | {"watch": None})
 
 
 def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") -> list[dict[str, Any]]:
@@ -262,24 +247,24 @@ def ranked_rows(problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None") 
     from foretaste.losses import probabilities
 
     p, chosen = problem, q.indices.tolist()
-    rest = sorted(set(range(len(p.x_U))) - set(chosen))
-    if q.scores is not None:
-        score_U = q.scores.tolist()
-        rest.sort(key=lambda j: -score_U[j])
+    score_U = [] if q.scores is None else q.scores.tolist()
+    rest = sorted(set(range(len(p.x_U))) - set(chosen), key=lambda j: (-score_U[j] if score_U else 0, j))
+    predicted_U, top_U2 = [], []
     if f_UC is not None and p.classes:
+        predicted_U = [p.classes[c] for c in f_UC.argmax(1).tolist()]
         top_U2 = probabilities(f_UC, p.loss).topk(2).values.tolist()
-        best_U = f_UC.argmax(1).tolist()
+    elif f_UC is not None:
+        predicted_U = [f"{f:.9g}" for f in f_UC[:, 0].tolist()]
     rows = []
     for rank, j in enumerate([*chosen, *rest], 1):
-        row = {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.ids[j]}
-        row["score"] = "" if q.scores is None else f"{score_U[j]:.9g}"
-        if f_UC is None:
-            row |= {"predicted": "", "probability": "", "margin": ""}
-        elif p.classes:
-            row["predicted"] = p.classes[best_U[j]]
-            row |= {"probability": f"{top_U2[j][0]:.6g}", "margin": f"{top_U2[j][0] - top_U2[j][1]:.6g}"}
-        else:
-            row |= {"predicted": f"{float(f_UC[j, 0]):.9g}", "probability": "", "margin": ""}
+        row = dict.fromkeys(RANKED_COLUMNS, "") | {"rank": rank, "picked": int(rank <= len(chosen)), "id": p.ids[j]}
+        if score_U:
+            row["score"] = f"{score_U[j]:.9g}"
+        if predicted_U:
+            row["predicted"] = predicted_U[j]
+        if top_U2:
+            first, second = top_U2[j]
+            row |= {"probability": f"{first:.6g}", "margin": f"{first - second:.6g}"}
         rows.append(row)
     return rows
 
@@ -292,7 +277,7 @@ def write_ranked(rows: list[dict[str, Any]], out: Path) -> None:
         table.writerows({name: csv_cell(str(value)) for name, value in row.items()} for row in rows)
 
 
-def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
+def summarise_query(problem: "LabellingProblem", q: "Query") -> str:
     """A paragraph: what was chosen, how well the labels are learned, and where the time went."""
     p = problem
     made = "with the weights given" if p.predicts else "untrained"
@@ -306,7 +291,7 @@ def summarise_query(problem: "LabellingProblem", q: "Query", out: Path) -> str:
         text.append(f"Mean squared residual of the {counted(len(p.x_L), 'labelled point')}: {residual:.1e}.")
     stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
     spent = f" ({', '.join(stages)})" if stages else ""
-    return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}. Ranking: {out}"])
+    return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}."])
 
 
 def _has_learned(problem: "LabellingProblem", q: "Query") -> bool:
@@ -425,23 +410,19 @@ def explain_picks(
 
 def shown_item(problem: "LabellingProblem", i: int) -> dict[str, Any]:
     """The point as a person sees it: a picture, a text, or a row."""
-    points = problem.points
-    item = points.items[i]
-    if points.kind == "pictures":
-        return {"picture": _as_image(item)}
-    if points.kind == "text":
-        return {"text": str(item)}
-    if points.kind == "table":
-        return {"row": item}
-    return {"row": {name: f"{v:.6g}" for name, v in zip(points.columns, item.tolist())}} if points.columns else {}
-
-
-def _as_image(item: Any) -> Any:
-    """A picture that PIL has opened, or pixels (channels, height, width)."""
     from PIL import Image
 
-    if not hasattr(item, "numpy"):
-        return item
-    pixels = (item.clamp(0, 1) * 255).round().byte() if item.is_floating_point() else item
-    array = pixels.numpy()
-    return Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0).copy())
+    points, item = problem.points, problem.points.items[i]
+    match points.kind:
+        case "pictures" if hasattr(item, "numpy"):  # pixels (channels, height, width)
+            pixels = ((item.clamp(0, 1) * 255).round().byte() if item.is_floating_point() else item).numpy()
+            array = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy()
+            return {"picture": Image.fromarray(array)}
+        case "pictures":
+            return {"picture": item}
+        case "text":
+            return {"text": str(item)}
+        case "table":
+            return {"row": item}
+        case _:
+            return {"row": {name: f"{v:.6g}" for name, v in zip(points.columns, item.tolist())}}

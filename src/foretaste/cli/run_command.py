@@ -1,29 +1,22 @@
 """``foretaste run``: a study from a configuration file; ``foretaste demo``: a small one on handwritten digits."""
 
+import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretaste.cli.app import (
-    app,
-    check_output_folder,
-    console,
-    counting_bar,
-    progress_bar,
-    say,
-    usable_cores,
-    with_examples,
-)
+from foretaste.cli.app import app, check_output_folder, console, counting_bar, progress_bar, say, with_examples
+from foretaste.cli.inputs import find_device
 from foretaste.cli.report_command import print_summary
 from foretaste.errors import counted
 
 if TYPE_CHECKING:
     from foretaste.study import Study
 
-
-MACHINE_PANEL = "The machine"  # of --help
+machine_option = partial(typer.Option, rich_help_panel="The machine")
 
 
 def _list_studies(wanted: bool) -> None:
@@ -59,23 +52,15 @@ def run_command(
         bool, typer.Option("--smoke", help="Shrink the study to about a minute. Its numbers mean nothing.")
     ] = False,
     processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Processes at once. Default: one per core, or one per GPU.", rich_help_panel=MACHINE_PANEL
-        ),
+        int | None, machine_option(min=1, help="Processes at once. Default: one per core, or one per GPU.")
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda (all cards), cuda:1, or auto.", rich_help_panel=MACHINE_PANEL)
-    ] = "auto",
+    device: Annotated[str, machine_option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="A Python file that registers your own strategies.")
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            help="Stop after this time, at the next record of each process. The same command resumes.",
-            rich_help_panel=MACHINE_PANEL,
-        ),
+        machine_option(help="Stop after this time, at the next record of each process. The same command resumes."),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Print what the study would cost, and stop.")] = False,
     list_: Annotated[
@@ -83,46 +68,45 @@ def run_command(
     ] = False,
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
-    from foretaste.study import check_data, check_folder, describe, lock_folder, read
-    from foretaste.study import estimate as estimate_cost
-    from foretaste.study import smoke as shrink
+    from foretaste import study as studies
+    from foretaste.label import find_answers
 
     if config is None:
         raise ValueError("CONFIG not given; expected a .toml file, or one of the names of `foretaste run --list`")
-    study = read(config, changes or [], plugins=plugin or [])
-    study = shrink(study) if smoke else study
+    study = studies.read(config, changes or [], plugins=plugin or [])
+    study = studies.smoke(study) if smoke else study
     folder = out or Path("runs") / (Path(config).stem + ("-smoke" if smoke else ""))
     check_output_folder(folder)
     devices = study_devices(device)
-    if folder.exists() and not estimate:
-        with lock_folder(folder):  # before data is read and costs are measured
-            check_folder(folder, study)
+    resumes = folder.exists() and not estimate
+    if resumes:
+        with studies.lock_folder(folder):  # before data is read and costs are measured
+            studies.check_folder(folder, study)
     tasks = len(study.names) * len(study.seeds)
     n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
-    data = _study_data(study, devices[0], smoke)
+    with progress_bar(f"features of {study.features.backbone}" if study.features else "reading") as progress:
+        data = studies.prepared(
+            study.data, devices[0], standin=smoke, features=study.features, progress=progress, answers=find_answers
+        )
     say(*(f"note: {note}" for note in data.notes))
-    if folder.exists() and not estimate:
-        check_data(folder, study, data)
+    if resumes:
+        studies.check_data(folder, study, data)
     if not smoke and study.experiment == "loop":
         with console.status("measuring a few steps and queries of each arm to estimate the cost"):
-            cost = estimate_cost(study, data)
+            cost = studies.estimate(study, data)
         say(cost.words(n))
     if estimate:
         raise typer.Exit
     command = command_line(config, changes, plugin, smoke)
     warning = "Shrunk by --smoke: a look at the machinery, not a result" if smoke else None
-    description = describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
+    description = studies.describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
     run_and_report(
-        study, folder, None, processes=n, devices=devices, standin=smoke, data=data, description=description,
-        minutes=minutes,
-    )  # fmt: skip
+        study, folder, processes=n, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
+    )
 
 
-def run_and_report(study: "Study", folder: Path, page: Path | None, **arguments: Any) -> None:
-    """Run a study behind a bar; then make its page in the folder ``page`` and print its table.
-
-    ``arguments`` are those of ``foretaste.study.run``.
-    """
+def run_and_report(study: "Study", folder: Path, page: Path | None = None, **arguments: Any) -> None:
+    """``foretaste.study.run`` behind a bar; then make the page in the folder ``page`` and print the table."""
     from foretaste import report
     from foretaste.label import find_answers
     from foretaste.study import run
@@ -148,19 +132,6 @@ def run_and_report(study: "Study", folder: Path, page: Path | None, **arguments:
     say(f"The page: {written.resolve()}")
 
 
-def _study_data(study: "Study", device: str, smoke: bool) -> Any:
-    """The data of a study, behind a bar while features are computed."""
-    from foretaste.label import find_answers
-    from foretaste.study import prepared
-
-    if study.features is None:
-        return prepared(study.data, device, standin=smoke, answers=find_answers)
-    with progress_bar(f"features of {study.features.backbone}") as progress:
-        return prepared(
-            study.data, device, standin=smoke, features=study.features, progress=progress, answers=find_answers
-        )
-
-
 def command_line(config: str, changes: list[str] | None, plugins: list[str] | None, smoke: bool) -> str:
     """The command that makes the same records again."""
     given = [("--set", one) for one in changes or []] + [("--plugin", one) for one in plugins or []]
@@ -168,21 +139,17 @@ def command_line(config: str, changes: list[str] | None, plugins: list[str] | No
 
 
 def study_devices(name: str) -> tuple[str, ...]:
-    """The devices that the processes of a study share."""
+    """The devices that the processes of a study share: cuda means all cards."""
     import torch
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: torch sees no CUDA device here; use --device cpu")
-    count = torch.cuda.device_count()
-    if name == "cuda":
-        return tuple(f"cuda:{k}" for k in range(count))
-    if name.startswith("cuda:") and not (name[5:].isdigit() and int(name[5:]) < count):
-        raise ValueError(f"--device {name}: expected cuda:0 to cuda:{count - 1}")
-    if name != "cpu" and not name.startswith("cuda:"):
-        raise ValueError(f"--device {name}; expected cpu, cuda, cuda:1, or auto")
-    return (name,)
+    where = find_device(name)
+    cards = torch.cuda.device_count() if where.type == "cuda" and where.index is None else 0
+    return tuple(f"cuda:{k}" for k in range(cards)) or (str(where),)
+
+
+def usable_cores() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command("demo", **with_examples())
