@@ -40,8 +40,6 @@ ITEM = np.dtype(f"S{SUM_BYTES}")  # the digest of a point
 MOST_LOST = 0.1  # share of the points of an old file that the file that takes its place may lack
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another in each process
 
-ComputeRows = Callable[[int], Iterator[Tensor]]  # from a row on: chunks (n, D) float32 on the CPU
-
 
 def feature_home() -> Path:
     """Where ``ft.features`` keeps its files: $FORETASTE_CACHE where it is set, else ~/.cache/foretaste/features.
@@ -247,10 +245,13 @@ class FeatureFile:
         finally:
             lock.release()
 
-    def write(self, compute: ComputeRows, done: Callable[[int], object], items: bytes | None) -> None:
-        """Compute what is missing and name the file as complete. ``done`` is told the rows that are on disk.
+    def write(
+        self, compute: Callable[[int], Iterator[Tensor]], done: Callable[[int], object], items: bytes | None
+    ) -> None:
+        """Compute what is missing and name the file as complete.
 
-        ``items`` are the digests of the points, None if they have none.
+        ``compute`` gives chunks (n, D) float32 from a row on; ``done`` is told how many rows are on disk; ``items`` are
+        the digests of the points, None if they have none.
         """
         self._check_kinds()
         manifest, of_items = read_manifest(self.manifest), None if items is None else digest_bytes(items)

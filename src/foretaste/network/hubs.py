@@ -6,7 +6,6 @@ Each library is optional and brings its own preprocessing. Weights are taken fro
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean, printable
 from foretaste.network.backbones import Backbone, need_packages, upright_picture
+from foretaste.network.feature_cache import ADDRESS
 
 LONGEST_TEXT = 512  # tokens, or what tokenizer and network allow where that is less
 HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's models
-MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _absent_weights(name: str, fetch: str, error: Exception | None = None) -> ValueError:
@@ -216,7 +215,7 @@ def _timm_backbone(name: str, rest: str, kind: str) -> Backbone:
     with _hub_offline(), _from_disk(name, fetch):
         model = timm.create_model(rest, pretrained=True, num_classes=0)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-    return Backbone(name, model, _one_by_one(transform), _in_words(transform), "pictures")
+    return _picture_backbone(name, model, transform)
 
 
 def _torchvision_backbone(name: str, rest: str, kind: str) -> Backbone:
@@ -234,16 +233,14 @@ def _torchvision_backbone(name: str, rest: str, kind: str) -> Backbone:
     if head is None:
         raise ValueError(f"which layer of {name!r} is its last is not known; wrap it in a function of your own")
     setattr(model, head, nn.Identity())
-    transform = weights.transforms()
-    return Backbone(name, model, _one_by_one(transform), f"{_in_words(transform)}; without {head}", "pictures")
+    return _picture_backbone(name, model, weights.transforms(), f"; without {head}")
 
 
-def _one_by_one(transform: Callable[[Any], Tensor]) -> Callable[[Sequence[Any]], Tensor]:
-    return lambda items: torch.stack([transform(upright_picture(item)) for item in items])
+def _picture_backbone(name: str, model: nn.Module, transform: Callable[[Any], Tensor], more: str = "") -> Backbone:
+    def prepare(items: Sequence[Any]) -> Tensor:
+        return torch.stack([transform(upright_picture(item)) for item in items])
 
-
-def _in_words(transform: object) -> str:
-    return f"upright, RGB, {MEMORY_ADDRESS.sub('', repr(transform))}"
+    return Backbone(name, model, prepare, f"upright, RGB, {ADDRESS.sub('', repr(transform))}{more}", "pictures")
 
 
 def _torch_hub_file(url: str) -> Path:
@@ -254,11 +251,8 @@ def _torch_hub_file(url: str) -> Path:
 @contextlib.contextmanager
 def _hub_offline() -> Iterator[None]:
     """Hugging Face's hub reads its cache and connects to nothing."""
-    try:
-        from huggingface_hub import constants
-    except ImportError:
-        yield
-        return
+    from huggingface_hub import constants
+
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:
