@@ -216,9 +216,7 @@ def _check_sizes(path: Path, options: Mapping[str, Any], tensors: Mapping[str, T
 
 def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
     """How many outputs the last layer of a built-in network has."""
-    last = max(
-        (int(k.split(".")[1]) for k in tensors if k.startswith("layers.") and k.split(".")[1].isdecimal()), default=0
-    )
+    last = max((int(found[1]) for key in tensors if (found := re.match(r"layers\.(\d+)\.", key))), default=0)
     for key in ("head.bias", f"layers.{last}.bias"):
         if key in tensors and tensors[key].dim() == 1:
             return len(tensors[key])

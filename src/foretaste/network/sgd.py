@@ -334,7 +334,7 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets) -> Gradients:
         for k, layer in enumerate(linear):
             a = torch.addmm(layer.bias, h[-1], layer.weight.t())
             h.append(a.relu_() if k < len(linear) - 1 else a)
-        d = goal.slope(h[-1], fit_n)
+        d = goal.criterion.slope(h[-1], fit_n)
         grads: list[Tensor] = []
         for k in reversed(range(len(linear))):
             grads[:0] = [d.t() @ h[k], d.sum(0)]
