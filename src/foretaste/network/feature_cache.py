@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from PIL import ExifTags, Image
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular
@@ -92,13 +93,11 @@ def absorb(h: Any, part: object) -> None:
         _absorb_bytes(h, f"list {len(part)}", b"")
         for one in part:
             absorb(h, one)
-    elif callable(getattr(part, "tobytes", None)) and hasattr(part, "mode") and hasattr(part, "size"):
-        orientation = part.getexif().get(0x0112) if hasattr(part, "getexif") else None
-        palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None  # type: ignore[attr-defined]
+    elif isinstance(part, Image.Image):
+        orientation, clear = part.getexif().get(ExifTags.Base.Orientation), part.info.get("transparency")
+        palette = part.getpalette() if part.mode in ("P", "PA") else None
         head = f"picture {part.mode} {part.size} {orientation} {palette}"
-        if (clear := getattr(part, "info", {}).get("transparency")) is not None:
-            head += f" {clear}"
-        _absorb_bytes(h, head, part.tobytes())  # type: ignore[attr-defined]
+        _absorb_bytes(h, head if clear is None else f"{head} {clear}", part.tobytes())
     else:
         raise TypeError(
             f"a {type(part).__name__} has no digest; expected tensors, arrays, pictures, strings, or lists and dicts "

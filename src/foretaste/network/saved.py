@@ -68,18 +68,13 @@ def save_network(
         The path.
     """
     name, own = _described(net)
-    said = {
-        "network": network or name,
-        "options": own if options is None else dict(options),
-        "classes": None if classes is None else list(classes),
-        "normalise": normalise,
-        "loss": loss,
-        "shape": None if shape is None else list(shape),
-    }
+    options = own if options is None else dict(options)
+    names, size = (None if given is None else tuple(given) for given in (classes, shape))
+    said = SavedNetwork(network or name, options, names, normalise, loss, size)
     # Copies: tied weights share memory, which the format does not allow.
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)
-    write_tensors(path, tensors, {METADATA_KEY: json.dumps(said)})
+    write_tensors(path, tensors, {METADATA_KEY: json.dumps(asdict(said))})
     return path
 
 
