@@ -151,8 +151,8 @@ def read_manifest(path: Path) -> FeatureManifest | None:
         check_regular(path)
         if path.stat().st_size > LARGEST_MANIFEST:
             return None
-        said = json.loads(path.read_bytes())
-        found = FeatureManifest(**{f.name: said[f.name] for f in fields(FeatureManifest)})
+        stored = json.loads(path.read_bytes())
+        found = FeatureManifest(**{f.name: stored[f.name] for f in fields(FeatureManifest)})
         counts = [found.rows, found.columns, *(n for n, _ in found.chunks)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

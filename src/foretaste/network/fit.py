@@ -195,13 +195,13 @@ def run_training(
             if how.start == "cold":
                 new_weights(net)
             model, goal = aim()
-            apart = tell_apart(labelled_outputs(model, x[:FORWARD_CHUNK], how))
+            differed = outputs_differ(labelled_outputs(model, x[:FORWARD_CHUNK], how))
             trained, towards = (model, goal) if beside is None else beside((model, goal))
             final = train_fast(trained, x, towards, how)
             if how.statistics == "labelled":
                 reestimate_batch_norm(net, x, how, Generator().manual_seed(how.draw_seed))
             trained.eval()
-            residual, accuracy = measure_fit(model, x, goal, how, apart, may_die)
+            residual, accuracy = measure_fit(model, x, goal, how, differed, may_die)
             interpolates = residual <= INTERPOLATES * goal.scale()
             return Fit(residual, final, accuracy, 0.0, how.steps, interpolates, how.max_lr), trained
 
@@ -229,17 +229,17 @@ def labelled_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> Tensor:
     return torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
 
 
-def tell_apart(f_NC: Tensor) -> bool:
+def outputs_differ(f_NC: Tensor) -> bool:
     """Whether outputs differ between points."""
     return bool((f_NC - f_NC[0]).abs().max() > SAME_OUTPUTS * f_NC.abs().max())
 
 
 def measure_fit(
-    net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, apart: bool, may_die: bool
+    net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, differed: bool, may_die: bool
 ) -> tuple[float, float | None]:
     """Mean squared residual, and accuracy if there are classes. Raises ``Diverged`` if nothing is left of the network.
 
-    apart: whether outputs differed between points before the training. Just below a rate that ends in NaN, all ReLUs
+    differed: whether outputs differed between points before the training. Just below a rate that ends in NaN, all ReLUs
     end at 0 for every point, and the outputs are the same everywhere: the network has died. may_die: a warning is
     enough then.
     """
@@ -248,7 +248,7 @@ def measure_fit(
     residual = float((goal.criterion.responses(f_NC) - goal.t_NC).square().double().mean())
     if not math.isfinite(residual):
         raise diverged_error(f"the residual is {residual}", how)
-    if apart and not tell_apart(f_NC) and tell_apart(goal.t_NC):
+    if differed and not outputs_differ(f_NC) and outputs_differ(goal.t_NC):
         error = diverged_error(f"after {how.steps} steps the outputs are the same for all points", how, Died)
         if not may_die:
             raise error

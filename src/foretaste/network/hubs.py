@@ -83,12 +83,12 @@ def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
         f"model.safetensors and the files of its {'tokenizer' if kind == 'text' else 'image processor'}"
     )
     with _quiet_transformers(), _from_disk(name, fetch):
-        model, told = transformers.AutoModel.from_pretrained(
+        model, loaded = transformers.AutoModel.from_pretrained(
             where, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **local
         )
-        reads = reader.from_pretrained(where, **local, **backend)
-    absent = sorted(key for key in told["missing_keys"] if "pooler" not in key)  # pooled here, without weights
-    if absent:
+        reads = reader.from_pretrained(where, **local, **backend)  # a tokenizer, or an image processor
+    # Points are pooled here, without the weights of a pooler.
+    if absent := sorted(key for key in loaded["missing_keys"] if "pooler" not in key):
         raise ValueError(
             f"the weights of {name!r} do not fit its config.json: {len(absent)} are missing ({', '.join(absent[:3])}) "
             "and would be random; fetch the model again"
@@ -102,17 +102,17 @@ def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    from transformers.utils import logging as said
+    from transformers.utils import logging as hf_logging
 
-    level, bar = said.get_verbosity(), said.is_progress_bar_enabled()
-    said.set_verbosity_error()
-    said.disable_progress_bar()
+    level, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        said.set_verbosity(level)
+        hf_logging.set_verbosity(level)
         if bar:
-            said.enable_progress_bar()
+            hf_logging.enable_progress_bar()
 
 
 def _token_batches(reads: Any, positions: int | None) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
@@ -183,10 +183,9 @@ def _check_sentence_folder(name: str, folder: Path) -> None:
         return  # a plain transformers model: the library puts a mean on top
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"backbone {name!r}: modules.json cannot be read ({printable(str(error))[:120]})") from None
-    strangers = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
-    if strangers:
+    if foreign := [kind for kind in kinds if not kind.startswith("sentence_transformers.")]:
         raise ValueError(
-            f"backbone {name!r}: its folder asks for code of its own ({printable(', '.join(strangers))[:120]}), which "
+            f"backbone {name!r}: its folder asks for code of its own ({printable(', '.join(foreign))[:120]}), which "
             "is not run; name a model made of sentence-transformers' own modules"
         )
     for pickle in folder.rglob("*.bin"):

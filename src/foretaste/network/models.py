@@ -296,11 +296,8 @@ def reset(net: nn.Module) -> None:
 
 
 def _reset_method(module: nn.Module) -> Callable[[], None] | None:
-    """``reset_parameters``, or ``_reset_parameters``, as torch's MultiheadAttention and Transformer call it."""
-    for name in ("reset_parameters", "_reset_parameters"):
-        if callable(method := getattr(module, name, None)):
-            return method
-    return None
+    names = ("reset_parameters", "_reset_parameters")  # the second in torch's MultiheadAttention and Transformer
+    return next((method for name in names if callable(method := getattr(module, name, None))), None)
 
 
 # Networks by name: built in, or ``package.module:function`` of the user's own.
@@ -333,13 +330,13 @@ def build_network(name: str, **options: Any) -> nn.Module:
         'MLP'
     """
     check_known("network", name, NETWORKS)
-    make, said = NETWORKS[name]
-    names = [f.name for f in fields(make) if f.name not in said]  # type: ignore[arg-type]
+    make, fixed = NETWORKS[name]
+    names = [f.name for f in fields(make) if f.name not in fixed]  # type: ignore[arg-type]
     for option in options:
         check_known(f"option of {name}", option, names)
     if name == "mlp" and "inputs" not in options:
         raise ValueError("mlp needs inputs=, the number of values of one point: 784 for a 28×28 image")
-    return make(**said, **options).build()
+    return make(**fixed, **options).build()
 
 
 def make_network(
@@ -365,18 +362,18 @@ def make_network(
         >>> make_network("wrn1", options={"widen": 1}, classes=3, shape=(1, 8, 8)).head.out_features
         3
     """
-    given, told = dict(options or {}), dict[str, Any]()
+    given, of_data = dict(options or {}), dict[str, Any]()
     if classes is not None:
-        told["classes"] = classes
+        of_data["classes"] = classes
     if shape is not None:
-        told |= {"shape": tuple(shape), "inputs": math.prod(shape), "channels": shape[0]}
+        of_data |= {"shape": tuple(shape), "inputs": math.prod(shape), "channels": shape[0]}
     if ":" in name:
-        return _imported_network(name, told, given)
+        return _imported_network(name, of_data, given)
     check_known("network", name, NETWORKS)
     if name != "mlp" and shape is not None and len(shape) != 3:
         raise ValueError(f"{name} is for images (channels, height, width) and a point is {tuple(shape)}; use mlp")
     own = ("inputs", "classes") if name == "mlp" else ("channels", "classes")
-    return build_network(name, **{key: told[key] for key in own if key in told} | given)
+    return build_network(name, **{key: of_data[key] for key in own if key in of_data} | given)
 
 
 def import_attribute(name: str, what: str) -> Any:
@@ -401,8 +398,8 @@ def import_attribute(name: str, what: str) -> Any:
     return found
 
 
-def _imported_network(name: str, told: dict[str, Any], options: dict[str, Any]) -> nn.Module:
-    """What "package.module:function" makes of the options, and of what is told where it has such a parameter."""
+def _imported_network(name: str, of_data: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    """The network of "package.module:function", called with all options and with what it takes of ``of_data``."""
     found = import_attribute(name, "network")
     if isinstance(found, nn.Module):
         if options:
@@ -414,9 +411,9 @@ def _imported_network(name: str, told: dict[str, Any], options: dict[str, Any]) 
         raise TypeError(f"{name} is a {type(found).__name__}; expected a function or class that makes a torch module")
     takes = inspect.signature(found).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    if strangers := [] if anything else sorted({*options} - {*takes}):
-        raise ValueError(f"{name} has no option {', '.join(strangers)}; it takes {', '.join(takes) or 'none'}")
-    net = found(**{key: value for key, value in told.items() if key in takes} | options)
+    if unknown := [] if anything else sorted({*options} - {*takes}):
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(takes) or 'none'}")
+    net = found(**{key: value for key, value in of_data.items() if key in takes} | options)
     if not isinstance(net, nn.Module):
         raise TypeError(f"{name} made a {type(net).__name__}; expected a torch module")
     return net

@@ -70,11 +70,11 @@ def save_network(
     name, own = _described(net)
     options = own if options is None else dict(options)
     names, size = (None if given is None else tuple(given) for given in (classes, shape))
-    said = SavedNetwork(network or name, options, names, normalise, loss, size)
+    saved = SavedNetwork(network or name, options, names, normalise, loss, size)
     # Copies: tied weights share memory, which the format does not allow.
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)
-    write_tensors(path, tensors, {METADATA_KEY: json.dumps(asdict(said))})
+    write_tensors(path, tensors, {METADATA_KEY: json.dumps(asdict(saved))})
     return path
 
 
@@ -99,8 +99,8 @@ def read_tensors(path: Path, *, sealed: bool = False) -> tuple[dict[str, Tensor]
     with _opened(path) as file:
         about = dict(file.metadata() or {})
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
-    said = about.pop(DIGEST_KEY, None)
-    if (said is not None or sealed) and said != tensors_digest(tensors, about):
+    digest = about.pop(DIGEST_KEY, None)
+    if (digest is not None or sealed) and digest != tensors_digest(tensors, about):
         raise ValueError(f"{path} is damaged or was changed: its digest is not that of its contents; put a copy there")
     return tensors, about
 
@@ -221,9 +221,9 @@ def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
 def _described(net: nn.Module) -> tuple[str | None, dict[str, Any]]:
     """The name and options with which ``build_network`` makes such a network."""
     spec = getattr(net, "spec", None)
-    for name, (kind, said) in NETWORKS.items():
-        if isinstance(spec, kind) and all(getattr(spec, key) == value for key, value in said.items()):  # type: ignore[arg-type]
-            return name, {key: value for key, value in asdict(spec).items() if key not in said}  # type: ignore[arg-type]
+    for name, (kind, fixed) in NETWORKS.items():
+        if isinstance(spec, kind) and all(getattr(spec, key) == value for key, value in fixed.items()):  # type: ignore[arg-type]
+            return name, {key: value for key, value in asdict(spec).items() if key not in fixed}  # type: ignore[arg-type]
     return None, {}
 
 
