@@ -280,7 +280,7 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
     (
         "network/feature_cache.py",
         "the palette does not count in the digest of a picture",
-        'palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None',
+        'palette = part.getpalette() if part.mode in ("P", "PA") else None',
         "palette = None",
         ["test_features.py::test_what_stands_beside_the_pixels_of_a_picture_counts"],
     ),

@@ -129,8 +129,7 @@ class CrossEntropy(Loss):
     def class_probabilities(self, f_NC: Tensor) -> Tensor:
         return torch.softmax(f_NC, -1)
 
-    def responses(self, f_NC: Tensor) -> Tensor:
-        return torch.softmax(f_NC, -1)
+    responses = class_probabilities
 
     def label_noise(self, f_NC: Tensor) -> Tensor:
         """1 / (p(1 − p)), p the largest probability: the inverse of the loss's curvature there (Laplace)."""
@@ -196,10 +195,6 @@ class TrainingTargets:
     def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
         """The training loss of a batch."""
         return self.criterion.value(f_nC, fit_n)
-
-    def slope(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
-        """Its gradient by the outputs."""
-        return self.criterion.slope(f_nC, fit_n)
 
     def scale(self) -> float:
         """The variance of all targets: (1/C)(1 − 1/C) for classes. Equal targets: their mean square; zeros: 1."""

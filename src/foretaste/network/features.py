@@ -38,9 +38,6 @@ log = logging.getLogger("foretaste")
 
 PASS_ON_CPU, PASS_ON_GPU = 8, 64  # points of one pass; on a CPU 8 images of 160 px are faster than 32
 CHUNK_ROWS = 1024  # points between two writes
-# How far the features of a point may move when its neighbours change, as a share of the largest: rounding, no more.
-SAME_FEATURES = {torch.float64: 1e-3, torch.float32: 1e-3}
-SAME_IN_HALF = 0.05
 
 FeatureProgress = Callable[[int, int], object]
 
@@ -97,8 +94,7 @@ def features(
         ...     features(module, pictures, cache=folder).shape
         torch.Size([10, 5])
     """
-    found = as_backbone(backbone)
-    source = PointSource(data)
+    found, source = as_backbone(backbone), PointSource(data)
     check_callable("progress", progress, "(points done, all points)")
     chunk = whole_number("chunk_size", CHUNK_ROWS if chunk_size is None else chunk_size, 1)
     with _FeatureRun(found, source, layer, device, chunk).prepared() as run:
@@ -106,7 +102,9 @@ def features(
         folder = _cache_folder(cache)
         if folder is None:
             return run.in_memory(tell)
-        file = FeatureFile(folder, run.digest(), run.about(), len(source), run.network_digest)
+        about = {"backbone": found.name, "preprocessing": found.preprocessing, "layer": layer}
+        made_by = [CACHE_FORMAT, found.kind, found.preprocessing, layer, weights_digest(found.module)]
+        file = FeatureFile(folder, digest_of([*made_by, source.digest()]), about, len(source), digest_of(made_by))
         if (kept := run.still_right(file.read())) is not None:
             tell(len(source))
             return kept
@@ -114,8 +112,10 @@ def features(
             if (kept := run.still_right(file.read())) is None:
                 file.path.unlink(missing_ok=True)
                 items = source.item_digests()
-                known = None if items is None else run.still_known(file.known_rows(items))
-                at = np.empty(0) if known is None else known.known
+                known = None if items is None else file.known_rows(items)
+                at = np.empty(0, np.int64) if known is None else known.known
+                if known is not None and not run.still_gives(ends := at[[0, -1]], known.take(ends)):
+                    known, at = None, at[:0]
                 file.write(partial(run.chunks, known=known), lambda good: tell(good + int((at >= good).sum())), items)
                 kept = file.read()
                 if kept is not None and items is not None:
@@ -151,7 +151,10 @@ class PointSource:
         if isinstance(data, str | bytes | Path):
             raise TypeError(f"data is a {type(data).__name__}; expected points: an array, a list, a Dataset")
         self.data = data
-        self.rows = None if not isinstance(data, Mapping) else {k: _checked_rows(k, v) for k, v in data.items()}
+        self.rows = dict(data) if isinstance(data, Mapping) else None
+        for key, value in (self.rows or {}).items():
+            if not isinstance(value, Tensor | np.ndarray):
+                raise TypeError(f"data[{key!r}] is a {type(value).__name__}; expected a tensor or an array (N, ...)")
         if self.rows is None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise TypeError(
                 f"data is a {type(data).__name__} without a length or positions; expected an array, a list, a "
@@ -183,7 +186,7 @@ class PointSource:
         one = getattr(self.data, "digest_of", None)
         if self.own_digest is not None and not callable(one):
             return None
-        of = (lambda i: one(i)) if callable(one) else (lambda i: self[i])
+        of = one if callable(one) else self.__getitem__
         return b"".join(bytes.fromhex(digest_of([of(i)])) for i in range(len(self)))
 
     def digest(self) -> str:
@@ -199,12 +202,6 @@ class PointSource:
             except TypeError as error:
                 raise TypeError(f"point {i} of data: {error}") from None
         return h.hexdigest()
-
-
-def _checked_rows(key: object, value: Any) -> Any:
-    if not isinstance(value, Tensor | np.ndarray):
-        raise TypeError(f"data[{key!r}] is a {type(value).__name__}; expected a tensor or an array (N, ...)")
-    return value
 
 
 @dataclass
@@ -237,47 +234,25 @@ class _FeatureRun:
         self.on = home if self.device is None else torch.device(self.device)
         self.size = PASS_ON_CPU if self.on.type == "cpu" else PASS_ON_GPU
         self.dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+        # How far rounding may move the features of a point, as a share of the largest.
+        self.rounding = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.05
         self.caught: list[Any] = []
-        hook = None
-        if self.layer is not None:
-            modules = dict(module.named_modules())
-            check_known("layer", self.layer, [name for name in modules if name])
-            hook = modules[self.layer].register_forward_hook(lambda m, args, out: self.caught.append(out))
-        try:
+        with contextlib.ExitStack() as undo, torch.no_grad(), torch.autocast(self.on.type, enabled=False):
+            if self.layer is not None:
+                modules = dict(module.named_modules())
+                check_known("layer", self.layer, [name for name in modules if name])
+                layer = modules[self.layer]
+                undo.enter_context(layer.register_forward_hook(lambda m, args, out: self.caught.append(out)))
             if self.on != home:
+                undo.callback(module.to, home)
                 module.to(self.on)
-            with torch.no_grad(), torch.autocast(self.on.type, enabled=False), _true_float32():
+            with _true_float32():
                 yield self
-        finally:
-            if hook is not None:
-                hook.remove()
-            if self.on != home:
-                module.to(home)
-
-    def about(self) -> dict[str, Any]:
-        return {"backbone": self.backbone.name, "preprocessing": self.backbone.preprocessing, "layer": self.layer}
-
-    @cached_property
-    def _made_by(self) -> list[object]:
-        words = [CACHE_FORMAT, self.backbone.kind, self.backbone.preprocessing, self.layer]
-        return [*words, weights_digest(self.backbone.module)]
-
-    @property
-    def network_digest(self) -> str:
-        """Of what makes a row of a point."""
-        return digest_of(self._made_by)
-
-    def digest(self) -> str:
-        return digest_of([*self._made_by, self.source.digest()])
 
     def rows_of(self, items: Sequence[Any]) -> Tensor:
         """(n, D) float32 on the CPU: one pass, filled up to the size of a pass with the last item."""
-        filled = [*items, *[items[-1]] * (self.size - len(items))]
-        return self.run_module(self.backbone.prepare(filled))[: len(items)]
-
-    def run_module(self, batch: Any) -> Tensor:
+        module, batch = self.backbone.module, self.backbone.prepare([*items, *[items[-1]] * (self.size - len(items))])
         self.caught.clear()
-        module = self.backbone.module
         if isinstance(batch, Mapping):
             out = module(**{key: self.moved(value) for key, value in batch.items()})
         else:
@@ -287,7 +262,7 @@ class _FeatureRun:
                 times = "not called" if not self.caught else f"called {len(self.caught)} times"
                 raise ValueError(f"layer {self.layer!r} is {times} in one pass; name one that is called once")
             (out,) = self.caught
-        return pooled_rows(out, self.size, self.layer).to("cpu", torch.float32)
+        return pooled_rows(out, self.size, self.layer).to("cpu", torch.float32)[: len(items)]
 
     def moved(self, part: Any) -> Any:
         if not isinstance(part, Tensor):
@@ -319,7 +294,7 @@ class _FeatureRun:
         for at in range(start - start % self.size, len(points), self.size):
             here = points[at : at + self.size]
             rows_nD = self.rows_of([self.source[int(i)] for i in here])
-            self.check_finite(rows_nD, here)
+            _check_finite(rows_nD, here)
             yield from rows_nD[max(0, start - at) :]
 
     def in_memory(self, tell: Callable[[int], object]) -> Tensor:
@@ -335,52 +310,34 @@ class _FeatureRun:
         assert rows_ND is not None
         return rows_ND
 
-    def check_finite(self, rows_nD: Tensor, points: Sequence[int] | np.ndarray) -> None:
-        bad = (~torch.isfinite(rows_nD)).any(1).nonzero()
-        if len(bad):
-            raise ValueError(
-                f"the features of point {points[int(bad[0])]} are NaN or infinite; look at that point and at the "
-                "backbone's weights. A backbone in half precision may overflow: use .float()"
-            )
-
     def check_independent(self) -> None:
         """Raise if the features of the first points move when the other points of their pass are replaced."""
         n = min(self.size, len(self.source))
         if n < 2:
             return
         items = [self.source[i] for i in range(n)]
-        half = max(1, n // 2)
+        half = n // 2
         together = self.rows_of(items)[:half]
-        self.check_finite(together, range(half))
-        apart = self.rows_of([*items[:half], *[items[0]] * (n - half)])[:half]
-        if not self.alike(together, apart):
+        _check_finite(together, range(half))
+        moved = _moved_by(together, self.rows_of([*items[:half], *[items[0]] * (n - half)])[:half])
+        if not moved <= self.rounding:
             raise ValueError(
                 "the backbone's features of a point vary with the other points of the batch, or from call to call, by "
-                f"{_moved_by(together, apart):.1%} of the largest; expected rounding alone. BatchNorm with "
+                f"{moved:.1%} of the largest; expected rounding alone. BatchNorm with "
                 "track_running_stats=False, dropout called as a function, and text without an attention mask do so"
             )
 
-    def alike(self, a: Tensor, b: Tensor) -> bool:
-        return _moved_by(a, b) <= SAME_FEATURES.get(self.dtype, SAME_IN_HALF)
-
     def still_right(self, kept: Tensor | None) -> Tensor | None:
-        """The features from disk, if the backbone still gives the same for the first and the last point.
+        """The features from disk, if the backbone still gives those of the first and the last point."""
+        return kept if kept is not None and self.still_gives([0, len(kept) - 1], kept[[0, -1]]) else None
 
-        The digest holds weights and preprocessing in words. This sees a changed forward(), or changed code that
-        prepares points.
+    def still_gives(self, points: Sequence[int] | np.ndarray, before_nD: Tensor) -> bool:
+        """Whether some points have the same features as before.
+
+        The digest holds weights, and preprocessing in words. This sees a changed forward() or prepare().
         """
-        return kept if kept is None or self.gives([0, len(kept) - 1], lambda ends: kept[ends]) else None
-
-    def still_known(self, known: KnownRows | None) -> KnownRows | None:
-        """The rows of other files, if the backbone still gives the same for the first and the last of their points."""
-        if known is None or self.gives([int(i) for i in known.known[[0, -1]]], lambda at: known.take(np.array(at))):
-            return known
-        return None
-
-    def gives(self, points: list[int], kept: Callable[[list[int]], Tensor]) -> bool:
-        ends = sorted({*points})
-        fresh, before = self.rows_of([self.source[i] for i in ends]), kept(ends)
-        if fresh.shape[1:] == before.shape[1:] and self.alike(fresh, before):
+        fresh_nD = self.rows_of([self.source[int(i)] for i in points])
+        if fresh_nD.shape == before_nD.shape and _moved_by(fresh_nD, before_nD) <= self.rounding:
             return True
         log.warning("the backbone has the same weights and other features than before; they are computed again")
         return False
@@ -404,6 +361,15 @@ def pooled_rows(out: Any, n: int, layer: str | None) -> Tensor:
     if out.dim() == 3:
         return out.mean(1)
     return out.flatten(2).mean(2) if out.dim() > 3 else out
+
+
+def _check_finite(rows_nD: Tensor, points: Sequence[int] | np.ndarray) -> None:
+    bad = (~torch.isfinite(rows_nD)).any(1).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"the features of point {points[int(bad[0])]} are NaN or infinite; look at that point and at the "
+            "backbone's weights. A backbone in half precision may overflow: use .float()"
+        )
 
 
 def _moved_by(a: Tensor, b: Tensor) -> float:

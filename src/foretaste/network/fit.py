@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -189,29 +189,29 @@ def run_training(
     """
     began, device = time.perf_counter(), x.device
 
-    def train(how: TrainingRecipe, may_die: bool) -> tuple[float, float, float | None, float, nn.Module]:
+    def train(how: TrainingRecipe, may_die: bool) -> tuple[Fit, nn.Module]:
         # Without the user's autocast: look-ahead is of the network as it is in its own precision.
         with restored_on_error(net), seeded(how.init_seed, device), torch.autocast(device.type, enabled=False):
             if how.start == "cold":
                 new_weights(net)
             model, goal = aim()
-            apart = tell_apart(labelled_outputs(model, x[:FORWARD_CHUNK], how))
+            differed = outputs_differ(labelled_outputs(model, x[:FORWARD_CHUNK], how))
             trained, towards = (model, goal) if beside is None else beside((model, goal))
             final = train_fast(trained, x, towards, how)
             if how.statistics == "labelled":
                 reestimate_batch_norm(net, x, how, Generator().manual_seed(how.draw_seed))
             trained.eval()
-            residual, accuracy = measure_fit(model, x, goal, how, apart, may_die)
-            return residual, final, accuracy, goal.scale(), trained
+            residual, accuracy = measure_fit(model, x, goal, how, differed, may_die)
+            interpolates = residual <= INTERPOLATES * goal.scale()
+            return Fit(residual, final, accuracy, 0.0, how.steps, interpolates, how.max_lr), trained
 
-    (residual, final, accuracy, scale, trained), rate, retries = with_lower_rates(train, how)
-    seconds, interpolates = time.perf_counter() - began, residual <= INTERPOLATES * scale
-    return Fit(residual, final, accuracy, seconds, how.steps, interpolates, rate, retries), trained
+    (done, trained), retries = with_lower_rates(train, how)
+    return replace(done, seconds=time.perf_counter() - began, retries=retries), trained
 
 
 def training_goal(
-    net: nn.Module, x: Tensor, y: Any, loss: str, how: TrainingRecipe, classes: Sequence[ClassName] | None = None
-) -> tuple[nn.Module, TrainingTargets]:
+    net: nn.Module, x: Tensor, y: Any, loss: str, how: TrainingRecipe, classes: Sequence[ClassName] | None
+) -> Aim:
     """The network with an output for each class, and its targets: names become class ids, and one output two."""
     outputs, like = count_outputs(net, x, how), next(net.parameters())
     binary = outputs == 1 and holds_classes(y, loss, classes, "y")
@@ -229,31 +229,31 @@ def labelled_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> Tensor:
     return torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
 
 
-def tell_apart(f_NC: Tensor) -> bool:
+def outputs_differ(f_NC: Tensor) -> bool:
     """Whether outputs differ between points."""
     return bool((f_NC - f_NC[0]).abs().max() > SAME_OUTPUTS * f_NC.abs().max())
 
 
 def measure_fit(
-    net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, apart: bool, may_die: bool
+    net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, differed: bool, may_die: bool
 ) -> tuple[float, float | None]:
     """Mean squared residual, and accuracy if there are classes. Raises ``Diverged`` if nothing is left of the network.
 
-    apart: whether outputs differed between points before the training. Just below a rate that ends in NaN, all ReLUs
+    differed: whether outputs differed between points before the training. Just below a rate that ends in NaN, all ReLUs
     end at 0 for every point, and the outputs are the same everywhere: the network has died. may_die: a warning is
     enough then.
     """
     f_NC = labelled_outputs(net, x, how)
-    hits = float((f_NC.argmax(1) == goal.t_NC.argmax(1)).double().mean()) if goal.classes else None
+    accuracy = float((f_NC.argmax(1) == goal.t_NC.argmax(1)).double().mean()) if goal.classes else None
     residual = float((goal.criterion.responses(f_NC) - goal.t_NC).square().double().mean())
     if not math.isfinite(residual):
         raise diverged_error(f"the residual is {residual}", how)
-    if apart and not tell_apart(f_NC) and tell_apart(goal.t_NC):
+    if differed and not outputs_differ(f_NC) and outputs_differ(goal.t_NC):
         error = diverged_error(f"after {how.steps} steps the outputs are the same for all points", how, Died)
         if not may_die:
             raise error
         log.warning("%s; use a wider network, or another seed", error)
-    return residual, hits
+    return residual, accuracy
 
 
 @torch.no_grad()
@@ -321,8 +321,7 @@ def restored_on_error(net: nn.Module) -> Iterator[None]:
 def check_trainable(net: nn.Module) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module")
-    trained = [p for p in net.parameters() if p.requires_grad]
-    if not trained:
+    if not any(p.requires_grad for p in net.parameters()):
         raise ValueError("no parameter of net requires grad, so there is nothing to train")
     kinds = {(p.device, p.dtype) for p in net.parameters()}
     if len(kinds) > 1:

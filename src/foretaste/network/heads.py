@@ -72,16 +72,13 @@ def column_moments(features: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each column, in float64 and in pieces. A column that never varies has deviation 1."""
     if features.dim() != 2 or not features.is_floating_point() or not len(features):
         raise ValueError(f"features are {features.dtype} {tuple(features.shape)}; expected floats (N, D)")
-    total_D = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
-    for part in features.split(MEASURED_ROWS):
-        total_D += part.double().sum(0)
-    mean_D = total_D / len(features)
+    parts = features.split(MEASURED_ROWS)
+    zero_D = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
+    mean_D = sum((part.double().sum(0) for part in parts), zero_D) / len(features)
     if not torch.isfinite(mean_D).all():
         raise ValueError("features have NaN or infinite values")
-    total_D = torch.zeros_like(mean_D)
-    for part in features.split(MEASURED_ROWS):
-        total_D += (part.double() - mean_D).square().sum(0)
-    deviation_D = (total_D / len(features)).sqrt()
+    squares_D = sum(((part.double() - mean_D).square().sum(0) for part in parts), zero_D)
+    deviation_D = (squares_D / len(features)).sqrt()
     # A column of one value leaves rounding, which must not be scaled up.
     still = deviation_D <= 1e-6 * mean_D.abs()
     return mean_D.float(), torch.where(still | (deviation_D == 0), 1.0, deviation_D).float()

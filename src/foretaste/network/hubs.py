@@ -6,7 +6,6 @@ Each library is optional and brings its own preprocessing. Weights are taken fro
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean, printable
 from foretaste.network.backbones import Backbone, need_packages, upright_picture
+from foretaste.network.feature_cache import ADDRESS
 
 LONGEST_TEXT = 512  # tokens, or what tokenizer and network allow where that is less
 HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's models
-MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _absent_weights(name: str, fetch: str, error: Exception | None = None) -> ValueError:
@@ -84,12 +83,12 @@ def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
         f"model.safetensors and the files of its {'tokenizer' if kind == 'text' else 'image processor'}"
     )
     with _quiet_transformers(), _from_disk(name, fetch):
-        model, told = transformers.AutoModel.from_pretrained(
+        model, loaded = transformers.AutoModel.from_pretrained(
             where, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **local
         )
-        reads = reader.from_pretrained(where, **local, **backend)
-    absent = sorted(key for key in told["missing_keys"] if "pooler" not in key)  # pooled here, without weights
-    if absent:
+        reads = reader.from_pretrained(where, **local, **backend)  # a tokenizer, or an image processor
+    # Points are pooled here, without the weights of a pooler.
+    if absent := sorted(key for key in loaded["missing_keys"] if "pooler" not in key):
         raise ValueError(
             f"the weights of {name!r} do not fit its config.json: {len(absent)} are missing ({', '.join(absent[:3])}) "
             "and would be random; fetch the model again"
@@ -103,17 +102,17 @@ def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    from transformers.utils import logging as said
+    from transformers.utils import logging as hf_logging
 
-    level, bar = said.get_verbosity(), said.is_progress_bar_enabled()
-    said.set_verbosity_error()
-    said.disable_progress_bar()
+    level, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        said.set_verbosity(level)
+        hf_logging.set_verbosity(level)
         if bar:
-            said.enable_progress_bar()
+            hf_logging.enable_progress_bar()
 
 
 def _token_batches(reads: Any, positions: int | None) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
@@ -184,10 +183,9 @@ def _check_sentence_folder(name: str, folder: Path) -> None:
         return  # a plain transformers model: the library puts a mean on top
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"backbone {name!r}: modules.json cannot be read ({printable(str(error))[:120]})") from None
-    strangers = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
-    if strangers:
+    if foreign := [kind for kind in kinds if not kind.startswith("sentence_transformers.")]:
         raise ValueError(
-            f"backbone {name!r}: its folder asks for code of its own ({printable(', '.join(strangers))[:120]}), which "
+            f"backbone {name!r}: its folder asks for code of its own ({printable(', '.join(foreign))[:120]}), which "
             "is not run; name a model made of sentence-transformers' own modules"
         )
     for pickle in folder.rglob("*.bin"):
@@ -216,7 +214,7 @@ def _timm_backbone(name: str, rest: str, kind: str) -> Backbone:
     with _hub_offline(), _from_disk(name, fetch):
         model = timm.create_model(rest, pretrained=True, num_classes=0)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-    return Backbone(name, model, _one_by_one(transform), _in_words(transform), "pictures")
+    return _picture_backbone(name, model, transform)
 
 
 def _torchvision_backbone(name: str, rest: str, kind: str) -> Backbone:
@@ -234,16 +232,14 @@ def _torchvision_backbone(name: str, rest: str, kind: str) -> Backbone:
     if head is None:
         raise ValueError(f"which layer of {name!r} is its last is not known; wrap it in a function of your own")
     setattr(model, head, nn.Identity())
-    transform = weights.transforms()
-    return Backbone(name, model, _one_by_one(transform), f"{_in_words(transform)}; without {head}", "pictures")
+    return _picture_backbone(name, model, weights.transforms(), f"; without {head}")
 
 
-def _one_by_one(transform: Callable[[Any], Tensor]) -> Callable[[Sequence[Any]], Tensor]:
-    return lambda items: torch.stack([transform(upright_picture(item)) for item in items])
+def _picture_backbone(name: str, model: nn.Module, transform: Callable[[Any], Tensor], more: str = "") -> Backbone:
+    def prepare(items: Sequence[Any]) -> Tensor:
+        return torch.stack([transform(upright_picture(item)) for item in items])
 
-
-def _in_words(transform: object) -> str:
-    return f"upright, RGB, {MEMORY_ADDRESS.sub('', repr(transform))}"
+    return Backbone(name, model, prepare, f"upright, RGB, {ADDRESS.sub('', repr(transform))}{more}", "pictures")
 
 
 def _torch_hub_file(url: str) -> Path:
@@ -254,11 +250,8 @@ def _torch_hub_file(url: str) -> Path:
 @contextlib.contextmanager
 def _hub_offline() -> Iterator[None]:
     """Hugging Face's hub reads its cache and connects to nothing."""
-    try:
-        from huggingface_hub import constants
-    except ImportError:
-        yield
-        return
+    from huggingface_hub import constants
+
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:

@@ -35,7 +35,6 @@ class FlatParameters:
     velocity_P: Tensor
     low_Q: Tensor  # the first Q of θ in bfloat16, which the network uses; Q = 0 without bfloat16
     exact: list[Tensor]  # θ, each in the shape of its parameter
-    bf16: bool
 
     def step(self, grads: Sequence[Tensor], lr: Tensor, momentum: Tensor, weight_decay: float) -> None:
         """v ← m v + ∇ + wd θ, θ ← θ − lr v; lr and m are tensors of no dimension."""
@@ -66,7 +65,7 @@ def flatten_parameters(net: nn.Module, bf16: bool) -> FlatParameters:
         exact.append(theta_P.as_strided(p.shape, p.stride(), at))
         p.data = low_Q.as_strided(p.shape, p.stride(), at) if k < len(low) else exact[-1]
         at += p.numel()
-    return FlatParameters(params, theta_P, torch.zeros_like(theta_P), low_Q, exact, bf16)
+    return FlatParameters(params, theta_P, torch.zeros_like(theta_P), low_Q, exact)
 
 
 def as_stored(g: Tensor, p: Tensor) -> Tensor:

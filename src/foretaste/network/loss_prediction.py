@@ -1,9 +1,10 @@
 """LL4AL (Yoo and Kweon 2019, arXiv 1905.03677): a module beside the network learns to predict its loss."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from foretaste.network.sgd import (
     with_lower_rates,
 )
 
-FeatureLayers = Sequence[str] | Mapping[str, int]
+FeatureLayers = Sequence[str] | Mapping[str, int | None]
 
 # Where the channels of three and more dimensions stand; a dict of layers tells it of any other module.
 CHANNELS_FIRST = (
@@ -48,9 +49,6 @@ CHANNELS_FIRST = (
     "AdaptiveAvgPool",
 )
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-
-
-REDUCTIONS = ("sum", "mean")
 
 
 class LossPrediction(nn.Module):
@@ -120,10 +118,9 @@ class JointNetwork(nn.Module):
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        with layer_features(self.net, self.module.layers) as seen:
-            f_nC = self.net(x)
+        f_nC, h = call_with_features(self.net, self.module.layers, lambda: self.net(x))
         still = self.passes < self.stop
-        guess_n = self.module([GradientGate.apply(t, still) for t in features_in_order(seen, self.module.layers)])
+        guess_n = self.module([GradientGate.apply(h_k, still) for h_k in h])
         self.passes.add_(1)
         return torch.cat([f_nC, guess_n[:, None]], 1)
 
@@ -218,7 +215,7 @@ def fit_ll4al(
         20
     """
     criterion = find_loss(loss)
-    check_known("reduction", reduction, REDUCTIONS)
+    check_known("reduction", reduction, ("sum", "mean"))
     check_trainable(net)
     how = make_recipe(
         net, x, max_lr=criterion.ll4al_max_lr if max_lr is None else max_lr, steps=steps, epochs=epochs,
@@ -308,7 +305,7 @@ def check_ranking(n: int, batch_size: int, weight: float, margin: float, stop: f
 
 def predict_losses(net: nn.Module, module: LossPrediction, x: Tensor | Mapping[str, Tensor]) -> Tensor:
     """(N,) predicted losses in float64; their order is what was learned, not their size. NaN raises."""
-    f_NC, h = read_features(net, x, module.layers)  # type: ignore[arg-type]
+    f_NC, h = read_features(net, x, module.layers)
     if (got := [t.shape[1] for t in h]) != (want := [read.in_features for read in module.read]):
         raise ValueError(f"layers {', '.join(module.layers)} have widths {got}; the module was trained on {want}")
     with torch.no_grad(), torch.autocast(h[0].device.type, enabled=False):
@@ -328,8 +325,7 @@ def read_features(
     net: nn.Module, x: Tensor | Mapping[str, Tensor], layers: FeatureLayers
 ) -> tuple[Tensor, list[Tensor]]:
     """Outputs (N, C) and features of every point, in eval mode; nothing of the network or of torch's RNG changes."""
-    axes = channel_axes(layers)
-    check_layers(net, axes)  # type: ignore[arg-type]
+    axes = check_layers(net, layers)
     if any(m.training for m in net.modules()):
         raise ValueError("net is in train mode; call net.eval() first")
     device = next(net.parameters()).device
@@ -339,40 +335,32 @@ def read_features(
         for start in range(0, N, FORWARD_CHUNK):
             at = slice(start, start + FORWARD_CHUNK)
             args, named = ((x[at],), {}) if isinstance(x, Tensor) else ((), {k: v[at] for k, v in x.items()})
-            with layer_features(net, axes) as seen:
-                f.append(functional_call(net, {k: b.clone() for k, b in net.named_buffers()}, args, named))
-            h.append(features_in_order(seen, axes))
+            buffers = {k: b.clone() for k, b in net.named_buffers()}
+            f_nC, h_n = call_with_features(net, axes, partial(functional_call, net, buffers, args, named))
+            f.append(f_nC)
+            h.append(h_n)
     return torch.cat(f), [torch.cat(parts) for parts in zip(*h)]
 
 
-@contextmanager
-def layer_features(net: nn.Module, axes: Mapping[str, int | None]) -> Iterator[dict[str, Tensor]]:
-    """One pass of ``net`` within leaves the layers' pooled outputs; the hooks are gone afterwards."""
+def call_with_features(
+    net: nn.Module, axes: Mapping[str, int | None], call: Callable[[], Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """What ``call``, one pass of ``net``, returns, and the pooled outputs of the layers in that pass."""
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str, axis: int | None) -> Any:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            if name in seen:
-                raise ValueError(f"feature layer {name!r} is called more than once in a pass; name one called once")
-            # At once, and never the output itself: an in-place activation may follow.
-            seen[name] = pool_features(name, module, out, axis)
+    def keep(name: str, module: nn.Module, args: Any, out: Any) -> None:
+        if name in seen:
+            raise ValueError(f"feature layer {name!r} is called more than once in a pass; name one called once")
+        # At once, and never the output itself: an in-place activation may follow.
+        seen[name] = pool_features(name, module, out, axes[name])
 
-        return hook
-
-    handles = []
-    try:
-        for name, axis in axes.items():
-            handles.append(net.get_submodule(name).register_forward_hook(keep(name, axis)))
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def features_in_order(seen: Mapping[str, Tensor], axes: Mapping[str, int | None]) -> list[Tensor]:
+    with ExitStack() as hooks:
+        for name in axes:
+            hooks.enter_context(net.get_submodule(name).register_forward_hook(partial(keep, name)))
+        f_nC = call()
     if unseen := [name for name in axes if name not in seen]:
         raise ValueError(f"feature layer {unseen[0]!r} is never called in a pass of the network; name one that is")
-    return [seen[name] for name in axes]
+    return f_nC, [seen[name] for name in axes]
 
 
 def pool_features(name: str, module: nn.Module, out: Any, axis: int | None) -> Tensor:
@@ -406,7 +394,9 @@ def channel_axes(layers: FeatureLayers) -> dict[str, int | None]:
     return dict(layers) if isinstance(layers, Mapping) else dict.fromkeys(layers)
 
 
-def check_layers(net: nn.Module, layers: FeatureLayers) -> None:
+def check_layers(net: nn.Module, layers: FeatureLayers) -> dict[str, int | None]:
+    """``channel_axes``. Raises for a layer that the network does not have."""
     names = [name for name, _ in net.named_modules() if name]
-    for name in channel_axes(layers):
+    for name in (axes := channel_axes(layers)):
         check_known("feature layer", name, names)
+    return axes

@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -120,6 +120,18 @@ class PreactivationBlock(nn.Module):
         return self.body(x) + self.shortcut(x)
 
 
+def residual_stages(
+    block: Callable[[int, int, int], nn.Module], fan_in: int, width: int, blocks: Sequence[int]
+) -> tuple[nn.Sequential, int]:
+    """Stages of width w, 2w, 4w, ..., each but the first of stride 2, and the width of the last."""
+    made: list[nn.Module] = []
+    for stage, count in enumerate(blocks):
+        for k in range(count):
+            made.append(block(fan_in, width << stage, 2 if stage and not k else 1))
+            fan_in = width << stage
+    return nn.Sequential(*made), fan_in
+
+
 class WideResNet(nn.Module):
     """A 3×3 stem to 16k channels; stages of 32k, 64k, 128k, the first of stride 1; BN-ReLU, mean over space, linear.
 
@@ -138,14 +150,8 @@ class WideResNet(nn.Module):
     def __init__(self, layers: int = 1, blocks: int = 1, widen: int = 10, channels: int = 1, classes: int = 10) -> None:
         super().__init__()
         self.spec = WideResNetSpec(layers, blocks, widen, channels, classes)
-        width = 16 * widen
-        self.stem = nn.Conv2d(channels, width, 3, padding=1)
-        stages: list[nn.Module] = []
-        for stage in range(layers):
-            for block in range(blocks):
-                stages.append(PreactivationBlock(width, 32 * widen << stage, 2 if stage and not block else 1))
-                width = 32 * widen << stage
-        self.stages = nn.Sequential(*stages)
+        self.stem = nn.Conv2d(channels, 16 * widen, 3, padding=1)
+        self.stages, width = residual_stages(PreactivationBlock, 16 * widen, 32 * widen, [blocks] * layers)
         self.tail = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU())
         self.head = nn.Linear(width, classes)
 
@@ -206,14 +212,8 @@ class ResNet(nn.Module):
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )
-        stages: list[nn.Module] = []
-        at = width
-        for stage, count in enumerate(self.spec.blocks):
-            for block in range(count):
-                stages.append(BasicBlock(at, width << stage, 2 if stage and not block else 1))
-                at = width << stage
-        self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(at, classes)
+        self.stages, last = residual_stages(BasicBlock, width, width, self.spec.blocks)
+        self.head = nn.Linear(last, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.stages(self.stem(x)).mean((2, 3)))
@@ -296,11 +296,8 @@ def reset(net: nn.Module) -> None:
 
 
 def _reset_method(module: nn.Module) -> Callable[[], None] | None:
-    """``reset_parameters``, or ``_reset_parameters``, as torch's MultiheadAttention and Transformer call it."""
-    for name in ("reset_parameters", "_reset_parameters"):
-        if callable(method := getattr(module, name, None)):
-            return method
-    return None
+    names = ("reset_parameters", "_reset_parameters")  # the second in torch's MultiheadAttention and Transformer
+    return next((method for name in names if callable(method := getattr(module, name, None))), None)
 
 
 # Networks by name: built in, or ``package.module:function`` of the user's own.
@@ -333,13 +330,13 @@ def build_network(name: str, **options: Any) -> nn.Module:
         'MLP'
     """
     check_known("network", name, NETWORKS)
-    make, said = NETWORKS[name]
-    names = [f.name for f in fields(make) if f.name not in said]  # type: ignore[arg-type]
+    make, fixed = NETWORKS[name]
+    names = [f.name for f in fields(make) if f.name not in fixed]  # type: ignore[arg-type]
     for option in options:
         check_known(f"option of {name}", option, names)
     if name == "mlp" and "inputs" not in options:
         raise ValueError("mlp needs inputs=, the number of values of one point: 784 for a 28×28 image")
-    return make(**said, **options).build()
+    return make(**fixed, **options).build()
 
 
 def make_network(
@@ -365,17 +362,18 @@ def make_network(
         >>> make_network("wrn1", options={"widen": 1}, classes=3, shape=(1, 8, 8)).head.out_features
         3
     """
-    told: dict[str, Any] = {"shape": None if shape is None else tuple(shape), "classes": classes}
+    given, of_data = dict(options or {}), dict[str, Any]()
+    if classes is not None:
+        of_data["classes"] = classes
     if shape is not None:
-        told |= {"inputs": math.prod(shape), "channels": shape[0]}
-    told = {key: value for key, value in told.items() if value is not None} | dict(options or {})
+        of_data |= {"shape": tuple(shape), "inputs": math.prod(shape), "channels": shape[0]}
     if ":" in name:
-        return _imported_function(name, told, {*(options or {})})
+        return _imported_network(name, of_data, given)
     check_known("network", name, NETWORKS)
     if name != "mlp" and shape is not None and len(shape) != 3:
         raise ValueError(f"{name} is for images (channels, height, width) and a point is {tuple(shape)}; use mlp")
     own = ("inputs", "classes") if name == "mlp" else ("channels", "classes")
-    return build_network(name, **{key: value for key, value in told.items() if key in own or key in (options or {})})
+    return build_network(name, **{key: of_data[key] for key in own if key in of_data} | given)
 
 
 def import_attribute(name: str, what: str) -> Any:
@@ -383,47 +381,39 @@ def import_attribute(name: str, what: str) -> Any:
     where, _, attribute = name.partition(":")
     if where.endswith(".py") or "/" in where:
         raise ValueError(f"{what} {name!r} names a file; expected package.module:function, found from this folder")
+    here = os.getcwd()
+    sys.path.insert(0, here)  # as ``python -m`` does
+    importlib.invalidate_caches()
     try:
-        with _import_from_here():
-            found: Any = importlib.import_module(where)
+        found: Any = importlib.import_module(where)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{what} {name!r} cannot be imported: {error}; expected package.module:function, installed or from here"
         ) from None
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
     return found
 
 
-def _imported_function(name: str, told: Mapping[str, Any], must: set[str]) -> nn.Module:
+def _imported_network(name: str, of_data: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    """The network of "package.module:function", called with all options and with what it takes of ``of_data``."""
     found = import_attribute(name, "network")
     if isinstance(found, nn.Module):
-        if must:
+        if options:
             raise ValueError(
-                f"{name} is a network already made, so it takes no options; given: {', '.join(sorted(must))}"
+                f"{name} is a network already made, so it takes no options; given: {', '.join(sorted(options))}"
             )
         return copy.deepcopy(found)
     if not callable(found):
         raise TypeError(f"{name} is a {type(found).__name__}; expected a function or class that makes a torch module")
     takes = inspect.signature(found).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    strangers = [] if anything else sorted(must - {*takes})
-    if strangers:
-        raise ValueError(f"{name} has no option {', '.join(strangers)}; it takes {', '.join(takes) or 'none'}")
-    net = found(**{key: value for key, value in told.items() if key in takes or key in must})
+    if unknown := [] if anything else sorted({*options} - {*takes}):
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(takes) or 'none'}")
+    net = found(**{key: value for key, value in of_data.items() if key in takes} | options)
     if not isinstance(net, nn.Module):
         raise TypeError(f"{name} made a {type(net).__name__}; expected a torch module")
     return net
-
-
-@contextlib.contextmanager
-def _import_from_here() -> Iterator[None]:
-    """Make the working folder importable, as ``python -m`` does."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(here)

@@ -68,18 +68,13 @@ def save_network(
         The path.
     """
     name, own = _described(net)
-    said = {
-        "network": network or name,
-        "options": own if options is None else dict(options),
-        "classes": None if classes is None else list(classes),
-        "normalise": normalise,
-        "loss": loss,
-        "shape": None if shape is None else list(shape),
-    }
+    options = own if options is None else dict(options)
+    names, size = (None if given is None else tuple(given) for given in (classes, shape))
+    saved = SavedNetwork(network or name, options, names, normalise, loss, size)
     # Copies: tied weights share memory, which the format does not allow.
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)
-    write_tensors(path, tensors, {METADATA_KEY: json.dumps(said)})
+    write_tensors(path, tensors, {METADATA_KEY: json.dumps(asdict(saved))})
     return path
 
 
@@ -104,8 +99,8 @@ def read_tensors(path: Path, *, sealed: bool = False) -> tuple[dict[str, Tensor]
     with _opened(path) as file:
         about = dict(file.metadata() or {})
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
-    said = about.pop(DIGEST_KEY, None)
-    if (said is not None or sealed) and said != tensors_digest(tensors, about):
+    digest = about.pop(DIGEST_KEY, None)
+    if (digest is not None or sealed) and digest != tensors_digest(tensors, about):
         raise ValueError(f"{path} is damaged or was changed: its digest is not that of its contents; put a copy there")
     return tensors, about
 
@@ -216,9 +211,7 @@ def _check_sizes(path: Path, options: Mapping[str, Any], tensors: Mapping[str, T
 
 def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
     """How many outputs the last layer of a built-in network has."""
-    last = max(
-        (int(k.split(".")[1]) for k in tensors if k.startswith("layers.") and k.split(".")[1].isdecimal()), default=0
-    )
+    last = max((int(found[1]) for key in tensors if (found := re.match(r"layers\.(\d+)\.", key))), default=0)
     for key in ("head.bias", f"layers.{last}.bias"):
         if key in tensors and tensors[key].dim() == 1:
             return len(tensors[key])
@@ -228,9 +221,9 @@ def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
 def _described(net: nn.Module) -> tuple[str | None, dict[str, Any]]:
     """The name and options with which ``build_network`` makes such a network."""
     spec = getattr(net, "spec", None)
-    for name, (kind, said) in NETWORKS.items():
-        if isinstance(spec, kind) and all(getattr(spec, key) == value for key, value in said.items()):  # type: ignore[arg-type]
-            return name, {key: value for key, value in asdict(spec).items() if key not in said}  # type: ignore[arg-type]
+    for name, (kind, fixed) in NETWORKS.items():
+        if isinstance(spec, kind) and all(getattr(spec, key) == value for key, value in fixed.items()):  # type: ignore[arg-type]
+            return name, {key: value for key, value in asdict(spec).items() if key not in fixed}  # type: ignore[arg-type]
     return None, {}
 
 

@@ -151,20 +151,18 @@ def diverged_error(what: str, how: TrainingRecipe, kind: type[Diverged] = Diverg
     return kind(f"training diverged: {what}, with max_lr={how.max_lr:g}")
 
 
-def with_lower_rates(
-    train: Callable[[TrainingRecipe, bool], Trained], how: TrainingRecipe
-) -> tuple[Trained, float, int]:
+def with_lower_rates(train: Callable[[TrainingRecipe, bool], Trained], how: TrainingRecipe) -> tuple[Trained, int]:
     """``train(how, may_die)``; where that diverges again at half the learning rate, up to three times.
 
     ``train`` leaves nothing behind when it raises ``Diverged``. A network that dies at every rate is accepted the last
-    time: one of few units often does. Returns the result, the rate, and how many trainings diverged.
+    time: one of few units often does. Returns the result, and how many trainings diverged.
     """
     rates = [how.max_lr / 2**k for k in range(1 + RETRIES)]
     errors: list[Diverged] = []
     for rate in rates:
         may_die = len(errors) == RETRIES and all(isinstance(e, Died) for e in errors)
         try:
-            return train(replace(how, max_lr=rate), may_die), rate, len(errors)
+            return train(replace(how, max_lr=rate), may_die), len(errors)
         except Diverged as error:
             errors.append(error)
             if rate != rates[-1]:
@@ -334,7 +332,7 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets) -> Gradients:
         for k, layer in enumerate(linear):
             a = torch.addmm(layer.bias, h[-1], layer.weight.t())
             h.append(a.relu_() if k < len(linear) - 1 else a)
-        d = goal.slope(h[-1], fit_n)
+        d = goal.criterion.slope(h[-1], fit_n)
         grads: list[Tensor] = []
         for k in reversed(range(len(linear))):
             grads[:0] = [d.t() @ h[k], d.sum(0)]
