@@ -25,6 +25,7 @@ from foretaste.lookahead.problem import (
     rounding_floor,
     site_index,
     to_sites,
+    warn_unfitted,
 )
 from foretaste.lookahead.state import KeptLabel, PriorKernel, State
 
@@ -49,6 +50,7 @@ class SolvedBase:
 
 def solve_base(p: Problem) -> SolvedBase:
     """Eq. 10 and S through one Cholesky factor: with A = RRᵀ and H = R⁻¹Θ_L·, S = Θ − HᵀH, mean = f + HᵀR⁻¹(Y − f)."""
+    warn_unfitted(p)
     theta = p.kernels.load()
     ridge = p.resolve_ridge(theta)
     chol = cholesky(p.system(theta, ridge), ridge)

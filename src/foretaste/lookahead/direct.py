@@ -19,11 +19,12 @@ from torch import Tensor
 
 from foretaste.lookahead.problem import (
     ROUNDING_SHARE,
-    KernelSource,
+    Problem,
     ThetaBlocks,
     cholesky,
     site_index,
     to_sites,
+    warn_unfitted,
     without_rounding,
 )
 from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, PriorKernel, State
@@ -33,12 +34,13 @@ from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, PriorKernel
 class LoadedTheta:
     """Θ as it was computed, and rows of it; shared by all states of one linearisation."""
 
-    kernels: KernelSource
+    problem: Problem
     rows: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def theta(self) -> ThetaBlocks:
-        return self.kernels.load()
+        warn_unfitted(self.problem)
+        return self.problem.kernels.load()
 
 
 @dataclass(frozen=True, eq=False)

@@ -332,7 +332,7 @@ class State(ABC):
     @property
     def precision_info(self) -> dict[str, Any]:
         """The arithmetic Θ was computed in (the setting, if it was not), and why if it was not given."""
-        choice = self._problem.kernels.precision()
+        choice = self._problem.kernels.precision
         used: dict[str, Any] = {"precision": choice.used or choice.asked}
         if choice.used and choice.why:
             used["precision_measured"] = {"asked": choice.asked, "spearman": dict(choice.spearman), "why": choice.why}
