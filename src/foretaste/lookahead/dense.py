@@ -16,17 +16,8 @@ from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
-from foretaste.lookahead.problem import (
-    ROUNDING_SHARE,
-    Problem,
-    cholesky,
-    diagonal_blocks,
-    inverse_root,
-    rounding_floor,
-    site_index,
-    to_sites,
-    warn_unfitted,
-)
+from foretaste.lookahead.problem import Problem, diagonal_blocks, site_index, to_sites, warn_unfitted
+from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, inverse_root, rounding_floor
 from foretaste.lookahead.state import KeptLabel, PriorKernel, State
 
 # --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
