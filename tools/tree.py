@@ -1,6 +1,8 @@
 """Count what makes a tree easy or hard to find one's way in: ``python tools/tree.py [PACKAGE FOLDER]``.
 
 Modules and their median length, modules with a leading underscore, imports that reach into another folder's files,
+top-level names that are defined in several files, cycles between files, and how many of our files a default
+``ft.query`` on forty points runs code in, with how many calls and forward passes.
 top-level names that are defined in several files, cycles between files, and how many of our files a call of
 ``ft.query(strategy="gain")`` runs code in, and an answer on the labelling page.
 """
@@ -23,22 +25,24 @@ from foretaste.network import MLP
 root = str(Path(ft.__file__).parent)
 net = MLP(4, (8,), 3).eval()
 x, y = torch.randn(40, 4), torch.arange(10) % 3
-seen, deepest, depth = set(), 0, 0
+seen, deepest, depth, calls, passes = set(), 0, 0, 0, []
 def watch(frame, event, arg):
-    global depth, deepest
+    global depth, deepest, calls
     ours = frame.f_code.co_filename.startswith(root)
     if event == "call" and ours:
         seen.add(frame.f_code.co_filename)
+        calls += 1
         depth += 1
         deepest = max(deepest, depth)
     elif event == "return" and ours:
         depth -= 1
 import logging; logging.disable()
 ft.query
+net.register_forward_hook(lambda *_: passes.append(1))
 sys.setprofile(watch)
-ft.query(net, x[:10], y, x[10:], strategy="gain", batch_size=3)
+ft.query(net, x[:10], y, x[10:], batch_size=3)
 sys.setprofile(None)
-print(len(seen), deepest)
+print(len(seen), deepest, calls, len(passes))
 """
 
 # From the request with a label until it is acknowledged and the model has the next question, in all threads.
@@ -199,13 +203,12 @@ def _cycles(files: dict[str, Path]) -> list[list[str]]:
     return found
 
 
-def walked(root: Path) -> tuple[int, int]:
-    """Files of the package that a query runs code in, and how deep their calls go."""
+def walked(root: Path) -> list[int]:
+    """Of a query: files of the package that it runs code in, how deep their calls go, calls, and forward passes."""
     out = subprocess.run(
         [sys.executable, "-c", QUERY], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root.parent)}
     ).stdout
-    files, depth = out.split()
-    return int(files), int(depth)
+    return [int(n) for n in out.split()]
 
 
 def answered(root: Path) -> list[str]:
@@ -218,7 +221,7 @@ def answered(root: Path) -> list[str]:
 def main() -> None:
     named = [a for a in sys.argv[1:] if a != "-v"]
     root = Path(named[0]) if named else Path(__file__).parents[1] / "src" / "foretaste"
-    tree, (files, depth) = read(root), walked(root)
+    tree, (files, depth, calls, passes) = read(root), walked(root)
     print(f"modules                                   {tree.modules}")
     print(f"lines                                     {tree.lines}")
     print(f"lines of a module, median                 {tree.median_lines:g}")
@@ -228,6 +231,7 @@ def main() -> None:
     print(f"file names that occur several times       {len(tree.files_of_one_name)}")
     print(f"import cycles between files               {len(tree.cycles)}")
     print(f"files that a query runs, depth of calls   {files}, {depth}")
+    print(f"calls and forward passes of a query       {calls}, {passes}")
     on_page = answered(root)
     print(f"files that an answer on the page runs     {len(on_page)}")
     if "-v" in sys.argv:

@@ -189,7 +189,7 @@ def test_a_kernel_without_a_factor_is_computed_anew_in_float32(trained, monkeypa
     state = linearize(net, x_L, y_L, x_U)
     want = linearize(net, x_L, y_L, x_U, precision="float32")
     assert torch.equal(mlmoc(state), mlmoc(want))
-    choice = state._problem.kernels.precision()
+    choice = state._problem.kernels.precision
     assert choice.used == "float32"
     assert math.isnan(choice.spearman["half"])
 

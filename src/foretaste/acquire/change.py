@@ -27,7 +27,11 @@ from foretaste.losses import probabilities
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """reference: "net", "current" or None, the outputs that change is measured from; see ``mlmoc``."""
+    """The options of ``mlmoc``, ``emoc`` and ``flips``.
+
+    reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before the
+        candidate. None (default): "net", and "current" once a candidate is taken.
+    """
 
     reference: str | None = None
 
@@ -41,24 +45,6 @@ def mlmoc(state: State, reference: str | None = None) -> Tensor:
 
     Change is measured from f and not from f_lin, so the residual of L stays in, as Eq. 13 says. Cross-entropy: between
     softmax outputs. Cost: one pass over S, W·U·C.
-
-    Args:
-        state: a classifier, linearised.
-        reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before
-            the candidate. None (default): "net", and "current" once a candidate is taken.
-
-    Returns:
-        (U,) float64, −inf where a candidate is taken.
-
-    Raises:
-        ValueError: the network has one output (use ``change``), or the reference is unknown.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
-        >>> ft.acquire.mlmoc(state).shape
-        torch.Size([4])
     """
     need_classes(state, "mlmoc", "change")
     y_UC, from_WC = pseudo_labels(state), reference_outputs(state, reference)
@@ -77,24 +63,6 @@ def emoc(state: State, reference: str | None = None) -> Tensor:
     """Expected model output change (EMOC, Eq. 3): Σ_y p_j(y) Σ_i ‖f⁺_i − f_i‖.
 
     As ``mlmoc``, in expectation over every label of the candidate. Cost: W·U·C for each label of positive probability.
-
-    Args:
-        state: a classifier, linearised.
-        reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before
-            the candidate. None (default): "net", and "current" once a candidate is taken.
-
-    Returns:
-        (U,) float64, −inf where a candidate is taken.
-
-    Raises:
-        ValueError: the network has one output (use ``change``), or the reference is unknown.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
-        >>> ft.acquire.emoc(state).shape
-        torch.Size([4])
     """
     need_classes(state, "emoc", "change")
     move, blocks = _moves(state, reference_outputs(state, reference))
@@ -109,24 +77,6 @@ def flips(state: State, reference: str | None = None) -> Tensor:
 
     The score of the paper's released code. Cost: W·U·C. In a query with ``watch`` a number, the most contested points
     are watched: the others hardly ever flip.
-
-    Args:
-        state: a classifier, linearised.
-        reference: the outputs that change is measured from: "net" is Eq. 13 to the letter, "current" the mean before
-            the candidate. None (default): "net", and "current" once a candidate is taken.
-
-    Returns:
-        (U,) float64, −inf where a candidate is taken.
-
-    Raises:
-        ValueError: the network has one output (use ``change``), or the reference is unknown.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
-        >>> ft.acquire.flips(state).shape
-        torch.Size([4])
     """
     need_classes(state, "flips", "change")
     y_UC, from_W = pseudo_labels(state), reference_outputs(state, reference).argmax(1)
@@ -142,22 +92,6 @@ def change(state: State) -> Tensor:
     """Expected output change in regression: E Σ_i |f⁺_i − mean_i| = √(2/π) Σ_i |S_ij| / √u_j, with y ~ N(mean_j, u_j).
 
     Eq. 3 for a network of one output. Cost: one pass over S, W·U.
-
-    Args:
-        state: a network of one output, linearised.
-
-    Returns:
-        (U,) float64, −inf where a candidate is taken.
-
-    Raises:
-        ValueError: the network has several outputs.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> state = ft.linearize(torch.nn.Linear(2, 1).eval(), x[:2], [0.0, 1.0], x[2:])
-        >>> ft.acquire.change(state).shape
-        torch.Size([4])
     """
     if state.C > 1:
         raise ValueError(

@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from foretaste.acquire.coverage import Coverage, added_coverage
-from foretaste.acquire.gain import check_scale
-from foretaste.acquire.predictions import chance_of_error, finish_scores, labelled, need_classes
+from foretaste.acquire.predictions import chance_of_error, check_scale, finish_scores, labelled, need_classes
 from foretaste.acquire.registry import register
 from foretaste.errors import check_known
 from foretaste.lookahead import KernelSettings, PriorKernel, State
@@ -94,24 +93,6 @@ def cover(state: State, scale: float | None = None, space: str = "auto") -> Tens
     interpolate their labels. Where others are better: docs/findings.md; ``margin`` was a point ahead with 100 classes,
     600 labels and more, and a network that leaves most of their variance unfitted. Cost: one pass over Θ, W·U, and lazy
     passes over few candidates for each pick.
-
-    Args:
-        state: a classifier, linearised.
-        scale: s², of the posterior's variance. None (default): ``state.scale``.
-        space: see ``CoverOptions``. ``q.info["space"]`` says which was used.
-
-    Returns:
-        (U,) float64, −inf where a candidate is taken.
-
-    Raises:
-        ValueError: the network has one output (use ``variance``), or scale is not positive.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], ridge="misfit")
-        >>> ft.acquire.cover(state).shape
-        torch.Size([4])
     """
     F = covered_errors(state, scale, space)
     all_U = torch.arange(state.U, device=F.covered_W.device)

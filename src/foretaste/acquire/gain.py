@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from foretaste.acquire.predictions import cached_blocks, finish_scores, need_classes
+from foretaste.acquire.predictions import cached_blocks, check_scale, finish_scores, need_classes
 from foretaste.acquire.registry import StudyHints, register
 from foretaste.acquire.variance import whiten_columns
 from foretaste.acquire.watched_sums import (
@@ -47,12 +47,6 @@ class GainOptions:
         check_scale(self.scale)
 
 
-def check_scale(scale: float | None) -> None:
-    """Raise unless it is None or positive."""
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale}; expected a positive number, s² of the posterior's variance, or None")
-
-
 @register(
     "gain", select="greedy", needs=("kernel", "classes", "labels"), options=GainOptions,
     kernel=KernelSettings(watch_by="contested"), study=StudyHints(calibrates="scale"),
@@ -65,23 +59,6 @@ def gain(state: State, scale: float | None = None) -> Tensor:
     and u_j holds the label's own noise. Cost: one pass over S, W·U. In a query with ``watch`` a number, the most
     contested points are watched, which hold nearly all of the sum. While nothing is labelled, ``ft.query`` takes
     ``cover`` instead: which outputs of an untrained network are contested says nothing.
-
-    Args:
-        state: a classifier, linearised.
-        scale: s², of the posterior's variance. None (default): ``state.scale``. A larger one explores more.
-
-    Returns:
-        (U,) float64, −inf where a candidate is taken.
-
-    Raises:
-        ValueError: the network has one output (use ``variance``), or scale is not positive.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> state = ft.linearize(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:])
-        >>> ft.acquire.gain(state, scale=0.5).shape
-        torch.Size([4])
     """
     need_classes(state, "gain", "variance: there is no gap")
     check_scale(scale)

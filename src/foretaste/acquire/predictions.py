@@ -45,6 +45,12 @@ def check_reference(reference: str | None) -> None:
         raise ValueError(f"reference={reference!r}; expected 'net', 'current' or None")
 
 
+def check_scale(scale: float | None) -> None:
+    """Raise unless it is None or positive."""
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale={scale}; expected a positive number, s² of the posterior's variance, or None")
+
+
 def need_classes(state: State, name: str, instead: str) -> None:
     if state.C < 2:
         raise ValueError(f"{name} needs classes and this network has one output; for regression use {instead}")

@@ -2,7 +2,8 @@
 
 state.py says what a ``State`` is, settings.py with which settings it is made. linearize.py makes one, from a network or
 from kernels. dense.py and direct.py are its two kinds; factors.py holds what kept labels take, cross_entropy.py solves
-labels under cross-entropy. targets.py turns labels into targets, problem.py holds the outputs and the blocks of Θ.
+labels under cross-entropy. targets.py turns labels into targets, problem.py holds the outputs and the blocks of Θ,
+solve.py solves with them.
 """
 
 from foretaste.lookahead.dense import DenseState as DenseState
@@ -13,11 +14,11 @@ from foretaste.lookahead.linearize import linearise as linearise
 from foretaste.lookahead.linearize import linearize as linearize
 from foretaste.lookahead.linearize import watched_points as watched_points
 from foretaste.lookahead.linearize import watched_rows as watched_rows
-from foretaste.lookahead.problem import cholesky as cholesky
-from foretaste.lookahead.problem import misfit_ridge as misfit_ridge
 from foretaste.lookahead.settings import METHODS as METHODS
 from foretaste.lookahead.settings import WATCH_BY as WATCH_BY
 from foretaste.lookahead.settings import KernelSettings as KernelSettings
+from foretaste.lookahead.solve import cholesky as cholesky
+from foretaste.lookahead.solve import misfit_ridge as misfit_ridge
 from foretaste.lookahead.state import PriorKernel as PriorKernel
 from foretaste.lookahead.state import State as State
 from foretaste.lookahead.targets import binary_params as binary_params

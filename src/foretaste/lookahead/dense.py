@@ -16,17 +16,8 @@ from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
-from foretaste.lookahead.problem import (
-    ROUNDING_SHARE,
-    Problem,
-    cholesky,
-    diagonal_blocks,
-    inverse_root,
-    leave_one_out,
-    rounding_floor,
-    site_index,
-    to_sites,
-)
+from foretaste.lookahead.problem import Problem, diagonal_blocks, site_index, to_sites, warn_unfitted
+from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, inverse_root, leave_one_out, rounding_floor
 from foretaste.lookahead.state import KeptLabel, PriorKernel, State
 
 # --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
@@ -50,6 +41,7 @@ class SolvedBase:
 
 def solve_base(p: Problem) -> SolvedBase:
     """Eq. 10 and S through one Cholesky factor: with A = RRᵀ and H = R⁻¹Θ_L·, S = Θ − HᵀH, mean = f + HᵀR⁻¹(Y − f)."""
+    warn_unfitted(p)
     theta = p.kernels.load()
     ridge = p.resolve_ridge(theta)
     chol = cholesky(p.system(theta, ridge), ridge)

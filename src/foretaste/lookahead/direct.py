@@ -17,15 +17,8 @@ from typing import Any, ClassVar, SupportsIndex
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.problem import (
-    ROUNDING_SHARE,
-    KernelSource,
-    ThetaBlocks,
-    cholesky,
-    site_index,
-    to_sites,
-    without_rounding,
-)
+from foretaste.lookahead.problem import Problem, ThetaBlocks, site_index, to_sites, warn_unfitted
+from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, without_rounding
 from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, PriorKernel, State
 
 
@@ -33,12 +26,13 @@ from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, PriorKernel
 class LoadedTheta:
     """Θ as it was computed, and rows of it; shared by all states of one linearisation."""
 
-    kernels: KernelSource
+    problem: Problem
     rows: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def theta(self) -> ThetaBlocks:
-        return self.kernels.load()
+        warn_unfitted(self.problem)
+        return self.problem.kernels.load()
 
 
 @dataclass(frozen=True, eq=False)

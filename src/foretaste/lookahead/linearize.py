@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +14,9 @@ from foretaste.errors import counted
 from foretaste.given import ClassName, count_labels, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
-from foretaste.lookahead.problem import (
-    Problem,
-    ThetaBlocks,
-    diagonal_blocks,
-    given_kernels,
-    kernels_of_network,
-    load_now,
-    misfit_ridge,
-    to_sites,
-    warn_unfitted,
-)
+from foretaste.lookahead.problem import GivenKernels, NetworkKernels, Problem, ThetaBlocks, diagonal_blocks, to_sites
 from foretaste.lookahead.settings import KernelSettings
+from foretaste.lookahead.solve import misfit_ridge
 from foretaste.lookahead.state import State
 from foretaste.lookahead.targets import label_rules, settle_binary
 from foretaste.losses import BinaryOutputs
@@ -163,40 +155,28 @@ def linearise(
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 
     f: dict[str, Tensor] = {}
-    passes = unmeasured_precision(settings.precision, frozen)
-
-    def f_of(name: str, x: Inputs, argument: str) -> Tensor:
-        if name not in f:
-            f[name] = outputs(frozen, x, name=argument, precision=passes)
-        return f[name]
-
-    x_W, at_W = watched_points(settings, x_U, lambda: f_of("U", x_U, "x_U"))
-    kernels = kernels_of_network(frozen, C, x_L, x_U, x_W, y_LC, settings)
+    run = partial(outputs, frozen, precision=unmeasured_precision(settings.precision, frozen))
+    if settings.watch_by == "contested" and isinstance(settings.watch, int):
+        f["U"] = run(x_U, name="x_U")
+    x_W, at_W = watched_points(settings, x_U, f.get("U"))
+    kernels = NetworkKernels(frozen, C, x_L, x_U, x_W, y_LC, settings)
     if eager:
-        kernels = load_now(kernels)
-        f |= kernels.load().outputs
-    f_UC = f_of("U", x_U, "x_U")
-    f_LC = y_LC if x_L is None else f_of("L", x_L, "x_L")
-    f_WC = f_UC if x_W is None else f_UC[list(at_W)] if at_W else f_of("W", x_W, "watch")
+        kernels.held = kernels.load()
+        f |= kernels.held.outputs
+    f_UC = f["U"] if "U" in f else run(x_U, name="x_U")
+    f_LC, f_WC = y_LC, f_UC
+    if x_L is not None:
+        f_LC = f["L"] if "L" in f else run(x_L, name="x_L")
+    if x_W is not None:
+        f_WC = f_UC[list(at_W)] if at_W else f["W"] if "W" in f else run(x_W, name="watch")
     B = C if frozen.output == "full" else 1
     return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, settings))
 
 
 def make_state(p: Problem) -> State:
-    """A lazy state. A network that does not fit its labels is reported when Θ is first needed: entropy needs none."""
-    kernels = p.kernels
-
-    def load() -> ThetaBlocks:
-        warn_unfitted(p)
-        return kernels.load()
-
-    # Not p again: ``load`` would hold what holds ``load``, and the kernels would wait for the garbage collector.
-    return _state_on(replace(p, kernels=replace(kernels, load=load)))
-
-
-def _state_on(p: Problem) -> State:
+    """A lazy state of the kind that the settings ask for."""
     if p.settings.method == "direct" or not math.isinf(p.settings.time):
-        return DirectState(p, (), LoadedTheta(p.kernels))
+        return DirectState(p, (), LoadedTheta(p))
     return DenseState(p, (), Posterior(p))
 
 
@@ -214,8 +194,8 @@ def carry_misfit(state: State) -> State:
         return state
     WU = theta.columns(slice(0, state.U))
     blocks = ThetaBlocks(theta.LL, theta.WL, theta.UL, WU, theta.diag_U, theta.diag_W)
-    kernels = replace(p.kernels, load=lambda: blocks, ours=False)
-    return _state_on(replace(p, settings=replace(p.settings, ridge=ridge), kernels=kernels))._with(state.kept)
+    settings, kernels = replace(p.settings, ridge=ridge), p.kernels.with_blocks(blocks)
+    return make_state(replace(p, settings=settings, kernels=kernels, told=True))._with(state.kept)
 
 
 def check_points(x_L: Inputs | None, x_U: Inputs, watch: Inputs | None, device: torch.device) -> None:
@@ -232,11 +212,11 @@ def check_points(x_L: Inputs | None, x_U: Inputs, watch: Inputs | None, device: 
 
 
 def watched_points(
-    settings: KernelSettings, x_U: Inputs, outputs_U: Callable[[], Tensor]
+    settings: KernelSettings, x_U: Inputs, f_UC: Tensor | None = None
 ) -> tuple[Inputs | None, dict[int, int]]:
     """The watched inputs (None: the pool itself), and the positions of candidates among them where they are known.
 
-    A number takes random candidates, or the most contested ones by their outputs f_UC.
+    A number takes random candidates or, with their outputs f_UC, the most contested ones.
     """
     watch = settings.watch
     if not isinstance(watch, int):
@@ -245,7 +225,6 @@ def watched_points(
     if watch > n:
         log.warning("watch is %d and the pool has %s; all of it is watched", watch, counted(n, "point"))
         return None, {}
-    f_UC = outputs_U() if settings.watch_by == "contested" else None
     picked = watched_rows(watch, n, settings.seed, f_UC).tolist()
     first = next(iter(x_U.values())) if not isinstance(x_U, Tensor) else x_U
     return take_points(x_U, torch.tensor(picked, device=first.device)), {j: i for i, j in enumerate(picked)}
@@ -353,6 +332,6 @@ def from_kernels(
     WL = UL if theta_WL is None else theta_WL.double()
     d_U = diagonal_blocks(WU, B) if diag_U is None else diag_U.double().reshape(U, B, B)
     d_W = d_U if same else None if diag_W is None else diag_W.double().reshape(W, B, B)
-    kernels = given_kernels(ThetaBlocks(theta_LL.double(), WL, UL, WU, d_U, d_W), theta_UU, B, float(theta_scale))
+    kernels = GivenKernels(ThetaBlocks(theta_LL.double(), WL, UL, WU, d_U, d_W), theta_UU, B, float(theta_scale or 1.0))
     y_LC = labels.targets(y_L, L, "y_L") if L else f_UC[:0]
     return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, same, {}, settings))

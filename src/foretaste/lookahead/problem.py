@@ -6,7 +6,9 @@ classes are C right-hand sides. B is C for the full kernel, whose rows are (poin
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.settings import KernelSettings
+from foretaste.lookahead.solve import leave_one_out, misfit_ridge
 from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import LOSSES, Loss
 from foretaste.tangent import (
@@ -25,7 +28,6 @@ from foretaste.tangent import (
     PrecisionChoice,
     RankedPoints,
     choose_precision,
-    count_points,
     gram,
     kernel_holds,
     take_points,
@@ -63,84 +65,121 @@ class ThetaBlocks:
         return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W, self.outputs)
 
 
-@dataclass(frozen=True)
-class KernelSource:
-    """Where Θ comes from: ``load`` gives all blocks at once, ``row(j)`` Θ(x_j, U) of one candidate, (B, U·B).
+class KernelSource(ABC):
+    """Where Θ comes from."""
 
-    ``forget`` ends a copy that is held for ``load``: after it, only rows can be asked for.
-    """
-
-    load: Callable[[], ThetaBlocks]
-    row: Callable[[int], Tensor]
-    ours: bool  # whether the blocks that ``load`` gives may be overwritten
-    precision: Callable[[], PrecisionChoice] = lambda: PrecisionChoice("given")  # of Θ, if it is loaded
     points: Mapping[str, Inputs] | None = None  # of "L", "U" and "W", where Θ is a network's; "W" only if W ≠ U
-    forget: Callable[[], None] = lambda: None
+    precision = PrecisionChoice("given")
+    ours = True  # whether the blocks that ``load`` gives may be overwritten
+    held: ThetaBlocks | None = None  # for ``load``, where they are known
+
+    @abstractmethod
+    def load(self) -> ThetaBlocks:
+        """All blocks, computed now unless they are held."""
+
+    @abstractmethod
+    def row(self, j: int) -> Tensor:
+        """Θ(x_j, U) of one candidate, (B, U·B)."""
+
+    def forget(self) -> None:
+        """Let go of blocks that are held. After this only rows can be asked for."""
+        self.held = None
+
+    def with_blocks(self, theta: ThetaBlocks) -> "KernelSource":
+        """The same source of rows, with blocks that are known and must not be overwritten."""
+        other = copy(self)
+        other.held, other.ours = theta, False
+        return other
 
 
-def kernels_of_network(
-    frozen: FrozenNetwork,
-    C: int,
-    x_L: Inputs | None,
-    x_U: Inputs,
-    x_W: Inputs | None,
-    y_LC: Tensor,
-    settings: KernelSettings,
-) -> KernelSource:
+class GivenKernels(KernelSource):
+    """Kernels that are at hand already."""
+
+    def __init__(self, theta: ThetaBlocks, theta_UU: Tensor | None = None, B: int = 1, scale: float = 1.0) -> None:
+        self.held, self.ours = theta.scaled(scale), scale != 1.0
+        self.theta_UU, self.B, self.scale = theta_UU, B, scale
+
+    def load(self) -> ThetaBlocks:
+        assert self.held is not None
+        return self.held
+
+    def row(self, j: int) -> Tensor:
+        if self.theta_UU is None:
+            raise ValueError(
+                f"keeping candidate {j} needs Θ(x_{j}, U), and the watched points are not the pool; give theta_UU"
+            )
+        return self.theta_UU[j * self.B : (j + 1) * self.B].double() * self.scale
+
+
+class NetworkKernels(KernelSource):
     """Θ, and f on the same points, by one run of the tangent engine. x_W is None for W = U, x_L for an empty L.
 
     The caller has checked the network and the inputs. ``y_LC`` only helps to choose the precision.
     """
-    B, w = C if frozen.output == "full" else 1, "U" if x_W is None else "W"
-    points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
-    blocks = [(w, "U")]
-    if x_L is not None:
-        blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
-    scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
-    job = GramJob(frozen, points, blocks, ["U", "W"] if w == "W" else [], settings.budget, classes=C)
-    # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
-    ridge, towards = (settings.given_ridge, y_LC) if settings.quadratic else ((settings.given_ridge or 0.0) + 4, None)
-    own = None if ridge is None else ridge / scale
-    choice, passes = PrecisionChoice(settings.precision), unmeasured_precision(settings.precision, frozen)
-    row_job = replace(job, blocks=[("j", "U")], diagonals=[], precision=passes)
 
-    def load() -> ThetaBlocks:
-        nonlocal choice
-        ranked = RankedPoints(frozen, C, x_L, x_U, towards, own, settings.budget)
-        choice = choose_precision(settings.precision, ranked, sum(job.sizes.values()))
-        for way in choice.ways[:-1]:
-            theta = blocks_in(way)
-            if kernel_holds(theta.LL, theta.UL, theta.diag_U, own):
-                return theta.scaled(scale)
-            choice = replace(choice, spearman={**choice.spearman, way: math.nan})
+    def __init__(
+        self,
+        frozen: FrozenNetwork,
+        C: int,
+        x_L: Inputs | None,
+        x_U: Inputs,
+        x_W: Inputs | None,
+        y_LC: Tensor,
+        settings: KernelSettings,
+    ) -> None:
+        self.points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
+        self.w = w = "U" if x_W is None else "W"
+        blocks = [(w, "U")]
+        if x_L is not None:
+            blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
+        self.job = GramJob(frozen, self.points, blocks, ["U", "W"] if w == "W" else [], settings.budget, classes=C)
+        self.B, self.settings = C if frozen.output == "full" else 1, settings
+        self.scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
+        # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
+        given = settings.given_ridge
+        ridge, towards = (given, y_LC) if settings.quadratic else ((given or 0.0) + 4, None)
+        self.own_ridge = None if ridge is None else ridge / self.scale
+        self.ranked = RankedPoints(frozen, C, x_L, x_U, towards, self.own_ridge, settings.budget)
+        self.precision = PrecisionChoice(settings.precision)
+        passes = unmeasured_precision(settings.precision, frozen)
+        self.row_job = replace(self.job, blocks=[("j", "U")], diagonals=[], precision=passes)
+
+    def load(self) -> ThetaBlocks:
+        if self.held is not None:
+            return self.held
+        self.precision = choose_precision(self.settings.precision, self.ranked, sum(self.job.sizes.values()))
+        *fast, last = self.precision.ways
+        for way in fast:
+            theta = self._blocks_in(way)
+            if kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
+                return theta.scaled(self.scale)
+            self.precision = replace(self.precision, spearman={**self.precision.spearman, way: math.nan})
             del theta  # before the next is made
-        return blocks_in(choice.ways[-1]).scaled(scale)
+        return self._blocks_in(last).scaled(self.scale)
 
-    def blocks_in(precision: str) -> ThetaBlocks:
-        nonlocal choice, row_job
+    def _blocks_in(self, precision: str) -> ThetaBlocks:
+        w = self.w
         try:
-            found = gram(replace(job, precision=precision))
+            found = gram(replace(self.job, precision=precision))
         except BudgetError as e:
             raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
-        choice = replace(choice, used=found.precision)
-        if found.precision != precision:
-            choice = replace(choice, why="; ".join(filter(None, [choice.why, TOO_LARGE])))
-        row_job = replace(row_job, frozen=found.frozen, precision=found.precision, check=False)
+        why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != precision else ""]))
+        self.precision = replace(self.precision, used=found.precision, why=why)
+        self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)
         theta = found.blocks
-        none = theta[w, "U"].new_zeros
-        LL = theta.get(("L", "L"), none(0, 0))
-        UL = theta.get(("U", "L"), none(count_points(x_U) * B, 0))
+        WU = theta[w, "U"]
+        LL = theta.get(("L", "L"), WU.new_zeros(0, 0))
+        UL = theta.get(("U", "L"), WU.new_zeros(WU.shape[1], 0))
         if w == "U":
-            diag_U = diagonal_blocks(theta["U", "U"], B)
-            return ThetaBlocks(LL, UL, UL, theta["U", "U"], diag_U, diag_U, found.outputs)
-        WL = theta.get(("W", "L"), none(theta["W", "U"].shape[0], 0))
-        return ThetaBlocks(LL, WL, UL, theta["W", "U"], found.diagonals["U"], found.diagonals["W"], found.outputs)
+            diag_U = diagonal_blocks(WU, self.B)
+            return ThetaBlocks(LL, UL, UL, WU, diag_U, diag_U, found.outputs)
+        WL = theta.get(("W", "L"), WU.new_zeros(WU.shape[0], 0))
+        return ThetaBlocks(LL, WL, UL, WU, found.diagonals["U"], found.diagonals["W"], found.outputs)
 
-    def row(j: int) -> Tensor:
+    def row(self, j: int) -> Tensor:
+        x_U = self.job.sets["U"]
         sets = {"j": take_points(x_U, slice(j, j + 1)), "U": x_U}
-        return gram(replace(row_job, sets=sets)).blocks["j", "U"] * scale
-
-    return KernelSource(load, row, True, lambda: choice, points)
+        return gram(replace(self.row_job, sets=sets)).blocks["j", "U"] * self.scale
 
 
 def suggest_watch(e: BudgetError, watched: bool) -> str:
@@ -167,30 +206,10 @@ def suggest_watch(e: BudgetError, watched: bool) -> str:
     return f"; or keep this budget and give watch={most}: scores then sum over {most} points of the pool, not over all"
 
 
-def given_kernels(theta: ThetaBlocks, theta_UU: Tensor | None, B: int, scale: float) -> KernelSource:
-    """A source of kernels that are at hand already."""
-
-    def row(j: int) -> Tensor:
-        if theta_UU is None:
-            raise ValueError(
-                f"keeping candidate {j} needs Θ(x_{j}, U), and the watched points are not the pool; give theta_UU"
-            )
-        return theta_UU[j * B : (j + 1) * B].double() * scale
-
-    held = [theta]
-    return KernelSource(lambda: held[0].scaled(scale), row, ours=scale != 1.0, forget=held.clear)
-
-
 def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
     """(N, B, B), copied out of (N·B, N·B)."""
     n = theta.shape[0] // B
     return theta.reshape(n, B, n, B).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
-
-
-def load_now(kernels: KernelSource) -> KernelSource:
-    """The same source with Θ computed now."""
-    held = [kernels.load()]
-    return replace(kernels, load=lambda: held[0], forget=held.clear)
 
 
 def to_sites(t_NC: Tensor, B: int) -> Tensor:
@@ -221,12 +240,13 @@ class Problem:
     same: bool  # W = U
     at_W: dict[int, int]  # candidate -> watched point, where that is known
     settings: KernelSettings
+    told: bool = False  # whether it was said that the network does not fit its labels
 
     @property
     def L(self) -> int:
         return self.f_LC.shape[0]
 
-    @property
+    @cached_property
     def criterion(self) -> Loss:
         return LOSSES[self.settings.loss]
 
@@ -303,61 +323,6 @@ class Problem:
         return 10 * float(leave_one_out(chol, to_sites(self.centred_LC, self.B)).mean())
 
 
-def leave_one_out(chol: Tensor, e_NC: Tensor) -> Tensor:
-    """(N, C): squared residuals of labels, each predicted from all others, in units of their variance: α²/d.
-
-    α = A⁻¹e and d = diag A⁻¹, with A = RRᵀ and ``chol`` R: without label n its residual is α_n/d_n, its variance 1/d_n.
-    """
-    inverse = torch.cholesky_inverse(chol)
-    return (inverse @ e_NC).square() / inverse.diagonal()[:, None]
-
-
-# A network that does not fit its labels (trained briefly, or on noisy labels) will not fit the next ones either. With a
-# tiny λ the linearised network would fit them all, and its mean and variance would be those of another model. Kernel
-# regression from 1/C leaves a residual λ(Θ_LL + λI)⁻¹(Y − 1/C), whose mean square grows with λ from 0 to that of
-# Y − 1/C. λ is chosen so that it leaves what the network left.
-
-MISFIT_TOLERANCE = 1e-4  # of the mean squared residual
-MISFIT_STEPS = 60
-MOST_MISFIT = 0.98  # of the labels' own mean square: a network that has learned nothing would have an infinite λ
-
-
-def misfit_ridge(theta_LL: Tensor, y_LC: Tensor, residual: float, least: float) -> float:
-    """The λ ≥ ``least`` with which kernel regression towards ``y_LC`` leaves the mean squared ``residual`` on L.
-
-    Regula falsi on log λ (Illinois: a bound that stays counts half), with a Cholesky factor at each step; about ten.
-    Site layout, as ``to_sites`` gives it.
-    """
-    own = float(y_LC.square().mean())
-    target = min(residual, MOST_MISFIT * own)
-
-    def excess(log_ridge: float) -> float:
-        ridge, A = math.exp(log_ridge), theta_LL.clone()
-        A.diagonal().add_(ridge)
-        left = ridge**2 * float(torch.cholesky_solve(y_LC, cholesky(A, ridge)).square().mean())
-        return math.log(left / target)
-
-    if not target > 0 or not least > 0:
-        return least
-    low, high = math.log(least), math.log(least / DEFAULT_RIDGE)
-    below, above = excess(low), excess(high)
-    if below >= 0:
-        return least
-    while above < 0:
-        low, below, high = high, above, high + math.log(100)
-        above = excess(high)
-    middle = high
-    for _ in range(MISFIT_STEPS):
-        middle = low - below * (high - low) / (above - below)
-        if abs(here := excess(middle)) < MISFIT_TOLERANCE:
-            break
-        if here < 0:
-            low, below, above = middle, here, above / 2
-        else:
-            high, above, below = middle, here, below / 2
-    return math.exp(middle)
-
-
 def warn_unfitted(p: Problem) -> None:
     """Log a warning if the network does not fit its labels, which look-ahead assumes.
 
@@ -365,7 +330,7 @@ def warn_unfitted(p: Problem) -> None:
     square of y − 1/C, which a network that knows nothing leaves. Thresholds: 0.1, and 0.5 under cross-entropy; 1 where
     λ carries the misfit.
     """
-    if p.L == 0:
+    if p.L == 0 or p.told:
         return
     unlearned, residual = float(p.centred_LC.square().mean()), p.residual_L
     if residual <= (UNFITTED if p.criterion.quadratic else UNFITTED_CLASSES) * unlearned:
@@ -404,70 +369,3 @@ def warn_unfitted(p: Problem) -> None:
 def _are_probabilities(f_LC: Tensor) -> bool:
     """Whether rows sum to 1 and nothing is negative: a softmax that the network applies itself."""
     return f_LC.shape[1] > 1 and bool((f_LC >= 0).all() and ((f_LC.sum(1) - 1).abs() < 1e-4).all())
-
-
-def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
-    """The lower factor of A = Θ + λI; raises with the least eigenvalue, and a λ that would hold."""
-    chol, info = torch.linalg.cholesky_ex(A)
-    if not info.any():
-        return chol
-    if not torch.isfinite(A).all():
-        raise ValueError(f"Θ_{what}{what} has NaN or infinite values; look at the network's outputs and gradients")
-    eigenvalues = torch.linalg.eigvalsh(A)
-    least, most = float(eigenvalues[0]), float(eigenvalues[-1])
-    need = max(1.1 * (ridge - least), 1e-13 * len(A) * most)
-    own = DEFAULT_RIDGE * float(A.diagonal().mean())
-    hint = f"try ridge > {need:.1e}"
-    # With λ = 0 mostly rounding has failed, and the least λ against that would hold nothing steady.
-    if ridge == 0 and own > need:
-        hint = f"some points repeat others; try ridge={own:.1e}, 1e-6 of the mean diagonal, or None for the default"
-    elif ridge == 0 and own <= 0:
-        hint = "nothing is left of it; try ridge=None, which is 1e-6 of the mean diagonal of Θ_LL"
-    raise ValueError(
-        f"Cholesky of Θ_{what}{what} + λI failed: {what}={len(A)}, λ={ridge:.1e}, least eigenvalue {least:.1e}; {hint}"
-    )
-
-
-# Near-copies of a point with a large gradient: S_jj subtracts nearly equal numbers, and S_jj + λ may come out negative,
-# though nothing is wrong. In truth such a direction is known already, and a label there changes nothing. With λ and
-# exact copies that is the limit too. So the directions in which only rounding is left are left out.
-#
-# How far S_jj falls below zero somewhere, as a share of Θ_jj, shows how large rounding is everywhere. So where nothing
-# is negative, nothing is left out.
-
-ROUNDING_SHARE = 1e-4  # of Θ_jj: if S_jj falls further below zero before any label is kept, Θ itself is wrong
-UNFELT = 1e4  # times a variance: noise that no score feels
-
-
-def rounding_floor(var_UBB: Tensor, prior_UBB: Tensor) -> Tensor:
-    """(U,): what S_jj has to exceed to be more than rounding. Zero, or less, if no S_jj is negative."""
-    var_U, prior_U = (t.diagonal(dim1=1, dim2=2).amin(1) for t in (var_UBB, prior_UBB))
-    share = (-var_U / prior_U.clamp_min(torch.finfo(prior_U.dtype).tiny)).max()
-    return 2 * share * prior_U
-
-
-def known_directions(A: Tensor, noise: float, floor: float, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of A = S + noise·I, and which of them hold nothing but rounding.
-
-    floor: eigenvalues of S up to here are rounding. rounding: raises if one is further below zero than this.
-    """
-    e, V = torch.linalg.eigh(A)
-    below = noise - float(e[0])
-    if below > rounding:
-        raise ValueError(
-            f"S + λ is not positive: its least eigenvalue is {float(e[0]):.1e} with λ={noise:.1e}; what is labelled "
-            f"leaves no variance at this precision; try ridge > {2 * below:.1e}"
-        )
-    return e, V, e <= noise + max(below, floor)
-
-
-def inverse_root(A: Tensor, noise: float, floor: float, rounding: float) -> Tensor:
-    """M with MᵀM = A⁻¹, where ``known_directions`` are left out."""
-    e, V, known = known_directions(A, noise, floor, rounding)
-    return torch.where(known, 0.0, e.clamp_min(torch.finfo(e.dtype).tiny).rsqrt())[:, None] * V.T
-
-
-def without_rounding(A: Tensor, noise: float, floor: float, rounding: float) -> Tensor:
-    """A, with so much noise in the ``known_directions`` that its inverse ignores them."""
-    e, V, known = known_directions(A, noise, floor, rounding)
-    return (V * torch.where(known, UNFELT * max(float(e[-1]), floor / ROUNDING_SHARE), e)) @ V.T

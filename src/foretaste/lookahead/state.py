@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import one_label
-from foretaste.lookahead.problem import ROUNDING_SHARE, Problem, rounding_floor, without_rounding
+from foretaste.lookahead.problem import Problem
+from foretaste.lookahead.solve import ROUNDING_SHARE, rounding_floor, without_rounding
 from foretaste.losses import Loss
 
 COLUMN_BLOCK_BYTES = 64_000_000
@@ -98,34 +99,18 @@ class State(ABC):
 
     @abstractmethod
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
-        """Outputs on the watched points if candidate j had label y (Eq. 11, 12), without training.
+        """(W, C): outputs on the watched points if candidate j had label y (Eq. 11, 12), without training.
 
-        Args:
-            j: the candidate, a position in x_U.
-            y: its label: a class id or name, a (C,) target, or a float in regression.
-
-        Returns:
-            (W, C) float64. Kept labels count; candidates kept without a label (y=None) do not.
-
-        Raises:
-            IndexError: j is outside the pool.
-            ValueError: y is not a label that this network can have.
+        j is a position in x_U. y is a class id or name, a (C,) target, or a float in regression. Kept labels count;
+        candidates kept without a label (y=None) do not.
         """
 
     def condition(self, j: SupportsIndex, y: Any = None) -> "State":
         """Keep one more label: the state after training on it too (Eq. 12), without training.
 
-        Args:
-            j: the candidate, a position in x_U.
-            y: its label, as for ``lookahead``. None: it will be labelled and the label is not known yet. S shrinks,
-                the mean stays. Greedy batches are built this way.
-
-        Returns:
-            A new state. A candidate that is kept already is relabelled, as if it had this label from the start.
-
-        Raises:
-            IndexError: j is outside the pool.
-            ValueError: y is not a label that this network can have.
+        j and y are as for ``lookahead``. y=None: j will be labelled, and the label is not known yet; S shrinks and the
+        mean stays, as greedy batches need it. A candidate that is kept already is relabelled: the new state is the one
+        with this label from the start.
         """
         j = self._candidate(j)
         y_C = None if y is None else self._problem.labels.target(y)
@@ -134,17 +119,7 @@ class State(ABC):
         return self._with((*self.kept, (j, y_C)))
 
     def release(self, j: SupportsIndex) -> "State":
-        """Undo ``condition`` of candidate j, exactly.
-
-        Args:
-            j: a candidate whose label is kept.
-
-        Returns:
-            A new state without that label.
-
-        Raises:
-            ValueError: candidate j has no kept label.
-        """
+        """Undo ``condition`` of candidate j, exactly. Raises a ValueError if it has no kept label."""
         j = self._candidate(j)
         if all(k != j for k, _ in self.kept):
             raise ValueError(f"candidate {j} has no kept label; kept are {[k for k, _ in self.kept][:20]}")
@@ -159,10 +134,6 @@ class State(ABC):
 
         L2: a_j = u_j⁻¹ (y_j − mean_j). Cross-entropy: a = y − softmax(mean_j + S_jj a), by damped Newton. After labels
         are kept, S is the Laplace approximation there; ``lookahead`` solves all labels together.
-
-        Args:
-            y_uC: targets, as ``targets`` makes them.
-            at: the candidates they are for; all of the pool by default.
         """
         if not self.criterion.quadratic:
             return one_label(self.pool_mean[at], self.variance_blocks[at], y_uC)
@@ -207,16 +178,10 @@ class State(ABC):
 
     @abstractmethod
     def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """S in blocks of columns: (candidates, S_Wu), S_Wu of shape (W·B, u·B).
+        """S in blocks of ``width`` columns (default: about 64 MB): (candidates, S_Wu), S_Wu of shape (W·B, u·B).
 
-        Args:
-            width: candidates in a block; by default as many as make about 64 MB.
-
-        Returns:
-            An iterator. A block may be a transposed view of rows, and must not be written to.
-
-        Raises:
-            ValueError: the state was made with a finite ``time``, which has no S.
+        A block may be a transposed view of rows, and must not be written to. Raises a ValueError for a state made with
+        a finite ``time``, which has no S.
         """
 
     @cached_property
@@ -332,7 +297,7 @@ class State(ABC):
     @property
     def precision_info(self) -> dict[str, Any]:
         """The arithmetic Θ was computed in (the setting, if it was not), and why if it was not given."""
-        choice = self._problem.kernels.precision()
+        choice = self._problem.kernels.precision
         used: dict[str, Any] = {"precision": choice.used or choice.asked}
         if choice.used and choice.why:
             used["precision_measured"] = {"asked": choice.asked, "spearman": dict(choice.spearman), "why": choice.why}

@@ -69,23 +69,6 @@ def badge(
 
     g = (p − one-hot ŷ) ⊗ h(x) with h the input of W, kept as its two factors. Scores are ‖g‖. Cost: a pass over the
     pool and batch_size · U · (C + D). docs/badge.md explains the choices.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="badge")`` makes it.
-        gradient, first, bias, layer: see ``BadgeOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Raises:
-        ValueError: no nn.Linear returns the network's outputs, and ``layer`` was not given.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> net = torch.nn.Linear(2, 3).eval()
-        >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="badge", batch_size=3, options={"bias": True}))
-        3
     """
     frozen = request.frozen
     name = find_last_layer(frozen, request.x_U, layer)

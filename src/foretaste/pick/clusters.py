@@ -79,20 +79,6 @@ def kmeans(request: Request, space: str = "auto", layer: str | None = None) -> T
 
     Every labelled point is the centre of one more cluster, and does not move, so a batch stays away from L. With an
     empty L it is the batch of Zhdanov (2019) without weights. Cost: 30 rounds of N(L + b) distances at most.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="kmeans")`` makes it.
-        space, layer: see ``foretaste.pick.space.SpaceOptions``.
-
-    Returns:
-        The positions of the batch.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
-        >>> net = torch.nn.Linear(1, 2).eval()
-        >>> ft.query(net, x[:1], [0], x[1:], strategy="kmeans", batch_size=1).indices
-        array([3])
     """
     points = find_space(request, space, layer, means=request.L + request.batch_size)
     means = cluster_points(points, points.L + request.batch_size, request.generator, fixed=points.L)
@@ -151,21 +137,6 @@ def typiclust(
 
     Clusters come in the order of how many labelled points they hold, then of their size. A point is typical if the
     mean distance to its nearest neighbours among the candidates of its cluster is small.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="typiclust")`` makes it.
-        space, layer, neighbours, most_clusters, least_size: see ``TypiClustOptions``.
-
-    Returns:
-        The positions of the batch.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.tensor([0.0, 0.2, 0.3, 0.5, 5.0, 5.2, 5.6, 5.7, 5.8, 6.2, 6.4])[:, None]
-        >>> net = torch.nn.Linear(1, 2).eval()
-        >>> how = {"strategy": "typiclust", "batch_size": 1, "options": {"neighbours": 2}}
-        >>> ft.query(net, x[:1], [0], x[1:], **how).indices
-        array([6])
     """
     points = find_space(request, space, layer, means=request.L + request.batch_size)
     K = min(points.L + request.batch_size, most_clusters, points.N)
@@ -211,20 +182,6 @@ def coreset(request: Request, space: str = "last", layer: str | None = None) -> 
     """Core-set (Sener and Savarese 2018), k-centre greedy: each pick is the candidate farthest from L and the picks.
 
     With an empty L the first is the candidate nearest to the mean of the pool. Scores are the distances to L.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="coreset")`` makes it.
-        space, layer: see ``foretaste.pick.space.SpaceOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.tensor([[0.0], [1.0], [2.0], [5.0]])
-        >>> net = torch.nn.Linear(1, 2).eval()
-        >>> ft.query(net, x[:1], [0], x[1:], strategy="coreset", batch_size=2).indices
-        array([2, 1])
     """
     points = find_space(request, space, layer, rows=request.L + request.batch_size)
     walk = DistanceWalk(points, request)
@@ -249,21 +206,6 @@ def lcmd(request: Request, space: str = "tangent", layer: str | None = None) -> 
 
     L and the picks are centres, and every candidate belongs to the nearest. A cluster is as large as the sum of its
     squared distances. With an empty L the first is the candidate with the longest vector. Scores are distances to L.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="lcmd")`` makes it.
-        space, layer: see ``foretaste.pick.space.SpaceOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.tensor([[0.0], [9.0], [1.0], [2.0], [3.0], [10.0]])
-        >>> net = torch.nn.Linear(1, 1).eval()
-        >>> how = {"strategy": "lcmd", "batch_size": 1, "options": {"space": "inputs"}}
-        >>> ft.query(net, x[:2], [0.0, 1.0], x[2:], **how).indices
-        array([2])
     """
     points = find_space(request, space, layer, rows=request.L + request.batch_size)
     walk = DistanceWalk(points, request)

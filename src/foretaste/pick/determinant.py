@@ -51,23 +51,6 @@ def dpp(
     L is in the set already: each pick has the largest q_j² d_j², d_j² the variance of k at j that L and the picks
     leave. Rows of the Cholesky factor are added one by one (Chen et al. 2018). Scores are q_j² d_j² before the first
     pick. Cost: the space, and (L + b)²U.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="dpp")`` makes it.
-        space, layer, quality, radius, noise: see ``DPPOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Raises:
-        ValueError: the network has one output, and a quality of classes was asked for.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> q = ft.query(torch.nn.Linear(2, 1).eval(), x[:2], [0.0, 1.0], x[2:], strategy="dpp", batch_size=2)
-        >>> q.info["quality"]
-        'uniform'
     """
     if quality is None:
         quality = "margin" if request.C > 1 else "uniform"

@@ -60,23 +60,6 @@ def bald(
 
     The information that a label gives about which of K networks, drawn by dropout, is right. Cost: KUP, and with
     ``rate`` UP + KUCD.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="bald")`` makes it.
-        samples, rate, layer: see ``DropoutOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores in nats.
-
-    Raises:
-        ValueError: the network has no dropout layer, and no ``rate`` was given.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3)).eval()
-        >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="bald", batch_size=2, options={"samples": 20}))
-        2
     """
     scores_U = mutual_information(draw_networks(request, samples, rate, layer, "bald"))
     return highest_scores(scores_U, request.batch_size, request.generator), scores_U
@@ -109,23 +92,6 @@ def batchbald(
     Greedy on H(y_B) − mean_k Σ_{j∈B} H(p_kj), which is submodular. Labels of B are enumerated while there are few, and
     drawn beyond. K draws can be told apart by log K nats at most: when a batch has that, what is left of it comes in
     the order of ``bald``, and ``q.info["informative"]`` is how many picks came before. Scores are those of ``bald``.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="batchbald")`` makes it.
-        samples, rate, layer, configurations: see ``BatchBALDOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores in nats.
-
-    Raises:
-        ValueError: the network has no dropout layer, and no ``rate`` was given.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> net = torch.nn.Linear(2, 3).eval()
-        >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="batchbald", batch_size=2, options={"rate": 0.5}))
-        2
     """
     p_KUC = draw_networks(request, samples, rate, layer, "batchbald")
     scores_U = mutual_information(p_KUC)

@@ -87,20 +87,6 @@ def probcover(
 
     k_ij = 1 where d_ij < δ. δ is the largest radius with which a share ``purity`` of all balls holds points of one
     pseudo-label only, by k-means with as many clusters as classes. Scores are the points that a ball would add.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="probcover")`` makes it.
-        space, layer, radius, purity, clusters: see ``ProbCoverOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> net = torch.nn.Linear(2, 3).eval()
-        >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="probcover", batch_size=3, options={"radius": 0.5}))
-        3
     """
     points = find_space(request, space, layer, rows=request.U)
     if radius is None:
@@ -161,19 +147,6 @@ def maxherding(
     """MaxHerding (Bae et al. 2024): F(B) = Σ_i max_{j∈L∪B} exp(−d_ij²/σ²), greedily. Labels and outputs play no part.
 
     d is between rows of unit length and σ = 1, as the authors have it. Scores are what a point alone would add to F.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="maxherding")`` makes it.
-        space, layer, radius, unit_length: see ``HerdingOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> ft.query(torch.nn.Linear(2, 3).eval(), None, None, x, strategy="maxherding", batch_size=1).indices
-        array([1])
     """
     points = find_space(request, space, layer, rows=request.U, unit_length=unit_length)
     return _herd(request, points, radius, unit_length, None)
@@ -212,23 +185,6 @@ def uherding(
     σ is the smallest distance between two labelled points (that are no copies), so it shrinks as labels come. p is
     softmax(f/T) under cross-entropy. The authors' networks are trained so; under the squared loss p is the nearest
     point of the simplex to f/T. With fewer than two labels it is MaxHerding.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="uherding")`` makes it.
-        space, layer, radius, unit_length, temperature: see ``UncertaintyHerdingOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Raises:
-        ValueError: temperature="split", and the network is not one that ``ft.fit`` can train anew.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> q = ft.query(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], strategy="uherding", batch_size=2)
-        >>> sorted(q.info.keys() & {"radius", "temperature"})
-        ['radius', 'temperature']
     """
     points = find_space(request, space, layer, rows=request.U, unit_length=unit_length)
     weight_U = None

@@ -64,13 +64,6 @@ def ll4al(
 
     Only the order of predicted losses was trained. With ``layers`` a module is first trained on the finished network;
     in the paper both are trained together, which shapes the network's features. Cost: one pass over the pool.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="ll4al")`` makes it.
-        module, layers, steps: see ``LL4ALOptions``.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
     """
     frozen = freeze(request.given_net, params=lambda name: True)
     check_inputs(request.x_U, "x_U", frozen.device)

@@ -98,23 +98,6 @@ def naive(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     Under cross-entropy the change is of softmax outputs, as in ``mlmoc``. BatchNorm keeps its running statistics and
     dropout is off. Every parameter that requires grad is trained, or the query's ``params``. Cost: U (epochs · L + W)
     passes.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="naive")`` makes it.
-        options: fields of ``RetrainOptions`` (epochs, minibatch, lr, momentum, chunk_size, resume).
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Raises:
-        ValueError: SGD diverged, or the budget does not hold the retraining of one candidate.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> net = torch.nn.Linear(2, 3).eval()
-        >>> len(ft.query(net, x[:2], [0, 1], x[2:], strategy="naive", batch_size=3, options={"epochs": 2}))
-        3
     """
     how = RetrainOptions(**options)
     return score_most_moved(request, "naive", how.steps(request), how.lr, how.momentum, how)
@@ -185,18 +168,6 @@ def egl(request: Request) -> tuple[Tensor, Tensor]:
     ∂ℓ/∂θ = Σ_c q_c ∇f_c with q = f − y (½ squared loss) or p − y (cross-entropy). So its squared length is qᵀ Θ_jj q,
     Θ_jj the C × C block that the rules of the tangent engine give: the gradients themselves are never formed, and no
     label needs a pass of its own. Cost: UPC.
-
-    Args:
-        request: the question; ``ft.query(..., strategy="egl")`` makes it. ``params`` chooses the parameters of θ.
-
-    Returns:
-        The positions of the batch, and (U,) scores.
-
-    Example:
-        >>> import torch, foretaste as ft
-        >>> x = torch.linspace(-1, 1, 12).view(6, 2)
-        >>> len(ft.query(torch.nn.Linear(2, 3).eval(), x[:2], [0, 1], x[2:], strategy="egl", batch_size=3))
-        3
     """
     frozen = freeze(request.frozen, output="full", params=request.params)
     check_inputs(request.x_U, "x_U", frozen.device)

@@ -320,6 +320,10 @@ def check_query(
         faults.add(f'an oracle is only asked with select="sequential", and select is {made!r}')
     with faults:
         whole_number("batch_size", batch_size, 1)
+    info = {}
+    if how is not None and unlabelled and "labels" in how.needs and made != "unknown" and select == "auto":
+        info["first"], how = DEFAULT_STRATEGY, replace(find_strategy(DEFAULT_STRATEGY), name=how.name)
+        chosen = how.settings(None)
     with faults:
         settings = KernelSettings(**kernel)
     if settings is not None and isinstance(net, nn.Module):
@@ -333,10 +337,6 @@ def check_query(
     faults.raise_all()
     assert how is not None
     assert settings is not None
-    info = {}
-    if unlabelled and "labels" in how.needs and select == "auto":
-        info["first"], how = DEFAULT_STRATEGY, replace(find_strategy(DEFAULT_STRATEGY), name=how.name)
-        chosen = how.settings(None)
     return CheckedQuery(how, made, chosen, settings.for_strategy(how.kernel), info)
 
 

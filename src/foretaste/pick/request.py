@@ -19,7 +19,6 @@ from foretaste.tangent import (
     Inputs,
     count_points,
     freeze,
-    outputs,
     probe_outputs,
     take_points,
 )
@@ -116,7 +115,7 @@ class Request:
     @cached_property
     def x_W(self) -> Inputs:
         """The watched points: x_U itself, the inputs given, or some points of x_U."""
-        x_W, _ = watched_points(self.kernel, self.x_U, lambda: outputs(self.frozen, self.x_U))
+        x_W, _ = watched_points(self.kernel, self.x_U)
         return self.x_U if x_W is None else x_W
 
     @cached_property

@@ -36,6 +36,7 @@ from foretaste.tangent import (
     PeakMemory,
     count_points,
     isolated,
+    join_points,
     resolve_budget,
     take_points,
     to_float64,
@@ -126,7 +127,7 @@ class Retraining:
         if len(at) == 0 or self.x_L is None:
             return x_n, y_nC
         x_L, y_LC = take_points(self.x_L, at), self.y_LC[at]
-        return (join_inputs(x_L, x_n), torch.cat([y_LC, y_nC])) if n else (x_L, y_LC)
+        return (join_points(x_L, x_n), torch.cat([y_LC, y_nC])) if n else (x_L, y_LC)
 
     @torch.no_grad()
     def outputs(self, theta: WeightDict, x_W: Inputs) -> Iterator[tuple[slice, Tensor]]:
@@ -143,15 +144,6 @@ class Retraining:
 def repeat_inputs(x_1: Inputs, n: int) -> Inputs:
     """n copies of one point, given without a dimension of points."""
     return x_1.expand(n, *x_1.shape) if isinstance(x_1, Tensor) else {k: v.expand(n, *v.shape) for k, v in x_1.items()}
-
-
-def join_inputs(a: Inputs, b: Inputs) -> Inputs:
-    """The points of a, then those of b."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.cat([a, b])
-    assert not isinstance(a, Tensor)  # both are dicts of the same names: linearize has checked
-    assert not isinstance(b, Tensor)
-    return {k: torch.cat([a[k], b[k]]) for k in a}
 
 
 @contextmanager
