@@ -7,6 +7,9 @@ solve.py solves with them.
 """
 
 from foretaste.lookahead.dense import DenseState as DenseState
+from foretaste.lookahead.kernel_settings import METHODS as METHODS
+from foretaste.lookahead.kernel_settings import WATCH_BY as WATCH_BY
+from foretaste.lookahead.kernel_settings import KernelSettings as KernelSettings
 from foretaste.lookahead.linearize import carry_misfit as carry_misfit
 from foretaste.lookahead.linearize import check_points as check_points
 from foretaste.lookahead.linearize import from_kernels as from_kernels
@@ -14,9 +17,6 @@ from foretaste.lookahead.linearize import linearise as linearise
 from foretaste.lookahead.linearize import linearize as linearize
 from foretaste.lookahead.linearize import watched_points as watched_points
 from foretaste.lookahead.linearize import watched_rows as watched_rows
-from foretaste.lookahead.settings import METHODS as METHODS
-from foretaste.lookahead.settings import WATCH_BY as WATCH_BY
-from foretaste.lookahead.settings import KernelSettings as KernelSettings
 from foretaste.lookahead.solve import cholesky as cholesky
 from foretaste.lookahead.solve import misfit_ridge as misfit_ridge
 from foretaste.lookahead.state import PriorKernel as PriorKernel

@@ -14,8 +14,8 @@ from foretaste.errors import counted
 from foretaste.given import ClassName, count_labels, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
+from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.lookahead.problem import GivenKernels, NetworkKernels, Problem, ThetaBlocks, diagonal_blocks, to_sites
-from foretaste.lookahead.settings import KernelSettings
 from foretaste.lookahead.solve import misfit_ridge
 from foretaste.lookahead.state import State
 from foretaste.lookahead.targets import label_rules, settle_binary

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.settings import KernelSettings
+from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.lookahead.solve import leave_one_out, misfit_ridge
 from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import LOSSES, Loss

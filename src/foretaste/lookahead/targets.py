@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foretaste.errors import counted
 from foretaste.given import ClassName, holds_classes, label_tensor, labels_as_numbers, resolve_class_names
-from foretaste.lookahead.settings import KernelSettings
+from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.losses import LOSSES, BinaryOutputs
 from foretaste.tangent import Params
 
