@@ -381,18 +381,11 @@ def _how_measured(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fidelity_table(records: Sequence[Any]) -> "Table":
-    """The settings that were tried, as a table for the terminal.
+    """The settings that were tried, as a rich table for the terminal; the best is bold.
 
-    Args:
-        records: What ``foretaste.study.fidelity`` returned.
-
-    Returns:
-        A rich table, a row for each setting; the best is bold.
-
-    Example:
-        >>> from foretaste import report, study
-        >>> report.fidelity_table(study.load("fidelity/records.jsonl")).row_count
-        2
+    >>> from foretaste import report, study
+    >>> report.fidelity_table(study.load("fidelity/records.jsonl")).row_count
+    2
     """
     from rich.table import Table
     from rich.text import Text

@@ -31,7 +31,7 @@ class Interval:
 
     @property
     def shown_half(self) -> float | None:
-        """Half the width as pages show it; None where it says nothing: fewer than three seeds, or wider than the scale.
+        """Half the width as pages show it; None with fewer than three seeds, or if it is wider than the scale.
 
         Student's t for two seeds is 12.7: they give ± 136.7 where they differ by 21.5 points.
         """

@@ -50,18 +50,10 @@ class Estimate:
 def estimate(study: Study, data: Images) -> Estimate:
     """Estimate what a study costs, from a few training steps and two small queries of each arm.
 
-    Args:
-        study: the study.
-        data: its data, as ``prepared`` returns them.
-
-    Returns:
-        Seconds of training and of queries. ``words`` says them.
-
-    Example:
-        >>> from foretaste.study import Labels, Train, estimate, prepared, study
-        >>> of = study(["random"], seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5))
-        >>> estimate(of, prepared(of.data, "cpu")).trainings
-        2
+    >>> from foretaste.study import Labels, Train, estimate, prepared, study
+    >>> of = study(["random"], seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5))
+    >>> estimate(of, prepared(of.data, "cpu")).trainings
+    2
     """
     check_trials(study, data)  # before a list of all cycles is made: there may be very many
     train = ask = slowest = 0.0
@@ -146,16 +138,11 @@ def _wait_for(data: Images) -> None:
 def smoke(study: Study) -> Study:
     """The study made small enough for a minute, with the same arms. Never for a result.
 
-    Args:
-        study: any study.
+    Two seeds, two cycles, few and small images, narrow networks, short trainings.
 
-    Returns:
-        Two seeds, two cycles, few and small images, narrow networks, short trainings.
-
-    Example:
-        >>> from foretaste.study import read, smoke
-        >>> smoke(read("fig2a")).train.steps
-        12
+    >>> from foretaste.study import read, smoke
+    >>> smoke(read("fig2a")).train.steps
+    12
     """
     labels = study.labels
     per_cycle = min(labels.per_cycle, 4)

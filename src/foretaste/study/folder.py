@@ -217,7 +217,7 @@ def _stored_json(folder: Path) -> dict[str, Any]:
     """study.json; empty if it is missing or damaged, for then it is written anew."""
     path = folder / "study.json"
     if path.exists():
-        check_regular(path)  # a pipe is nobody's damaged file
+        check_regular(path)  # raises for a pipe, which is no damaged file
     try:
         return read_study_json(path)
     except (FileNotFoundError, ValueError):
@@ -270,23 +270,12 @@ def describe(
 
 
 def about(study: Study, data: Images, *, command: str, processes: int, device: str = "cpu") -> dict[str, str]:
-    """How records are made, in words: what someone needs to make them again.
+    """How records are made, in words, so that they can be made again.
 
-    Args:
-        study: the configuration.
-        data: the data, as ``prepared`` returns them.
-        command: the command that was run.
-        processes: how many processes ran it.
-        device: the device that they ran on.
-
-    Returns:
-        Command, data, network, training, labels, pairing, seeds, versions and machine, each a text.
-
-    Example:
-        >>> from foretaste.study import about, prepared, study
-        >>> of = study(["margin"], seeds=(0, 1))
-        >>> about(of, prepared(of.data, "cpu"), command="foretaste run x", processes=1)["labels"]
-        '20 at random, then 10 a cycle of the whole pool, 7 cycles'
+    >>> from foretaste.study import about, prepared, study
+    >>> of = study(["margin"], seeds=(0, 1))
+    >>> about(of, prepared(of.data, "cpu"), command="foretaste run x", processes=1)["labels"]
+    '20 at random, then 10 a cycle of the whole pool, 7 cycles'
     """
     train = study.train
     loss = LOSSES[train.loss].title
@@ -344,7 +333,7 @@ def differences(there: Any, here: Any, at: str = "") -> list[str]:
 
 
 def setting_changes(there: Any, here: Any) -> list[str]:
-    """``differences`` that forbid a run to go on in a folder: all but more cycles than there."""
+    """The ``differences`` that keep a run from resuming in a folder: all but a larger number of cycles."""
     labels = [one.get("labels") if isinstance(one, dict) else None for one in (there, here)]
     before, now = (one.get("cycles") if isinstance(one, dict) else None for one in labels)
     if isinstance(before, int) and isinstance(now, int) and before < now:

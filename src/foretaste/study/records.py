@@ -197,7 +197,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             raise damaged_record(path, k, "it is not a table")
         holds = seal_holds(line.strip().decode(errors="replace"))
         if holds is False or (sealed and holds is None):
-            raise damaged_record(path, k, "it was changed after it was written, for its checksum is another")
+            raise damaged_record(path, k, "its checksum is wrong: it was changed after it was written")
         sealed = sealed or holds is True
         one.pop("checksum", None)
         found.append(one)

@@ -150,7 +150,7 @@ def log_retries(record: Mapping[str, Any]) -> None:
 
 
 def check_more_cycles(study: Study, tasks: Sequence[Task]) -> None:
-    """Raise if a finished run cannot go on to more cycles: before study.json has them, and refuses the study it is."""
+    """Raise if a finished run cannot be continued to more cycles; called before study.json is rewritten."""
     for task in tasks if study.experiment == "loop" else ():
         trial = study.trial(task.arm)
         if is_cut_short(trial, done := task.records(trial)):
@@ -174,7 +174,7 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
         own = altered(data, study.data, task.seed) if len(done) < study.each else data
         if len(done) < study.each and study.experiment == "loop":
             replay(trial, own, task.seed, done)  # raises before anybody sees records that do not fit
-        more = study.experiment == "loop" and is_cut_short(trial, done)  # its last record comes again, with a query
+        more = study.experiment == "loop" and is_cut_short(trial, done)  # the last record is rewritten with a query
         yield from done[:-1] if more else done
         if len(done) == study.each or time.time() >= deadline:
             yield from done[-1:] if more else ()
@@ -183,7 +183,7 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
         warm = trial.train.start == "warm" and done and trial.model == "network"
         weights = task.weights(last) if warm else None
         if more and not warm and trial.model == "network" and task.has_weights(last):
-            with suppress(ValueError):  # damaged: trained once more, as if they were gone
+            with suppress(ValueError):  # damaged weights are trained again
                 weights = task.weights(last)
         if study.experiment != "loop":
             for checked in CHECKS[study.experiment](study, trial, own, task.seed, skip=len(done)):
