@@ -11,15 +11,11 @@ from collections import Counter
 
 import pytest
 import typer.rich_utils
-from typer.testing import CliRunner
 
 import foretaste
+from cli_runner import invoke
 from foretaste.cli import app
 from foretaste.cli.app import name_options
-
-
-def invoke(*words, **rest):
-    return CliRunner().invoke(app, list(words), **rest)
 
 
 def plain(text):
@@ -106,6 +102,13 @@ def test_errors_are_one_line_and_code_two(tmp_path):
     assert got.stderr.startswith("error: --out")
     assert "is a file" in got.stderr
     assert file.read_text() == "mine"
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+    """:x: became a red cross."""
+    (tmp_path / "a:x:b").mkdir()
+    assert "a:x:b" in invoke("report", tmp_path / "a:x:b").stderr.replace("\n", "")
+    assert "a:x:b" in invoke("data", "list", "--folder", tmp_path / "a:x:b").stdout.replace("\n", "")
 
 
 def test_a_run_of_nothing_says_where_the_names_are():

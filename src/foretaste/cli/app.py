@@ -33,7 +33,7 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
-console = SafeConsole()
+console = SafeConsole(emoji=False)  # :x: in a name stays as it is
 
 # Arguments of the library that are no options of the command line.
 PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
@@ -94,7 +94,7 @@ class ForetasteGroup(PlainGroup):
             if from_typer or ctx.params.get("debug"):
                 raise
             line = f"error: {name_options(error_line(error), self._flags(ctx))}"
-            SafeConsole(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
+            SafeConsole(stderr=True, soft_wrap=True, emoji=False).print(line, markup=False, highlight=False)
             raise typer.Exit(2) from None
         finally:
             log.removeHandler(console_warnings)
