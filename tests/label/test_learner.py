@@ -39,6 +39,10 @@ def outputs(learner: ft.Learner) -> torch.Tensor:
     return torch.cat([state.pool_mean.flatten(), state.u, state.watched_variance, new.flatten()])
 
 
+def ridge_of(learner: ft.Learner) -> float:
+    return learner._now.model.ridge(learner._now.book)
+
+
 def assert_same(a: ft.Learner, b: ft.Learner) -> None:
     torch.testing.assert_close(outputs(a), outputs(b), rtol=1e-8, atol=1e-8)
     assert a.query(3) == b.query(3)
@@ -80,6 +84,38 @@ def test_labels_that_the_network_was_trained_on_can_change(kind: str) -> None:
     fresh = make(kind, labels={i: y for i, y in old.items() if i not in (2, 4)})
     fresh.teach([21, 20, 2], [truth(kind, 21), truth(kind, 20), wrong])
     assert_same(learner, fresh)
+
+
+@pytest.mark.parametrize("kind", ["l2", "ce", "binary-l2", "binary-ce"])
+@pytest.mark.parametrize("steps", [400, 20])
+@pytest.mark.parametrize("strategy", ["cover", "gain"])
+def test_a_changed_label_leaves_no_trace_in_the_default_ridge_and_scale(kind: str, steps: int, strategy: str) -> None:
+    """λ and the scale of Θ follow from labels of the training: a changed one must not count there."""
+    old = {i: truth(kind, i) for i in range(12)}
+    net = network(3 if kind in ("l2", "ce") else 1)
+    loss = "ce" if kind.endswith("ce") else "l2"
+    ft.fit(net, points()[:12], torch.tensor(list(old.values())), loss=loss, steps=steps)
+    how = {"loss": loss, "classes": 2 if kind.startswith("binary") else 3, "strategy": strategy}
+
+    def trained_on(labels: dict[int, int]) -> ft.Learner:
+        return ft.Learner(net, points(), labels=labels, **how)
+
+    learner, other = trained_on(old), (old[2] + 1) % how["classes"]
+    learner.teach([20, 21], [truth(kind, 20), truth(kind, 21)])
+    learner.query(1)
+    learner.relabel(2, other)
+    learner.unlabel([4, 20])
+    learner.query(1)
+    learner.release()
+    fresh = trained_on({i: y for i, y in old.items() if i not in (2, 4)})
+    fresh.teach([2, 21], [other, truth(kind, 21)])
+    assert ridge_of(learner) == pytest.approx(ridge_of(fresh), rel=1e-9)
+    assert_same(learner, fresh)
+
+    learner.release()
+    learner.relabel([2, 4], [old[2], old[4]])
+    learner.unlabel(21)
+    assert_same(learner, trained_on(old))
 
 
 def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -617,7 +653,7 @@ def test_a_pool_larger_than_the_window_is_sampled_and_read_in_chunks(monkeypatch
     outside = next(i for i in range(200) if i not in items.read)
     learner.teach(outside, 1)
     assert outside in learner._now.model.row
-    full = ft.Learner(network(3), points(n=200), ridge=learner._now.model.ridge)
+    full = ft.Learner(network(3), points(n=200), ridge=ridge_of(learner))
     full.teach(outside, 1)
     torch.testing.assert_close(learner._outputs(None), full._outputs(None), rtol=1e-8, atol=1e-8)
     asked = learner.query(10)
@@ -1256,15 +1292,15 @@ def test_a_learners_ridge_is_that_of_a_query_on_the_labels_of_the_training() -> 
     how = {"output": "sum", "ridge": None}
     state = ft.linearize(net, x[:6], trained, x, ridge="misfit")
     learner = ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), **how)
-    assert learner._now.model.ridge == pytest.approx(state.ridge, rel=1e-6)
+    assert ridge_of(learner) == pytest.approx(state.ridge, rel=1e-6)
     backwards = ft.Learner(net, x, labels={i: int(trained[i]) for i in reversed(range(6))}, **how)
-    assert backwards._now.model.ridge == learner._now.model.ridge
+    assert ridge_of(backwards) == ridge_of(learner)
     learner.teach(20, truth("l2", 20))
-    assert learner._now.model.ridge == backwards._now.model.ridge  # until the next training
-    small = ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), strategy="gain", **how)._now.model.ridge
+    assert ridge_of(learner) == ridge_of(backwards)  # until the next training
+    small = ridge_of(ft.Learner(net, x, labels=dict(enumerate(trained.tolist())), strategy="gain", **how))
     assert small == pytest.approx(1e-6 * float(ft.ntk(net, x).diagonal().mean()), rel=1e-6)
-    assert 100 * small < learner._now.model.ridge
-    unfitted = make("l2", **how)._now.model.ridge
+    assert 100 * small < ridge_of(learner)
+    unfitted = ridge_of(make("l2", **how))
     assert unfitted == pytest.approx(1e-6 * float(ft.ntk(network(3), x).diagonal().mean()), rel=1e-6)
     with pytest.raises(ValueError, match="ridge"):
         make("l2", ridge="mistfit")

@@ -85,7 +85,7 @@ def _ask_request(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, co
         read_items(model.pool, open_at, device, dtype), min(n, len(open_at)),
         torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),
         KernelSettings(
-            loss=settings.loss, ridge=model.ridge, output=model.frozen.output, budget=settings.budget,
+            loss=settings.loss, ridge=model.ridge(book), output=model.frozen.output, budget=settings.budget,
             precision="float32", seed=ask.seed,
         ),
     )  # fmt: skip

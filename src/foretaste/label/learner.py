@@ -53,7 +53,7 @@ class Learner:
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
         output, params, ridge, budget: as in ``ft.query``. An output of "auto" (default) and a ridge of None (default)
-            are the strategy's own. λ is resolved when the network is trained, on the labels of the training. A
+            are the strategy's own. λ is resolved on the labels of the last training that still hold. A
             "misfit" is 1e-6 of the mean diagonal where the network leaves more than a tenth of their variance.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.

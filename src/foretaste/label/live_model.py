@@ -4,7 +4,7 @@
 network was trained on are its L, and labels given since are kept by ``condition``. Nothing depends on the order in
 which labels came, nor on labels that were taken back: a relabelled learner equals a new one.
 
-    L    labels the network was trained on, and which have not changed since
+    L    labels the network was trained on, and which have not changed since; λ and the scale of Θ follow from them
     K    labels given since, and items that are out, whose label is unknown
 """
 
@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from foretaste.lookahead import (
 )
 from foretaste.losses import LOSSES
 from foretaste.tangent import (
+    DEFAULT_RIDGE,
     FrozenNetwork,
     GramJob,
     Inputs,
@@ -56,10 +56,12 @@ MOST_KEPT = 256  # squared loss: with more labels since the training, they join 
 class ShownLabels:
     """A state, and the labels that it has seen: those of its L, and those that it keeps, by row.
 
-    One object, replaced as a whole: a Ctrl-C then never leaves a state beside labels that it has not seen.
+    ``fixed`` are the labels that λ follows from. One object, replaced as a whole: a Ctrl-C then never leaves a state
+    beside labels that it has not seen.
     """
 
     state: State
+    fixed: dict[int, Label]
     base: dict[int, Label]
     kept: dict[int, Label | None]
 
@@ -73,7 +75,7 @@ class LiveModel:
         at_M: the positions of the M items; all of the pool where it fits in the window.
         trained: the labels that the network was trained on.
         theta_MM, f_MC: Θ between the items, times ``theta_scale``, and the network's outputs on them.
-        ridge: λ.
+        size: the mean diagonal of Θ at the training, before it is scaled.
     """
 
     net: nn.Module
@@ -85,11 +87,11 @@ class LiveModel:
     at_M: list[int]
     theta_MM: Tensor
     f_MC: Tensor
-    ridge: Any  # a float once the pool is linearised
-    theta_scale: float = 1.0
-    _shown: "ShownLabels | None" = None
+    size: float
+    theta_scale: float
+    _shown: ShownLabels | None = None
     _scaled: tuple[dict[int, Label], float] | None = None
-    _base: "tuple[Mapping[int, Label], DenseState] | None" = None  # labels of the training that still hold, as L
+    _base: tuple[dict[int, Label], DenseState] | None = None  # labels of the training that still hold, as L
 
     @cached_property
     def row(self) -> dict[int, int]:
@@ -120,18 +122,20 @@ class LiveModel:
 
     def follow(self, book: LabelBook) -> State:
         """The state after exactly these labels. Costs what has changed since the last call."""
-        quadratic = self.settings.quadratic
-        fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
+        fixed, trained = self._trained_base(book)
         shown = self._shown
-        if shown is not None and quadratic:  # L and K come to the same: labels move to L when there are many
-            old = any(book.labels.get(p) != y for p, y in shown.base.items())
-            old = old or len(book.labels) - len(shown.base) > MOST_KEPT
-        else:
-            old = shown is None or shown.base != fixed
-        if shown is None or old:
-            many = quadratic and len(book.labels) - len(fixed) > MOST_KEPT
-            base = dict(book.labels) if many else fixed
-            shown = ShownLabels(self._condition_base(base) if many else self._trained_base(fixed), base, {})
+        # Under L2, L and K come to the same: labels move to L when there are many.
+        most = MOST_KEPT if self.settings.quadratic else len(book.labels)
+        if (
+            shown is None
+            or shown.fixed != fixed
+            or any(book.labels.get(p) != y for p, y in shown.base.items())
+            or len(book.labels) - len(shown.base) > most
+        ):
+            shown = ShownLabels(trained, fixed, fixed, {})
+            if len(book.labels) - len(fixed) > most:
+                base = dict(book.labels)
+                shown = ShownLabels(self._condition_base(base, trained.ridge), fixed, base, {})
         wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in shown.base}
         wanted |= {self.row[p]: None for p in book.pending if p in self.row}
         state, kept = shown.state, dict(shown.kept)
@@ -146,16 +150,42 @@ class LiveModel:
             carry_means(shown.state, state)
         elif self.watched is not None:  # the watched items are in the pool: one solve gives both means
             vars(state)["mean"] = state.pool_mean[self.watched]
-        self._shown = ShownLabels(state, shown.base, kept)
+        self._shown = ShownLabels(state, shown.fixed, shown.base, kept)
         return state
 
-    def _trained_base(self, fixed: Mapping[int, Label]) -> DenseState:
-        """The state with the labels of the training that still hold as its L; made once."""
-        if self._base is None or self._base[0] != fixed:
-            self._base = fixed, self._condition_base(fixed)
-        return self._base[1]
+    def ridge(self, book: LabelBook) -> float:
+        """λ: as given, or resolved on the labels of the training that still hold."""
+        return self._trained_base(book)[1].ridge
 
-    def _condition_base(self, base: Mapping[int, Label]) -> DenseState:
+    def _trained_base(self, book: LabelBook) -> tuple[dict[int, Label], DenseState]:
+        """The labels of the training that still hold, and the state with them as its L; made once.
+
+        λ and the scale of Θ follow from these labels alone: a label that was changed or taken back leaves no trace.
+        """
+        fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
+        if self._base is None or self._base[0] != fixed:
+            if self.settings.theta_scale is None and not self.settings.quadratic:
+                self._scale_kernel(fitted_scale(self.f_MC, self.size, {self.row[p]: y for p, y in fixed.items()}))
+            self._base = fixed, self._condition_base(fixed, self._resolve_ridge(fixed))
+        return self._base
+
+    def _scale_kernel(self, scale: float) -> None:
+        if scale != self.theta_scale:  # all at once, for a Ctrl-C
+            theta_MM = self.theta_MM * (scale / self.theta_scale)
+            self.__dict__.update(theta_MM=theta_MM, theta_scale=scale, _shown=None, _base=None, _scaled=None)
+
+    def _resolve_ridge(self, fixed: Mapping[int, Label]) -> float:
+        given = self.settings.ridge
+        if self.settings.misfit and fixed:
+            # A λ of L's misfit also holds back labels given since. Digits, 25 steps a training: 1.4 to 2 points of
+            # accuracy less than with 1e-6; 0.2 more where the network fits its labels (benchmarks/learner_path.py).
+            # In the order of the pool: λ is a function of the labels, not of their order.
+            state = self._condition_base(dict(sorted(fixed.items())), given)
+            if state.residual_L <= MOST_UNFITTED * (self.kind.C - 1) / self.kind.C**2:
+                return state.ridge
+        return DEFAULT_RIDGE * self.size * self.theta_scale if given is None or isinstance(given, str) else given
+
+    def _condition_base(self, base: Mapping[int, Label], ridge: float | str | None) -> DenseState:
         """The state with these labels as its L, and none kept."""
         at = [self.row[p] for p in base]
         theta, f = self.theta_MM, self.f_MC
@@ -165,7 +195,7 @@ class LiveModel:
             theta[at][:, at], None if W is None else theta[W][:, at], theta[:, at], theta if W is None else theta[W],
             None if W is None else theta.diagonal(), f[at], None if W is None else f[W], f, y_L,
             theta_UU=None if W is None else theta, diag_W=None if W is None else theta.diagonal()[W],
-            ridge=self.ridge, loss=self.settings.loss,
+            ridge=ridge, loss=self.settings.loss,
         )  # fmt: skip
         assert isinstance(state, DenseState)
         return state
@@ -202,9 +232,8 @@ class LiveModel:
         if not self.settings.quadratic:
             return 1.0
         if self._scaled is None or self._scaled[0] != book.labels:
-            fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
+            fixed, state = self._trained_base(book)
             new = {self.row[p]: y for p, y in book.labels.items() if p not in fixed and p in self.row}
-            state = self._trained_base(fixed)
             s2 = state.scale or 1.0  # one label, or equal ones, leave nothing
             if new:
                 total = float(state.surprises(list(new), self._targets(new.values())).mean(1).sum())
@@ -218,22 +247,23 @@ class LiveModel:
         """(n, C): the linearised network after the labels, on inputs that are not in M: f(x) + Θ(x, L ∪ K) w."""
         frozen = self.frozen
         f_nC = outputs(frozen, x, name="x")
+        ridge = self.ridge(book)  # first: it may scale Θ
         at = [p for p in book.labels if p in self.row]
         if not at:
             return f_nC
         sets = {"x": x, "L": self.pool.take(at, self.device, self.dtype)}
         job = GramJob(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1])
         theta = gram(job).blocks["x", "L"]
-        return f_nC + self.theta_scale * theta @ self._weights(book, at)
+        return f_nC + self.theta_scale * theta @ self._weights(book, at, ridge)
 
-    def _weights(self, book: LabelBook, at: Sequence[int]) -> Tensor:
+    def _weights(self, book: LabelBook, at: Sequence[int], ridge: float) -> Tensor:
         """w of f_lin = f + Θ_·L w over all labels ``at``, (n, C)."""
         rows = torch.tensor([self.row[p] for p in at], device=self.f_MC.device)
         y_NC = self._targets([book.labels[p] for p in at])
         theta = self.theta_MM[rows][:, rows]
         if self.settings.quadratic:
-            theta.diagonal().add_(self.ridge)
-            return torch.cholesky_solve(y_NC - self.f_MC[rows], cholesky(theta, self.ridge))
+            theta.diagonal().add_(ridge)
+            return torch.cholesky_solve(y_NC - self.f_MC[rows], cholesky(theta, ridge))
         # Cross-entropy: mean = f + S_·K α, S = Θ − Θ_·L A⁻¹ Θ_L·, and at the solution α = y − softmax(mean_K).
         state = self.follow(book)
         assert self._shown is not None
@@ -244,8 +274,8 @@ class LiveModel:
             A = theta[old][:, old]
             noise_L = LOSSES[self.settings.loss].label_noise(self.f_MC[rows[old]])
             assert noise_L is not None
-            A.diagonal().add_(self.ridge + noise_L)
-            w_NC[old] = -torch.cholesky_solve(theta[old][:, ~old] @ w_NC[~old], cholesky(A, self.ridge))
+            A.diagonal().add_(ridge + noise_L)
+            w_NC[old] = -torch.cholesky_solve(theta[old][:, ~old] @ w_NC[~old], cholesky(A, ridge))
         return w_NC
 
     def admit(self, positions: Sequence[int]) -> None:
@@ -356,9 +386,9 @@ def linearise_pool(
     settings: KernelSettings,
     trained: Mapping[int, Label],
     at_M: list[int],
-    ridge: float | None = None,
+    size: float | None = None,
 ) -> LiveModel:
-    """Θ and the outputs of the network on M items. ``ridge`` is that of a saved model."""
+    """Θ and the outputs of the network on M items. ``size`` is that of a saved model."""
     parameter = next(net.parameters())
     x_M = read_items(pool, at_M, parameter.device, parameter.dtype)
     frozen, C = freeze_for(net, kind, settings, x_M)
@@ -366,28 +396,12 @@ def linearise_pool(
         raise ValueError(f"the network has {C} outputs and there are {kind.C} classes; expected one output each")
     made = gram(GramJob(frozen, {"M": x_M}, [("M", "M")], budget=settings.budget, classes=C))
     theta, f_MC = made.blocks["M", "M"], made.outputs["M"]
-    size = float(theta.diagonal().mean())
+    size = float(theta.diagonal().mean()) if size is None else size
     if not torch.isfinite(f_MC).all() or not math.isfinite(size):
         raise ValueError("the network returns NaN or infinite outputs on the pool; look at its weights and inputs")
-    scale = settings.theta_scale
-    if scale is None:
-        row = {p: m for m, p in enumerate(at_M)}
-        scale = 1.0 if settings.quadratic else fitted_scale(f_MC, size, {row[p]: y for p, y in trained.items()})
-    theta *= scale
-    own = settings.ridge if ridge is None else ridge
-    model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f_MC, own, scale)
-    if own is None or isinstance(own, str):
-        # In the order of the pool: λ is a function of the labels, not of their order. 1e-6 is of the whole pool.
-        fitted = False
-        if own == "misfit" and trained:
-            # A λ of L's misfit also holds back labels given since. Digits, 25 steps a training: 1.4 to 2 points of
-            # accuracy less than with 1e-6; 0.2 more where the network fits its labels (benchmarks/learner_path.py).
-            state = model._condition_base(dict(sorted(trained.items())))
-            fitted = state.residual_L <= MOST_UNFITTED * (kind.C - 1) / kind.C**2
-        if not fitted:
-            model.ridge = None
-            state = model._condition_base({})
-        model.ridge = state.ridge
+    theta *= (scale := settings.theta_scale or 1.0)
+    model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f_MC, size, scale)
+    model.ridge(LabelBook(dict(trained)))  # raises here if the kernel cannot hold the labels
     return model
 
 

@@ -261,7 +261,7 @@ def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: 
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _plain_errors(folder: Path) -> Iterator[None]:
     """Errors of SQLite and of the disk as sentences."""
     try:
         yield
@@ -288,7 +288,7 @@ def _read_files(folder: Path, thorough: bool) -> tuple[DatabaseText, JournalText
 
 def read_log(folder: Path) -> LogContents:
     """What both files say, for a reader, which changes neither. Damage is reported."""
-    with _explained(folder):
+    with _plain_errors(folder):
         database, journal, settled, contents = _read_files(folder, thorough=False)
     named, mends = printable(str(folder / STORE_FILE)), "the next start of `foretaste label` mends it"
     if reason := _database_fault(database, settled):
@@ -303,7 +303,7 @@ def open_log(folder: Path) -> LabelLog:
     """Lock the folder, mend the file that lacks something, and open both for writing."""
     lock = lock_store(folder)
     try:
-        with _explained(folder):
+        with _plain_errors(folder):
             database, journal, settled, contents = _read_files(folder, thorough=True)
             # The journal first: then it can restore all.
             end = _mend_journal(folder, database, journal, settled, contents)

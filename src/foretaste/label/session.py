@@ -350,7 +350,7 @@ class Session:
             "model": None if model is None else {
                 "trained": [[p, y] for p, y in model.trained.items()],
                 "at": None if everything else model.at_M,
-                "ridge": model.ridge,
+                "size": model.size,
             },
         }  # fmt: skip
 
@@ -391,7 +391,7 @@ class Session:
         if (saved := found["model"]) is not None and made.net is not None:
             trained = {int(p): kind.check_stored(y) for p, y in saved["trained"]}
             at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]
-            made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, float(saved["ridge"]))
+            made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, saved.get("size"))
         return made
 
 
