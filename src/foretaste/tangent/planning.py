@@ -12,7 +12,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from numbers import Real
@@ -40,16 +40,8 @@ TILE_BYTES = 1 << 24  # of the intermediate results of a ProductLayer
 EXACT_COST = {"cpu": 2, "cuda": 32}
 ENTRY_COST = 100  # operations that one entry of a formed row costs besides: fresh memory, written, centred, read
 BYTE_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+}  # fmt: skip
 
 
 def resolve_budget(budget: int | float | str | None, device: torch.device | None = None) -> int:
@@ -169,7 +161,7 @@ class KernelJob:
     @cached_property
     def split(self) -> tuple[list[ProductLayer], list[LayerParameter]]:
         """The layers that are cheaper as products, and the others."""
-        return split_products(self.survey, self.points, self.pairs, self.device)
+        return split_products(self)
 
     @cached_property
     def pass_operations(self) -> int:
@@ -214,12 +206,7 @@ def make_plan(job: KernelJob, budget: int) -> KernelPlan:
         ample = made if is_ample(job, made) else try_plan(job, 1 << 62)
         assert ample is not None
         return replace(made, slowdown=count_operations(job, made) / max(count_operations(job, ample), 1.0))
-    low, high = budget, 2 * budget
-    while not try_plan(job, high):
-        low, high = high, 2 * high
-    while high - low > high // 50:
-        middle = (low + high) // 2
-        low, high = (low, middle) if try_plan(job, middle) else (middle, high)
+    high = least_budget(budget, 50, lambda some: try_plan(job, some) is not None)
     while not try_plan(job, needed := resolve_budget(enough := format_bytes(1.01 * high))):
         high = int(1.02 * high)
     free = free_memory(torch.device(job.device))
@@ -238,15 +225,20 @@ def make_plan(job: KernelJob, budget: int) -> KernelPlan:
 def budget_for_speed(job: KernelJob, slow: KernelPlan) -> int:
     """A budget with which the kernel takes at most twice the operations that it takes with ample memory."""
     wanted = 2 * count_operations(job, slow) / slow.slowdown
-    low, high = slow.budget, 2 * slow.budget
 
     def enough(budget: int) -> bool:
         made = try_plan(job, budget)
         return made is not None and count_operations(job, made) <= wanted
 
+    return least_budget(slow.budget, 20, enough)
+
+
+def least_budget(low: int, parts: int, enough: Callable[[int], bool]) -> int:
+    """A budget above ``low`` that is enough, at most 1/parts larger than it must be."""
+    high = 2 * low
     while not enough(high):
         low, high = high, 2 * high
-    while high - low > high // 20:
+    while high - low > high // parts:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
@@ -300,8 +292,7 @@ def count_operations(job: KernelJob, plan: KernelPlan) -> float:
         operations += rows * wide * (s.heads * job.pairs + ENTRY_COST * job.points)
         for layer in g.products:
             t, (d, o) = sum(s.positions[m] for m in layer.modules), weight_shape(layer.modules[0])
-            product = t * t * d + (t * t * o * s.folded if s.heads == 1 else t * s.heads * o * (t + s.heads))
-            operations += EXACT_COST.get(job.device, 2) * product * job.pairs
+            operations += product_operations(job, t, d, o) * job.pairs
     return operations
 
 
@@ -395,40 +386,34 @@ def fill_groups(
             groups.append(group := LayerGroup())
         group.products.append(product)
         group.kept_bytes += calls_bytes(product.modules)
-    for layer in layers:
-        kept, formed = calls_bytes(layer.modules), layer.numel * column_bytes
-        stash = slab and layer.numel > 2 * slab and SLAB_WORTH * kept < formed if ample else kept < formed // 2
-        if stash and kept <= room - reserve:
-            if group.kept_bytes + kept + max(reserve, group.width * column_bytes) > room:
-                groups.append(group := LayerGroup())
-            group.stashed.append(layer)
-            group.kept_bytes += kept
-            continue
+    for item in [*layers, *job.functional_entries.items()]:
+        if isinstance(item, LayerParameter):
+            kept, formed = calls_bytes(item.modules), item.numel * column_bytes
+            stash = slab and item.numel > 2 * slab and SLAB_WORTH * kept < formed if ample else kept < formed // 2
+            if stash and kept <= room - reserve:
+                if group.kept_bytes + kept + max(reserve, group.width * column_bytes) > room:
+                    groups.append(group := LayerGroup())
+                group.stashed.append(item)
+                group.kept_bytes += kept
+                continue
+            length, columns, grain = item.length, item.width(slice(0, 1)), item.grain
+        else:
+            (_, length), columns, grain = item, 1, 1
         start = 0
-        while start < layer.length:
+        while start < length:
             fit = room - group.kept_bytes - group.width * column_bytes
-            fit = fit // (layer.width(slice(0, 1)) * column_bytes) // layer.grain * layer.grain
+            fit = fit // (columns * column_bytes) // grain * grain
             if fit <= 0:
                 if not (group.modules or group.functional):
                     return None
                 groups.append(group := LayerGroup())
                 continue
-            at = slice(start, min(start + fit, layer.length))
-            group.formed.append((layer, at))
-            group.width += layer.width(at)
-            start = at.stop
-    for name, entries in job.functional_entries.items():
-        start = 0
-        while start < entries:
-            fit = (room - group.kept_bytes) // column_bytes - group.width
-            if fit <= 0:
-                if not (group.modules or group.functional):
-                    return None
-                groups.append(group := LayerGroup())
-                continue
-            at = slice(start, min(start + fit, entries))
-            group.functional.append((name, at))
-            group.width += at.stop - at.start
+            at = slice(start, min(start + fit, length))
+            if isinstance(item, LayerParameter):
+                group.formed.append((item, at))
+            else:
+                group.functional.append((item[0], at))
+            group.width += (at.stop - at.start) * columns
             start = at.stop
     return groups
 
@@ -436,10 +421,9 @@ def fill_groups(
 # ---- Which layers are cheaper as products ----
 
 
-def split_products(
-    survey: Survey, points: int, pairs: int, device: str
-) -> tuple[list[ProductLayer], list[LayerParameter]]:
-    """The layers that are cheaper as products, for Θ of so many pairs of points, and the others."""
+def split_products(job: KernelJob) -> tuple[list[ProductLayer], list[LayerParameter]]:
+    """The layers that are cheaper as products, and the others."""
+    survey = job.survey
     products: dict[tuple[nn.Module, ...], dict[str, bool]] = {}
     rest: list[LayerParameter] = []
     for layer in survey.layers:
@@ -448,11 +432,11 @@ def split_products(
         same_name = len({name for _, name in layer.uses}) == 1
         local = layer.uses[0][1]
         if kinds == {nn.Linear} and same_name:
-            pays = t == 1 or (local == "weight" and product_is_cheaper(survey, layer, t, points, pairs, device))
+            pays = t == 1 or (local == "weight" and product_is_cheaper(job, layer, t))
         elif kinds == {nn.Embedding} and len({getattr(m, "padding_idx", None) for m in layer.modules}) == 1:
             pays = t * t <= layer.shape[0]
         elif len(layer.modules) == 1 and kinds <= set(CONVOLUTIONS) and getattr(layer.modules[0], "groups", 0) == 1:
-            pays = local == "weight" and product_is_cheaper(survey, layer, t, points, pairs, device)
+            pays = local == "weight" and product_is_cheaper(job, layer, t)
         else:
             pays = False
         if pays or (same_name and layer.modules in products):
@@ -465,13 +449,19 @@ def split_products(
     ], rest
 
 
-def product_is_cheaper(survey: Survey, layer: LayerParameter, t: int, points: int, pairs: int, device: str) -> bool:
+def product_is_cheaper(job: KernelJob, layer: LayerParameter, t: int) -> bool:
     """Whether products of A and G at t positions cost less than rows, formed per point and multiplied per pair."""
-    o, heads = layer.shape[0], survey.heads
-    d, wide = layer.numel // o, o * survey.folded
-    product = t * t * d + (t * t * wide if heads == 1 else t * heads * o * (t + heads))
-    rows = heads**2 * d * wide + heads * d * wide * (ENTRY_COST + t) * points / max(pairs, 1)
-    return EXACT_COST.get(device, 2) * product <= rows
+    o, heads = layer.shape[0], job.survey.heads
+    d, wide = layer.numel // o, o * job.survey.folded
+    rows = heads**2 * d * wide + heads * d * wide * (ENTRY_COST + t) * job.points / max(job.pairs, 1)
+    return product_operations(job, t, d, o) <= rows
+
+
+def product_operations(job: KernelJob, t: int, d: int, o: int) -> int:
+    """For one pair of points, with d entries of A and o of G at each of t positions."""
+    heads, folded = job.survey.heads, job.survey.folded
+    product = t * t * d + (t * t * o * folded if heads == 1 else t * heads * o * (t + heads))
+    return EXACT_COST.get(job.device, 2) * product
 
 
 def product_entries(survey: Survey, modules: tuple[nn.Module, ...]) -> int:

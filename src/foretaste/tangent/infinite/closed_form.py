@@ -86,18 +86,9 @@ def infinite_ntk(
         x_N = to_float64(x)  # also for dtype float32: products of inputs decide how near points are
         x_M = x_N if x2 is None else to_float64(x2)
         theta = x_N.new_empty(len(x_N), len(x_M))
-        tiles = plan_tiles(
-            layer,
-            last,
-            *theta.shape,
-            symmetric=x2 is None,
-            tangent=tangent,
-            dtype=dtype,
-            device=x_N.device,
-            budget=resolve_budget(budget, x_N.device),
-            taken=theta.nbytes + x_N.nbytes + (0 if x2 is None else x_M.nbytes),
-        )
-        for n, m in tiles:
+        taken = theta.nbytes + x_N.nbytes + (0 if x2 is None else x_M.nbytes)
+        rows, columns = plan_tile(layer, last, theta, x2 is None, tangent, dtype, budget, taken)
+        for n, m in tiles(*theta.shape, rows, columns, symmetric=x2 is None):
             k = layer.apply(_input_covariance(x_N[n], x_M[m], start, last, dtype, tangent, standard))
             tile = k.nngp if not tangent else torch.zeros_like(k.nngp) if k.ntk is None else k.ntk
             if x2 is None:
@@ -141,24 +132,22 @@ def _check_arguments(layer: Layer, x: Tensor, x2: Tensor, kind: str, parametrisa
 # ---- How many pairs of points are computed at once ----
 
 
-def plan_tiles(
+def plan_tile(
     layer: Layer,
     last: Signal,
-    n: int,
-    m: int,
-    *,
+    theta: Tensor,
     symmetric: bool,
     tangent: bool,
     dtype: torch.dtype,
-    device: torch.device,
-    budget: int,
+    given: int | str | None,
     taken: int,
-) -> Iterator[tuple[slice, slice]]:
-    """Spans of rows and columns that cover Θ, or its upper half if symmetric, and fit the budget.
+) -> tuple[int, int]:
+    """Rows and columns of Θ that are computed at once, within the given budget.
 
-    last: the signal behind the last layer.
-    taken: bytes of Θ and the inputs, which count as part of the budget.
+    last: the signal behind the last layer. taken: bytes of Θ and the inputs, which count as part of the budget.
     """
+    (n, m), device = theta.shape, theta.device
+    budget = resolve_budget(given, device)
     pair_bytes = dtype.itemsize * last.cells ** (2 if last.pooled else 1)
     own_bytes = dtype.itemsize * last.cells ** (2 if last.bent else 1)
     # Tensors that live throughout: K and Θ, once more for the input of each residual block around.
@@ -184,7 +173,7 @@ def plan_tiles(
     if not symmetric:
         rows = max(1, min(rows, n))
         columns = _largest_fitting(lambda side: nbytes(rows, side), room, m)
-    return _iterate_tiles(n, m, rows, columns, symmetric)
+    return rows, columns
 
 
 def _largest_fitting(cost: Callable[[int], int], room: int, limit: int) -> int:
@@ -196,7 +185,8 @@ def _largest_fitting(cost: Callable[[int], int], room: int, limit: int) -> int:
     return low
 
 
-def _iterate_tiles(n: int, m: int, rows: int, columns: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
+def tiles(n: int, m: int, rows: int, columns: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
+    """Spans of rows and columns that cover Θ, or its upper half if it is symmetric."""
     for i in range(0, n, rows):
         for j in range(i if symmetric else 0, m, columns):
             yield slice(i, min(i + rows, n)), slice(j, min(j + columns, m))

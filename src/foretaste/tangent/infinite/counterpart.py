@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -78,10 +79,7 @@ def _mlp(spec: Any, w: float, b: float) -> Serial:
 
 def _wide_resnet(spec: Any, w: float, b: float) -> Serial:
     """Of ``foretaste.network.WideResNet``, whose blocks have their ReLUs before the convolutions."""
-
-    def conv(at: int, width: int, kernel: int = 3, stride: int = 1) -> Conv:
-        return Conv(width, kernel, stride, kernel // 2, w, b, at)
-
+    conv = partial(_conv, w, b)
     at = 16 * spec.widen
     layers: list[Layer] = [conv(spec.channels, at)]
     for stage in range(spec.layers):
@@ -97,10 +95,7 @@ def _wide_resnet(spec: Any, w: float, b: float) -> Serial:
 
 def _resnet(spec: Any, w: float, b: float) -> Serial:
     """Of ``foretaste.network.resnet18``. Its convolutions have no bias."""
-
-    def conv(at: int, width: int, kernel: int = 3, stride: int = 1) -> Conv:
-        return Conv(width, kernel, stride, kernel // 2, w, None, at)
-
+    conv = partial(_conv, w, None)
     at = spec.width
     layers: list[Layer] = [conv(spec.channels, at)]
     for stage, blocks in enumerate(spec.blocks):
@@ -115,6 +110,10 @@ def _resnet(spec: Any, w: float, b: float) -> Serial:
             at = width
     log.info("the infinite ResNet's identity shortcuts start before the ReLU: behind it they have no closed form")
     return Serial(*layers, Relu(), GlobalAveragePool(), Dense(spec.classes, w, b, at))
+
+
+def _conv(w: float, b: float | None, inputs: int, width: int, kernel: int = 3, stride: int = 1) -> Conv:
+    return Conv(width, kernel, stride, kernel // 2, w, b, inputs)
 
 
 SPECS = {"MLPSpec": _mlp, "WideResNetSpec": _wide_resnet, "ResNetSpec": _resnet}
@@ -135,7 +134,7 @@ def _convert_modules(net: nn.Sequential, w: float, b: float) -> Iterable[Layer]:
             yield Erf()
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             yield Flatten()
-        elif isinstance(module, POOLS) and all(n == 1 for n in _as_tuple(module.output_size)):
+        elif isinstance(module, POOLS) and module.output_size in (1, (1,), (1, 1), (1, 1, 1)):
             yield GlobalAveragePool()
         elif not isinstance(module, SKIPPED):
             raise TypeError(
@@ -155,7 +154,3 @@ def _convert_conv(name: str, m: nn.Conv1d | nn.Conv2d | nn.Conv3d, w: float, b: 
         padding = tuple(m.padding)
     bias = b if m.bias is not None else None
     return Conv(m.out_channels, tuple(m.kernel_size), tuple(m.stride), padding, w, bias, m.in_channels)
-
-
-def _as_tuple(size: Any) -> tuple[Any, ...]:
-    return size if isinstance(size, tuple) else (size,)

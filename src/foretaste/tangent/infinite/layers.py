@@ -12,7 +12,7 @@ S is the space of the images. The covariances of n × m pairs are (n, m, *S) if 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -162,46 +162,63 @@ def _affine(
 # ---- Nonlinearities ----
 
 
+def relu_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+    """E φ(u)φ(u′), and E φ′(u)φ′(u′), for (u, u′) ~ N(0, [v k; k v2]) and φ the ReLU: the arc-cosine kernels 1 and 0.
+
+    With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. If a variance is 0
+    there is no angle, and θ = π/2, as in neural-tangents.
+    """
+    info = torch.finfo(k.dtype)
+    r = (v * v2).sqrt_()
+    c = (k / r.clamp_min(info.tiny)).clamp_(-1, 1)
+    c.masked_fill_(c > 1 - SNAP_TO_ONE * info.eps, 1).masked_fill_(c < SNAP_TO_ONE * info.eps - 1, -1)
+    turn = torch.acos(-c).div_(2 * math.pi)  # (π − θ) / 2π
+    out = turn * c
+    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle if c is near 1
+    return out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r), turn if slope else None
+
+
+def erf_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+    """The same for φ = erf (Williams 1997): 2/π arcsin(2k / √q) and 4/π / √(q − 4k²), q = (1 + 2v)(1 + 2 v2)."""
+    q = (1 + 2 * v) * (1 + 2 * v2)
+    out = (2 * k / q.sqrt()).clamp_(-1, 1).asin_().mul_(2 / math.pi)
+    return out, q.addcmul_(k, k, value=-4).rsqrt_().mul_(4 / math.pi) if slope else None
+
+
 @dataclass(frozen=True)
-class Relu:
+class Nonlinearity:
+    """K ← E φ(u) φ(u′), Θ ← Θ · E φ′(u) φ′(u′), for a φ with these expectations (its dual) in closed form."""
+
+    dual: ClassVar[Dual]
+
+    def shape(self, s: Signal) -> Signal:
+        if not s.gaussian:
+            raise ValueError(
+                f"{self} has no closed form on an input that is not Gaussian at infinite width (the points "
+                "themselves, flattened images, a sum with rectified terms); put Dense or Conv before it"
+            )
+        return replace(s, gaussian=False, fresh=False, bent=s.bent or s.pooled)
+
+    def apply(self, k: Covariance) -> Covariance:
+        v_n, v_m = k.variances()
+        nngp, ntk = apply_dual(self.dual, k.nngp, *facing(v_n, v_m, k.full), k.ntk)
+        own_n, own_m = (
+            apply_dual(self.dual, own, *facing_own(v, k.own_full), None)[0]
+            for own, v in ((k.own_n, v_n), (k.own_m, v_m))
+        )
+        return replace(k, nngp=nngp, ntk=ntk, own_n=own_n, own_m=own_m, signal=self.shape(k.signal))
+
+
+class Relu(Nonlinearity):
     """max(0, ·)."""
 
-    def shape(self, s: Signal) -> Signal:
-        return _shape_nonlinear(self, s)
-
-    def apply(self, k: Covariance) -> Covariance:
-        return _nonlinear(k, self, relu_dual)
+    dual = staticmethod(relu_dual)
 
 
-@dataclass(frozen=True)
-class Erf:
+class Erf(Nonlinearity):
     """The error function, 2/√π ∫₀ˣ exp(−t²) dt."""
 
-    def shape(self, s: Signal) -> Signal:
-        return _shape_nonlinear(self, s)
-
-    def apply(self, k: Covariance) -> Covariance:
-        return _nonlinear(k, self, erf_dual)
-
-
-def _shape_nonlinear(layer: Relu | Erf, s: Signal) -> Signal:
-    """The signal behind a nonlinearity; raises unless it is Gaussian before."""
-    if not s.gaussian:
-        raise ValueError(
-            f"{layer} has no closed form on an input that is not Gaussian at infinite width (the points themselves, "
-            "flattened images, a sum with rectified terms); put Dense or Conv before it"
-        )
-    return replace(s, gaussian=False, fresh=False, bent=s.bent or s.pooled)
-
-
-def _nonlinear(k: Covariance, layer: Relu | Erf, dual: Dual) -> Covariance:
-    """K ← E φ(u) φ(u′), Θ ← Θ · E φ′(u) φ′(u′)."""
-    v_n, v_m = k.variances()
-    nngp, ntk = apply_dual(dual, k.nngp, *facing(v_n, v_m, k.full), k.ntk)
-    own_n, own_m = (
-        apply_dual(dual, own, *facing_own(v, k.own_full), None)[0] for own, v in ((k.own_n, v_n), (k.own_m, v_m))
-    )
-    return replace(k, nngp=nngp, ntk=ntk, own_n=own_n, own_m=own_m, signal=layer.shape(k.signal))
+    dual = staticmethod(erf_dual)
 
 
 # ---- Layers that remove space, and layers made of layers ----
@@ -327,9 +344,7 @@ def nesting(layer: Layer) -> int:
             return 0
 
 
-# ---- What a layer does to covariances: duals, and the window of a convolution ----
-#
-# The dual of a nonlinearity φ gives E φ(u) φ(u′) from the covariance of u and u′.
+# ---- What a layer does to covariances: duals in blocks, and the window of a convolution ----
 
 
 def facing(v_n: Tensor, v_m: Tensor, full: bool) -> tuple[Tensor, Tensor]:
@@ -352,29 +367,6 @@ def same_pixel(k: Tensor, d: int) -> Tensor:
         return k
     lead, space = k.shape[: -2 * d], k.shape[-d:]
     return k.reshape(*lead, math.prod(space), math.prod(space)).diagonal(dim1=-2, dim2=-1).reshape(*lead, *space)
-
-
-def relu_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """E φ(u)φ(u′), and E φ′(u)φ′(u′), for (u, u′) ~ N(0, [v k; k v2]) and φ the ReLU: the arc-cosine kernels 1 and 0.
-
-    With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. If a variance is 0
-    there is no angle, and θ = π/2, as in neural-tangents.
-    """
-    info = torch.finfo(k.dtype)
-    r = (v * v2).sqrt_()
-    c = (k / r.clamp_min(info.tiny)).clamp_(-1, 1)
-    c.masked_fill_(c > 1 - SNAP_TO_ONE * info.eps, 1).masked_fill_(c < SNAP_TO_ONE * info.eps - 1, -1)
-    turn = torch.acos(-c).div_(2 * math.pi)  # (π − θ) / 2π
-    out = turn * c
-    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle if c is near 1
-    return out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r), turn if slope else None
-
-
-def erf_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """The same for φ = erf (Williams 1997): 2/π arcsin(2k / √q) and 4/π / √(q − 4k²), q = (1 + 2v)(1 + 2 v2)."""
-    q = (1 + 2 * v) * (1 + 2 * v2)
-    out = (2 * k / q.sqrt()).clamp_(-1, 1).asin_().mul_(2 / math.pi)
-    return out, q.addcmul_(k, k, value=-4).rsqrt_().mul_(4 / math.pi) if slope else None
 
 
 def apply_dual(dual: Dual, k: Tensor, v: Tensor, v2: Tensor, ntk: Tensor | None) -> tuple[Tensor, Tensor | None]:
