@@ -4,6 +4,7 @@ The parts, in order: k-means in any space; one point of each cluster; the greedy
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,34 +126,28 @@ class TypiClustOptions(SpaceOptions):
 
 
 @register("typiclust", select="own", options=TypiClustOptions)
-def typiclust(
-    request: Request,
-    space: str = "auto",
-    layer: str | None = None,
-    neighbours: int = 20,
-    most_clusters: int = 500,
-    least_size: int = 5,
-) -> Tensor:
+def typiclust(request: Request, **options: Any) -> Tensor:
     """TypiClust (Hacohen et al. 2022): L + b clusters of L ∪ U, and the most typical point of each without a label.
 
     Clusters come in the order of how many labelled points they hold, then of their size. A point is typical if the
     mean distance to its nearest neighbours among the candidates of its cluster is small.
     """
-    points = find_space(request, space, layer, means=request.L + request.batch_size)
-    K = min(points.L + request.batch_size, most_clusters, points.N)
+    o = TypiClustOptions(**options)
+    points = find_space(request, o.space, o.layer, means=request.L + request.batch_size)
+    K = min(points.L + request.batch_size, o.most_clusters, points.N)
     means = cluster_points(points, K, request.generator)
     labelled_K = torch.bincount(means.of_N[: points.L], minlength=K)
     sizes_K = means.sizes_K
     order = sorted(range(K), key=lambda k: (int(labelled_K[k]), -int(sizes_K[k])))
     of_U = means.of_N[points.L :]
     members = {k: (of_U == k).nonzero()[:, 0] for k in order}
-    large = [k for k in order if int(sizes_K[k]) > least_size]
+    large = [k for k in order if int(sizes_K[k]) > o.least_size]
     picks: list[int] = []
     while len(picks) < request.batch_size:
         # Small clusters wait until nothing is left in large ones.
         turn = [k for k in large if len(members[k])] or [k for k in order if len(members[k])]
         for k in turn[: request.batch_size - len(picks)]:
-            best = _first_least(1 / typicality(points, members[k] + points.L, neighbours))
+            best = _first_least(1 / typicality(points, members[k] + points.L, o.neighbours))
             picks.append(int(members[k][best]))
             members[k] = torch.cat([members[k][:best], members[k][best + 1 :]])
     return torch.tensor(picks, dtype=torch.int64)

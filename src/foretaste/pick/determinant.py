@@ -1,6 +1,7 @@
 """Determinantal point process: the batch that is most diverse and uncertain, by its determinant."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,20 +39,15 @@ class DPPOptions(SpaceOptions):
 
 
 @register("dpp", select="own", options=DPPOptions)
-def dpp(
-    request: Request,
-    space: str = "tangent",
-    layer: str | None = None,
-    quality: str | None = None,
-    radius: float | None = None,
-    noise: float = 1e-6,
-) -> tuple[Tensor, Tensor]:
+def dpp(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """A determinantal point process (Bıyık et al. 2019): greedy MAP of det K_B with K_ij = q_i k_ij q_j, given L.
 
     L is in the set already: each pick has the largest q_j² d_j², d_j² the variance of k at j that L and the picks
     leave. Rows of the Cholesky factor are added one by one (Chen et al. 2018). Scores are q_j² d_j² before the first
     pick. Cost: the space, and (L + b)²U.
     """
+    o = DPPOptions(**options)
+    quality = o.quality
     if quality is None:
         quality = "margin" if request.C > 1 else "uniform"
     elif quality != "uniform" and request.C == 1:
@@ -60,10 +56,10 @@ def dpp(
             'options={"quality": "uniform"}'
         )  # fmt: skip
     request.info["quality"] = quality
-    points = find_space(request, space, layer, rows=request.L + request.batch_size)
-    kernel = find_similarity(points, radius, request)
+    points = find_space(request, o.space, o.layer, rows=request.L + request.batch_size)
+    kernel = find_similarity(points, o.radius, request)
     log_q_U = _log_quality(request, quality)
-    return _grow_determinant(points, kernel, log_q_U, noise, request)
+    return _grow_determinant(points, kernel, log_q_U, o.noise, request)
 
 
 def _log_quality(request: Request, quality: str) -> Tensor:

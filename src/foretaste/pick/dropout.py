@@ -53,15 +53,14 @@ class DropoutOptions:
 
 
 @register("bald", needs="classes", select="own", options=DropoutOptions, study=StudyHints(small={"samples": 10}))
-def bald(
-    request: Request, samples: int = 100, rate: float | None = None, layer: str | None = None
-) -> tuple[Tensor, Tensor]:
+def bald(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """BALD (Houlsby et al. 2011; Gal et al. 2017): H(mean_k p_k) − mean_k H(p_k), the highest are picked.
 
     The information that a label gives about which of K networks, drawn by dropout, is right. Cost: KUP, and with
     ``rate`` UP + KUCD.
     """
-    scores_U = mutual_information(draw_networks(request, samples, rate, layer, "bald"))
+    o = DropoutOptions(**options)
+    scores_U = mutual_information(draw_networks(request, o.samples, o.rate, o.layer, "bald"))
     return highest_scores(scores_U, request.batch_size, request.generator), scores_U
 
 
@@ -80,24 +79,19 @@ class BatchBALDOptions(DropoutOptions):
 
 
 @register("batchbald", needs="classes", select="own", options=BatchBALDOptions, study=StudyHints(small={"samples": 10}))
-def batchbald(
-    request: Request,
-    samples: int = 100,
-    rate: float | None = None,
-    layer: str | None = None,
-    configurations: int = 2000,
-) -> tuple[Tensor, Tensor]:
+def batchbald(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """BatchBALD (Kirsch et al. 2019): the batch whose labels together tell the most about which network is right.
 
     Greedy on H(y_B) − mean_k Σ_{j∈B} H(p_kj), which is submodular. Labels of B are enumerated while there are few, and
     drawn beyond. K draws can be told apart by log K nats at most: when a batch has that, what is left of it comes in
     the order of ``bald``, and ``q.info["informative"]`` is how many picks came before. Scores are those of ``bald``.
     """
-    p_KUC = draw_networks(request, samples, rate, layer, "batchbald")
+    o = BatchBALDOptions(**options)
+    p_KUC = draw_networks(request, o.samples, o.rate, o.layer, "batchbald")
     scores_U = mutual_information(p_KUC)
     order_U = torch.randperm(request.U, generator=request.generator)
     lazy = LazyGains(scores_U, order_U, look=16)  # weighing the draws costs as much as that
-    joint, picks = JointLabels(p_KUC, configurations, request.generator), list[int]()
+    joint, picks = JointLabels(p_KUC, o.configurations, request.generator), list[int]()
     while len(picks) < request.batch_size:
         best, gain = lazy.pop(joint.gains)
         if not gain > SATURATED:

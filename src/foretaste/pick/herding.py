@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,23 +76,17 @@ class ProbCoverOptions(SpaceOptions):
 
 
 @register("probcover", needs="classes", select="own", options=ProbCoverOptions)
-def probcover(
-    request: Request,
-    space: str = "auto",
-    layer: str | None = None,
-    radius: float | None = None,
-    purity: float = 0.95,
-    clusters: int | None = None,
-) -> tuple[Tensor, Tensor]:
+def probcover(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """ProbCover (Yehuda et al. 2022): the batch whose balls of radius δ hold the most points that no ball holds yet.
 
     k_ij = 1 where d_ij < δ. δ is the largest radius with which a share ``purity`` of all balls holds points of one
     pseudo-label only, by k-means with as many clusters as classes. Scores are the points that a ball would add.
     """
-    points = find_space(request, space, layer, rows=request.U)
+    o = ProbCoverOptions(**options)
+    points, radius = find_space(request, o.space, o.layer, rows=request.U), o.radius
     if radius is None:
-        of_N = cluster_points(points, min(clusters or request.C, points.N), request.generator).of_N
-        radius = largest_pure_radius(points, of_N, purity)
+        of_N = cluster_points(points, min(o.clusters or request.C, points.N), request.generator).of_N
+        radius = largest_pure_radius(points, of_N, o.purity)
     request.info["radius"] = radius
     rows, covered_U = space_rows(points, lambda a, b: (points.between(a, b) < radius**2).double(), request.budget)
     return cover_greedily(
@@ -137,19 +132,14 @@ class HerdingOptions(SpaceOptions):
 
 
 @register("maxherding", select="own", options=HerdingOptions)
-def maxherding(
-    request: Request,
-    space: str = "auto",
-    layer: str | None = None,
-    radius: float | None = None,
-    unit_length: bool = True,
-) -> tuple[Tensor, Tensor]:
+def maxherding(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """MaxHerding (Bae et al. 2024): F(B) = Σ_i max_{j∈L∪B} exp(−d_ij²/σ²), greedily. Labels and outputs play no part.
 
     d is between rows of unit length and σ = 1, as the authors have it. Scores are what a point alone would add to F.
     """
-    points = find_space(request, space, layer, rows=request.U, unit_length=unit_length)
-    return _herd(request, points, radius, unit_length, None)
+    o = HerdingOptions(**options)
+    points = find_space(request, o.space, o.layer, rows=request.U, unit_length=o.unit_length)
+    return _herd(request, points, o.radius, o.unit_length, None)
 
 
 @dataclass(frozen=True)
@@ -172,30 +162,24 @@ class UncertaintyHerdingOptions(HerdingOptions):
 
 
 @register("uherding", needs="classes", select="own", options=UncertaintyHerdingOptions)
-def uherding(
-    request: Request,
-    space: str = "auto",
-    layer: str | None = None,
-    radius: float | None = None,
-    unit_length: bool = True,
-    temperature: float | str = 1.0,
-) -> tuple[Tensor, Tensor]:
+def uherding(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """Uncertainty herding (Bae et al. 2025): MaxHerding with weights w_i = 1 − (p₁ − p₂) and a radius that adapts.
 
     σ is the smallest distance between two labelled points (that are no copies), so it shrinks as labels come. p is
     softmax(f/T) under cross-entropy. The authors' networks are trained so; under the squared loss p is the nearest
     point of the simplex to f/T. With fewer than two labels it is MaxHerding.
     """
-    points = find_space(request, space, layer, rows=request.U, unit_length=unit_length)
+    o = UncertaintyHerdingOptions(**options)
+    points, radius = find_space(request, o.space, o.layer, rows=request.U, unit_length=o.unit_length), o.radius
     weight_U = None
     if request.L >= 2:
         if radius is None and points.name != "tangent":
             radius = smallest_distance(points)
-        T = calibrate_by_split(request) if isinstance(temperature, str) else temperature
+        T = calibrate_by_split(request) if isinstance(o.temperature, str) else o.temperature
         request.info["temperature"] = T
         top_U2 = probabilities(pool_outputs(request) / T, request.loss).topk(2, 1).values
         weight_U = 1 - (top_U2[:, 0] - top_U2[:, 1])
-    return _herd(request, points, radius, unit_length, weight_U)
+    return _herd(request, points, radius, o.unit_length, weight_U)
 
 
 def _herd(

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from foretaste.errors import did_you_mean, format_bytes
+from foretaste.lookahead import check_points
 from foretaste.pick.badge import find_last_layer, last_layer_inputs
 from foretaste.pick.request import Request
 from foretaste.tangent import (
     GramJob,
     Inputs,
-    check_inputs,
     count_points,
     freeze,
     gram,
@@ -283,7 +283,8 @@ def find_space(
     if space == "auto":
         space = "last" if layer is not None or not _are_vectors(request.x_U) else "inputs"
     request.info["space"] = space
-    _check_points(request)
+    first = request.x_U if isinstance(request.x_U, Tensor) else next(iter(request.x_U.values()))
+    check_points(request.x_L if request.L else None, request.x_U, None, first.device)
     if space == "tangent":
         return _tangent_space(request)
     make = _input_space if space == "inputs" else partial(_last_layer_space, layer=layer)
@@ -292,14 +293,6 @@ def find_space(
     worth = N > 1 and (2 * rows >= N or means * D > PRODUCTS_PAY * N)
     fits = resolve_budget(request.budget, vectors.device) >= 24 * N * N
     return vectors.products() if worth and fits else vectors
-
-
-def _check_points(request: Request) -> None:
-    x = request.x_U
-    device = (x if isinstance(x, Tensor) else next(iter(x.values()))).device
-    check_inputs(x, "x_U", device)
-    if request.L and request.x_L is not None:
-        check_inputs(request.x_L, "x_L", device, like=x)
 
 
 def _are_vectors(x: Inputs) -> bool:
