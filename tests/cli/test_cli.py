@@ -211,7 +211,7 @@ ours = sorted(name for name in sys.modules if name.startswith("foretaste.") and 
 print(sorted({HEAVY} & set(sys.modules)), ours)
 """
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert got.stdout.strip() == "[] ['foretaste.errors']"
+    assert got.stdout.strip() == "[] ['foretaste.errors', 'foretaste.files']"
 
 
 def test_importing_foretaste_loads_no_command_line():
