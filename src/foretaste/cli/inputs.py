@@ -204,6 +204,7 @@ def read_inputs(
             for path in paths
         ]  # fmt: skip
     parts[0] = add_answers(parts[0], paths[0], False if store == "none" else store)
+    parts = [part.without_test() for part in parts]
     known = parts[0].take(parts[0].labelled)
     if not len(known) and (needs_labels or not data):
         raise ValueError(
