@@ -187,6 +187,20 @@ def test_ids_are_taken_by_position():
     assert drawn[0] == drawn[1]
 
 
+def test_points_on_the_test_side_are_neither_trained_on_nor_asked_for(tmp_path):
+    y = np.arange(24) % 3
+    y[12:16] = -1
+    np.savez(tmp_path / "a.npz", x_train=X[:16], y_train=y[:16], x_test=X[16:], y_test=y[16:])
+    opened = ft.open(tmp_path / "a.npz")
+    assert len(opened) == 24
+    got = ask(x_L=opened, y_L=None, x_U=opened)
+    assert sorted(got.indices.tolist()) == [12, 13, 14, 15]
+    same = ask(x_L=X[:12], y_L=y[:12], x_U=X[12:16])
+    np.testing.assert_array_equal(got.indices - 12, same.indices)
+    with pytest.raises(ValueError, match="all 12 points of x_U have a label"):
+        ask(x_U=opened.take([*range(12), *range(16, 24)]))
+
+
 def test_what_ft_open_returns_is_asked_about_its_points_without_a_label():
     labels = [Y_TEXT[i // 4] if i % 4 == 0 else None for i in range(24)]
     opened = ft.open(X.numpy(), label=labels)

@@ -237,8 +237,8 @@ def _read_opened(source: Any, name: str, form: PointFormat | None, part: str) ->
         return GivenPoints(None)
     if not at:
         raise ValueError(
-            f"all {len(source)} points of {name} have a label, so there is nothing to ask for; to choose among them "
-            f"all the same, give {name}.x"
+            f"all {len(source.labelled)} points of {name} have a label, so there is nothing to ask for; to choose "
+            f"among them all the same, give {name}.x"
         )
     x = source.x[torch.as_tensor(at, dtype=torch.int64)]
     return GivenPoints(_format_points(x, name, form), [source.ids[i] for i in at], at=at)

@@ -147,6 +147,19 @@ def test_folders_of_pictures(tmp_path, data):
     assert all(np.array_equal(labelled.x[where[f"digit {y[i]}/{i}.png"], 0].numpy(), x[i]) for i in L)
 
 
+def test_the_test_side_is_left_out(tmp_path, data):
+    x, y = data[0][:60].reshape(60, -1).astype(np.float32), data[1][:60] % 3
+    y[30:40] = -1
+    np.savez(tmp_path / "d.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    out = tmp_path / "q.csv"
+    got = invoke("query", tmp_path / "d.npz", "--out", out, "--page", "none", "-n", 50, "--steps", 20)
+    assert got.exit_code == 0, got.output
+    said = " ".join(got.output.split())
+    assert "20 points on the test side are left out" in said
+    assert "on the 30 labelled points" in said
+    assert {int(row["id"]) for row in table(out)} == {*range(30, 40)}
+
+
 def test_tables_of_features_and_regression(tmp_path):
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(40, 3)), np.array([1.0, -2.0, 0.5])

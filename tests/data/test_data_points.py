@@ -144,9 +144,11 @@ def test_validation_rows_are_left_out_even_of_the_folder(tmp_path):
     write(
         tmp_path / "l.csv", [["file", "label", "split"], *[[f"{k}.png", "ab"[k % 2], s] for k, s in enumerate(sides)]]
     )
-    known, pool = parts(read_points(tmp_path))
-    assert set(known) == {"0.png", "1.png", "2.png", "4.png"}
-    assert pool == ["5.png"]
+    points = read_points(tmp_path)
+    assert dict(zip(points.ids, points.side)) == {
+        "0.png": "pool", "1.png": "pool", "2.png": "test", "4.png": "pool", "5.png": "pool",
+    }  # fmt: skip
+    assert [points.ids[i] for i in points.pool] == ["5.png"]
 
 
 def test_sizes_that_differ_name_the_option_of_the_command_line(tmp_path):
@@ -193,6 +195,29 @@ def test_a_column_split_of_a_table_is_the_side(tmp_path, measured):
     assert "column split is a split" in points.notes
     data = points.split()
     assert (data.pool.tolist(), data.test.tolist()) == ([0, 1, 2, 3], [4, 5])
+
+
+def test_validation_rows_of_a_table_do_not_measure_beside_test(tmp_path):
+    sides = ["train", "dev", "test", "train", "validation", "test", "train", "train"]
+    lines = [[f"{k}", "ab"[k % 2], side] for k, side in enumerate(sides)]
+    points = read_points(write(tmp_path / "t.csv", [["a", "label", "split"], *lines]))
+    assert points.side == ("pool", "val", "test", "pool", "val", "test", "pool", "pool")
+    data = points.split()
+    assert (data.x[data.pool, 0].tolist(), data.x[data.test, 0].tolist()) == ([0, 3, 6, 7], [2, 5])
+    assert "2 validation points were left out; test measures" in data.notes
+
+
+def test_the_test_side_is_neither_labelled_nor_in_the_pool(tmp_path):
+    sides = ["train", "val", "test", "train", "test"]
+    labels = ["a", "b", "c", "", ""]
+    lines = [[f"{k}", label, side] for k, (label, side) in enumerate(zip(labels, sides))]
+    points = read_points(write(tmp_path / "t.csv", [["a", "label", "split"], *lines]))
+    assert (points.labelled.tolist(), points.pool.tolist(), points.held_out.tolist()) == ([0], [3], [1, 2, 4])
+    assert (points.known_labels, points.classes, points.y.tolist()) == (["a"], ("a", "b", "c"), [0, 1, 2, -1, -1])
+    assert repr(points).endswith("5 features, 1 labelled, 1 in the pool, 3 on the test side)")
+    rest = points.without_test()
+    assert (rest.ids, rest.side, rest.notes[-1]) == (["0", "3"], (), "3 points on the test side are left out")
+    assert rest.without_test() is rest
 
 
 def test_a_split_that_is_none_is_left_out_and_a_share_drawn(tmp_path):

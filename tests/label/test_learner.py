@@ -645,6 +645,17 @@ def test_a_pool_with_labels_partly_filled_in() -> None:
     assert set(learner.predict()) <= {"no", "yes"}
 
 
+def test_the_test_side_of_a_pool_is_ignored(tmp_path, caplog) -> None:
+    x, y = points().float().numpy(), np.arange(N) % 2
+    y[4:10] = -1
+    np.savez(tmp_path / "a.npz", x_train=x[:10], y_train=y[:10], x_test=x[10:], y_test=y[10:])
+    learner = ft.Learner(None, ft.open(tmp_path / "a.npz"), fit_options={"steps": 20})
+    assert learner.labels == {"0": "0", "1": "1", "2": "0", "3": "1"}
+    assert learner.ignored == [str(i) for i in range(10, N)]
+    assert sorted(learner.query(N)) == [str(i) for i in range(4, 10)]
+    assert f"{N - 10} points on the test side are left out" in caplog.text
+
+
 def test_a_pool_larger_than_the_window_is_sampled_and_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretaste.label.pool.POOL_CHUNK", 7)
     items = Items(points(n=200))

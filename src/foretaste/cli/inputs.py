@@ -192,6 +192,7 @@ def read_inputs(
         first = read(paths[0], label=column_or_none(label))
         second = read(pool, ask=False) if pool else None
     first = add_answers(first, paths[0], False if store == "none" else store)
+    first, second = first.without_test(), None if second is None else second.without_test()
     known = first.take(first.labelled)
     if not len(known) and (needs_labels or second is not None):
         raise ValueError(

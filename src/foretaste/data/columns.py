@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretaste.data.class_names import NAMES_SHOWN, count_names, join_faults
 from foretaste.data.pictures import PICTURE_ENDINGS
-from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, SPLIT_COLUMNS, Cells, Table, is_finite_number
+from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS, Cells, Table, column_sides, is_finite_number
 from foretaste.errors import counted, did_you_mean
 
 TEXT_COLUMNS = (
@@ -80,7 +80,7 @@ class ColumnRoles:
     text: str | None
     features: tuple[str, ...]  # where there is no text
     notes: tuple[str, ...] = ()
-    side: tuple[str, ...] = ()  # "pool" or "test" for each row; empty where no column says so
+    side: tuple[str, ...] = ()  # as in Points; empty where no column says so
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,11 @@ def choose_columns(
         said.append(f"id = {of_id} ({why})")
     rest = [name for name in names if name not in (of_id, of_label)]
     side: tuple[str, ...] = ()
-    for name in [n for n in _all_usual(rest, SPLIT_COLUMNS) if _is_split(table.columns[n])]:
-        rest.remove(name)
-        side = side or _sides_of(table.columns[name])
-        notes.append(f"column {name} is a split" + ("" if side else ": left out"))
+    for name in _all_usual(rest, SPLIT_COLUMNS):
+        if (sides := column_sides(table.columns[name])) is not None:
+            rest.remove(name)
+            side = side or sides
+            notes.append(f"column {name} is a split" + ("" if side else ": left out"))
     chosen = _choose_text(table, rest, text)
     if of_label is not None:
         said.append(f"label = {of_label} ({'by its name' if of_label == _usual(names, LABEL_COLUMNS) else 'as given'})")
@@ -365,16 +366,6 @@ def _may_be_label(cells: Cells, regression: bool) -> bool:
 
 def _and_more(names: Sequence[str]) -> str:
     return f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-
-
-def _is_split(cells: Cells) -> bool:
-    return all(cell is None or cell.lower() in SIDES for cell in cells)
-
-
-def _sides_of(cells: Cells) -> tuple[str, ...]:
-    """The side of each row; none unless every row has one, and there are both. Validation counts as test."""
-    sides = tuple("pool" if cell and SIDES[cell.lower()] == "pool" else "test" for cell in cells)
-    return sides if None not in cells and len(set(sides)) == 2 else ()
 
 
 def _words_a_cell(cells: Cells) -> float:

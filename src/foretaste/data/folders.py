@@ -10,7 +10,17 @@ from pathlib import Path
 from foretaste.data.class_names import class_labels, count_names, differing_labels, natural_key
 from foretaste.data.pictures import HOW_TO_SKIP, PICTURE_ENDINGS, open_picture
 from foretaste.data.points import Points, ReadOptions, picture_points
-from foretaste.data.tables import SIDES, FileRow, file_columns, file_inside, is_table, read_file_table, stays_inside
+from foretaste.data.tables import (
+    SIDES,
+    FileRow,
+    file_columns,
+    file_inside,
+    is_table,
+    note_validation,
+    read_file_table,
+    resolve_sides,
+    stays_inside,
+)
 from foretaste.errors import counted, is_utf8, printable
 
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}  # left by systems, besides hidden files
@@ -35,7 +45,10 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
     given = path == table
     here = FolderListing() if given and not how.for_study else list_folder(root)
     rows, notes = _rows_of_table(table, here, how, given) if table else _rows_of_folders(root, here, how)
-    rows, left = without_validation(rows)
+    sides = resolve_sides([row.side for row in rows])
+    rows = [replace(row, side=side) for row, side in zip(rows, sides) if side != "val"]
+    if "val" in sides:
+        notes.append(note_validation(sides.count("val"), "picture", "pictures"))
     files, labels = [row.file for row in rows], [row.label for row in rows]
     if bad := [printable(file) for file in files if not is_utf8(file)]:  # no CSV, page or record could hold them
         names = count_names(bad, "name {} is", "names {} are")
@@ -50,7 +63,7 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
         how,
         [str(row.side) for row in rows] if rows and rows[0].side else (),
     )
-    notes = [*notes, *left, *points.notes]
+    notes += points.notes
     if how.for_study and (twice := _copies(top, points)):
         notes.append(twice)
     return replace(points, notes=tuple(notes))
@@ -83,18 +96,6 @@ def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | N
         return root, named[0]
     has_folders = any(p.is_dir() and not _is_ignored(p.name) for p in root.iterdir())
     return root, tables[0] if tables and needed and not has_folders else None
-
-
-def without_validation(rows: list[FileRow]) -> tuple[list[FileRow], list[str]]:
-    """Validation pictures measure if there are no test pictures; otherwise they are left out, with a note."""
-    sides = {row.side for row in rows}
-    if "val" not in sides:
-        return rows, []
-    if "test" in sides:
-        left = [row for row in rows if row.side != "val"]
-        gone = counted(len(rows) - len(left), "validation picture was", "validation pictures were")
-        return left, [f"{gone} left out; test measures"]
-    return [FileRow(r.file, r.label, "test" if r.side == "val" else r.side) for r in rows], []
 
 
 def _rows_of_table(path: Path, here: FolderListing, how: ReadOptions, given: bool) -> tuple[list[FileRow], list[str]]:

@@ -47,7 +47,7 @@ from foretaste.data.items import (
     take_items,
 )
 from foretaste.data.pictures import ImageSize, Layout, OpenPicture, PictureProgress, decode_pictures
-from foretaste.data.tables import LABEL_COLUMNS, Cells, Table
+from foretaste.data.tables import LABEL_COLUMNS, Cells, Table, note_validation
 from foretaste.data.text import TEXT_ENCODERS
 from foretaste.errors import counted, printable
 
@@ -77,7 +77,8 @@ class Points:
         notes: what a reader must know: what was left out, filled in or chosen.
         encode: makes ``x`` of ``items``; None where the items are ``x``.
         id_column: the column of a table that the ids are from.
-        side: "pool" or "test" for each point, where the source says so. "test" points only measure, in ``split``.
+        side: "pool" or "test" for each point, where the source says so; "val" beside a test side. Only points of the
+            pool side are labelled or in the pool; those of the test side measure, in ``split``.
 
     Example:
         >>> import torch
@@ -107,8 +108,11 @@ class Points:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        n = len(self.known_labels)
-        return f"Points({self.where}: {len(self)} {self.kind}, {n} labelled, {len(self) - n} in the pool)"
+        n, U, held = len(self.labelled), len(self.pool), len(self.held_out)
+        return (
+            f"Points({self.where}: {len(self)} {self.kind}, {n} labelled, {U} in the pool"
+            f"{f', {held} on the test side' if held else ''})"
+        )
 
     @cached_property
     def x(self) -> Tensor:
@@ -121,36 +125,44 @@ class Points:
 
     @property
     def labelled(self) -> np.ndarray:
-        """Positions of the points that have a label."""
-        return np.array([i for i, label in enumerate(self.labels) if label is not None], dtype=np.int64)
+        """Positions of the points that have a label, but for the test side."""
+        has_label = np.array([label is not None for label in self.labels], dtype=bool)
+        return np.setdiff1d(np.flatnonzero(has_label), self.held_out)
 
     @property
     def pool(self) -> np.ndarray:
-        """Positions of the points without a label."""
-        return np.array([i for i, label in enumerate(self.labels) if label is None], dtype=np.int64)
+        """Positions of the points without a label, but for the test side."""
+        no_label = np.array([label is None for label in self.labels], dtype=bool)
+        return np.setdiff1d(np.flatnonzero(no_label), self.held_out)
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Positions of the points on the test side: they are neither trained on nor asked for."""
+        return np.array([i for i, side in enumerate(self.side) if side != "pool"], dtype=np.int64)
 
     @property
     def known_labels(self) -> list[str]:
-        """The labels that are there, in the order of their points."""
-        return [label for label in self.labels if label is not None]
+        """The labels of the points of ``labelled``."""
+        return [str(self.labels[i]) for i in self.labelled]
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes: the source's own, or those of the labels. Empty in regression."""
         if self.regression:
             return ()
-        return self.own_classes or class_names(self.known_labels, self.where)
+        return self.own_classes or class_names(_words(self.labels), self.where)
 
     @cached_property
     def y(self) -> Tensor:
         """(N,) int64 class ids, −1 without a label; in regression float32, NaN without a label."""
-        at = torch.from_numpy(self.labelled)
+        at = torch.tensor([label is not None for label in self.labels], dtype=torch.bool)
+        words = _words(self.labels)
         if self.regression:
             y = torch.full((len(self),), torch.nan)
-            y[at] = label_numbers(self.known_labels, self.where)
+            y[at] = label_numbers(words, self.where)
             return y
         y = torch.full((len(self),), -1)
-        y[at] = torch.from_numpy(class_ids(self.known_labels, self.classes, self.where))
+        y[at] = torch.from_numpy(class_ids(words, self.classes, self.where))
         return y
 
     @cached_property
@@ -177,6 +189,14 @@ class Points:
             some.__dict__["x"] = self.x[torch.as_tensor(rows, dtype=torch.int64)]
         return some
 
+    def without_test(self) -> "Points":
+        """The points that are not on the test side; a note says how many are left out."""
+        if not len(self.held_out):
+            return self
+        note = counted(len(self.held_out), "point on the test side is", "points on the test side are") + " left out"
+        rest = self.take(np.setdiff1d(np.arange(len(self)), self.held_out))
+        return replace(rest, side=(), notes=(*self.notes, note))
+
     def split(self, test: float = 0.2, *, name: str | None = None) -> Images:
         """The labelled points as a data set for a study. ``side`` says which measure, else ``test`` of each class.
 
@@ -184,8 +204,10 @@ class Points:
         """
         if self.kind != "pictures":
             self.x  # noqa: B018  fitted now, on all points
-        known, (one, many) = self.take(self.labelled), ITEM_WORDS[self.kind]
-        labels = known.known_labels
+        (one, many), unlabelled = ITEM_WORDS[self.kind], self.labels.count(None)
+        used = [side != "val" for side in self.side] or [True] * len(self)
+        known = self.take([i for i, label in enumerate(self.labels) if label is not None and used[i]])
+        labels = _words(known.labels)
         if not labels:
             have = f"has columns {', '.join(self.columns[:NAMES_SHOWN])} and" if self.columns else "has"
             raise ValueError(f"{self.where} {have} none for the label; expected one of {', '.join(LABEL_COLUMNS)}")
@@ -203,8 +225,10 @@ class Points:
             notes.append(f"{Path(self.where).name}: {how}")
         elif self.columns:
             notes.append(f"{Path(self.where).name}: {known.x.shape[1]} features of {len(labels)} points")
-        if left := len(self) - len(labels):
-            notes.append(f"{counted(left, 'point has', 'points have')} no label: left out")
+        if unlabelled:
+            notes.append(f"{counted(unlabelled, 'point has', 'points have')} no label: left out")
+        if left := used.count(False):
+            notes.append(note_validation(left, one, many))
         if (self.columns or not isinstance(self.items, Tensor)) and known.contradiction:
             notes.append(known.contradiction)
         notes += known._class_notes(y_N, classes, pool, held, one)
@@ -330,12 +354,13 @@ def checked_points(points: Points) -> Points:
             f"{p.where}: {counted(missing, 'point has', 'points have')} no id; fill it in, or leave the column out"
         )
     check_words(p.where, "id", "ids", p.ids)
-    check_words(p.where, "label", "labels", set(p.known_labels))
+    words = _words(p.labels)
+    check_words(p.where, "label", "labels", set(words))
     if p.regression:
-        label_numbers(p.known_labels, p.where)  # now: a pool of nothing but "nan" would count as labelled
+        label_numbers(words, p.where)  # now: a pool of nothing but "nan" would count as labelled
         return p
     labels = class_labels(p.labels, p.where)
-    counts = Counter(label for label in labels if label is not None)
+    counts = Counter(_words(labels))
     missing_words = {w: n for w, n in counts.items() if w.lower() in MISSING_CELLS or (w == "-1" and len(counts) > 2)}
     notes = tuple(
         f"{counted(n, 'label is', 'labels are')} {word!r}, which is taken as a class; leave the cell empty if it means "
@@ -344,6 +369,11 @@ def checked_points(points: Points) -> Points:
         if word not in (p.own_classes or ())
     )
     return replace(p, labels=labels, notes=(*p.notes, *notes))
+
+
+def _words(labels: Sequence[str | None]) -> list[str]:
+    """The labels that are there."""
+    return [label for label in labels if label is not None]
 
 
 def points_of_rows(points: Points) -> Points:

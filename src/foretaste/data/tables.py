@@ -65,6 +65,24 @@ class FileRow:
     side: str | None  # None without a column for it
 
 
+def resolve_sides(sides: Sequence[str | None]) -> tuple[str | None, ...]:
+    """Test measures; validation counts as test where there is no test, and stays "val" (left out) beside it."""
+    return tuple(sides) if "test" in sides else tuple("test" if side == "val" else side for side in sides)
+
+
+def column_sides(cells: Cells) -> tuple[str, ...] | None:
+    """The side of each row; none unless every row has one and both sides occur. None: the column is no split."""
+    if any(cell is not None and cell.lower() not in SIDES for cell in cells):
+        return None
+    sides = resolve_sides([None if cell is None else SIDES[cell.lower()] for cell in cells])
+    return tuple(map(str, sides)) if {"pool", "test"} <= set(sides) and None not in sides else ()
+
+
+def note_validation(n: int, one: str, many: str) -> str:
+    """A note on points that are left out because there is a test side."""
+    return f"{counted(n, f'validation {one} was', f'validation {many} were')} left out; test measures"
+
+
 def is_table(path: Path) -> bool:
     """Whether the name ends in .csv, .tsv or .parquet."""
     return path.suffix.lower() in TABLE_ENDINGS

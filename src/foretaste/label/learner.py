@@ -1,5 +1,6 @@
 """``ft.Learner``: a pool that is labelled live. Every label counts at once, without training."""
 
+import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,6 +19,8 @@ from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
 from foretaste.lookahead import KernelSettings
 from foretaste.tangent import Output, Params, freeze, probe_outputs
+
+log = logging.getLogger("foretaste")
 
 
 class Learner:
@@ -128,6 +131,12 @@ class Learner:
         ask = ask_settings(strategy, options, kind, settings.seed)
         self._hold(Session(items, kind, settings.for_strategy(ask.how.kernel), window, ask, plan, background))
         taught = self._read_labels(given.keys(), given.values())
+        for p in (held_out := getattr(pool, "held_out", [])):
+            taught.pop(int(p), None)
+            self._now.book.ignore(int(p))
+        if len(held_out):
+            words = counted(len(held_out), "point on the test side is", "points on the test side are")
+            log.warning("pool: %s left out", words)
         for p, y in taught.items():
             self._now.book.put(p, y)
         if net is None:

@@ -88,11 +88,13 @@ def open_desk(
     given = {name: value for name, value in (("text", text), ("id", id), ("label", label)) if value is not None}
     columns = kept_columns(folder) | given
     points = read_points(source, **columns, skip_broken=True)
-    if len(points) < 2:
-        raise ValueError(f"{source} has {len(points)} item; expected at least two")
+    if (n := len(points) - len(points.held_out)) < 2:
+        raise ValueError(f"{source} has {counted(n, 'item')}; expected at least two")
     kept = LabelStore(folder, lease_seconds=lease_seconds)
     try:
         points = name_points(kept, points, "id" in columns)
+        rows = {item: k for k, item in enumerate(points.ids)}
+        points = points.without_test()
         _settle_classes(kept, classes, points, source)
         _take_given(kept, points)
         names = list(kept.classes)
@@ -117,7 +119,7 @@ def open_desk(
         )
         desk.notes = list(points.notes)
         if kept.setting("ids") == "content":
-            desk.rows = desk.number
+            desk.rows = rows
         for name, value in (
             ("kind", desk.data.kind), ("total", len(desk.open_ids)), ("twins", desk.twins), ("columns", columns),
         ):  # fmt: skip
