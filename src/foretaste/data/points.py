@@ -383,10 +383,9 @@ def _words(labels: Sequence[str | None]) -> list[str]:
 def points_of_rows(points: Points) -> Points:
     """Points whose items are rows of a table: features where every cell is a number, else a mixed table."""
     table = points.items.table
-    if table.columns and is_complete_numbers(table):
-        column_kinds(table)  # raises on infinite numbers
+    kinds, notes = column_kinds(table)  # raises on infinite numbers
+    if is_complete_numbers(table):
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
-    kinds, notes = column_kinds(table)
     names = tuple(name for name in table.columns if name in kinds.names)
     rows = TableRows(table.only(names), table)
     return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))
