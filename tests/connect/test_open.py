@@ -158,6 +158,13 @@ def test_gaps_among_labels_of_arrays(y):
         assert points.x.tolist() == x.tolist()
 
 
+@pytest.mark.parametrize("gap", ["nan", "NaN", "", "?"])
+def test_a_gap_in_a_table_of_numbers_is_filled_however_it_is_written(tmp_path, gap):
+    (tmp_path / "t.csv").write_text(f"label,w,h\na,1,2\nb,{gap},3\n,3,4\n")
+    points = ft.open(tmp_path / "t.csv")
+    assert (points.kind, bool(points.x.isfinite().all())) == ("table", True)
+
+
 def test_labels_that_look_like_gaps_are_classes_with_a_note(tmp_path):
     """R writes NA where there is no label, numpy nan. A class may have such a name, so nothing is guessed."""
     path = tmp_path / "t.csv"

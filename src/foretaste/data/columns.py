@@ -116,7 +116,8 @@ def choose_columns(
                 f"{table.where} has no column {given!r} for the {what}{did_you_mean(given, names, 'Its columns')}"
             )
     said, notes = list[str](), list(table.notes)
-    of_label = label if isinstance(label, str) else None if label is False else _usual(names, LABEL_COLUMNS)
+    usual_label = next(iter(_all_usual(names, LABEL_COLUMNS)), None)
+    of_label = label if isinstance(label, str) else None if label is False else usual_label
     of_id = id or next((name for name in _id_columns(table) if name != of_label), None)
     if of_id is not None:
         why = "as given" if id else "by its name" if of_id.lower() in SURE_IDS else "no value repeats"
@@ -130,7 +131,7 @@ def choose_columns(
             notes.append(f"column {name} is a split" + ("" if side else ": left out"))
     chosen = _choose_text(table, rest, text)
     if of_label is not None:
-        said.append(f"label = {of_label} ({'by its name' if of_label == _usual(names, LABEL_COLUMNS) else 'as given'})")
+        said.append(f"label = {of_label} ({'by its name' if of_label == usual_label else 'as given'})")
     elif label is None and ask:
         _check_no_hidden_label(table, [name for name in rest if name != chosen], regression)
         said.append("label = none")
@@ -212,7 +213,7 @@ def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
 
 def is_complete_numbers(table: Table) -> bool:
     """Whether every cell is a number: then the table is features as they are."""
-    return all(cell is not None and _is_float(cell) for cells in table.columns.values() for cell in cells)
+    return all(cell and not _is_missing(cell) and _is_float(cell) for cells in table.columns.values() for cell in cells)
 
 
 def number_matrix(table: Table) -> Tensor:
@@ -234,12 +235,12 @@ def encode_table(rows: Sequence[Any]) -> Tensor:
     assert isinstance(rows, TableRows)
     table = rows.table
     kinds, _ = column_kinds(table)
-    n, at = len(table), len(kinds.numbers) + len(kinds.dates)
-    cells = np.empty((n, len(kinds.names)), dtype=object)
+    at = len(kinds.numbers) + len(kinds.dates)
+    cells = np.empty((len(table), len(kinds.names)), dtype=object)
     for k, name in enumerate(kinds.names):
-        as_number = _number_of if name in kinds.numbers else _days_of
-        for i, cell in enumerate(table.columns[name]):
-            cells[i, k] = as_number(cell) if k < at else "(missing)" if _is_missing(cell) else str(cell)
+        value: Any = float if name in kinds.numbers else _days_of if name in kinds.dates else str
+        gap: Any = math.nan if k < at else "(missing)"
+        cells[:, k] = [gap if _is_missing(cell) else value(cell) for cell in table.columns[name]]
     numbers, words = list(range(at)), list(range(at, len(kinds.names)))
     one_hot = OneHotEncoder(
         min_frequency=RARE_VALUES, max_categories=MOST_CATEGORIES, handle_unknown="ignore", sparse_output=False
@@ -257,9 +258,8 @@ def join_tables(a: Table, b: Table, where: str) -> Table:
     """The rows of both. Raises where columns differ."""
     if list(a.columns) != list(b.columns):
         missing, over = [n for n in a.columns if n not in b.columns], [n for n in b.columns if n not in a.columns]
-        faults = [
-            f"{what}: {', '.join(names[:10])}" for what, names in (("lacks", missing), ("has besides", over)) if names
-        ]
+        found = (("lacks", missing), ("has besides", over))
+        faults = [f"{what}: {', '.join(names[:10])}" for what, names in found if names]
         raise ValueError(
             f"columns of {b.where} are not those of {a.where}; it {'; '.join(faults) or 'has another order'}"
         )
@@ -277,7 +277,8 @@ def _choose_text(table: Table, names: list[str], text: str | bool | None) -> str
         for name in names
         if not _mostly(_is_float, table.columns[name]) and not _mostly(_is_date, table.columns[name])
     ]
-    prose = [name for name in words if _words_a_cell(table.columns[name]) >= PROSE_WORDS]
+    counts = {name: [len(cell.split()) for cell in table.columns[name] if cell] for name in words}
+    prose = [name for name in words if sum(counts[name]) >= PROSE_WORDS * max(1, len(counts[name]))]
     usual = _all_usual(prose, TEXT_COLUMNS) or ([] if prose else _all_usual(words, TEXT_COLUMNS))
     if usual or len(prose) == 1:
         return (usual or prose)[0]
@@ -296,10 +297,6 @@ def _choose_text(table: Table, names: list[str], text: str | bool | None) -> str
 def _all_usual(names: Sequence[str], spellings: Sequence[str]) -> list[str]:
     plain = {name.lower().replace(" ", "_"): name for name in reversed(names)}
     return [plain[s] for s in spellings if s in plain]
-
-
-def _usual(names: Sequence[str], spellings: Sequence[str]) -> str | None:
-    return next(iter(_all_usual(names, spellings)), None)
 
 
 def _id_columns(table: Table) -> list[str]:
@@ -368,11 +365,6 @@ def _and_more(names: Sequence[str]) -> str:
     return f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
 
 
-def _words_a_cell(cells: Cells) -> float:
-    counts = [len(cell.split()) for cell in cells if cell]
-    return sum(counts) / len(counts) if counts else 0.0
-
-
 def _mostly(test: Any, cells: Cells) -> bool:
     present = _present(cells)
     return sum(map(test, present)) >= MOSTLY_NUMBERS * len(present) if present else True
@@ -380,10 +372,8 @@ def _mostly(test: Any, cells: Cells) -> bool:
 
 def _bad_numbers(cells: Cells) -> list[int]:
     """Rows of a column of numbers that hold something else."""
-    bad = [
-        i for i, cell in enumerate(cells) if cell is not None and not _is_missing(cell) and not is_finite_number(cell)
-    ]
-    present = sum(not _is_missing(cell) for cell in cells)
+    bad = [i for i, cell in enumerate(cells) if cell and not _is_missing(cell) and not is_finite_number(cell)]
+    present = len(_present(cells))
     infinite = all(_is_float(str(cells[i])) for i in bad)
     return bad if bad and (infinite or present - len(bad) >= MOSTLY_NUMBERS * present) else []
 
@@ -396,8 +386,7 @@ def _describe_cells(cells: Cells) -> str:
         return "numbers"
     if _mostly(_is_date, cells):
         return "dates"
-    n = len(set(present))
-    return counted(n, "different word")
+    return counted(len(set(present)), "different word")
 
 
 def _present(cells: Cells) -> list[str]:
@@ -430,15 +419,9 @@ def _plain_cell(cell: str | None) -> str | float | None:
     return float(np.float32(cell)) if is_finite_number(cell) else cell
 
 
-def _number_of(cell: str | None) -> float:
-    return math.nan if _is_missing(cell) else float(cell)  # type: ignore[arg-type]
-
-
-def _days_of(cell: str | None) -> float:
+def _days_of(cell: str) -> float:
     """Days since 1970; without a time zone, as if in UTC."""
-    if _is_missing(cell):
-        return math.nan
-    when = datetime.fromisoformat(cell)  # type: ignore[arg-type]
+    when = datetime.fromisoformat(cell)
     away = when.utcoffset()
     days = (when.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds() / DAY
     return days - (away.total_seconds() / DAY if away else 0)

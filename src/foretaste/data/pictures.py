@@ -254,10 +254,7 @@ def decode_pictures(
     An error counts and names the pictures that cannot be read; with ``skip_broken`` they are left out and a note says
     so. The memory is checked before a pixel is read.
     """
-    if channels not in (None, 1, 3):
-        raise ValueError(
-            f"channels is {channels}; expected 1 (grey), 3 (colour), or none to take what the pictures have"
-        )
+    check_channels(channels)
     ids, broken = list(range(len(names))), dict[int, str]()
     at = "" if where is None else f"{where}: "
     shape = height_and_width(size)
@@ -277,7 +274,7 @@ def decode_pictures(
         if broken and not skip_broken:
             broken |= run_on_each(whole, ids, workers)[0]  # the error also names those that break later
         raise_broken(broken, names, skip_broken, at)
-        shape = shape or _common_size(seen, names, at)
+        shape = shape or one_size(Counter((h, w) for h, w, _ in seen.values()), at)
         channels = channels or (1 if all(grey for *_, grey in seen.values()) else 3)
     check_picture_memory(len(ids), (channels, *shape), most, at)
 
@@ -311,11 +308,16 @@ def check_picture_memory(n: int, shape: tuple[int, ...], most: int, at: str = ""
         )
 
 
-def _common_size(seen: dict[int, tuple[int, int, bool]], names: Sequence[str], at: str) -> tuple[int, int]:
-    """The size that all pictures share, or an error that lists the sizes."""
-    count = Counter((h, w) for h, w, _ in seen.values())
-    if not count:
-        raise ValueError(f"{at}none of {len(names)} pictures could be read")
+def check_channels(channels: int | None) -> None:
+    """Raise unless pictures can become grey or colour."""
+    if channels not in (None, 1, 3):
+        raise ValueError(
+            f"channels is {channels}; expected 1 (grey), 3 (colour), or none to take what the pictures have"
+        )
+
+
+def one_size(count: Counter[tuple[int, int]], at: str = "") -> tuple[int, int]:
+    """The (height, width) that all pictures share; an error lists the sizes if there are several."""
     if len(count) == 1:
         return next(iter(count))
     met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in count.most_common(5))

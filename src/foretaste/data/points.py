@@ -49,7 +49,7 @@ from foretaste.data.items import (
 from foretaste.data.pictures import ImageSize, Layout, OpenPicture, PictureProgress, decode_pictures
 from foretaste.data.tables import LABEL_COLUMNS, Cells, Table, note_validation
 from foretaste.data.text import TEXT_ENCODERS
-from foretaste.errors import counted, printable
+from foretaste.errors import check_known, counted, printable
 
 CONTENT_BYTES = 8  # of a digest in a name
 NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
@@ -276,22 +276,26 @@ class Points:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What the user said about a source; every reader takes it."""
+    """How to read a source: the arguments of ``ft.open``, and the last three."""
 
     label: Any = None
     text: str | bool | None = None
     id: str | None = None
-    classes: tuple[str, ...] | None = None
+    classes: Sequence[str] | None = None
     regression: bool = False
     encoder: "str | Encode" = "auto"
     size: ImageSize = None
     channels: int | None = None
     layout: Layout | None = None
     skip_broken: bool = True
-    most: int = LARGEST_DATASET
     progress: PictureProgress | None = None
-    ask: bool = True
+    most: int = LARGEST_DATASET  # bytes in memory; more is refused
+    ask: bool = True  # stop where a mostly empty column may be the label; False takes it as a feature
     for_study: bool = False  # every point needs a label, the test side is read too, and pictures are decoded at once
+
+    def __post_init__(self) -> None:
+        if isinstance(self.encoder, str):
+            check_known("encoder", self.encoder, ("auto", *TEXT_ENCODERS))
 
     @property
     def wants_text(self) -> str | bool | None:
@@ -379,10 +383,9 @@ def _words(labels: Sequence[str | None]) -> list[str]:
 def points_of_rows(points: Points) -> Points:
     """Points whose items are rows of a table: features where every cell is a number, else a mixed table."""
     table = points.items.table
-    if table.columns and is_complete_numbers(table):
-        column_kinds(table)  # raises on infinite numbers
+    kinds, notes = column_kinds(table)  # raises on infinite numbers
+    if is_complete_numbers(table):
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
-    kinds, notes = column_kinds(table)
     names = tuple(name for name in table.columns if name in kinds.names)
     rows = TableRows(table.only(names), table)
     return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))

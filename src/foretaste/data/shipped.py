@@ -3,6 +3,7 @@
 import ast
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,10 @@ import torch
 
 from foretaste.data.dataset import Images, ids_of, measured, stratified
 
-# Packages and modules of the standard library with a hundred docstrings or so each, and the files they are in.
-DOCUMENTED = {
-    "asyncio": "asyncio",
-    "decimal": "_pydecimal.py",
-    "email": "email",
-    "http": "http",
-    "importlib": "importlib",
-    "logging": "logging",
-    "multiprocessing": "multiprocessing",
-    "unittest": "unittest",
-    "urllib": "urllib",
-    "xml": "xml",
-}
+# Packages and modules of the standard library with a hundred docstrings or so each.
+DOCUMENTED = (
+    "asyncio", "decimal", "email", "http", "importlib", "logging", "multiprocessing", "unittest", "urllib", "xml",
+)  # fmt: skip
 DIGITS_TEST = 600
 DIGITS_STEP = 15  # scikit-learn stores 0 to 16: times 15 they fill a byte
 SHORTEST_DOCSTRING = 40  # characters
@@ -95,8 +87,7 @@ def _shipped_table(name: str, bunch: object) -> Images:
     names = tuple(map(str, bunch.target_names))  # type: ignore[attr-defined]
     data = Images(name, x_ND, torch.from_numpy(y_N), pool, test, names)
     mean, deviation = measured(data)
-    wide = x_ND.shape[1] ** 0.5
-    return Images(name, x_ND, data.y, pool, test, names, (mean, tuple(d * wide for d in deviation)))
+    return replace(data, normalise=(mean, tuple(d * x_ND.shape[1] ** 0.5 for d in deviation)))
 
 
 def docstrings() -> Images:
@@ -115,23 +106,22 @@ def docstrings() -> Images:
 
     root = Path(sysconfig.get_paths()["stdlib"])
     texts: dict[str, str] = {}
-    for name, place in DOCUMENTED.items():
-        for text in docstrings_in(root / place):
+    for name in DOCUMENTED:
+        for text in docstrings_in(root / ("_pydecimal.py" if name == "decimal" else name)):
             texts.setdefault(text, name)  # the same words twice would stand in pool and test
-    classes = tuple(DOCUMENTED)
-    if missing := [name for name in classes if name not in texts.values()]:
+    if missing := [name for name in DOCUMENTED if name not in texts.values()]:
         raise FileNotFoundError(
             f"{root} has no source files of {', '.join(missing)}: this Python is stripped or packed. Use a Python from "
             "python.org or of your system"
         )
-    y_N = np.array([classes.index(name) for name in texts.values()], dtype=np.int64)
+    y_N = np.array([DOCUMENTED.index(name) for name in texts.values()], dtype=np.int64)
     pool, test = stratified(y_N, SHIPPED_TEST)
     listed = list(texts)
     counts = TfidfVectorizer(max_features=DOCSTRING_WORDS, sublinear_tf=True, stop_words="english", dtype=np.float32)
     counts.fit([listed[i] for i in pool])
     x_ND = torch.from_numpy(np.asarray(counts.transform(listed).todense(), dtype=np.float32))
     note = f"docstrings: {len(listed)} of this Python's standard library; other versions of Python have other ones"
-    return Images("docstrings", x_ND, torch.from_numpy(y_N), pool, test, classes, notes=(note,))
+    return Images("docstrings", x_ND, torch.from_numpy(y_N), pool, test, DOCUMENTED, notes=(note,))
 
 
 def docstrings_in(place: Path) -> Iterator[str]:

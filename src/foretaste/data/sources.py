@@ -25,20 +25,12 @@ from foretaste.data.dataset import LARGEST_DATASET, Images
 from foretaste.data.folders import read_folder
 from foretaste.data.huggingface import dataset_parts, is_saved_dataset
 from foretaste.data.npz import lay_out_points, read_npz
-from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, Layout, PictureProgress, open_picture, picture_bytes
-from foretaste.data.points import (
-    Encode,
-    Points,
-    ReadOptions,
-    array_points,
-    checked_points,
-    picture_points,
-    points_of_rows,
-)
+from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
+from foretaste.data.points import Points, ReadOptions, array_points, checked_points, picture_points, points_of_rows
 from foretaste.data.tables import TABLE_ENDINGS, Table, file_columns, is_table, read_table
 from foretaste.data.text import TEXT_ENCODERS, encode_text
 from foretaste.data.torch_datasets import read_dataset_items
-from foretaste.errors import check_known, counted
+from foretaste.errors import counted
 
 SOURCES = (
     "a path (a folder of pictures, a CSV, an .npz, a saved Hugging Face dataset), a Hugging Face or torch dataset, "
@@ -46,30 +38,10 @@ SOURCES = (
 )
 
 
-def read_points(
-    source: Any,
-    *,
-    label: Any = None,
-    text: str | bool | None = None,
-    id: str | None = None,
-    ask: bool = True,
-    classes: Sequence[str] | None = None,
-    regression: bool = False,
-    encoder: "str | Encode" = "auto",
-    size: ImageSize = None,
-    channels: int | None = None,
-    layout: Layout | None = None,
-    skip_broken: bool = True,
-    most: int = LARGEST_DATASET,
-    progress: PictureProgress | None = None,
-    for_study: bool = False,
-) -> Points:
+def read_points(source: Any, **options: Any) -> Points:
     """Read points, labelled or not. As ``ft.open``, but without pretrained backbones: ``x`` of pictures are pixels.
 
-    Arguments are those of ``ft.open``, and ``most``, the bytes in memory above which reading is refused. ``ask``: stop
-    where a mostly empty column may be the label under another name; False takes it as a feature. ``for_study``: read
-    what ``Points.split`` needs. Every point must have a label, points of a test side are read too, and pictures are
-    decoded at once.
+    ``options`` are the arguments of ``ft.open``, and ``most``, ``ask`` and ``for_study`` of ``ReadOptions``.
 
     Example:
         >>> import tempfile, pathlib
@@ -80,21 +52,16 @@ def read_points(
         >>> points.known_labels, [points.ids[i] for i in points.pool]
         (['rose', 'tulip'], ['b'])
     """
-    if isinstance(encoder, str):
-        check_known("encoder", encoder, ("auto", *TEXT_ENCODERS))
-    how = ReadOptions(
-        label, text, id, None if classes is None else tuple(map(str, classes)), regression, encoder, size, channels,
-        layout, skip_broken, most, progress, ask, for_study,
-    )  # fmt: skip
-    points = replace(_read_source(source, how), regression=regression)
-    if label is False:
+    how = ReadOptions(**options)
+    points = replace(_read_source(source, how), regression=how.regression)
+    if how.label is False:
         points = replace(points, labels=[None] * len(points))
     if how.classes is not None:
-        points = replace(points, own_classes=how.classes)
-    if callable(encoder):
-        points = replace(points, encode=encoder)
-    elif encoder in TEXT_ENCODERS and points.kind != "text":
-        raise ValueError(f"encoder is {encoder!r}, for text, and {points.where} holds {points.kind}")
+        points = replace(points, own_classes=tuple(map(str, how.classes)))
+    if callable(how.encoder):
+        points = replace(points, encode=how.encoder)
+    elif how.encoder in TEXT_ENCODERS and points.kind != "text":
+        raise ValueError(f"encoder is {how.encoder!r}, for text, and {points.where} holds {points.kind}")
     return checked_points(points)
 
 
@@ -118,7 +85,7 @@ def _read_source(source: Any, how: ReadOptions) -> Points:
 
 
 def _read_path(path: Path, how: ReadOptions) -> Points:
-    if not isinstance(how.label, str | bool | None):
+    if not _names_column(how):
         raise TypeError(f"label is a {type(how.label).__name__} and the source a file; expected the name of a column")
     if is_saved_dataset(path):
         return _points_of_dataset(path, str(path), how)
@@ -139,12 +106,17 @@ def _read_path(path: Path, how: ReadOptions) -> Points:
     return _points_of_table(read_table(path), how)
 
 
+def _names_column(how: ReadOptions) -> bool:
+    """Whether ``label`` names a column, or says nothing; else it is the labels themselves."""
+    return isinstance(how.label, str | bool | None)
+
+
 def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None] | None = None) -> Points:
     """Text, a mixed table, or features; a row without an id is called by its position."""
+    label = how.label if labels is None else None
     roles = choose_columns(
-        table, id=how.id, label=how.label, text=how.wants_text, regression=how.regression,
-        ask=how.ask and labels is None,
-    )  # fmt: skip
+        table, id=how.id, label=label, text=how.wants_text, regression=how.regression, ask=how.ask and labels is None
+    )
     if labels is None:
         labels = [None] * len(table) if roles.label is None else table.columns[roles.label]
     ids = _row_ids(table, roles.id)
@@ -177,16 +149,14 @@ def _row_ids(table: Table, column: str | None) -> list[str]:
 
 def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
     """A pandas DataFrame: the same rules as a CSV; an index that is no range is the ids, if there is no column."""
-    named = isinstance(how.label, str | bool | None)
-    labels = None if named else array_labels(np.asarray(how.label))
+    labels = None if _names_column(how) else array_labels(np.asarray(how.label))
     names = [str(name) for name in frame.columns]
     if twice := {name for name in names if names.count(name) > 1}:
         stand = count_names(twice, "column {} stands", "columns {} stand")
         raise ValueError(f"the data frame: {stand} twice; rename one")
     columns = {name: [cell_text(v) for v in frame.iloc[:, k].tolist()] for k, name in enumerate(names)}
     index = [str(v) for v in frame.index.tolist()]
-    table = Table("the data frame", columns, [int(i) for i in range(len(frame))], "row")
-    points = _points_of_table(table, how if named else replace(how, label=None), labels)
+    points = _points_of_table(Table("the data frame", columns, range(len(frame)), "row"), how, labels)
     if not points.own_ids and index != points.ids and len({*index}) == len(index):
         points = replace(points, ids=index, own_ids=True)
     return points
@@ -195,7 +165,7 @@ def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
 def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
     """Texts, dicts (rows), pictures, paths of pictures, or vectors."""
     first = source[0]
-    labels = None if isinstance(how.label, str | bool | None) else _labels_beside(how, len(source))
+    labels = None if _names_column(how) else _labels_beside(how, len(source))
     if all(isinstance(item, str) for item in source):
         if all(os.path.splitext(item)[1].lower() in PICTURE_ENDINGS for item in source):
             raise ValueError(
@@ -204,12 +174,12 @@ def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
         table = Table(
             "the list of texts", {"text": [item.strip() or None for item in source]}, range(len(source)), "text"
         )
-        return _points_of_table(table, replace(how, label=None, text="text"), labels or [None] * len(source))
+        return _points_of_table(table, replace(how, text="text"), labels or [None] * len(source))
     if all(isinstance(item, Mapping) for item in source):
         names = list(dict.fromkeys(str(key) for row in source for key in row))
         columns = {name: [cell_text(row.get(name)) for row in source] for name in names}
         table = Table("the list of rows", columns, range(len(source)), "row")
-        return _points_of_table(table, how if labels is None else replace(how, label=None), labels)
+        return _points_of_table(table, how, labels)
     if all(isinstance(item, os.PathLike) for item in source):
         files = [Path(item).expanduser() for item in source]
         opened: Callable[[int], Image.Image] = lambda i: open_picture(files[i])  # noqa: E731
@@ -232,8 +202,7 @@ def _points_of_array(source: "Tensor | np.ndarray", how: ReadOptions) -> Points:
     if array.ndim == 2 and array.dtype.kind in "iub":
         array = array.astype(np.float32)
     ((laid, note),) = lay_out_points([array], ["the array"], layout)
-    labels = _labels_beside(how, len(laid))
-    return array_points("the array", laid, labels, (note,))
+    return array_points("the array", laid, _labels_beside(how, len(laid)), (note,))
 
 
 def _labels_beside(how: ReadOptions, n: int) -> list[str | None]:

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ from PIL import Image
 from foretaste.data.dataset import LARGEST_DATASET, Images
 from foretaste.data.pictures import (
     GREY_MODES,
-    HOW_TO_RESIZE,
     HOW_TO_SKIP,
     ImageSize,
     OpenPicture,
     PictureProgress,
+    check_channels,
     check_picture_memory,
     describe_broken,
     height_and_width,
+    one_size,
     oriented_size,
     picture_pixels,
     short_reason,
@@ -83,7 +85,6 @@ def from_torch(
 class DatasetItems:
     """The items of a dataset: pictures that are read when asked for, or all of them in memory."""
 
-    kind: str  # "pictures", "text" or "features"
     labels: list[Any] | None  # None where no item has one
     classes: tuple[str, ...] | None  # the dataset's own
     values: list[str] | np.ndarray | None  # None for pictures that are not read yet
@@ -97,7 +98,7 @@ def read_dataset_items(parts: Sequence[Any], where: str, how: ReadOptions) -> Da
 
     Pictures are read now for a study alone. A dataset that augments at random is refused: the pool must not change.
     """
-    take = _item_and_label if how.for_study else _item_and_maybe_label
+    take = partial(_item_and_label, needed=how.for_study)
     probed = [item for part, what in zip(parts, ("the dataset", "test")) for item in _probe_items(part, what, take)]
     if not probed and not how.for_study:
         raise ValueError("no item of the dataset can be read; look at dataset[0]")
@@ -111,7 +112,7 @@ def read_dataset_items(parts: Sequence[Any], where: str, how: ReadOptions) -> Da
             raise ValueError("not a picture of bytes as the others")
         return image
 
-    kind, into = _collector(probed, len(rows), where, how)
+    into = _collector(probed, len(rows), where, how)
     labels, broken = list[Any](), dict[int, str]()
     known = getattr(parts[0], "targets", None)  # as torchvision's have it: no picture need be read for its label
     if into is None and known is not None and len(known) == len(rows):
@@ -139,42 +140,36 @@ def read_dataset_items(parts: Sequence[Any], where: str, how: ReadOptions) -> Da
     inner, classes = parts[0], None
     while classes is None and inner is not None:  # also through a Subset
         classes, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
-    return DatasetItems(
-        kind,
-        None if all(label is None for label in labels) else labels,
-        None if classes is None else tuple(map(str, classes)),
-        values,
-        opened,
-        kept,
-        notes,
-    )
+    named = None if classes is None else tuple(map(str, classes))
+    return DatasetItems(None if {*labels} <= {None} else labels, named, values, opened, kept, notes)
 
 
 def _collector(
     probed: Sequence[Any], n: int, where: str, how: ReadOptions
-) -> "tuple[str, _Texts | _BytePictures | _FloatArrays | None]":
-    """What the items are, and what collects them; None for pictures that stay where they are."""
+) -> "_Texts | _BytePictures | _FloatArrays | None":
+    """What collects the items; None for pictures that stay where they are."""
     if all(_as_picture(item) is not None for item in probed):
-        return "pictures", _BytePictures(n, how.size, how.channels, how.most) if how.for_study else None
+        return _BytePictures(n, how) if how.for_study else None
     if how.for_study and (how.size is not None or how.channels is not None):
         raise ValueError(
             f"size is {how.size} and channels {how.channels}, but {where} gives floats that are no bytes / 255; leave "
             "both out"
         )
     if not how.for_study and all(isinstance(item, str) for item in probed):
-        return "text", _Texts()
-    return "features", _FloatArrays(n, how.most, how.for_study)
+        return _Texts()
+    return _FloatArrays(n, how)
 
 
-def _item_and_maybe_label(item: Any) -> tuple[Any, Any]:
+def _item_and_label(item: Any, needed: bool) -> tuple[Any, Any]:
+    """An item and its label, which may be missing unless ``needed``."""
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
-    if isinstance(item, tuple | list) and len(item) == 1:
+    if isinstance(item, tuple | list) and len(item) == 1 and not needed:
         return item[0], None
-    if isinstance(item, str | Image.Image | torch.Tensor | np.ndarray):
+    if isinstance(item, str | Image.Image | torch.Tensor | np.ndarray) and not needed:
         return item, None
-    _item_and_label(item)  # raises
-    raise AssertionError
+    have = f"with the keys {', '.join(map(str, item))}" if isinstance(item, dict) else _describe_item(item)
+    raise RefusedDatasetError(f"an item of the dataset is a {type(item).__name__} {have}; expected (picture, class)")
 
 
 def _plain_label(label: Any) -> Any:
@@ -259,15 +254,6 @@ def _as_array(part: Any) -> np.ndarray:
     return np.asarray(part.detach().cpu() if isinstance(part, torch.Tensor) else part)
 
 
-def _item_and_label(item: Any) -> tuple[Any, Any]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        have = f"with the keys {', '.join(map(str, item))}" if isinstance(item, dict) else _describe_item(item)
-        raise RefusedDatasetError(
-            f"an item of the dataset is a {type(item).__name__} {have}; expected (picture, class)"
-        )
-    return item[0], item[1]
-
-
 def _describe_item(item: Any) -> str:
     shape = f" of shape {tuple(item.shape)}" if hasattr(item, "shape") else ""
     return f"{type(item).__name__}{shape} {getattr(item, 'dtype', '')}".strip()
@@ -293,15 +279,32 @@ class _Texts:
         return self.texts
 
 
-class _BytePictures:
+class _Arrays:
+    """Collects arrays of one shape; memory for all of them is taken when the first comes."""
+
+    def __init__(self, n: int, how: ReadOptions) -> None:
+        self.n, self.how = n, how
+        self.x: np.ndarray | None = None
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        try:
+            check_picture_memory(self.n, (np.dtype(dtype).itemsize, *shape), self.how.most)
+        except ValueError as error:
+            raise RefusedDatasetError(str(error)) from None
+        return np.zeros((self.n, *shape), dtype)
+
+    def done(self, kept: list[int]) -> np.ndarray:
+        assert self.x is not None
+        return self.x if len(kept) == self.n else self.x[kept]
+
+
+class _BytePictures(_Arrays):
     """Collects pictures of one size: as given, else that of the first. Grey until one in colour comes."""
 
-    def __init__(self, n: int, size: ImageSize, channels: int | None, most: int) -> None:
-        if channels not in (None, 1, 3):
-            raise ValueError(f"channels is {channels}; expected 1 (grey), 3 (colour), or none")
-        self.n, self.most, self.channels, self.shape = n, most, channels, height_and_width(size)
-        self.resize, self.sizes = size is not None, Counter[tuple[int, int]]()
-        self.x: np.ndarray | None = None
+    def __init__(self, n: int, how: ReadOptions) -> None:
+        super().__init__(n, how)
+        check_channels(how.channels)
+        self.shape, self.sizes = height_and_width(how.size), Counter[tuple[int, int]]()
 
     def put(self, k: int, item: Any) -> None:
         image = _as_picture(item)
@@ -310,55 +313,36 @@ class _BytePictures:
         h, w = oriented_size(image)
         self.sizes[h, w] += 1
         self.shape = self.shape or (h, w)
-        if not self.resize and (h, w) != self.shape:
+        if self.how.size is None and (h, w) != self.shape:
             return  # the error at the end lists all sizes
-        c = self.channels or (1 if image.mode in GREY_MODES else 3)
-        if self.x is None:
-            _check_room(self.n, (c, *self.shape), self.most)
-            self.x = np.zeros((self.n, c, *self.shape), dtype=np.uint8)
-        elif c > self.x.shape[1]:
-            _check_room(self.n, (c, *self.shape), self.most)
-            self.x = self.x.repeat(3, axis=1)
-        self.x[k], _ = picture_pixels(image, self.shape, self.x.shape[1], resize=self.resize)
+        c = self.how.channels or (1 if image.mode in GREY_MODES else 3)
+        if self.x is None or c > self.x.shape[1]:
+            grey = self.x
+            self.x = self.allocate((c, *self.shape), np.uint8)
+            if grey is not None:
+                self.x[:] = grey
+        self.x[k], _ = picture_pixels(image, self.shape, self.x.shape[1], resize=self.how.size is not None)
 
     def done(self, kept: list[int]) -> np.ndarray:
-        if not self.resize and len(self.sizes) > 1:
-            met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in self.sizes.most_common(5))
-            raise ValueError(f"pictures of {len(self.sizes)} sizes, width × height: {met}; {HOW_TO_RESIZE}")
-        assert self.x is not None
-        return self.x if len(kept) == self.n else self.x[kept]
+        if self.how.size is None:
+            one_size(self.sizes)
+        return super().done(kept)
 
 
-class _FloatArrays:
+class _FloatArrays(_Arrays):
     """Collects numbers of one shape, unchanged."""
 
-    def __init__(self, n: int, most: int, for_study: bool) -> None:
-        self.n, self.most, self.for_study = n, most, for_study
-        self.x: np.ndarray | None = None
-
     def put(self, k: int, item: Any) -> None:
-        if self.for_study and getattr(item, "dtype", None) in (torch.uint8, np.uint8) and item.ndim > 1:
+        if self.how.for_study and getattr(item, "dtype", None) in (torch.uint8, np.uint8) and item.ndim > 1:
             raise RefusedDatasetError(f"an item is a {_describe_item(item)}; expected pictures of 1 or 3 channels")
-        values = np.asarray(item.detach().cpu() if isinstance(item, torch.Tensor) else item, dtype=np.float32)
+        values = _as_array(item).astype(np.float32)
         if self.x is None:
-            _check_room(self.n, (4, *values.shape), self.most)
-            self.x = np.zeros((self.n, *values.shape), dtype=np.float32)
+            self.x = self.allocate(values.shape, np.float32)
         if values.shape != self.x.shape[1:]:
             raise ValueError(f"shape {values.shape} where the others have {self.x.shape[1:]}")
         if not np.isfinite(values).all():
             raise ValueError("not all of its numbers are finite")
         self.x[k] = values
-
-    def done(self, kept: list[int]) -> np.ndarray:
-        assert self.x is not None
-        return self.x if len(kept) == self.n else self.x[kept]
-
-
-def _check_room(n: int, shape: tuple[int, ...], most: int) -> None:
-    try:
-        check_picture_memory(n, shape, most)
-    except ValueError as error:
-        raise RefusedDatasetError(str(error)) from None
 
 
 def _dataset_classes(given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
