@@ -266,8 +266,8 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
     (
         "label/server.py",
         "encoded pictures are kept without a bound",
-        "while len(self.kept) > PICTURES_KEPT:",
-        "while False:",
+        "@lru_cache(PICTURES_KEPT)",
+        "@lru_cache(None)",
         ["test_label_server.py::test_the_pictures_that_are_kept_are_bounded_and_the_last_ones_asked_for"],
     ),
     (

@@ -25,11 +25,11 @@ from foretaste.label.server import (
     OPEN_CONNECTIONS,
     OPEN_PER_ADDRESS,
     PAGE_FILES,
-    PictureCache,
     encode_picture,
     make_app,
     make_server,
     open_port,
+    picture_cache,
 )
 from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
 
@@ -622,17 +622,17 @@ def test_no_metadata_of_a_picture_is_served(kind, side):
 
 def test_the_pictures_that_are_kept_are_bounded_and_the_last_ones_asked_for(desk, monkeypatch):
     monkeypatch.setattr("foretaste.label.server.PICTURES_KEPT", 3)
-    made, cache = [], PictureCache(desk)
+    made, encoded = [], picture_cache(desk)
     monkeypatch.setattr("foretaste.label.server.encode_picture", lambda image, side: made.append(image) or (b"x", "y"))
     for number in (0, 1, 2, 0, 3, 4):  # 0 is asked for again
-        cache.get(number, "small")
-    assert list(cache.kept) == [(0, "small"), (3, "small"), (4, "small")]
+        encoded(number, "small")
     assert len(made) == 5
-    cache.get(0, "small")
+    for number in (0, 3, 4):  # the last three
+        encoded(number, "small")
     assert len(made) == 5
-    cache.get(0, "large")  # another picture
-    assert len(made) == 6
-    assert len(cache.kept) == 3
+    encoded(0, "large")  # another picture
+    encoded(0, "small")  # which took its place
+    assert len(made) == 7
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])

@@ -59,7 +59,7 @@ def told(*words):
 
 def test_a_desk_resumes_where_it_was_left(folder):
     desk = opened(folder)
-    item = desk.next("tab-1", "Ada")[0].item
+    item = desk.next("tab-1", "Ada")[0]
     desk.answer("tab-1", "Ada", item, "label", "dog")
     close_desk(desk)
     again = opened(folder, classes=None)  # the classes are known
@@ -78,7 +78,7 @@ def test_the_learner_is_built_behind_and_says_what_it_sees(folder):
     state = desk.state()
     assert state["model"]["words"] == "a small network on 32×32 pixels"
     assert state["model"]["labels"] == 4
-    item = desk.next("tab-1", "Ada")[0].item
+    item = desk.next("tab-1", "Ada")[0]
     until(lambda: item in desk.worker.view.reasons)
     shown = desk.show(item)
     assert {entry["name"] for entry in shown["likely"]} == {"cat", "dog"}
@@ -132,7 +132,7 @@ def test_labels_in_the_data_count_once_and_people_count_more(tmp_path):
     assert desk.store.classes == ("cat", "dog")
     assert desk.store.labels() == {"cat/a.png": "cat", "dog/b.png": "dog"}
     assert {e.who for e in desk.store.events()} == {"given"}
-    assert [a.item for a in desk.next("tab-1", "Ada")] == ["unlabelled/c.png"]
+    assert desk.next("tab-1", "Ada") == ["unlabelled/c.png"]
     assert desk.state("Ada")["people"] == []  # the page counts people, and the data are none
     desk.answer("tab-1", "Ada", "cat/a.png", "relabel", "dog")
     close_desk(desk)
@@ -163,7 +163,7 @@ def test_a_copy_that_is_added_later_and_sorts_first_is_not_asked(folder):
         again = opened(folder, check_every=0)
         assert again.wanted("0 new.png") == "cat"
         assert again.wanted("3.png") == ""
-        assert [a.item for a in again.next("tab-1", "Ada")] == ["7.png"]
+        assert again.next("tab-1", "Ada") == ["7.png"]
         assert again.contradictions() == []
         close_desk(again)
     out = folder / "labels.csv"

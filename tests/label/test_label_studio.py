@@ -343,7 +343,7 @@ def test_what_people_say_on_our_own_page_stays(linked):
     linked.again()
     assert linked.desk.store.labels() == {"r0": "dog", "r1": "dog"}
     (held,) = linked.desk.next("tab-0001", "Bob", 1)
-    assert held.item == "r2"  # on Bob's screen; what comes last counts
+    assert held == "r2"  # on Bob's screen; what comes last counts
     linked.hook(studio.annotate(102, "cat"))
     assert linked.desk.store.labels() == {"r0": "dog", "r1": "dog", "r2": "cat"}
     linked.desk.answer("tab-0001", "Bob", "r2", "relabel", "dog")

@@ -67,8 +67,7 @@ class Prediction:
     """What was predicted for an item just before its label came.
 
     ``error`` is the chance of being wrong that the model gave (regression: the standard deviation); ``surprise`` is
-    ‖y − mean‖² / (C s² u), about 1 where the model knows what it does not know. Both None without a model of the
-    variance.
+    ‖y − mean‖² / (C s² u), about 1 where the model knows what it does not know.
     """
 
     position: int
@@ -146,7 +145,6 @@ def resolve_kind(
     classes: Sequence[ClassName] | int | None, outputs: int | None, labels: Sequence[Any], loss: str, regression: bool
 ) -> LabelKind:
     """The kind of labels, from what the user said, the network's outputs, and the labels there are."""
-    given = [y for y in labels if y is not None]
     names: tuple[ClassName, ...] | None = None
     if isinstance(classes, int | np.integer):
         count: int | None = whole_number("classes", classes, 1)
@@ -155,7 +153,7 @@ def resolve_kind(
         count = len(names)
     else:
         count = None
-        texts = sorted({y for y in given if isinstance(y, str)})
+        texts = sorted({y for y in labels if isinstance(y, str)})
         if texts and (outputs is None or len(texts) == outputs or (outputs == 1 and len(texts) == 2)):
             names, count = tuple(texts), len(texts)
     if regression or (outputs == 1 and count is None and loss == "l2"):

@@ -9,10 +9,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 from foretaste.errors import did_you_mean, whole_number
@@ -39,20 +40,11 @@ class DeskItems:
     root: Path | None = None  # the folder of the pictures
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One item for a person: its number is its place in the list of ids."""
-
-    number: int
-    item: str
-    check: bool
-
-
 class LabelDesk:
     """Everything between the page and the store, whose classes must be set.
 
-    ``twins``: item → the item that it is a copy of. ``broken``: item → why it cannot be shown. Neither is asked for.
-    ``check_every``: one item in so many measures; 0 for none.
+    ``twins``: item → the item that it is a copy of, and that is asked for in its place. ``check_every``: one item in so
+    many measures; 0 for none.
     """
 
     def __init__(
@@ -63,19 +55,18 @@ class LabelDesk:
         *,
         title: str = "",
         twins: Mapping[str, str] | None = None,
-        broken: Mapping[str, str] | None = None,
         check_every: int = CHECK_EVERY,
         seed: int = 0,
     ) -> None:
         self.data, self.store, self.worker, self.title = data, store, worker, title
         self.notes: list[str] = []
         self.rows: Mapping[str, int] = {}  # item → its row, where items are named by what they hold
-        self.twins, self.broken = dict(twins or {}), dict(broken or {})
+        self.twins = dict(twins or {})
         self.copies = CopyGroups(self.twins)
         self.away: set[str] = set()  # items that the learner need not rank: nobody can be asked for them
         self.check_every = whole_number("check_every", check_every)
         self.number = {item: k for k, item in enumerate(data.ids)}
-        self.open_ids = [item for item in data.ids if item not in self.twins and item not in self.broken]
+        self.open_ids = [item for item in data.ids if item not in self.twins]
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
         self._asked = 0
@@ -88,11 +79,10 @@ class LabelDesk:
         taught = {first(e.item) for e in store.events() if e.purpose == "teach"}
         fresh = [i for i in shuffled if i not in taught]
         kept = [i for i in dict.fromkeys(kept) if i in self.number]
-        self.check_ids = list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))]
-        checks = set(self.check_ids)
-        self.shuffled = [item for item in shuffled if item not in checks]
-        self._is_check = checks
-        self._left_out = {*checks, *self.twins, *self.broken}  # never taught
+        # A dict, for its order and for quick looks.
+        self.check_ids = dict.fromkeys(list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))])
+        self.shuffled = [item for item in shuffled if item not in self.check_ids]
+        self._left_out = {*self.check_ids, *self.twins}  # never taught
         worker.connect(self)
 
     # What the learner should know
@@ -112,7 +102,7 @@ class LabelDesk:
 
     # What the page asks
 
-    def next(self, tab: str, who: str, count: int = 2, again: bool = False) -> list[Asked]:
+    def next(self, tab: str, who: str, count: int = 2, again: bool = False) -> list[str]:
         """Items for a tab: those it holds, and new ones up to ``count``. Each is held for this tab alone.
 
         A skipped item comes after all others. One that is skipped again is parked: it comes back when ``again`` asks
@@ -126,7 +116,7 @@ class LabelDesk:
             picked = self._pick(count - len(held), {*held})
             got = self.store.lease([*held, *picked], tab=tab, who=who)
         self.worker.serve(got, len(self._active()))
-        return [self._ask(item) for item in got]
+        return got
 
     def answer(
         self,
@@ -144,7 +134,7 @@ class LabelDesk:
         with self._lock:
             self._see(tab, who)
         guess = self.worker.view.likely.get(item)
-        purpose = "check" if self.copies.first(item) in self._is_check else "teach"
+        purpose = "check" if self.copies.first(item) in self.check_ids else "teach"
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
         self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
@@ -173,8 +163,7 @@ class LabelDesk:
 
     def show(self, item: str) -> dict[str, Any]:
         """What the page shows beside an item."""
-        view = self.worker.view
-        event = self._answer_of(item)
+        view, event = self.worker.view, self._answer_of(item)
         return {
             "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
             "reason": view.reasons.get(item),
@@ -202,7 +191,6 @@ class LabelDesk:
             "left": max(0, total - done),
             "parked": sum(self._is_parked(event) for event in here.values()),
             "copies": len(self.twins),
-            "broken": len(self.broken),
             "classes": [
                 {"name": name, "count": counts[name], "keys": keys}
                 for name, keys in zip(self.store.classes, class_keys(self.store.classes))
@@ -239,7 +227,7 @@ class LabelDesk:
                 right.append(event.guess == event.label)
                 at.append(len(labelled))
         shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
-        running = [[at[k], _mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]
+        running = [[at[k], mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]
         return {
             "labelled": len(labelled),
             "check": [[reached[n], k / m, *wilson(k, m)] for n, k, m in view.checked if m and n <= taught],
@@ -275,9 +263,6 @@ class LabelDesk:
         event = self._answer_of(item)
         return None if event is None else event.label
 
-    def _ask(self, item: str) -> Asked:
-        return Asked(self.number[item], item, item in self._is_check)
-
     def _see(self, tab: str, who: str) -> None:
         """A sign of life of a tab, with the lock held. Tabs without one for a while are forgotten."""
         now = time.monotonic()
@@ -303,7 +288,7 @@ class LabelDesk:
         taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
         current = self._answers()
 
-        def first(items: Sequence[str], skipped: bool = False) -> str | None:
+        def first(items: Iterable[str], skipped: bool = False) -> str | None:
             return next((i for i in items if i not in taken and (i in current) == skipped), None)
 
         for _ in range(count):
@@ -342,10 +327,6 @@ def class_keys(classes: Sequence[str]) -> list[list[str]]:
         taken |= set(free[:1])
         keys[k] += free[:1]
     return keys
-
-
-def _mean(right: Sequence[bool]) -> float:
-    return sum(right) / len(right)
 
 
 def wilson(right: int, of: int, z: float = 1.96) -> tuple[float, float]:

@@ -5,6 +5,7 @@ folder. What one writes the other reads. A file is checked as a whole before the
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -107,13 +108,12 @@ def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") ->
     rows = list(rows)
     columns = (*EXPORT_COLUMNS, "row") if any(row.row is not None for row in rows) else EXPORT_COLUMNS
     if kind == "csv":
-        sink = _Lines()
-        writer = csv.writer(sink, lineterminator="\n")
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
         names = ("file" if field == "image" else "item", *columns[1:])
         for cells in (names, *(["" if (v := getattr(row, c)) is None else str(v) for c in columns] for row in rows)):
-            writer.writerow([_protected(cell) for cell in cells])
-            yield sink.line
+            line = io.StringIO()
+            csv.writer(line, lineterminator="\n").writerow([_protected(cell) for cell in cells])
+            yield line.getvalue()
     elif kind == "jsonl":
         for row in rows:
             yield json.dumps({c: getattr(row, c) for c in columns}, ensure_ascii=False) + "\n"
@@ -129,15 +129,6 @@ def _protected(text: str) -> str:
 
 def _looks_protected(text: str) -> bool:
     return text.startswith("'") and text.lstrip("'").startswith(FORMULA_STARTS)
-
-
-class _Lines:
-    """A file that keeps the last line written."""
-
-    line = ""
-
-    def write(self, text: str) -> None:
-        self.line = text
 
 
 def label_studio_task(row: LabelRow, field: str) -> dict[str, Any]:

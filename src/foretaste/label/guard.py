@@ -50,7 +50,7 @@ class Guard:
     """An ASGI application that lets only allowed requests through to another.
 
     ``host`` is the address that the server is bound to, ``names`` more names by which it may be called. ``token`` may
-    be None on a loopback address only. ``routes``: path → bytes of a body, where that is not ``largest_body``.
+    be None on a loopback address only. ``routes``: path → bytes of a body, where that is not ``LARGEST_BODY``.
     """
 
     def __init__(
@@ -60,18 +60,17 @@ class Guard:
         host: str = "127.0.0.1",
         token: str | None = None,
         names: Iterable[str] = (),
-        largest_body: int = LARGEST_BODY,
         routes: MutableMapping[str, int] | None = None,
     ) -> None:
         if token is None and not is_loopback(host):
             raise ValueError(f"host {host} can be reached from other machines; a token is required")
         if token is not None and len(token) < 16:
             raise ValueError(f"the token has {len(token)} characters; expected at least 16")
-        self.app, self.token, self.largest_body, self.routes = app, token, largest_body, dict(routes or {})
+        self.app, self.token, self.routes = app, token, dict(routes or {})
         self.names = {host.lower(), *LOOPBACK_NAMES, *(name.lower() for name in names)}
-        if not is_loopback(host):
-            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self.any_address = not is_loopback(host)
+        if self.any_address:
+            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self.sessions: dict[str, None] = {}  # a set in order
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,7 +160,7 @@ class Guard:
         return None
 
     def _limit(self, path: str) -> int:
-        return self.routes.get(path, self.largest_body)
+        return self.routes.get(path, LARGEST_BODY)
 
     async def _read(self, scope: Scope, headers: MutableMapping[str, str], receive: Receive) -> bytes | None:
         """The whole body; None if it is too long."""

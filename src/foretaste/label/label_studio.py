@@ -77,21 +77,19 @@ class LabelStudio:
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request; the reply as JSON. Raises ConnectionError if Label Studio is not there, or refuses."""
-        headers = {"authorization": self._authorization(), "accept": "application/json"}
-        return self._send(method, path, body, headers)
+        return self._send(method, path, body, {"authorization": self._authorization()})
 
     def _authorization(self) -> str:
         if self._key.count(".") != 2:
             return f"Token {self._key}"
         if time.monotonic() > self._until:  # a personal token is traded for one that lasts minutes
-            found = self._send("POST", "/api/token/refresh", {"refresh": self._key}, {"accept": "application/json"})
+            found = self._send("POST", "/api/token/refresh", {"refresh": self._key}, {})
             self._access, self._until = str(found["access"]), time.monotonic() + 120
         return f"Bearer {self._access}"
 
     def _send(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["content-type"] = "application/json"
+        headers |= {"accept": "application/json"} | ({} if data is None else {"content-type": "application/json"})
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             with self._opener.open(request, timeout=API_SECONDS) as reply:
@@ -131,6 +129,7 @@ class LabelStudioLink(threading.Thread):
         super().__init__(name="foretaste-label-studio", daemon=True)
         self.desk, self.studio, self.address = desk, studio, address
         self.project, self.ranked = whole_number("project", project, 1), whole_number("ranked", ranked, 1)
+        self._place = f"/api/projects/{self.project}"
         self.said = StudioTasks(desk, whole=studio is not None)
         self.version, self.pushed, self.error = "", 0, ""
         self.order: tuple[str, ...] = ()  # the items of the current version, best first
@@ -241,6 +240,10 @@ class LabelStudioLink(threading.Thread):
         self.error = "" if not self._failures else self.error
         return done is not False
 
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        assert self.studio is not None
+        return self.studio.call(method, path, body)
+
     def _read_soon(self, seconds: float = 0.0) -> None:
         with self.said.lock:
             self._due = min(self._due, time.monotonic() + seconds)
@@ -249,8 +252,7 @@ class LabelStudioLink(threading.Thread):
 
     def check(self) -> list[str]:
         """Read the project's settings. Returns what is wrong with them, in sentences, each once until it is mended."""
-        assert self.studio is not None
-        project = self.studio.call("GET", f"/api/projects/{self.project}")
+        project = self._call("GET", self._place)
         classes = self.desk.store.classes
         self.said.choices = choices = find_choices(project.get("parsed_label_config"), classes)
         self.said.speak_as(f"label-studio:{self.project}:{project.get('created_at', '')}")
@@ -274,10 +276,9 @@ class LabelStudioLink(threading.Thread):
         return new
 
     def _check_hooks(self, where: str) -> list[str]:
-        assert self.studio is not None
         mine = f"{self.address}/webhook"
         try:
-            hooks = self.studio.call("GET", f"/api/webhooks/?project={self.project}")
+            hooks = self._call("GET", f"/api/webhooks/?project={self.project}")
         except ConnectionError:  # not everybody may see them
             return []
         found = [h for h in hooks if h.get("is_active") and _same_door(str(h.get("url")), mine)]
@@ -313,11 +314,10 @@ class LabelStudioLink(threading.Thread):
             self._read_soon(pause)
 
     def _read_tasks(self) -> dict[int, StudioTask]:
-        assert self.studio is not None
         found, page, read, total = dict[int, StudioTask](), 1, 0, 1
         while read < total:  # a page beyond the last is an error there
             path = f"/api/tasks?project={self.project}&page={page}&page_size={TASKS_A_PAGE}&fields=all"
-            reply = self.studio.call("GET", f"{path}&resolve_uri=false&include={','.join(TASK_FIELDS)}")
+            reply = self._call("GET", f"{path}&resolve_uri=false&include={','.join(TASK_FIELDS)}")
             tasks, total = reply["tasks"], int(reply["total"])
             found |= dict(known for known in map(self.said.read_task, tasks) if known is not None)
             if not tasks:
@@ -327,38 +327,33 @@ class LabelStudioLink(threading.Thread):
 
     def _look_at_versions(self, found: Mapping[int, StudioTask]) -> None:
         """Find old versions, also of earlier sessions, and see whether the current one is whole."""
-        assert self.studio is not None
-        versions = self.studio.call("GET", f"/api/projects/{self.project}/model-versions") or {}
+        versions = self._call("GET", f"{self._place}/model-versions") or {}
         self._old = [name for name in versions if VERSIONS.fullmatch(name) and name != self.version]
-        there = sum(1 for task in self._scores if task in found)
+        there = sum(task in found for task in self._scores)
         self._resend |= bool(self.version) and versions.get(self.version, 0) < there
 
     # Writing
 
     def _push(self, ready: Sequence[str]) -> None:
         """Post the ranking under a new version and switch the project to it. Tasks of older ones lose their scores."""
-        studio = self.studio
-        assert studio is not None
         with self.said.lock:
             ranked = [(item, self.said.open[item]) for item in ready if item in self.said.open]
             self.said.moved = False
-        if ranked:
-            old, version = self.version, f"foretaste-{int(time.time())}-{secrets.token_hex(4)}"  # never one of before
-            rows = [
-                {"task": task} | self.prediction(item, rank) | {"model_version": version}
-                for rank, (item, task) in enumerate(ranked)
-            ]
-            reply = studio.call("POST", f"/api/projects/{self.project}/import/predictions", rows)
+        old, version = self.version, f"foretaste-{int(time.time())}-{secrets.token_hex(4)}"  # never one of before
+        rows = [
+            {"task": task} | self.prediction(item, rank) | {"model_version": version}
+            for rank, (item, task) in enumerate(ranked)
+        ]
+        if rows:
+            reply = self._call("POST", f"{self._place}/import/predictions", rows)
             if reply.get("created") != len(rows):
                 self._old.append(version)
                 raise ConnectionError(f"Label Studio took {reply.get('created')} of {len(rows)} predictions")
-            studio.call("PATCH", f"/api/projects/{self.project}", {"model_version": version})
+            self._call("PATCH", self._place, {"model_version": version})
             self.version, self.pushed = version, self.pushed + 1
             self._old += [old] if old else []
             self._listens_since = min(self._listens_since, time.monotonic())
-            self._scores = {row["task"]: row["score"] for row in rows}
-        else:
-            self._scores = {}
+        self._scores = {row["task"]: row["score"] for row in rows}
         self.order = tuple(item for item, _ in ranked)
         self._plan_scores()
 
@@ -370,28 +365,23 @@ class LabelStudioLink(threading.Thread):
 
     def _tidy(self) -> bool:
         """One piece of work that can wait: the score in a task's own data, or an old version. Whether there was any."""
-        assert self.studio is not None
         if self._todo:
             self._write_score(self._todo[-1], self._scores.get(self._todo[-1]))
             self._todo.pop()
-            return True
-        if self._old:
-            versions = f"/api/projects/{self.project}/model-versions"
-            self.studio.call("DELETE", versions, {"model_version": self._old[-1]})
+        elif self._old:
+            self._call("DELETE", f"{self._place}/model-versions", {"model_version": self._old[-1]})
             self._old.pop()
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _write_score(self, number: int, score: float | None) -> None:
         """Set our own field of a task, or remove it. The rest of its data is what it is there now."""
-        assert self.studio is not None
-        data = dict(self.studio.call("GET", f"/api/tasks/{number}?resolve_uri=false")["data"])
+        data = self._call("GET", f"/api/tasks/{number}?resolve_uri=false")["data"]
         if data.get(SCORE_FIELD) != score:
-            if score is None:
-                del data[SCORE_FIELD]
-            else:
-                data[SCORE_FIELD] = score
-            self.studio.call("PATCH", f"/api/tasks/{number}", {"data": data})
+            rest = {name: value for name, value in data.items() if name != SCORE_FIELD}
+            own = {} if score is None else {SCORE_FIELD: score}
+            self._call("PATCH", f"/api/tasks/{number}", {"data": rest | own})
         with self.said.lock:
             if number in self.said.tasks:
                 self.said.tasks[number] = replace(self.said.tasks[number], score=score)

@@ -130,21 +130,20 @@ class Learner:
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
         self._hold(Session(items, kind, settings.for_strategy(ask.how.kernel), window, ask, plan, background))
-        taught = self._read_labels(given.keys(), given.values())
+        now, taught = self._now, self._read_labels(given.keys(), given.values())
         for p in (held_out := getattr(pool, "held_out", [])):
             taught.pop(int(p), None)
-            self._now.book.ignore(int(p))
+            now.book.ignore(int(p))
         if len(held_out):
             words = counted(len(held_out), "point on the test side is", "points on the test side are")
             log.warning("pool: %s left out", words)
-        for p, y in taught.items():
-            self._now.book.put(p, y)
+        now.book.labels.update(taught)
         if net is None:
-            self._now.net = self._now.own_network()
-            self._now.train_first()
+            now.net = now.own_network()
+            now.train_first()
         else:
-            self._now.net = copied_network(net)
-            self._now.model = self._now.linearise(self._now.net, taught)
+            now.net = copied_network(net)
+            now.model = now.linearise(now.net, taught)
 
     def _hold(self, session: Session) -> None:
         self._now, self._lock = session, session.lock
@@ -160,9 +159,8 @@ class Learner:
     @property
     def classes(self) -> list[Any] | None:
         """The names of the classes, or their numbers; None for regression."""
-        if self._now.kind.regression:
-            return None
-        return list(range(self._now.kind.C)) if self._now.kind.names is None else list(self._now.kind.names)
+        kind = self._now.kind
+        return None if kind.regression else list(kind.names or range(kind.C))
 
     @property
     def labels(self) -> dict[Hashable, Any]:
@@ -323,8 +321,7 @@ class Learner:
         f_nC = self._outputs(items).cpu()
         if self._now.kind.regression:
             return f_nC[:, 0].numpy()
-        best = f_nC.argmax(1).tolist()
-        return np.array([self._now.kind.show(c) for c in best])
+        return np.array([self._now.kind.show(c) for c in f_nC.argmax(1).tolist()])
 
     def predict_proba(self, items: Any = None) -> Tensor:
         """The probabilities of the classes, (n, C) float64.
@@ -477,11 +474,10 @@ class Learner:
         Returns:
             Whether none is under way any more.
         """
-        worker = self._now.worker
-        if worker is not None:
-            worker.join(timeout)
-            return not worker.is_alive()
-        return True
+        if (worker := self._now.worker) is None:
+            return True
+        worker.join(timeout)
+        return not worker.is_alive()
 
     def stop_training(self) -> None:
         """Ask a training in the background to stop. It does so within a few steps; the network from before stays.
@@ -581,16 +577,12 @@ class Learner:
 
     def _as_positions(self, items: Any) -> list[int] | None:
         """The positions of ids; None if these are inputs."""
-        if isinstance(items, list):
-            return [self._find(i) for i in items]
-        if (
-            isinstance(items, Mapping)
-            or is_frame(items)
-            or (isinstance(items, Tensor | np.ndarray) and np.ndim(items) > 1)
-        ):
+        if isinstance(items, Mapping) or is_frame(items):
             return None
-        if isinstance(items, Tensor | np.ndarray) and not _whole_or_text(items):
-            return None
+        if isinstance(items, Tensor | np.ndarray):
+            numbers = items.is_floating_point() if isinstance(items, Tensor) else items.dtype.kind not in "iuUO"
+            if numbers or np.ndim(items) > 1:
+                return None
         return [self._find(i) for i in _several(items)]
 
     def _shown(self, p: int) -> str:
@@ -612,17 +604,13 @@ def _given_labels(pool: Pool, labels: Any) -> dict[Hashable, Any]:
         return {}
     if isinstance(labels, Mapping):
         return {plain_id(i): y for i, y in labels.items() if not _missing(y)}
-    entries = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
+    entries = _several(labels)
     if len(entries) != len(pool):
         raise ValueError(
             f"labels has {counted(len(entries), 'entry', 'entries')} and pool {counted(len(pool), 'item')}; expected "
             "one for each item, None where there is none, or a dict from id to label"
         )
     return {i: y for i, y in zip(pool.ids, entries) if not _missing(y)}
-
-
-def _whole_or_text(items: Any) -> bool:
-    return not items.is_floating_point() if isinstance(items, Tensor) else items.dtype.kind in "iuUO"
 
 
 def _is_one(value: Any) -> bool:
@@ -632,21 +620,18 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, str | bytes) or not isinstance(value, Iterable)
 
 
-def _several(ids: Any) -> list[Any]:
-    """One id, or several, as a list."""
-    if _is_one(ids):
-        return [ids.item() if isinstance(ids, np.ndarray) else ids]
-    return ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+def _several(value: Any) -> list[Any]:
+    """One id or label, or several, as a list."""
+    if _is_one(value):
+        return [value.item() if isinstance(value, np.ndarray) else value]
+    return value.tolist() if isinstance(value, Tensor | np.ndarray) else list(value)
 
 
 def _pair(ids: Any, labels: Any) -> tuple[list[Any], list[Any]]:
     """ids and labels of the same length."""
-    names = _several(ids)
-    if _is_one(labels):
-        if _is_one(ids):
-            return names, [labels]
+    names, values = _several(ids), _several(labels)
+    if _is_one(labels) and not _is_one(ids):
         raise ValueError(f"labels is {labels!r:.40} for {counted(len(names), 'id')}; expected one label for each")
-    values = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
     if len(values) != len(names):
         raise ValueError(f"ids are {len(names)} and labels {len(values)}; expected one label for each")
     return names, values

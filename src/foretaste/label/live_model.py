@@ -372,11 +372,8 @@ def choose_items(pool: Pool, must: Sequence[int], window: int, seed: int) -> lis
         return list(range(len(pool)))
     have = dict.fromkeys(must)
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
-    for p in order:
-        if len(have) >= window:
-            break
-        have[p] = None
-    return sorted(have)
+    others = [p for p in order if p not in have]
+    return sorted([*have, *others[: max(0, window - len(have))]])
 
 
 def linearise_pool(

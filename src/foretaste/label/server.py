@@ -10,9 +10,9 @@ import logging
 import signal
 import socket
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
-from foretaste.label.desk import Asked, LabelDesk
+from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import export_text, label_rows
 from foretaste.label.guard import AsgiApp, Guard
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
@@ -89,27 +89,14 @@ class UndoBody(TabBody):
 def make_app(desk: LabelDesk) -> FastAPI:
     """The application behind the guard."""
     app = FastAPI(title="foretaste", docs_url=None, redoc_url=None, openapi_url=None)
-    pictures = PictureCache(desk)
-    _add_page(app)
+    for path, (name, media) in PAGE_FILES.items():
+        content = (files("foretaste.label") / "page" / name).read_bytes()
+        page = Response(content, media_type=media, headers={"cache-control": "no-cache"})
+        app.add_route(path, lambda request, page=page: page)  # type: ignore[misc]
     _add_errors(app)
     _add_answer_routes(app, desk)
-    _add_reading(app, desk, pictures)
+    _add_reading(app, desk)
     return app
-
-
-def _add_page(app: FastAPI) -> None:
-    """The page itself: a few files of the package."""
-    folder = files("foretaste.label") / "page"
-
-    def route(path: str, name: str, media: str) -> None:
-        content = (folder / name).read_bytes()
-
-        @app.get(path, include_in_schema=False)
-        def page_file() -> Response:
-            return Response(content, media_type=media, headers={"cache-control": "no-cache"})
-
-    for path, (name, media) in PAGE_FILES.items():
-        route(path, name, media)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -122,13 +109,11 @@ def _add_errors(app: FastAPI) -> None:
 
         return answer
 
-    def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
+    def invalid(request: Request, error: Any) -> JSONResponse:
         faults = [f"{'.'.join(str(p) for p in e['loc'][1:])}: {e['msg']}" for e in error.errors()[:5]]
         return JSONResponse({"error": printable("; ".join(faults))[:1000]}, 422)
 
-    def unknown(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
+    def unknown(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     for kind, status in ((KeyError, 404), (ValueError, 422), (StoreConflict, 409), (StoreFull, 507), (StoreError, 503)):
@@ -140,33 +125,23 @@ def _add_errors(app: FastAPI) -> None:
 def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
     """What changes something. Plain functions: FastAPI runs each in a thread."""
 
-    def shown(asked: Asked) -> dict[str, Any]:
-        return {
-            "number": asked.number,
-            "item": asked.item,
-            "check": asked.check,
-            **content(desk, asked.number),
-            **desk.show(asked.item),
-        }
-
     @app.post("/api/next")
     def ask_next(body: NextBody) -> dict[str, Any]:
         return {
-            "items": [shown(a) for a in desk.next(body.tab, body.who, again=body.again)],
+            "items": [shown(desk, item) for item in desk.next(body.tab, body.who, again=body.again)],
             "state": desk.state(body.who),
         }
 
     @app.post("/api/answer")
     def answer(body: AnswerBody) -> dict[str, Any]:
         event = desk.answer(body.tab, body.who, body.item, body.kind, body.label, body.request)
-        items = [shown(a) for a in desk.next(body.tab, body.who)]
+        items = [shown(desk, item) for item in desk.next(body.tab, body.who)]
         return {"seq": event.seq, "items": items, "state": desk.state(body.who)}
 
     @app.post("/api/undo")
     def undo(body: UndoBody) -> dict[str, Any]:
         event = desk.undo(body.tab, body.who, body.request)
-        item = shown(Asked(desk.number[event.item], event.item, event.item in desk.check_ids))
-        return {"seq": event.seq, "item": item, "state": desk.state(body.who)}
+        return {"seq": event.seq, "item": shown(desk, event.item), "state": desk.state(body.who)}
 
     @app.post("/api/alive")
     def alive(body: TabBody) -> dict[str, Any]:
@@ -183,7 +158,7 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         return {"ok": True, "state": desk.state(body.who)}
 
 
-def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "PictureCache") -> None:
+def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     """What reads."""
 
     @app.get("/health")
@@ -196,14 +171,13 @@ def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "PictureCache") -> Non
 
     @app.get("/api/item/{number}")
     def item(number: int) -> dict[str, Any]:
-        name = _item_name(desk, number)
-        found = {"number": number, "item": name, "check": name in desk.check_ids}
-        return found | content(desk, number) | desk.show(name)
+        return shown(desk, _item_name(desk, number))
 
     @app.get("/api/recent")
     def recent() -> dict[str, Any]:
         return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
 
+    encoded = picture_cache(desk)
     threads = CapacityLimiter(PICTURE_THREADS)  # of their own: those who wait for room to decode hold up no answer
 
     @app.get("/api/picture/{number}/{size}")
@@ -213,7 +187,7 @@ def _add_reading(app: FastAPI, desk: LabelDesk, pictures: "PictureCache") -> Non
         if desk.data.kind != "pictures":
             raise KeyError("these items are no pictures")
         try:
-            body, media = await to_thread.run_sync(pictures.get, number, size, limiter=threads)
+            body, media = await to_thread.run_sync(encoded, number, size, limiter=threads)
         except MemoryError:
             raise ValueError("the picture claims more memory than there is") from None
         except Exception as error:  # a decoder may raise anything on rubbish
@@ -238,6 +212,13 @@ def _item_name(desk: LabelDesk, number: int) -> str:
     return desk.data.ids[number]
 
 
+def shown(desk: LabelDesk, item: str) -> dict[str, Any]:
+    """An item as the page shows it, with what stands beside it."""
+    number = desk.number[item]
+    found = {"number": number, "item": item, "check": item in desk.check_ids}
+    return found | content(desk, number) | desk.show(item)
+
+
 def content(desk: LabelDesk, number: int) -> dict[str, Any]:
     """What the page needs to show an item: where its picture is, its text, or its cells."""
     if desk.data.kind == "pictures":
@@ -259,25 +240,15 @@ def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
     return {"text": text[:80]}
 
 
-class PictureCache:
-    """Encoded pictures, the last ones in memory."""
+def picture_cache(desk: LabelDesk) -> Callable[[int, str], tuple[bytes, str]]:
+    """A function of an item's number and a size that encodes its picture; the last ones stay in memory."""
 
-    def __init__(self, desk: LabelDesk) -> None:
-        self.desk, self.lock = desk, threading.Lock()
-        self.kept: OrderedDict[tuple[int, str], tuple[bytes, str]] = OrderedDict()
+    @lru_cache(PICTURES_KEPT)
+    def encoded(number: int, size: str) -> tuple[bytes, str]:
+        items, side = desk.data.items, PICTURE_SIDES[size]
+        return encode_picture(items.shown(number, side) if hasattr(items, "shown") else items[number], side)
 
-    def get(self, number: int, size: str) -> tuple[bytes, str]:
-        with self.lock:
-            if (number, size) in self.kept:
-                self.kept.move_to_end((number, size))
-                return self.kept[number, size]
-        items, side = self.desk.data.items, PICTURE_SIDES[size]
-        made = encode_picture(items.shown(number, side) if hasattr(items, "shown") else items[number], side)
-        with self.lock:
-            self.kept[number, size] = made
-            while len(self.kept) > PICTURES_KEPT:
-                self.kept.popitem(last=False)
-        return made
+    return encoded
 
 
 def encode_picture(image: Any, side: int) -> tuple[bytes, str]:

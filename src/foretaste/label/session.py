@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,12 +120,8 @@ class Session:
     def status(self, goal: float) -> dict[str, Any]:
         """What ``Learner.status`` returns."""
         book, kind = self.book, self.kind
-        counts: dict[str, int] | None = None
-        if not kind.regression:
-            counts = {str(kind.show(c)): 0 for c in range(kind.C)}
-            for y in book.labels.values():
-                counts[str(kind.show(y))] += 1
-        curve = learning_curve(book, kind)
+        given, curve = Counter(book.labels.values()), learning_curve(book, kind)
+        counts = None if kind.regression else {str(kind.show(c)): given[c] for c in range(kind.C)}
         return {
             "items": len(self.pool),
             "labelled": len(book.labels),
@@ -163,14 +160,11 @@ class Session:
         """(n, C) outputs of the linearised network after the labels, on items of the pool."""
         model = self.trained_model()
         state = model.follow(self.book)
-        f_nC = state.pool_mean.new_empty(len(positions), state.C)
-        known = [i for i, p in enumerate(positions) if p in model.row]
-        f_nC[known] = state.pool_mean[[model.row[positions[i]] for i in known]]
-        if len(known) < len(positions):
-            others = [i for i, p in enumerate(positions) if p not in model.row]
-            for some in self.pool.chunks(others):
-                x_n = self.pool.take([positions[i] for i in some], model.device, model.dtype)
-                f_nC[list(some)] = model.outputs_of(x_n, self.book)
+        f_nC = state.pool_mean[[model.row.get(p, 0) for p in positions]]
+        others = [i for i, p in enumerate(positions) if p not in model.row]
+        for some in self.pool.chunks(others):
+            x_n = self.pool.take([positions[i] for i in some], model.device, model.dtype)
+            f_nC[list(some)] = model.outputs_of(x_n, self.book)
         return f_nC
 
     def outputs_of(self, x: Inputs) -> Tensor:
@@ -239,7 +233,7 @@ class Session:
                     return None
                 training = self.next_training()
                 self.under_way = training
-            self.finish_training(training)
+            self.train(training)
         finally:
             if training is not None:
                 self.end_training(training)
@@ -248,7 +242,7 @@ class Session:
     def work(self, training: Training) -> None:
         """A training in a thread. It never raises: ``failure`` says what went wrong."""
         try:
-            self.finish_training(training)
+            self.train(training)
         except TrainingStopped:
             log.info("the training was stopped and the network from before stays")
         except Exception as error:
@@ -257,22 +251,15 @@ class Session:
             self.worker = None
             self.end_training(training)
 
-    def finish_training(self, training: Training) -> None:
-        try:
-            self.train(training.labels, training.draw)
-            training.ended, self.last_trained = True, max(self.last_trained, training.draw)
-        except Exception as error:
-            training.error = error
-            raise
-
     def end_training(self, training: Training) -> None:
         # Those who wait look at ``under_way`` too: a Ctrl-C here may come before ``done`` is set.
         if self.under_way is training:
             self.under_way = None
         training.done.set()
 
-    def train(self, labels: dict[int, Label], draw: int) -> None:
+    def train(self, training: Training) -> None:
         """Train a copy and linearise it, without the lock; then swap it in. Labels given meanwhile are in the book."""
+        labels, draw = training.labels, training.draw
         try:
             assert self.net is not None
             trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw, self.look)
@@ -282,10 +269,11 @@ class Session:
                 model.admit([*self.book.labels, *self.book.pending])
                 model.follow(self.book)  # raises here if the new kernel cannot hold the labels
                 self.net, self.model, self.failure = trained, model, None
-        except TrainingStopped:
-            raise
+            training.ended, self.last_trained = True, max(self.last_trained, draw)
         except Exception as error:
-            self.failure = f"{type(error).__name__}: {error}"
+            training.error = error
+            if not isinstance(error, TrainingStopped):
+                self.failure = f"{type(error).__name__}: {error}"
             raise
 
     def look(self, done: int = 0, total: int = 0) -> None:
@@ -319,7 +307,7 @@ class Session:
             training = self.next_training()
             self.under_way = self.under_way or training
             try:
-                self.finish_training(training)
+                self.train(training)
             finally:
                 self.end_training(training)
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -193,21 +194,16 @@ def close_desk(desk: LabelDesk) -> None:
 
 def _keep_measures(store: LabelStore, view: ModelView) -> None:
     """What ``foretaste status`` shows of the model."""
-    if view.checked:
-        store.set_setting("checked", [list(p) for p in view.checked])
-    if view.advice:
-        store.set_setting("advice", dict(view.advice))
-    if view.record:
-        store.set_setting("record", [dict(p) for p in view.record])
+    for name, value in (("checked", view.checked), ("advice", view.advice), ("record", view.record)):
+        if value:
+            store.set_setting(name, value)
 
 
 def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "Points", source: Path) -> None:
     """The classes that the user names, or those of the last time, or those in the data."""
     found = list(points.classes) if any(label is not None for label in points.labels) else []
-    names = list(classes) if classes else list(store.classes)
-    if not names:
-        names = found
-    elif missing := [name for name in found if name not in names]:
+    names = list(classes or store.classes or found)
+    if missing := [name for name in found if name not in names]:
         if classes:
             raise ValueError(
                 f"{source} has labels of {', '.join(missing[:10])}, which {'is' if len(missing) == 1 else 'are'} not "
@@ -233,12 +229,9 @@ def _take_given(store: LabelStore, points: "Points") -> None:
 
 def desk_items(points: "Points", root: Path) -> DeskItems:
     """The items as the desk shows them."""
-    if points.kind == "pictures":
-        return DeskItems("pictures", points.ids, points.items, root)
-    if points.kind == "text":
-        return DeskItems("text", points.ids, points.items)
-    rows = points.items if points.kind == "table" else NamedRows(points.items, points.columns)
-    return DeskItems("table", points.ids, rows)
+    if points.kind in ("pictures", "text", "table"):
+        return DeskItems(points.kind, points.ids, points.items, root if points.kind == "pictures" else None)
+    return DeskItems("table", points.ids, NamedRows(points.items, points.columns))
 
 
 def find_twins(points: "Points") -> dict[str, str]:
@@ -247,9 +240,7 @@ def find_twins(points: "Points") -> dict[str, str]:
     if points.kind == "text":
         keys: list[Any] = list(items)
     elif points.kind == "pictures" and hasattr(items, "digest_of"):
-        count: dict[Any, int] = {}
-        for length in items.lengths:
-            count[length] = count.get(length, 0) + 1
+        count = Counter(items.lengths)
         keys = [items.digest_of(i) if count[n] > 1 else ("only", i) for i, n in enumerate(items.lengths)]
     else:
         return {}
@@ -285,10 +276,10 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
     from foretaste.connect import DEFAULT_BACKBONE, encode_with
     from foretaste.network import find_backbone
 
-    if points.kind not in ("pictures", "text") or (points.kind == "text" and backbone == "auto"):
-        return points.x, "TF-IDF of the words" if points.kind == "text" else "the columns, as numbers"
-    if backbone == "none" and points.kind == "text":
+    if points.kind == "text" and backbone in ("auto", "none"):
         return points.x, "TF-IDF of the words"
+    if points.kind not in ("pictures", "text"):
+        return points.x, "the columns, as numbers"
     note = ""
     if backbone != "none":
         try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.errors import check_known, is_utf8, printable
-from foretaste.label.log import JOURNAL_FILE, KINDS, LabelLog, Lease, LogContents
+from foretaste.label.log import JOURNAL_FILE, KINDS, LabelLog, Lease
 from foretaste.label.log import STORE_FILE as STORE_FILE
 from foretaste.label.log import LabelEvent as LabelEvent
 from foretaste.label.log import StoreConflict as StoreConflict
@@ -85,7 +85,7 @@ class LabelStore:
             self._kept = read_log(self.folder)
         else:
             raise StoreError(f"{self.folder} has no {STORE_FILE}; start with `foretaste label`")
-        self._index(self._kept)
+        self._index()
 
     # Settings
 
@@ -235,7 +235,7 @@ class LabelStore:
     def lease(self, items: Iterable[str], *, tab: str, who: str) -> list[str]:
         """Hold items for a tab, or hold them longer; those that other tabs hold are left out."""
         with self._mutex:
-            mine = [item for item in items if self._is_free(item, tab)]
+            mine = [item for item in items if (held := self._lease_of(item)) is None or held.tab == tab]
             if mine:
                 with self._writing(flush=False) as log:
                     self._hold(log, mine, tab, who)
@@ -289,11 +289,11 @@ class LabelStore:
     def _event(self, seq: int | None) -> LabelEvent | None:
         return None if seq is None else self._kept.events[seq - 1]
 
-    def _index(self, kept: LogContents) -> None:
+    def _index(self) -> None:
         """Make the caches of the log anew."""
         self._now.clear()
         self._requests.clear()
-        for event in kept.events:
+        for event in self._kept.events:
             self._take_effect(event)
 
     def _take_effect(self, event: LabelEvent) -> None:
@@ -345,10 +345,6 @@ class LabelStore:
             held = self._kept.leases[item] = replace(held, until=now + self.lease_seconds)
         return held if held is not None and held.until > now else None
 
-    def _is_free(self, item: str, tab: str) -> bool:
-        held = self._lease_of(item)
-        return held is None or held.tab == tab
-
     def _hold(self, log: LabelLog, items: Iterable[str], tab: str, who: str) -> None:
         until, leases = self._clock() + self.lease_seconds, self._kept.leases
         for item in items:
@@ -378,7 +374,7 @@ class LabelStore:
                     yield self._log
             except BaseException:
                 if len(self._kept.events) == before:  # taken back
-                    self._index(self._kept)
+                    self._index()
                 raise
             finally:
                 self._inside = False

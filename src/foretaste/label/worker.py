@@ -150,8 +150,7 @@ class LearnerWorker(threading.Thread):
 
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
-        learner = self._learner
-        phase = self._phase
+        learner, phase = self._learner, self._phase
         if phase == "ready" and learner is not None:
             phase = "training" if learner.training else "ready" if learner.ready else "first labels"
         return {
@@ -226,8 +225,7 @@ class LearnerWorker(threading.Thread):
         with self._turn:
             items, number, self._dirty = [*{**self._missed, **self._dirty}], self._told, {}
             retrain, self._retrain, self._stale = self._retrain, False, False
-        before = self._predicted
-        labels = self._labels
+        before, labels = self._predicted, self._labels
         self._missed = dict.fromkeys(items)  # tried again if this turn fails
         self._follow(learner, items)
         self._missed = {}
@@ -301,8 +299,7 @@ class LearnerWorker(threading.Thread):
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
                 best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN]
                 likely[item] = tuple((self._classes[c], float(p_C[c])) for c in best)
-        after = learner.predict()
-        changed = self.view.changed
+        after, changed = learner.predict(), self.view.changed
         if before is not None and items:
             changed = describe_change(items[-1], before, after)
         self._predicted = after
@@ -366,14 +363,12 @@ def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
     """Why an item is asked for, in sentences, from what ``Learner.explain`` returns."""
     changes, alike = int(found.get("changes", 0)), int(found.get("stands_for", 0))
     pairs = Counter((str(c["from"]), str(c["to"])) for c in found.get("changed", ()))
-    words = f"If it is {found.get('label')}, " + (
-        "no other prediction changes."
-        if not changes
-        else f"{counted(changes, 'other prediction changes', 'other predictions change')}"
-    )
-    if pairs and changes:
-        (before, after), n = pairs.most_common(1)[0]
-        words += f", {'mostly ' if n < changes else ''}from {before} to {after}."
+    words = "no other prediction changes."
+    if changes:
+        words = counted(changes, "other prediction changes", "other predictions change")
+        for (before, after), n in pairs.most_common(1):
+            words += f", {'mostly ' if n < changes else ''}from {before} to {after}."
+    words = f"If it is {found.get('label')}, {words}"
     if alike:
         words += f" It stands for {counted(alike, 'item')} like it."
     return {"text": words, "changes": changes, "stands_for": alike}
