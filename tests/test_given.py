@@ -136,7 +136,7 @@ def test_a_hugging_face_dataset_is_a_table_or_named_inputs():
         q = ask(x_U=pool)
         assert q.ids == want.indices.tolist()
         torch.testing.assert_close(q.scores, want.scores, rtol=1e-5, atol=1e-7)
-    with pytest.raises(TypeError, match="x_U has columns that are no numbers: city"):
+    with pytest.raises(TypeError, match="x_U has columns that are not numbers: city"):
         ask(x_U=datasets.Dataset.from_pandas(frame(X_U).assign(city="Rome")))
 
 
@@ -315,7 +315,7 @@ def nan_at_3(x):
 
 
 BAD = {
-    "columns of text": (mixed, r"x_U has columns that are no numbers: city, kind, day; .*ft\.open encodes text"),
+    "columns of text": (mixed, r"x_U has columns that are not numbers: city, kind, day; .*ft\.open encodes text"),
     "gaps of a frame": (with_gap, r"x_U has \d+ missing or infinite values, in b \(1\), d \(\d+\); fill them in"),
     "a frame without columns": (lambda x: frame(x)[[]], "x_U is a data frame without columns"),
     "other columns": (lambda x: frame(x)[list("abdc")], r"x_L has the columns a, b, c, d and x_U a, b, d, c"),

@@ -356,7 +356,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "which points are drawn for the check",
     (
         "tangent/rule_checks.py",
-        "return mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))",
+        "return f_nC, mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))",
         "0 becomes 1",
     ): "zeros are made for G, which nobody reads",
     (

@@ -1,10 +1,10 @@
-"""What users give, as tensors: points of arrays, data frames, lists or datasets; labels of numbers or names.
+"""What users give, as tensors: points from arrays, data frames, lists or datasets; labels as numbers or names.
 
-A tensor is passed on as it is. All else follows the network: its device, its dtype.
+A tensor is used as it is. Everything else is moved to the network's device and converted to its dtype.
 
     floats                    the network's dtype
-    bytes (uint8, pictures)   numbers in [0, 1], as ``ft.fit`` has them
-    whole numbers, booleans   the network's dtype; token ids, as they are, where the network has an embedding
+    bytes (uint8, pictures)   scaled to [0, 1], as in ``ft.fit``
+    integers, booleans        the network's dtype; token ids (int64) if the network has an embedding
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from foretaste.errors import counted, did_you_mean
 from foretaste.losses import LOSSES
 
-NO_INPUTS = ("label", "labels", "target", "y")  # of a dataset's items: never inputs
+NO_INPUTS = ("label", "labels", "target", "y")  # keys of a dataset's items that are never inputs
 COLUMNS_SHOWN = 8  # in one message
 POINTS_WANTED = (
     "a tensor, an array, a data frame, a list, a dataset with __len__ and __getitem__, a DataLoader, what ft.open "
@@ -34,12 +34,12 @@ ClassName = str | int
 
 @dataclass(frozen=True, eq=False)
 class GivenPoints:
-    """Points as tensors, and what their source says of them."""
+    """Points as tensors, with the ids and columns of their source."""
 
     x: Any  # tensors; None if there are none
     ids: list[Any] | None = None  # the index of a frame, or the ids of ft.open
     columns: tuple[str, ...] = ()  # of a frame
-    at: list[int] | None = None  # their positions in the source, where only some of it is taken
+    at: list[int] | None = None  # their positions in the source, if only some are taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,10 @@ class GivenSets:
 def read_sets(
     net: Any, x_L: Any, y_L: Any, x_U: Any, watch: Any, classes: Any = None, *, pool_only: bool = False
 ) -> GivenSets:
-    """The points of a query for a network. Raises with the faults of all of them at once.
+    """The points of a query for a network. Raises with all faults at once.
 
-    Of what ``ft.open`` returns, x_L takes the points that have a label, and their labels where y_L is None. x_U takes
-    all points, or with ``pool_only`` those that have none.
+    From what ``ft.open`` returns, x_L takes the labelled points, with their labels if y_L is None. x_U takes all
+    points, or with ``pool_only`` the unlabelled ones.
     """
     watch = int(watch) if isinstance(watch, np.integer) else watch
     watched = None if isinstance(watch, int) else watch
@@ -78,7 +78,7 @@ def read_sets(
 
 
 def read_labelled(net: Any, x: Any, y: Any, classes: Any = None) -> tuple[Any, Any, Any]:
-    """Points, labels and names of classes to train a network on, as in ``read_sets``."""
+    """Points, labels and class names to train a network on, as in ``read_sets``."""
     read = given_tensors(net, {"x": x}, {"x": "labelled"})["x"]
     if read.x is None and x is not None:
         raise ValueError("x has no labelled points; expected at least one")
@@ -87,7 +87,7 @@ def read_labelled(net: Any, x: Any, y: Any, classes: Any = None) -> tuple[Any, A
 
 
 def check_order(points: GivenPoints, y: Any, name: str, label_name: str) -> None:
-    """Raise if labels have the index of their points in another order: labels are taken by position."""
+    """Raise if the labels have the index of the points, but in another order: labels are matched by position."""
     if points.ids is None or not hasattr(y, "iloc"):
         return
     index = y.index.tolist()
@@ -110,7 +110,7 @@ def _own_labels(x: Any, y: Any, classes: Any) -> tuple[Any, Any]:
 def given_tensors(
     net: Any, sources: Mapping[str, Any], parts: Mapping[str, str] | None = None
 ) -> dict[str, GivenPoints]:
-    """Several sets of points by the name of their argument. Frames must have the same columns in the same order."""
+    """Several sets of points, by argument name. Data frames must have the same columns in the same order."""
     form, read, faults = point_format(net), dict[str, GivenPoints](), list[Exception]()
     for name, source in sources.items():
         try:
@@ -141,7 +141,7 @@ class PointFormat:
     embeds: bool  # whole numbers are token ids
 
     def convert(self, t: Tensor, name: str) -> Tensor:
-        """Points as this network takes them. Raises if numbers are not finite, or too large for its dtype."""
+        """Points as this network takes them. Raises if numbers are not finite, or overflow its dtype."""
         if t.dtype == torch.uint8:
             return t.to(self.device, self.dtype) / 255
         if not t.is_floating_point():
@@ -159,7 +159,7 @@ class PointFormat:
 
 
 def point_format(net: Any) -> PointFormat:
-    """Device and dtype of a network, or of a frozen one. What is no network is refused elsewhere."""
+    """The format of a network or a ``FrozenNetwork``. Anything else is refused elsewhere."""
     module = net if isinstance(net, nn.Module) else getattr(net, "net", None)
     module = module if isinstance(module, nn.Module) else nn.Identity()
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
@@ -171,7 +171,7 @@ def point_format(net: Any) -> PointFormat:
 
 
 def read_given(source: Any, name: str, form: PointFormat | None = None, part: str = "all") -> GivenPoints:
-    """One set of points; without ``form`` as they are stored. part: of what ``ft.open`` returns."""
+    """One set of points; without ``form`` as they are stored. part: "all", "labelled" or "pool", for ``ft.open``."""
     if source is None or isinstance(source, Tensor):
         return GivenPoints(source)
     if is_opened(source):
@@ -181,8 +181,8 @@ def read_given(source: Any, name: str, form: PointFormat | None = None, part: st
     if has_plain_columns(source):
         source = source.to_pandas().drop(columns=[key for key in NO_INPUTS if key in source.features])
     if is_frame(source):
-        columns = tuple(map(str, source.columns))
-        return GivenPoints(_format_tensor(frame_tensor(source, name), name, form), source.index.tolist(), columns)
+        x = _format_points(frame_tensor(source, name), name, form)
+        return GivenPoints(x, source.index.tolist(), tuple(map(str, source.columns)))
     if isinstance(source, DataLoader):
         return GivenPoints(_format_points(read_loader(source, name), name, form))
     if isinstance(source, str | bytes) or hasattr(source, "getbands"):
@@ -210,19 +210,27 @@ def is_opened(source: Any) -> bool:
 
 
 def is_frame(source: Any) -> bool:
-    """Whether this is a data frame of pandas, which is not imported for it."""
+    """Whether this is a pandas data frame. Does not import pandas."""
     return hasattr(source, "iloc") and hasattr(source, "columns")
 
 
 def has_plain_columns(source: Any) -> bool:
     """Whether this is a Hugging Face dataset whose inputs are columns of single values: a table.
 
-    Lists of numbers are inputs by name, such as tokens, and are read item by item; so are pictures.
+    Datasets with lists of numbers (tokens) or pictures are read item by item.
     """
     if type(source).__module__.split(".")[0] != "datasets" or not hasattr(source, "features"):
         return False
     inputs = {name: kind for name, kind in source.features.items() if name not in NO_INPUTS}
     return len(inputs) > 1 and all(type(kind).__name__ in ("Value", "ClassLabel") for kind in inputs.values())
+
+
+def _read_entry(value: Any, name: str, form: PointFormat | None) -> Tensor:
+    """One tensor of a dict. Unlike points without a name, numbers stay one-dimensional."""
+    if isinstance(value, Tensor):
+        return value
+    t = array_tensor(value, name)
+    return t if form is None else form.convert(t, name)
 
 
 def count_labels(y: Any) -> int:
@@ -244,20 +252,13 @@ def _read_opened(source: Any, name: str, form: PointFormat | None, part: str) ->
     return GivenPoints(_format_points(x, name, form), [source.ids[i] for i in at], at=at)
 
 
-def _format_tensor(t: Tensor, name: str, form: PointFormat | None) -> Tensor:
-    return t if form is None else form.convert(t, name)
-
-
-def _read_entry(value: Any, name: str, form: PointFormat | None) -> Tensor:
-    return value if isinstance(value, Tensor) else _format_tensor(array_tensor(value, name), name, form)
-
-
 def _format_points(x: TensorInputs, name: str, form: PointFormat | None) -> TensorInputs:
-    """The same for one tensor or several. One number for each point is a column, unless it may be a token."""
+    """Points as a network takes them. One number for each point is a column, unless it may be a token."""
     if isinstance(x, Tensor):
-        column = x.dim() == 1 and (x.is_floating_point() or (form is not None and not form.embeds))
-        return _format_tensor(x[:, None] if column else x, name, form)
-    return {key: _format_tensor(t, f"{name}[{key!r}]", form) for key, t in x.items()}
+        if x.dim() == 1 and (x.is_floating_point() or (form is not None and not form.embeds)):
+            x = x[:, None]
+        return x if form is None else form.convert(x, name)
+    return x if form is None else {key: form.convert(t, f"{name}[{key!r}]") for key, t in x.items()}
 
 
 def check_index(ids: Sequence[Any], name: str) -> None:
@@ -270,12 +271,12 @@ def check_index(ids: Sequence[Any], name: str) -> None:
 
 
 def frame_tensor(frame: Any, name: str) -> Tensor:
-    """(N, D) of a data frame of numbers. Raises with all columns that are something else, or have gaps."""
+    """(N, D) of a data frame of numbers. Raises with all columns that hold something else or miss values."""
     columns = [frame.iloc[:, k] for k in range(frame.shape[1])]
     other = [c.name for c in columns if getattr(c.dtype, "kind", "O") not in "biuf"]
     if other:
         raise TypeError(
-            f"{name} has columns that are no numbers: {shown_names(other)}; leave them out, or make them numbers. "
+            f"{name} has columns that are not numbers: {shown_names(other)}; leave them out, or make them numbers. "
             f"{HOW_TO_ENCODE}"
         )
     if not columns:
@@ -298,7 +299,7 @@ def shown_names(names: Sequence[Any]) -> str:
 
 
 def array_tensor(source: Any, name: str) -> Tensor:
-    """An array, or numbers in nested lists, as a tensor. It shares an array's memory where that can be."""
+    """An array, or numbers in nested lists, as a tensor. Shares the array's memory if it can."""
     if np.ma.is_masked(source):
         raise ValueError(f"{name} is an array with {np.ma.count_masked(source)} masked values; fill them in")
     try:
@@ -324,7 +325,7 @@ def array_tensor(source: Any, name: str) -> Tensor:
     if array.dtype.itemsize > 8 or not array.dtype.isnative:
         array = array.astype(np.float64 if kind == "f" else np.int64)
     if not array.flags.writeable or any(step < 0 for step in array.strides):
-        array = array.copy()  # torch shares neither
+        array = array.copy()  # torch can share neither
     return torch.from_numpy(array)
 
 
@@ -359,7 +360,7 @@ def item_tensor(item: Any, name: str = "pool") -> Tensor:
     if isinstance(item, Tensor):
         return item.detach()
     if hasattr(item, "getbands"):  # a PIL image
-        if item.mode.startswith("I"):  # 16 bits a pixel, which convert() cuts off at 255
+        if item.mode.startswith("I"):  # 16 bits per pixel, which convert() would clip to 255
             deep = np.asarray(item).astype(np.int64).clip(0, 65535)
             return torch.from_numpy(((deep + 128) // 257).astype(np.uint8))[None]
         array = np.asarray(item.convert("L" if item.mode in ("1", "L") else "RGB"))
@@ -371,7 +372,7 @@ def item_tensor(item: Any, name: str = "pool") -> Tensor:
 
 
 def _is_pair(item: Any) -> bool:
-    """Whether an item is (x, y), and not numbers in nested lists."""
+    """Whether an item is (x, y) rather than numbers in nested lists."""
     if not isinstance(item, tuple | list) or not item or all(isinstance(v, int | float) for v in item):
         return False
     if _is_object(item[0]):
@@ -393,7 +394,7 @@ def _holds_objects(source: Sequence[Any]) -> bool:
 
 
 def read_loader(loader: "DataLoader[Any]", name: str) -> TensorInputs:
-    """All points of a DataLoader. One that shuffles or drops points is refused: positions would mean nothing."""
+    """All points of a DataLoader. Raises if it shuffles or drops points: then positions mean nothing."""
     known, batches = not isinstance(loader.dataset, IterableDataset), loader.batch_sampler
     order = loader.sampler if batches is None else getattr(batches, "sampler", None)
     if known and not (isinstance(order, SequentialSampler) and type(batches) in (BatchSampler, type(None))):
@@ -419,7 +420,7 @@ def read_loader(loader: "DataLoader[Any]", name: str) -> TensorInputs:
 
 
 def _batch_inputs(batch: Any, name: str) -> Any:
-    """The points of a batch: x of x or (x, y, ...), or of a dict what is no label."""
+    """The points of a batch: x of x or (x, y, ...), or the entries of a dict that are not labels."""
     batch = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if isinstance(batch, Mapping):
         parts = {str(k): torch.as_tensor(v) for k, v in batch.items() if k not in NO_INPUTS}
@@ -433,7 +434,7 @@ def _batch_inputs(batch: Any, name: str) -> Any:
 
 
 def check_class_names(classes: Any) -> tuple[ClassName, ...]:
-    """Names of classes: all of them text, or all of them whole numbers; each once."""
+    """Class names without duplicates: all text, or all integers."""
     listed = classes.tolist() if hasattr(classes, "tolist") else classes
     names = tuple(listed) if isinstance(listed, Sequence) and not isinstance(listed, str | bytes) else ()
     names = tuple(int(n) if isinstance(n, np.integer) else n for n in names)
@@ -448,7 +449,6 @@ def check_class_names(classes: Any) -> tuple[ClassName, ...]:
 
 def resolve_class_names(y: Any, classes: Any, C: int, name: str = "y_L") -> tuple[ClassName, ...] | None:
     """The names of the C classes: ``classes``, or the sorted labels if they are text and C of them differ."""
-    text = text_labels(y)
     if classes is not None:
         names = check_class_names(classes)
         if len(names) != C:
@@ -457,7 +457,7 @@ def resolve_class_names(y: Any, classes: Any, C: int, name: str = "y_L") -> tupl
                 "names in the order of the outputs"
             )
         return names
-    if text is None:
+    if (text := text_labels(y)) is None:
         return None
     found = tuple(sorted({str(label) for label in text.flat}))
     if len(found) != C:
@@ -469,31 +469,27 @@ def resolve_class_names(y: Any, classes: Any, C: int, name: str = "y_L") -> tupl
 
 
 def text_labels(y: Any) -> np.ndarray | None:
-    """The labels as an array of text, or None if they are something else. Sequences, numpy and pandas are taken."""
+    """The labels of a sequence, numpy array or pandas Series as an array of text; None if they are not text."""
     if y is None or isinstance(y, Tensor | int | float):
         return None
     if isinstance(y, str):
         return np.asarray(y)
     if isinstance(y, list | tuple) and not (y and isinstance(y[0], str)):
-        return None  # a long list of numbers is not copied to find that out
+        return None  # without copying a long list of numbers
     array = np.asarray(y)
     if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat)):
         return array if array.size else None
     return None
 
 
-def name_labels(y: Any, names: Sequence[ClassName] | None, name: str) -> np.ndarray | None:
-    """The labels that are names: text, or whole numbers where classes are called by numbers. None if they are not."""
-    if (text := text_labels(y)) is not None or names is None or isinstance(names[0], str):
-        return text
-    t = label_tensor(y, name)
-    return None if t.is_floating_point() else t.cpu().numpy()
-
-
-def names_to_ids(y: Any, names: Sequence[ClassName] | None, name: str = "y_L") -> Tensor:
-    """Class names as class ids, on the CPU."""
-    given = name_labels(y, names, name)
-    assert given is not None
+def names_to_ids(y: Any, names: Sequence[ClassName] | None, name: str = "y_L") -> Tensor | None:
+    """Class names as ids, on the CPU; None if the labels are not names: text, or integers if ``names`` are."""
+    given = text_labels(y)
+    if given is None and names is not None and not isinstance(names[0], str):
+        t = label_tensor(y, name)
+        given = None if t.is_floating_point() else t.cpu().numpy()
+    if given is None:
+        return None
     if names is None:
         raise ValueError(
             f"{name} holds text, such as {str(given.flat[0])!r}; give classes=, the names in the order of the "
@@ -518,11 +514,11 @@ def label_tensor(y: Any, name: str, allow_bool: bool = False) -> Tensor:
             y = array_tensor(np.atleast_1d(np.asarray(y)), name).reshape(np.shape(y))
         t = y.detach() if isinstance(y, Tensor) else torch.as_tensor(y)
         if t.is_floating_point() and not hasattr(y, "dtype"):
-            t = torch.as_tensor(y, dtype=torch.float64)  # Python's floats are: float32 would round them
+            t = torch.as_tensor(y, dtype=torch.float64)  # as Python's floats: float32 would round them
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
-            f"{name} is a {type(y).__name__} that is no tensor of labels; expected numbers, or names of classes as "
-            "text, none of them missing"
+            f"{name} is a {type(y).__name__} that is no tensor of labels; expected numbers, or class names as text, "
+            "none of them missing"
         ) from None
     if (t.dtype == torch.bool and not allow_bool) or t.is_complex():
         raise ValueError(f"{name} is of {t.dtype}; expected class ids as integers, or floats")
@@ -530,9 +526,9 @@ def label_tensor(y: Any, name: str, allow_bool: bool = False) -> Tensor:
 
 
 def labels_as_numbers(y: Any, names: Sequence[ClassName] | None, binary: bool, name: str) -> Tensor:
-    """Names as class ids; of two classes of one output (``binary``) also True, False, 0.0 and 1.0. Others stay."""
-    if name_labels(y, names, name) is not None:
-        return names_to_ids(y, names, name)
+    """Class names as ids; with ``binary`` (two classes, one output) also booleans, 0.0 and 1.0. Others stay."""
+    if (ids := names_to_ids(y, names, name)) is not None:
+        return ids
     t = label_tensor(y, name, allow_bool=binary)
     if t.dtype == torch.bool or (binary and t.is_floating_point() and t.dim() < 2 and zeros_and_ones(t)):
         return t.long()
@@ -542,7 +538,7 @@ def labels_as_numbers(y: Any, names: Sequence[ClassName] | None, binary: bool, n
 def holds_classes(y: Any, loss: str, classes: Any, name: str = "y_L") -> bool:
     """Whether labels for a network of one output are two classes: 0 and 1, False and True, or names.
 
-    Floats are regression, unless the loss is for classes only. Raises where they are neither.
+    Floats mean regression, unless the loss is for classes only. Raises if they are neither.
     """
     if classes is not None or text_labels(y) is not None:
         return True

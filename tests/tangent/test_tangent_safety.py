@@ -18,12 +18,12 @@ from foretaste.tangent import FrozenNetwork, PeakMemory, freeze, plan
 from foretaste.tangent.frozen import find_not_finite, share_tensors
 from foretaste.tangent.rule_checks import (
     CheckedPoints,
-    DrawnBatch,
     Marks,
     compare_marks,
     compare_rows,
     find_moved,
     join_drawn,
+    mark_points,
     points_to_draw,
 )
 from foretaste.tangent.survey import Survey, align_calls, find_same, record_pass, survey_network
@@ -393,7 +393,7 @@ def drawn_from(net: nn.Module, x: Tensor, count: int) -> tuple[FrozenNetwork, Su
     survey = survey_network(frozen, x, 2)
     recorded, f_NC = record_pass(frozen, list(survey.axes), x)
     calls = align_calls(recorded, survey.axes, survey.folds, len(x), 1)
-    return frozen, survey, DrawnBatch(x, survey.layers, calls, f_NC).draw(count, rows=True)
+    return frozen, survey, CheckedPoints(x, calls, mark_points(calls), f_NC).draw(count, rows=True)
 
 
 class Trimmed(nn.Module):

@@ -19,7 +19,6 @@ from foretaste.given import (
     GivenSets,
     check_index,
     labels_as_numbers,
-    name_labels,
     names_to_ids,
     read_sets,
     resolve_class_names,
@@ -280,8 +279,8 @@ def make_request(
     if (names := resolve_class_names(y_L, classes, C)) is not None:
         info["classes"] = list(names)
         classes = names if isinstance(names[0], str) else None  # a state would take class ids for names
-        if y_L is not None and name_labels(y_L, names, "y_L") is not None:
-            y_L = names_to_ids(y_L, names).to(subject.device)
+        if y_L is not None and (ids := names_to_ids(y_L, names)) is not None:
+            y_L = ids.to(subject.device)
     return replace(request, net=net, y_L=y_L, kernel=kernel, classes=classes, subject=subject, outputs=C)
 
 

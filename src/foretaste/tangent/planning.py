@@ -386,7 +386,8 @@ def fill_groups(
             groups.append(group := LayerGroup())
         group.products.append(product)
         group.kept_bytes += calls_bytes(product.modules)
-    for item in [*layers, *job.functional_entries.items()]:
+    items: list[LayerParameter | tuple[str, int]] = [*layers, *job.functional_entries.items()]
+    for item in items:
         if isinstance(item, LayerParameter):
             kept, formed = calls_bytes(item.modules), item.numel * column_bytes
             stash = slab and item.numel > 2 * slab and SLAB_WORTH * kept < formed if ample else kept < formed // 2

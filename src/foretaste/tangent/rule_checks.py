@@ -8,6 +8,7 @@ without it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from foretaste.tangent.survey import (
     align_calls,
     find_same,
     modules_of,
-    record_inputs,
+    record_calls,
     record_pass,
     row_gaps,
     some_entries,
@@ -80,13 +81,19 @@ class Marks:
     values_nS: Tensor
     widths: list[tuple[nn.Module, int]]
 
-    def take(self, at: Tensor) -> "Marks":
-        return replace(self, values_nS=self.values_nS[at])
+    def by_call(self) -> tuple[Tensor, ...]:
+        return self.values_nS.split([width for _, width in self.widths], 1)
+
+
+def mark_points(calls: LayerCalls) -> Marks:
+    parts = [(m, some_entries(a)) for m, pairs in calls.items() for a, _ in pairs]
+    dtype = next((t.dtype for _, t in parts if t.is_floating_point()), torch.float64)  # an Embedding's are integers
+    return Marks(torch.cat([t.to(dtype) for _, t in parts], 1), [(m, t.shape[1]) for m, t in parts])
 
 
 @dataclass(frozen=True)
 class CheckedPoints:
-    """Some points of a batch, and what its pass recorded for them: A and G (the first head only, or none), and f."""
+    """A batch, or some points of it, and what its pass recorded for them: A and G (or neither), marks, and f."""
 
     x: Inputs
     calls: LayerCalls
@@ -99,22 +106,22 @@ class CheckedPoints:
         parts = [*input_parts(self.x).values(), *(t for pair in pairs for t in pair), self.marks.values_nS]
         return [t.shape[1:] for t in parts], [width for _, width in self.marks.widths]
 
+    @cached_property
+    def shares_2n(self) -> Tensor:
+        """(2, n): the largest share that each point has in Σ_n |G_n| of any call, and in Σ_n |A_n − mean A|."""
+        g_Kn = torch.stack([some_entries(g[:, 0]).abs().sum(1) for pairs in self.calls.values() for _, g in pairs])
+        values_nS = self.marks.values_nS
+        apart = replace(self.marks, values_nS=(values_nS - values_nS.mean(0)).abs())
+        size_2Kn = torch.stack([g_Kn, torch.stack([t.sum(1) for t in apart.by_call()]).to(g_Kn)])
+        return (size_2Kn / size_2Kn.sum(2, keepdim=True).clamp_min(torch.finfo(size_2Kn.dtype).tiny)).amax(1)
 
-class DrawnBatch:
-    """A batch of a pass, of which some points are checked."""
-
-    def __init__(self, x: Inputs, layers: Sequence[LayerParameter], calls: LayerCalls, f_NC: Tensor) -> None:
-        self.x, self.f_NC, self.calls = x, f_NC, {m: calls[m] for m in modules_of(layers)}
-        self.marks = mark_points(self.calls)
-        self.shares_2n = shares_of_layers(self.marks, self.calls)
-
-    def draw(self, count: int, rows: bool) -> CheckedPoints:
+    def draw(self, count: int, rows: bool) -> "CheckedPoints":
         """At most ``count`` points: about a third at random, the others those that matter most to some layer.
 
         A layer that few points use (an expert) has no gradient at the others: there any order of its rows looks right.
         The same holds where most inputs of a layer are equal (after a ReLU that is 0 nearly everywhere).
 
-        rows: whether their A and G are kept.
+        rows: whether their A and G (of the first head) are kept.
         """
         n, device = count_points(self.x), next(iter(input_parts(self.x).values())).device
         at = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
@@ -124,23 +131,8 @@ class DrawnBatch:
             most = self.shares_2n.topk(third).indices.flatten().to(device)
             at = torch.cat([at[: max(0, count - len(most))], most])[:count]
         calls = {m: [(a[at], g[at, :1]) for a, g in pairs] for m, pairs in self.calls.items()} if rows else {}
-        return CheckedPoints(take_points(self.x, at), calls, self.marks.take(at), self.f_NC[at])
-
-
-def mark_points(calls: LayerCalls) -> Marks:
-    """The marks of all points of a batch."""
-    parts = [(m, some_entries(a)) for m, pairs in calls.items() for a, _ in pairs]
-    dtype = next((t.dtype for _, t in parts if t.is_floating_point()), torch.float64)  # an Embedding's are integers
-    return Marks(torch.cat([t.to(dtype) for _, t in parts], 1), [(m, t.shape[1]) for m, t in parts])
-
-
-def shares_of_layers(marks: Marks, calls: LayerCalls) -> Tensor:
-    """(2, n): the largest share that each point has in Σ_n |G_n| of any call, and in Σ_n |A_n − mean A|."""
-    g_Kn = torch.stack([some_entries(g[:, 0]).abs().sum(1) for pairs in calls.values() for _, g in pairs])
-    apart_nS = (marks.values_nS - marks.values_nS.mean(0)).abs()
-    a_Kn = torch.stack([t.sum(1) for t in apart_nS.split([width for _, width in marks.widths], 1)])
-    size_2Kn = torch.stack([g_Kn, a_Kn.to(g_Kn)])
-    return (size_2Kn / size_2Kn.sum(2, keepdim=True).clamp_min(torch.finfo(size_2Kn.dtype).tiny)).amax(1)
+        marks = replace(self.marks, values_nS=self.marks.values_nS[at])
+        return CheckedPoints(take_points(self.x, at), calls, marks, self.f_nC[at])
 
 
 # ---- Comparing them ----
@@ -148,11 +140,9 @@ def shares_of_layers(marks: Marks, calls: LayerCalls) -> Tensor:
 
 def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
     """The points of several batches as those of one, where the network made tensors of the same shape of them."""
-    if len(drawn) < 2:
+    if len(drawn) < 2 or any(other.shapes != drawn[0].shapes for other in drawn):
         return drawn
-    first, *others = drawn
-    if any(other.shapes != first.shapes for other in others):
-        return drawn
+    first = drawn[0]
     calls = {
         m: [
             (torch.cat([a for a, _ in same]), torch.cat([g for _, g in same]))
@@ -178,7 +168,7 @@ def run_attached(
 
     Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
     """
-    with record_inputs(modules_of(layers)) as recorded:
+    with record_calls(modules_of(layers)) as recorded:
         f_nC = frozen.call_attached(x)
     return f_nC, mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
 
@@ -206,16 +196,8 @@ def compare_rows(
     return row_gaps({a.name: a.summed_row(weighted) for a in layers if a.name in truth}, truth)
 
 
-@dataclass(frozen=True)
-class MarkGaps:
-    """How far marks of points in a batch are from those of the same points by themselves; their spread, their size."""
-
-    sizes_3S: Tensor
-    widths: list[tuple[nn.Module, int]]
-
-
-def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> MarkGaps:
-    """The marks of the same points in two batches.
+def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> Marks:
+    """(3, S): how far marks in a batch are from those of the same points by themselves; their spread, their size.
 
     cut: whether a call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far;
     else it is left out.
@@ -224,28 +206,24 @@ def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> MarkGaps:
     """
     came_nS, own_nS, widths = batch.values_nS, alone.values_nS, alone.widths
     if batch.widths != widths:
-        came, own = (marks.values_nS.split([w for _, w in marks.widths], 1) for marks in (batch, alone))
-        kept = [(a, b, width) for a, b, width in zip(came, own, widths) if cut or a.shape == b.shape]
+        both = zip(batch.by_call(), alone.by_call(), widths)
+        kept = [(a, b, width) for a, b, width in both if cut or a.shape == b.shape]
         came_nS = torch.cat([a if a.shape == b.shape else b + torch.inf for a, b, _ in kept] or [came_nS[:, :0]], 1)
         own_nS = torch.cat([b for _, b, _ in kept] or [own_nS[:, :0]], 1)
         widths = [width for _, _, width in kept]
-    sizes = [column_sizes(came_nS - own_nS), column_sizes(own_nS - own_nS.mean(0)), column_sizes(own_nS)]
-    return MarkGaps(torch.stack(sizes), widths)
+    compared = (came_nS - own_nS, own_nS - own_nS.mean(0), own_nS)
+    return Marks(torch.stack([torch.linalg.vector_norm(t, dim=0, dtype=torch.float64) for t in compared]), widths)
 
 
-def column_sizes(t_nS: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(t_nS, dim=0, dtype=torch.float64)
-
-
-def find_moved(gaps: MarkGaps, rounding: tuple[float, float]) -> list[nn.Module]:
+def find_moved(gaps: Marks, rounding: tuple[float, float]) -> list[nn.Module]:
     """The modules whose rows in the batch are not the points in their order.
 
-    rounding: what they may differ by, of their spread and of their size.
+    gaps: of ``compare_marks``. rounding: what they may be, of the spread and of the size.
     """
     if not gaps.widths:
         return []
-    parts = gaps.sizes_3S.cpu().split([width for _, width in gaps.widths], 1)
-    size_K3 = torch.stack([t.norm(dim=1) for t in parts])
+    read = replace(gaps, values_nS=gaps.values_nS.cpu())
+    size_K3 = torch.stack([t.norm(dim=1) for t in read.by_call()])
     moved_K = size_K3[:, 0] > rounding[0] * size_K3[:, 1] + rounding[1] * size_K3[:, 2]
     return list(dict.fromkeys(m for (m, _), moved in zip(gaps.widths, moved_K.tolist()) if moved))
 
@@ -262,14 +240,15 @@ class RuleChecks:
         # Points that are not compared yet, and what was compared but not read yet: see ``compare``.
         self.few: list[CheckedPoints] = []
         self.many: list[CheckedPoints] = []
-        self.first_look: list[tuple[CheckedPoints, dict[str, Tensor], MarkGaps]] = []
+        self.first_look: list[tuple[CheckedPoints, dict[str, Tensor], Marks]] = []
         self.gaps: list[dict[str, Tensor]] = []
-        self.mark_gaps: list[MarkGaps] = []
+        self.mark_gaps: list[Marks] = []
         self.outputs: list[Tensor] = []
 
     def draw(self, x: Inputs, calls: LayerCalls, f_NC: Tensor, few: int, many: int) -> None:
         """Keep some points of a batch, to check the rules on them."""
-        batch = DrawnBatch(x, self.layers, calls, f_NC)
+        calls = {m: calls[m] for m in modules_of(self.layers)}
+        batch = CheckedPoints(x, calls, mark_points(calls), f_NC)
         if not self.coarse and few:
             self.few.append(batch.draw(few, rows=True))
         if self.coarse or few < many:

@@ -11,10 +11,10 @@ tells whether the rules hold for it.
 import logging
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -75,29 +75,23 @@ class LayerParameter:
 
     def head_rows(self, at: slice, calls: LayerCalls, head: int) -> Tensor:
         """(n, width): the gradient of one head in the slice ``at``, summed over all uses and calls."""
-        total = None
-        for m, local in self.uses:
-            for a, g in calls[m]:
-                rows = RULES[type(m)](m, local, a.flatten(0, 1), g[:, head].flatten(0, 1), at)
-                rows = rows.view(a.shape[0], a.shape[1], -1).sum(1) if a.shape[1] > 1 else rows
-                total = rows if total is None else total + rows
-        assert total is not None
-        return total
+
+        def rows(m: nn.Module, local: str, a: Tensor, g: Tensor) -> Tensor:
+            found = RULES[type(m)](m, local, a.flatten(0, 1), g[:, head].flatten(0, 1), at)
+            return found.view(a.shape[0], a.shape[1], -1).sum(1) if a.shape[1] > 1 else found
+
+        return reduce(torch.add, (rows(m, local, a, g) for m, local in self.uses for a, g in calls[m]))
 
     def summed_row(self, calls: LayerCalls) -> Tensor:
         """(p,): Σ_n J_n of the first head, in the order of the parameter's entries."""
-        total = None
-        for m, local in self.uses:
-            for a, g in calls[m]:
-                both = a.flatten(0, 1), g[:, 0].flatten(0, 1)
-                if type(m) in SUM_RULES:
-                    row = SUM_RULES[type(m)](m, local, *both)
-                else:
-                    row = RULES[type(m)](m, local, *both, slice(0, self.length)).sum(0)
-                row = parameter_order(m, local, row)
-                total = row if total is None else total + row
-        assert total is not None
-        return total
+
+        def row(m: nn.Module, local: str, a: Tensor, g: Tensor) -> Tensor:
+            a, g = a.flatten(0, 1), g[:, 0].flatten(0, 1)
+            if type(m) in SUM_RULES:
+                return parameter_order(m, local, SUM_RULES[type(m)](m, local, a, g))
+            return parameter_order(m, local, RULES[type(m)](m, local, a, g, slice(0, self.length)).sum(0))
+
+        return reduce(torch.add, (row(m, local, a, g) for m, local in self.uses for a, g in calls[m]))
 
     def rows(self, at: slice, calls: LayerCalls) -> Tensor:
         """(n, B, width): the gradients of all heads."""
@@ -238,6 +232,25 @@ class RecordedCall:
         return torch.zeros(self.shape, dtype=self.dtype, device=self.a.device)
 
 
+@contextmanager
+def record_calls(
+    modules: Iterable[nn.Module], then: Callable[[nn.Module, RecordedCall, Tensor], Tensor | None] = lambda *call: None
+) -> Iterator[dict[nn.Module, list[RecordedCall]]]:
+    """Record A of the calls of some modules, whatever runs inside. What ``then`` returns replaces a call's output."""
+    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
+
+    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor | None:
+        calls[m].append(RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype))
+        return then(m, calls[m][-1], out)
+
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def record_pass(
     frozen: FrozenNetwork, modules: Iterable[nn.Module], x: Inputs, heads: int | None = None
 ) -> tuple[dict[nn.Module, list[RecordedCall]], Tensor]:
@@ -248,51 +261,28 @@ def record_pass(
     in-place operation sees the gradient of the value before it. So ``ReLU(inplace=True)`` after a layer does no harm.
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
-    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
     head = 0
 
-    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
+    def attach(m: nn.Module, call: RecordedCall, out: Tensor) -> Tensor:
         if out.dtype in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"a {type(m).__name__} of net computes in {out.dtype} (torch.autocast in its forward), too coarse for "
                 "a ranking by Θ; leave it out in eval mode: `torch.autocast(..., enabled=self.training)`"
             )
-        call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype)
-        calls[m].append(call)
         if not out.requires_grad:
             out = out + token
         if out.requires_grad:  # False inside the network's own torch.no_grad()
             out.register_hook(lambda g: call.grads.__setitem__(head, g))
         return out
 
-    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
-    try:
+    with record_calls(modules, attach) as calls:
         f_NC = frozen.call(x)
         f_NB = frozen.heads(f_NC)[:, :heads]
         if f_NB.requires_grad:
             for head in range(f_NB.shape[1]):
                 last = head == f_NB.shape[1] - 1
                 torch.autograd.grad(f_NB[:, head].sum(), token, retain_graph=not last, allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls, f_NC.detach()
-
-
-@contextmanager
-def record_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[RecordedCall]]]:
-    """Record A of the calls of some modules, whatever runs inside. G is not recorded."""
-    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
-
-    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> None:
-        calls[m].append(RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype))
-
-    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def record_or_none(
@@ -350,8 +340,11 @@ def align_calls(
     heads=0: A only. Frees the gradients in ``calls``. Raises a LostRowsError where n points do not have the rows that
     were seen.
     """
+    calls = {m: made for m, made in calls.items() if m in axes}
     for m, made in calls.items():
-        if m in axes and not has_even_rows(made, axes[m], folds[m], n):
+        axis = axes[m]
+        rows = [call.a.shape[axis] if len(call.shape) > axis and call.shape[axis] % n == 0 else 0 for call in made]
+        if rows != [n * fold for fold in folds[m]]:
             raise LostRowsError(f"a {type(m).__name__} runs on more rows for some points than others", modules=[m])
 
     def points_first(t: Tensor, axis: int) -> Tensor:
@@ -364,9 +357,7 @@ def align_calls(
         return call.a[:0] if not heads else g[0][:, None] if heads == 1 else torch.stack(g, 1)
 
     return {
-        m: [(points_first(call.a, axes[m]), all_heads(call, axes[m])) for call in made]
-        for m, made in calls.items()
-        if m in axes
+        m: [(points_first(call.a, axes[m]), all_heads(call, axes[m])) for call in made] for m, made in calls.items()
     }
 
 
@@ -439,14 +430,6 @@ def largest_entry(frozen: FrozenNetwork, x: Inputs) -> float:
     """The largest entry of the gradients at the first two points; 1 where no parameter requires grad."""
     rows = autograd_rows(replace(frozen, output="sum"), take_points(x, slice(2)), list(frozen.params))
     return float(torch.stack([rows_np.abs().amax() for rows_np in rows.values()]).amax()) if rows else 1.0
-
-
-def has_even_rows(made: Sequence[RecordedCall], axis: int, folds: Sequence[int], n: int) -> bool:
-    """Whether each call has the rows of n points that the survey saw: the same number for every point."""
-    return len(made) == len(folds) and all(
-        len(call.shape) > axis and call.a.shape[axis] == n * fold and call.shape[axis] % n == 0
-        for call, fold in zip(made, folds)
-    )
 
 
 def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:

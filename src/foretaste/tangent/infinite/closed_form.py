@@ -88,7 +88,7 @@ def infinite_ntk(
         theta = x_N.new_empty(len(x_N), len(x_M))
         taken = theta.nbytes + x_N.nbytes + (0 if x2 is None else x_M.nbytes)
         rows, columns = plan_tile(layer, last, theta, x2 is None, tangent, dtype, budget, taken)
-        for n, m in tiles(*theta.shape, rows, columns, symmetric=x2 is None):
+        for n, m in tiles(len(x_N), len(x_M), rows, columns, symmetric=x2 is None):
             k = layer.apply(_input_covariance(x_N[n], x_M[m], start, last, dtype, tangent, standard))
             tile = k.nngp if not tangent else torch.zeros_like(k.nngp) if k.ntk is None else k.ntk
             if x2 is None:

@@ -12,7 +12,7 @@ S is the space of the images. The covariances of n × m pairs are (n, m, *S) if 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -162,34 +162,14 @@ def _affine(
 # ---- Nonlinearities ----
 
 
-def relu_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """E φ(u)φ(u′), and E φ′(u)φ′(u′), for (u, u′) ~ N(0, [v k; k v2]) and φ the ReLU: the arc-cosine kernels 1 and 0.
-
-    With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. If a variance is 0
-    there is no angle, and θ = π/2, as in neural-tangents.
-    """
-    info = torch.finfo(k.dtype)
-    r = (v * v2).sqrt_()
-    c = (k / r.clamp_min(info.tiny)).clamp_(-1, 1)
-    c.masked_fill_(c > 1 - SNAP_TO_ONE * info.eps, 1).masked_fill_(c < SNAP_TO_ONE * info.eps - 1, -1)
-    turn = torch.acos(-c).div_(2 * math.pi)  # (π − θ) / 2π
-    out = turn * c
-    sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle if c is near 1
-    return out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r), turn if slope else None
-
-
-def erf_dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
-    """The same for φ = erf (Williams 1997): 2/π arcsin(2k / √q) and 4/π / √(q − 4k²), q = (1 + 2v)(1 + 2 v2)."""
-    q = (1 + 2 * v) * (1 + 2 * v2)
-    out = (2 * k / q.sqrt()).clamp_(-1, 1).asin_().mul_(2 / math.pi)
-    return out, q.addcmul_(k, k, value=-4).rsqrt_().mul_(4 / math.pi) if slope else None
-
-
 @dataclass(frozen=True)
 class Nonlinearity:
-    """K ← E φ(u) φ(u′), Θ ← Θ · E φ′(u) φ′(u′), for a φ with these expectations (its dual) in closed form."""
+    """K ← E φ(u) φ(u′), Θ ← Θ · E φ′(u) φ′(u′): the dual of φ, in closed form."""
 
-    dual: ClassVar[Dual]
+    @staticmethod
+    def dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+        """E φ(u)φ(u′), and E φ′(u)φ′(u′) if ``slope``, for (u, u′) ~ N(0, [v k; k v2])."""
+        raise NotImplementedError
 
     def shape(self, s: Signal) -> Signal:
         if not s.gaussian:
@@ -212,13 +192,32 @@ class Nonlinearity:
 class Relu(Nonlinearity):
     """max(0, ·)."""
 
-    dual = staticmethod(relu_dual)
+    @staticmethod
+    def dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+        """The arc-cosine kernels 1 and 0.
+
+        With c = cos θ the correlation and r = √(v v2): r (sin θ + (π − θ) cos θ) / 2π and (π − θ) / 2π. If a variance
+        is 0 there is no angle, and θ = π/2, as in neural-tangents.
+        """
+        info = torch.finfo(k.dtype)
+        r = (v * v2).sqrt_()
+        c = (k / r.clamp_min(info.tiny)).clamp_(-1, 1)
+        c.masked_fill_(c > 1 - SNAP_TO_ONE * info.eps, 1).masked_fill_(c < SNAP_TO_ONE * info.eps - 1, -1)
+        turn = torch.acos(-c).div_(2 * math.pi)  # (π − θ) / 2π
+        out = turn * c
+        sine = (1 - c).mul_(c.add_(1)).sqrt_()  # 1 − c² would be less exact than the angle if c is near 1
+        return out.add_(sine, alpha=1 / (2 * math.pi)).mul_(r), turn if slope else None
 
 
 class Erf(Nonlinearity):
     """The error function, 2/√π ∫₀ˣ exp(−t²) dt."""
 
-    dual = staticmethod(erf_dual)
+    @staticmethod
+    def dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
+        """Williams 1997: 2/π arcsin(2k / √q) and 4/π / √(q − 4k²), q = (1 + 2v)(1 + 2 v2)."""
+        q = (1 + 2 * v) * (1 + 2 * v2)
+        out = (2 * k / q.sqrt()).clamp_(-1, 1).asin_().mul_(2 / math.pi)
+        return out, q.addcmul_(k, k, value=-4).rsqrt_().mul_(4 / math.pi) if slope else None
 
 
 # ---- Layers that remove space, and layers made of layers ----
