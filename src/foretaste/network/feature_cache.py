@@ -353,11 +353,6 @@ class KnownRows:
         """Positions of the points that are there."""
         return np.flatnonzero(self.file_N >= 0)
 
-    @property
-    def missing(self) -> np.ndarray:
-        """Positions of the points that are not."""
-        return np.flatnonzero(self.file_N < 0)
-
     def take(self, points: np.ndarray) -> Tensor:
         """(n, D): the rows of some points that are there."""
         out_nD = np.empty((len(points), self.rows[0].shape[1]), np.float32)
