@@ -223,7 +223,7 @@ def fit_ll4al(
     )  # fmt: skip
     check_layers(net, layers)
     check_ranking(len(x), how.batch_size, weight, margin, stop)
-    if not criterion.sums_over_classes and reduction == "sum":
+    if not criterion.quadratic and reduction == "sum":
         raise ValueError('reduction="sum" is of the L2 loss over classes; cross-entropy has one value a point')
     module_seed = draw_seeds(seed, 4)[-1]
 
