@@ -53,7 +53,7 @@ CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.TransformerEncoder, n
 class LossPrediction(nn.Module):
     """l̂(x) = w · [relu(W_k h_k(x) + b_k)]_k + b, h_k the features of a layer, averaged over space or sequence.
 
-    ``layers``: name of each layer, and the dimension its channels stand in where that was told. It holds no network.
+    ``layers``: the name of each layer and the dimension of its channels, None if not given. It holds no network.
     """
 
     def __init__(self, layers: FeatureLayers, widths: Sequence[int], hidden: int = 128) -> None:
