@@ -188,7 +188,7 @@ def format_bytes(n: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in the unit one would say it in, to two digits: 0.12 s, 45 s, 3.2 min, 1.5 h."""
+    """A duration in its usual unit, to two digits: 0.12 s, 45 s, 3.2 min, 1.5 h."""
     for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -198,7 +198,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:
-    """How many there are, in words that agree with it; ``many`` is ``one`` with an s unless given.
+    """A number with its noun in the singular or plural; ``many`` is ``one`` with an s unless given.
 
     >>> counted(1, "file"), counted(2, "file"), counted(1, "class is", "classes are")
     ('1 file', '2 files', '1 class is')
@@ -213,7 +213,7 @@ def join_words(parts: Sequence[str]) -> str:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """foretaste logs no warnings within."""
+    """Within, foretaste logs errors only."""
     log = logging.getLogger("foretaste")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -285,7 +285,7 @@ def check_regular(path: str | PathLike[str]) -> None:
         raise ValueError(f"{path} is a pipe, a socket or a device; expected a regular file")
 
 
-# Text that tells whether it was changed. A seal tells damage and careless edits; who wants to can make a new one.
+# Sealed text. A seal shows damage and careless edits; it is no defence against forgery.
 
 SEAL = re.compile(r'(?:, )?"checksum": "([0-9a-f]{16})"\}')
 

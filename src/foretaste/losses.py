@@ -25,7 +25,6 @@ class Loss(ABC):
     max_lr: ClassVar[float]  # of ``ft.fit``
     ll4al_max_lr: ClassVar[float]  # of ``fit_ll4al``
     quadratic: ClassVar[bool]  # look-ahead is the linear solve of Eq. 12; otherwise damped Newton
-    sums_over_classes: ClassVar[bool]  # whether a point's loss is a sum over classes, which can also be averaged
 
     @abstractmethod
     def value(self, f_nC: Tensor, t_n: Tensor) -> Tensor:
@@ -37,7 +36,7 @@ class Loss(ABC):
 
     @abstractmethod
     def point_values(self, f_nC: Tensor, t_n: Tensor, reduction: str = "mean") -> Tensor:
-        """(n,): the loss of each point. reduction: "mean" or "sum" over classes, where there is such a sum."""
+        """(n,): the loss of each point. reduction: "mean" or "sum" over classes, of the squared loss."""
 
     @abstractmethod
     def soft_value(self, f_nC: Tensor, t_nC: Tensor) -> Tensor:
@@ -72,7 +71,6 @@ class SquaredLoss(Loss):
     max_lr = 0.5
     ll4al_max_lr = 0.05
     quadratic = True
-    sums_over_classes = True
 
     def value(self, f_nC: Tensor, t_n: Tensor) -> Tensor:
         return F.mse_loss(f_nC, t_n)
@@ -111,7 +109,6 @@ class CrossEntropy(Loss):
     max_lr = 0.1
     ll4al_max_lr = 0.1
     quadratic = False
-    sums_over_classes = False
 
     def value(self, f_nC: Tensor, t_n: Tensor) -> Tensor:
         return F.cross_entropy(f_nC, t_n)

@@ -41,3 +41,4 @@ from foretaste.network.sgd import Diverged as Diverged
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare
 from foretaste.network.sgd import seeded as seeded
+from foretaste.network.sgd import single_threaded as single_threaded

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -178,27 +178,14 @@ def digest_bytes(raw: bytes) -> str:
     return blake2b(raw, digest_size=SUM_BYTES).hexdigest()
 
 
-@dataclass(frozen=True)
 class FeatureFile:
-    """The files of one digest in a folder. ``about`` is for people who look into the folder."""
+    """The files of one digest in a folder. ``about`` is for people who look into it; ``network`` as in the manifest."""
 
-    folder: Path
-    digest: str
-    about: Mapping[str, Any]
-    rows: int
-    network: str  # as in the manifest
-    path: Path = field(init=False)
-    part: Path = field(init=False)
-    manifest: Path = field(init=False)
-    items: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name, ending in (("path", ".npy"), ("part", ".npy.part"), ("manifest", ".json"), ("items", ".items")):
-            object.__setattr__(self, name, self.folder / f"{self.digest}{ending}")
-
-    @property
-    def lock(self) -> FileLock:
-        return FileLock(self.folder / f"{self.digest}.lock")
+    def __init__(self, folder: Path, digest: str, about: Mapping[str, Any], rows: int, network: str) -> None:
+        self.folder, self.digest, self.about, self.rows, self.network = folder, digest, about, rows, network
+        self.files = [folder / f"{digest}{ending}" for ending in (".npy", ".npy.part", ".json", ".items")]
+        self.path, self.part, self.manifest, self.items = self.files
+        self.lock = FileLock(folder / f"{digest}.lock")
 
     def read(self) -> Tensor | None:
         """The complete features, memory-mapped; None if there are none, or if they are damaged."""
@@ -220,29 +207,28 @@ class FeatureFile:
 
     def _check_kinds(self) -> None:
         """Raise if a pipe or a folder has the name of one of the files: a pipe would be read for ever."""
-        for path in (self.path, self.part, self.manifest, self.items):
+        for path in self.files:
             with contextlib.suppress(FileNotFoundError):
                 check_regular(path)
 
     def remove(self) -> None:
         """Forget what is there. Other processes that have it open keep what they see."""
-        for path in (self.path, self.part, self.manifest, self.items):
+        for path in self.files:
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the file. Waits for another process that computes it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = self.lock
         try:
-            lock.acquire(timeout=LOCK_NOTICE)
+            self.lock.acquire(timeout=LOCK_NOTICE)
         except Timeout:
             log.info("another process computes these features (%s); waiting for it", self.part)
-            lock.acquire()
+            self.lock.acquire()
         try:
             yield
         finally:
-            lock.release()
+            self.lock.release()
 
     def write(
         self, compute: Callable[[int], Iterator[Tensor]], done: Callable[[int], object], items: bytes | None
@@ -352,11 +338,6 @@ class KnownRows:
     def known(self) -> np.ndarray:
         """Positions of the points that are there."""
         return np.flatnonzero(self.file_N >= 0)
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Positions of the points that are not."""
-        return np.flatnonzero(self.file_N < 0)
 
     def take(self, points: np.ndarray) -> Tensor:
         """(n, D): the rows of some points that are there."""

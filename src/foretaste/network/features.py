@@ -274,7 +274,7 @@ class _FeatureRun:
         N, whole = len(self.source), self.size * -(-self.chunk // self.size)
         if start == 0 and known is None:
             self.check_independent()
-        todo = np.arange(N) if known is None else known.missing
+        todo = np.arange(N) if known is None else np.flatnonzero(known.file_N < 0)
         fresh = self.computed(todo, int(np.searchsorted(todo, start)))
         for at in range(start, N, whole):
             new = todo[slice(*np.searchsorted(todo, [at, at + whole]))]

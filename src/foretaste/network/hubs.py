@@ -39,7 +39,7 @@ def _check_text(texts: Sequence[Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _from_disk(name: str, fetch: str) -> Iterator[None]:
-    """What fails within says how to fetch the weights."""
+    """Turn any failure into an error that says how to fetch the weights."""
     try:
         yield
     except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:

@@ -1,6 +1,5 @@
 """LL4AL (Yoo and Kweon 2019, arXiv 1905.03677): a module beside the network learns to predict its loss."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.TransformerEncoder, n
 class LossPrediction(nn.Module):
     """l̂(x) = w · [relu(W_k h_k(x) + b_k)]_k + b, h_k the features of a layer, averaged over space or sequence.
 
-    ``layers``: name of each layer, and the dimension its channels stand in where that was told. It holds no network.
+    ``layers``: the name of each layer and the dimension of its channels, None if not given. It holds no network.
     """
 
     def __init__(self, layers: FeatureLayers, widths: Sequence[int], hidden: int = 128) -> None:
@@ -224,7 +223,7 @@ def fit_ll4al(
     )  # fmt: skip
     check_layers(net, layers)
     check_ranking(len(x), how.batch_size, weight, margin, stop)
-    if not criterion.sums_over_classes and reduction == "sum":
+    if not criterion.quadratic and reduction == "sum":
         raise ValueError('reduction="sum" is of the L2 loss over classes; cross-entropy has one value a point')
     module_seed = draw_seeds(seed, 4)[-1]
 
@@ -236,8 +235,7 @@ def fit_ll4al(
         with seeded(module_seed, x.device):
             widths = [t.shape[1] for t in read_features(net, how.feed(x[:2]), layers)[1]]
             module = LossPrediction(layers, widths, hidden).to(x.device, how.dtype)
-        ranking = reduction, float(weight), float(margin)
-        ranked = RankedTargets(goal.loss, goal.fit_N, goal.t_NC, goal.classes, *ranking)
+        ranked = RankedTargets(**vars(goal), reduction=reduction, weight=float(weight), margin=float(margin))
         return JointNetwork(net, module, round(stop * how.steps)), ranked
 
     done, joint = run_training(net, x, how, aim, beside)
@@ -292,13 +290,10 @@ def fit_ll4al_alone(
 
 
 def check_ranking(n: int, batch_size: int, weight: float, margin: float, stop: float) -> None:
-    for name, value in (("weight", weight), ("margin", margin), ("stop", stop)):
-        real_number(name, value)
-    if not (0 <= weight < math.inf and 0 < margin < math.inf and 0 <= stop <= 1):
-        raise ValueError(
-            f"weight={weight!r}, margin={margin!r}, stop={stop!r}; expected weight of at least 0, margin above 0, "
-            "stop from 0 to 1, a share of the steps"
-        )
+    real_number("weight", weight, 0)
+    real_number("margin", margin, 0, above=True)
+    if real_number("stop", stop, 0) > 1:
+        raise ValueError(f"stop is {stop}; expected a share of the steps, from 0 to 1")
     if n < 2 or batch_size < 2:
         raise ValueError(f"LL4AL learns from pairs; {n} points in batches of {batch_size} came, expected at least 2")
 

@@ -279,7 +279,7 @@ def reset(net: nn.Module) -> None:
         ValueError: a module has parameters of its own and no ``reset_parameters``. Nothing is changed then.
     """
     order = [(name, m) for name, m in reversed(list(net.named_modules())) if not is_frozen(m)]
-    for name, module in order:  # errors first: nothing is changed by halves
+    for name, module in order:  # before anything is changed
         if next(module.parameters(recurse=False), None) is not None and _reset_method(module) is None:
             label = f"module {name!r} ({type(module).__name__})" if name else f"the network ({type(module).__name__})"
             raise ValueError(

@@ -68,9 +68,10 @@ def save_network(
         The path.
     """
     name, own = _described(net)
-    options = own if options is None else dict(options)
-    names, size = (None if given is None else tuple(given) for given in (classes, shape))
-    saved = SavedNetwork(network or name, options, names, normalise, loss, size)
+    saved = SavedNetwork(
+        network or name, own if options is None else dict(options), None if classes is None else tuple(classes),
+        normalise, loss, None if shape is None else tuple(shape),
+    )  # fmt: skip
     # Copies: tied weights share memory, which the format does not allow.
     tensors = {key: t.detach().cpu().contiguous().clone() for key, t in net.state_dict().items()}
     path = Path(path)

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -99,7 +99,8 @@ def train_eager(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingR
     fused = x.device.type in ("cpu", "cuda")
     train_mode(net)
     small = is_plain_mlp(net, params) and how.batch_size * sum(p.numel() for p in params) < SMALL_MLP
-    with one_thread(small and x.device.type == "cpu"), torch.enable_grad(), deterministic():
+    alone = small and x.device.type == "cpu" and torch.get_num_threads() > 1
+    with single_threaded() if alone else nullcontext(), torch.enable_grad(), deterministic():
         for done, at_B in enumerate(order_SB.unbind(), 1):
             x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
             if how.augment:
@@ -344,11 +345,9 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets) -> Gradients:
 
 
 @contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
+    """torch on one thread of the CPU."""
     threads = torch.get_num_threads()
-    if not wanted or threads == 1:
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield

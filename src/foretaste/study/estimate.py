@@ -10,12 +10,11 @@ import torch
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.errors import counted, format_seconds
-from foretaste.network import fit, training_length
+from foretaste.network import fit, single_threaded, training_length
 from foretaste.pick import query
 from foretaste.study.config import Arm, Network, Study, Trial
 from foretaste.study.loop import check_trials
 from foretaste.study.run import log_errors_only
-from foretaste.study.study_data import single_threaded
 from foretaste.study.trial_network import Model, model_of
 
 FEWEST_STEPS, MOST_STEPS = 4, 256  # of the trainings that are timed

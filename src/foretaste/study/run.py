@@ -23,7 +23,7 @@ import torch
 
 from foretaste.data import Answers, Images
 from foretaste.errors import real_number
-from foretaste.network import Diverged
+from foretaste.network import Diverged, single_threaded
 from foretaste.study.claims import CHECKS
 from foretaste.study.config import Study
 from foretaste.study.folder import (
@@ -38,7 +38,7 @@ from foretaste.study.folder import (
 )
 from foretaste.study.loop import check_goes_on, check_trials, cycles, is_cut_short, replay
 from foretaste.study.records import Record
-from foretaste.study.study_data import altered, data_digest, prepared, single_threaded
+from foretaste.study.study_data import altered, data_digest, prepared
 from foretaste.study.toml import import_plugin
 from foretaste.study.trial_network import train_first
 

@@ -6,8 +6,7 @@ Without digests, a file that was replaced between two starts would mix two data 
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from foretaste.data import Answers, Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.errors import printable
-from foretaste.network import LIBRARY_PREFIXES, column_moments, features, find_backbone
+from foretaste.network import LIBRARY_PREFIXES, column_moments, features, find_backbone, single_threaded
 from foretaste.study.config import Data, Features, Study
 from foretaste.study.trial_network import derive_seed
 
@@ -44,17 +43,6 @@ DATA_PARTS = {  # as study.json names them, and in words
     "test": "which points are in the test set",
     "classes": "the names of the classes",
 }
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """torch on one thread, as in the workers: the number of processes must not change a bit of a record."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def prepared(
@@ -88,7 +76,7 @@ def prepared(
         >>> len(prepared(Data(pool_points=100), "cpu").pool)
         100
     """
-    with single_threaded():
+    with single_threaded():  # as in the workers: the number of processes must not change a bit of a record
         try:
             data = load(
                 how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,

@@ -52,7 +52,7 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
         >>> check_network(net, torch.randn(200, 2))
     """
     batch = whole_number("batch", batch, 1)
-    ntk(net, take_points(x, slice(2)), output=output)  # refuses what it refuses: the copy below is in float64
+    ntk(net, take_points(x, slice(2)), output=output)  # raises if foretaste refuses the network
     try:
         twin, wide = copy.deepcopy(net).double(), double_inputs(x)
         freeze(twin, output=output).call_attached(take_points(wide, slice(2)))
