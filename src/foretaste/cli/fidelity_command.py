@@ -74,8 +74,6 @@ def fidelity_command(
     demo = demo or not (data or labelled or pool or network or weights)
     if demo and (data or labelled or pool or weights):
         raise ValueError("--demo brings its own data; leave DATA, --labelled, --pool and --weights out")
-    if not demo:
-        given.check_inputs_exist(data, labelled, pool)
     try:
         ridges = [word if word == "misfit" else float(word) for word in map(str.strip, ridge.split(","))]
     except ValueError:

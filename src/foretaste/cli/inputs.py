@@ -1,4 +1,4 @@
-"""What users give to ``query`` and ``fidelity``: the options that both share, and labelled points with a pool.
+"""What users give: options that several commands share, and labelled points with a pool (``query``, ``fidelity``).
 
 Labelled points and the pool come from one file or folder (DATA), or from two (--labelled and --pool). Points of the
 pool that are labelled already are left out.
@@ -131,10 +131,10 @@ def parse_settings(words: list[str] | None, option: str) -> dict[str, Any]:
     """key=value pairs; a value is read as TOML, or else taken as text. Raises with all that are wrong."""
     from foretaste.study import parse_value
 
-    pairs = {word: word.partition("=") for word in words or []}
-    if bad := [word for word, (key, equals, _) in pairs.items() if not (key.strip() and equals)]:
+    pairs = [word.partition("=") for word in words or []]
+    if bad := ["".join(pair) for pair in pairs if not (pair[0].strip() and pair[1])]:
         raise ValueError(f"{option} {', '.join(bad)}; expected key=value, such as {option} widen=4")
-    return {key.strip(): parse_value(value) for key, _, value in pairs.values()}
+    return {key.strip(): parse_value(value) for key, _, value in pairs}
 
 
 def check_inputs_exist(data: Path | None, labelled: Path | None, pool: Path | None) -> list[Path]:
@@ -255,26 +255,23 @@ class BarOfFeatures:
     """
 
     def __init__(self, encoder: str) -> None:
-        self.encoder, self.bars = encoder, ExitStack()
+        self.encoder, self.bars, self.calls = encoder, ExitStack(), 0
         self.show: Any = None
-        self.looked = False
 
     def __call__(self, done: int, total: int) -> None:
         if done >= total:
             self.bars.close()
-            self.show, self.looked = None, False
-        elif self.encoder == "pixels":
-            self.show = self.show or self.bars.enter_context(progress_bar("reading pixels"))
-            self.show(done, total)
-        elif not self.looked:
-            self.looked = True
-            self.bars.enter_context(progress_bar(f"looking for features by {self.encoder}"))
-        else:
-            if self.show is None:
-                self.bars.close()
-                say(f"Features of {counted(total - done, 'point')} by {self.encoder}: computed once, then kept.")
-                self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
-            self.show(done, total)
+            self.calls = 0
+            return
+        self.calls += 1
+        if self.calls == 1:
+            what = "reading pixels" if self.encoder == "pixels" else f"looking for features by {self.encoder}"
+            self.show = self.bars.enter_context(progress_bar(what))
+        elif self.calls == 2 and self.encoder != "pixels":
+            self.bars.close()
+            say(f"Features of {counted(total - done, 'point')} by {self.encoder}: computed once, then kept.")
+            self.show = self.bars.enter_context(progress_bar(f"features by {self.encoder}"))
+        self.show(done, total)
 
 
 def column_or_none(name: str | None) -> str | bool | None:

@@ -30,7 +30,7 @@ model_option = partial(typer.Option, rich_help_panel="The model")
 server_option = partial(typer.Option, rich_help_panel="The server")
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, or a table.")]
-PageClassesOption = Annotated[
+NewClassesOption = Annotated[
     str | None, given.data_option(help="Names of the classes, separated by commas. Not needed again later.")
 ]
 StoreOption = Annotated[
@@ -38,7 +38,6 @@ StoreOption = Annotated[
     given.data_option(help="Folder of the labels. Default: .foretaste in the folder, or FILE.foretaste beside a CSV."),
 ]
 BackboneOption = Annotated[str, model_option(help="A pretrained network for the features, or none.")]
-PageSeedOption = Annotated[int, model_option(min=0, help="Of random orders and trainings.")]
 HostOption = Annotated[str, server_option(help="Address to listen on. Others than this machine's need a token.")]
 PortOption = Annotated[int, server_option(min=0, max=65535, help="Port; the next free one if it is taken.")]
 AllowHostOption = Annotated[
@@ -56,7 +55,7 @@ AllowHostOption = Annotated[
 )
 def label_command(
     source: SourceArgument,
-    classes: PageClassesOption = None,
+    classes: NewClassesOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
     label: given.LabelColumnOption = None,
@@ -76,7 +75,7 @@ def label_command(
         model_option(min=0, max=100, help="Percent of the items without a label that may be wrong when you stop."),
     ] = 2.0,
     retrain: Annotated[bool, model_option("--retrain/--no-retrain", help="Train anew when it is time.")] = True,
-    seed: PageSeedOption = 0,
+    seed: given.SeedOption = 0,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8765,
     allow_host: AllowHostOption = None,

@@ -108,7 +108,8 @@ def make_problem(
         normalise = "measured"  # columns of a table have units of their own, and SGD does not learn from those
     scale = _channel_scale(normalise, about.normalise, x)
     C = _count_outputs(net, prepare(x[:2].to(where), next(net.parameters()).dtype, scale), name)
-    notes, names, y_U = list(points.notes), (), None
+    notes, y_U = list(points.notes), None
+    names: tuple[str, ...] = ()
     if regression:
         if C != 1:
             raise ValueError(f"--regression and the network has {C} outputs; expected one")

@@ -16,7 +16,7 @@ KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 @app.command("serve", **with_examples("foretaste serve photos/ --classes cat,dog --url http://127.0.0.1:8080"))
 def serve_command(
     source: page.SourceArgument,
-    classes: page.PageClassesOption = None,
+    classes: page.NewClassesOption = None,
     url: Annotated[
         str | None, typer.Option(help="Label Studio's address. Its token is read from $LABEL_STUDIO_API_KEY.")
     ] = None,
@@ -29,7 +29,7 @@ def serve_command(
     host: page.HostOption = "127.0.0.1",
     port: page.PortOption = 9090,
     allow_host: page.AllowHostOption = None,
-    seed: page.PageSeedOption = 0,
+    seed: given.SeedOption = 0,
 ) -> None:
     """Serve Label Studio's ML backend for a folder or a table, and keep its queue in our order.
 
