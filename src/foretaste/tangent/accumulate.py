@@ -6,8 +6,8 @@ and what μ contributes is added in float64:
 
     J Jᵀ = J̃ J̃ᵀ + (J̃μ) 1ᵀ + 1 (J̃μ)ᵀ + ‖μ‖²
 
-Any μ gives the same Θ. The mean of the first points is known when the first rows are written, so it is that, without
-the points whose gradient is far larger than that of most.
+Any μ gives the same Θ. Here it is the mean row of the first batch, which is known when the first rows are written.
+Points whose gradient is far larger than that of most do not count in it.
 
 ``GradientRows`` holds J̃ for one slab of columns (parameters). ``ThetaSum`` adds J̃ J̃ᵀ of slab after slab to Θ, one
 strip of Θ's rows at a time.
@@ -124,11 +124,6 @@ class GradientRows:
             yield q, slice(low, low + stop - start), slice(start - columns.start, stop - columns.start)
             start = stop
 
-    def common(self) -> Tensor:
-        """μ_b · μ_b'."""
-        mu = to_float64(self.mu_Bw)
-        return mu @ mu.T
-
     def times(self, q: int, i: slice, j: slice) -> Tensor:
         """J̃_i J̃_jᵀ · scale² of panel q, (|i|·B, |j|·B), in float32 or the rows' own precision."""
         n = (j.stop - j.start) * self.data.shape[2]
@@ -196,12 +191,13 @@ class ThetaSum:
         """Bytes of one tile in its own precision and in float64, of its factors, and of a slab in float64."""
         cuda = device == "cuda"
         tile = max((min(strip_rows(sizes[a], cuda, a == b), sizes[a]) * sizes[b] for a, b in blocks), default=0)
-        return 24 * heads**2 * tile + 8 * (FLOAT64_SLAB_CUDA if device == "cuda" else FLOAT64_SLAB)
+        return 24 * heads**2 * tile + 8 * (FLOAT64_SLAB_CUDA if cuda else FLOAT64_SLAB)
 
     def add_rows(self, rows: GradientRows) -> None:
         """Add J Jᵀ of a slab of columns."""
         self.shift_NBB += rows.shift_NBB
-        self.common_BB += rows.common()
+        mu_Bw = to_float64(rows.mu_Bw)
+        self.common_BB += mu_Bw @ mu_Bw.T
         for q, panel in enumerate(rows.data):
             for (a, b), theta in self.blocks.items():
                 for i, j in self.tiles(a, b):
@@ -282,9 +278,9 @@ def slices(n: int, step: int) -> Iterator[slice]:
 
 
 def large_pages(t: Tensor) -> Tensor:
-    """Return ``t``, a new tensor; on Linux, ask for large pages for its memory before it is first written.
+    """Return ``t``, a new tensor. On Linux, first ask for large pages for its memory.
 
-    Fresh memory comes page by page, which costs as much as using it: with large pages, 512 times fewer of them.
+    Fresh memory comes page by page, which costs as much as using it. Large pages are 512 times fewer.
     """
     if (
         sys.platform != "linux"
@@ -304,9 +300,9 @@ def large_pages(t: Tensor) -> Tensor:
 def keep_memory() -> None:
     """Once per process, make glibc keep the freed memory of tensors of up to LARGEST_KEPT bytes, and use it again.
 
-    glibc returns large blocks to the system until it has seen one of that size freed. So allocate one and free it,
-    without writing to it. Otherwise it depends on chance, and passes take 1.5 times as long in some processes.
-    The environment variable FORETASTE_KEEP_MEMORY=0 leaves glibc as it is.
+    glibc returns large blocks to the system until one of that size was freed. So allocate one and free it, without
+    writing to it. Without this, passes take 1.5 times as long in some processes, by chance. The environment variable
+    FORETASTE_KEEP_MEMORY=0 turns this off.
     """
     if sys.platform != "linux" or os.environ.get("FORETASTE_KEEP_MEMORY") == "0":
         return

@@ -1,7 +1,7 @@
-"""The network under study: checked, frozen in eval mode, and called so that no call leaves a trace on it.
+"""The network under study: checked, frozen in eval mode, and never changed by a call.
 
-The file has four parts: inputs, the frozen network, the state of torch during a pass, and the network's outputs. Its
-last functions explain why a network does not take an input.
+The parts: inputs, the frozen network, the state of torch during a pass, the network's outputs, and what is wrong with
+an input that a network does not take.
 """
 
 import copy
@@ -31,7 +31,8 @@ Params = Callable[[str], bool] | Sequence[str] | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}  # of the largest output, by which another batch may change one
+# How much an output may change in another batch, as a share of the largest output.
+OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
 PROBE_POINTS = 3  # run through the network before anything else
 
 
@@ -181,12 +182,11 @@ class FrozenNetwork:
 
 
 def balanced_signs(C: int) -> Tensor:
-    """(C,): ±1/√C, as many of each as can be, always the same for one C.
+    """(C,): ±1/√C, signs as balanced as C allows, always the same for one C: a contrast between classes.
 
-    A contrast between classes. Σ_c f_c is 1 wherever a network has learned 0/1 targets, and constant for a softmax, so
-    the tangents of the sum know little of what was learned: over pairs of CIFAR10 images, the correlation of κ (centred
-    kernel, foretaste.acquire.cover) with that of "trace" is 0.87 to 0.92 for "sum" and 0.999 for these signs (heads of
-    32 to 512 units on features, 60 labels).
+    Σ_c f_c is 1 wherever a network has learned 0/1 targets, so its gradient says little about what was learned. Over
+    pairs of CIFAR10 images, the correlation of κ (foretaste.acquire.cover) with that of "trace" is 0.87 to 0.92 for
+    "sum" and 0.999 for these signs (heads of 32 to 512 units on features, 60 labels).
     """
     return (torch.randperm(C, generator=torch.Generator().manual_seed(0)) % 2 * 2.0 - 1) / math.sqrt(C)
 
@@ -208,10 +208,10 @@ def share_tensors(net: nn.Module) -> nn.Module:
     for m in net.modules():
         for value in vars(m).values():
             if isinstance(value, Tensor):
-                # A plain attribute: torch's older weight_norm and prune keep a weight there that autograd has made.
+                # A plain attribute: torch's older weight_norm and prune keep a computed weight there.
                 memo[id(value)] = value
             elif type(value) in (dict, OrderedDict, set) and not value:
-                memo[id(value)] = type(value)()  # no hooks, in a dozen dicts of every module: half of deepcopy's time
+                memo[id(value)] = type(value)()  # empty dicts of hooks: a dozen per module, half of deepcopy's time
     try:
         return copy.deepcopy(net, memo)
     except Exception as e:
@@ -282,15 +282,11 @@ def freeze(net: nn.Module | FrozenNetwork, *, output: Output = "sum", params: Pa
 
 
 def check_eval_mode(net: nn.Module) -> None:
-    """Raise if a module uses statistics of the batch: in train mode, or a BatchNorm without running statistics.
-
-    Or if it changes its weights when it is called.
-    """
-    if net.training:
-        raise ValueError("net is in train mode, so Θ depends on the batch; call net.eval() first")
+    """Raise if a module uses batch statistics, even in eval mode, or changes its weights when it is called."""
     for name, m in net.named_modules():
         if m.training:
-            raise ValueError(f"submodule {name!r} is in train mode, so Θ depends on the batch; call net.eval() first")
+            which = f"submodule {name!r}" if name else "net"
+            raise ValueError(f"{which} is in train mode, so Θ depends on the batch; call net.eval() first")
     for name, m in net.named_modules():
         if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None:
             raise ValueError(
@@ -365,8 +361,7 @@ def without_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 def isolated(device: torch.device, precision: str = "float32") -> Iterator[None]:
     """Gradients on, autocast off, and the random state restored at the end, whatever the caller's settings are.
 
-    precision: "tf32" and "half" make float32 products on a CUDA device in TF32, all others in float32, whatever the
-    caller's own setting is.
+    precision: with "tf32" and "half", a CUDA device computes float32 products in TF32, otherwise in float32.
     """
     devices = [device] if device.type == "cuda" else []
     with (
@@ -380,7 +375,7 @@ def isolated(device: torch.device, precision: str = "float32") -> Iterator[None]
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Use torch's own kernels. Unlike cuDNN's, its recurrences can be batched; its float64 convolutions are faster."""
+    """Use torch's own kernels: vmap can batch their recurrences, and their float64 convolutions are faster."""
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
@@ -406,7 +401,7 @@ def float32_products(precision: str) -> Iterator[None]:
             p.fp32_precision = was
 
 
-# What libraries say where they have too little memory: torch on a CPU, oneDNN, CUDA, cuBLAS, cuDNN (the last two).
+# Messages of libraries that are out of memory: torch on a CPU, oneDNN, CUDA, cuBLAS, cuDNN (the last two).
 NO_MEMORY_WORDS = (
     "allocate memory", "could not create a primitive", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED",
     "was unable to find an engine to execute this computation", "Unable to find a valid cuDNN algorithm",
@@ -414,7 +409,7 @@ NO_MEMORY_WORDS = (
 
 
 def is_out_of_memory(e: Exception) -> bool:
-    """Whether an allocation failed. Only torch's own allocator for a GPU has a class for it."""
+    """Whether an allocation failed. Only torch's own GPU allocator has an error class for it."""
     said = str(e).split("\n")[0]
     return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
         isinstance(e, RuntimeError) and any(words in said for words in NO_MEMORY_WORDS)
@@ -430,10 +425,10 @@ def probe_outputs(frozen: FrozenNetwork, x: Inputs, name: str = "x", *, kernel_f
     Points that influence one another have no gradient of their own (attention over the batch, a hand-written norm on
     batch statistics). So the output of a point fed alone must equal its output in a batch.
 
-    kernel_follows: compare no outputs, because Θ of these points is computed next, and compares them.
+    kernel_follows: skip this comparison, because Θ of these points is computed next, which compares outputs.
     """
     k = min(PROBE_POINTS, count_points(x))
-    few = count_points(x) <= PROBE_POINTS  # too few for a kernel to compare
+    few = count_points(x) <= PROBE_POINTS  # a kernel of so few points does not compare outputs
     with isolated(frozen.device), torch.no_grad():
         with explained(frozen, take_points(x, slice(k)), name):
             together = frozen.call(take_points(x, slice(k)))
@@ -525,7 +520,7 @@ def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
     """Replace torch's error about inputs of another width or type by one that names the argument.
 
     x: a few points, on which the network is called again to find the layer that fails. Inputs are never converted:
-    whether bytes should be scaled, or float64 rounded, is for the caller to say.
+    the caller decides whether to scale bytes or round float64.
     """
     try:
         yield

@@ -76,7 +76,7 @@ from foretaste.tangent.survey import (
 )
 
 log = logging.getLogger("foretaste")
-HALF_WIDER, HALF_TRIES = 128.0, 2  # how much larger gradients are taken to be where float16 overflows, and how often
+HALF_WIDER, HALF_TRIES = 128.0, 2  # if float16 overflows, assume gradients this much larger; try so often, then TF32
 KernelProgress = Callable[[int, int], None]
 
 
@@ -130,14 +130,13 @@ def ntk(
         >>> ft.ntk(net, x[:2], x, output="full").shape
         torch.Size([2, 10, 3, 3])
     """
-    sets, pair = pair_sets(net, x, x2)
     check_engine_precision(precision)
-    frozen = freeze(net, output=output, params=params)
-    check_sets(frozen, sets)
-    theta = gram(GramJob(frozen, sets, [pair], budget=budget, precision=precision, progress=progress)).blocks[pair]
+    job = replace(pair_job(net, x, x2, output, params), budget=budget, precision=precision, progress=progress)
+    (a, b), *_ = job.blocks
+    theta = gram(job).blocks[a, b]
     if output != "full":
         return theta
-    n, m = count_points(sets[pair[0]]), count_points(sets[pair[1]])
+    n, m = job.sizes[a], job.sizes[b]
     return theta.view(n, theta.shape[0] // n, m, -1).permute(0, 2, 1, 3)
 
 
@@ -177,10 +176,8 @@ def plan(
         >>> len(made.groups), made.chunk_size
         (1, 100)
     """
-    sets, pair = pair_sets(net, x, x2)
-    frozen = freeze(net, output=output, params=params)
-    check_sets(frozen, sets)
-    return plan_gram(settle_sets(GramJob(frozen, sets, [pair], budget=budget)))[1]
+    job = replace(pair_job(net, x, x2, output, params), budget=budget)
+    return plan_gram(settle_sets(job))[1]
 
 
 def settle_sets(job: "GramJob") -> "GramJob":
@@ -192,10 +189,14 @@ def settle_sets(job: "GramJob") -> "GramJob":
     return replace(job, frozen=settle_rules(job.frozen, x, C))
 
 
-def pair_sets(net: Any, x: Any, x2: Any) -> tuple[dict[str, Inputs], Block]:
-    """Named sets for ``gram``, and the block that is wanted."""
-    given = {"x": x} if x2 is None else {"x": x, "x2": x2}
-    return {name: points.x for name, points in given_tensors(net, given).items()}, ("x", "x" if x2 is None else "x2")
+def pair_job(net: Any, x: Any, x2: Any, output: Output, params: Params) -> "GramJob":
+    """The job of the block between x and x2. Raises unless network and points are valid."""
+    given = given_tensors(net, {"x": x} if x2 is None else {"x": x, "x2": x2})
+    sets = {name: points.x for name, points in given.items()}
+    frozen = freeze(net, output=output, params=params)
+    for name, points in sets.items():
+        check_inputs(points, name, frozen.device, like=None if name == "x" else sets["x"])
+    return GramJob(frozen, sets, [("x", "x" if x2 is None else "x2")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +248,7 @@ class Gram:
     blocks: dict[Block, Tensor]  # Θ of each pair (a, b), (N_a·B, N_b·B); rows are (point, head)
     diagonals: dict[str, Tensor]  # (N, B, B)
     outputs: dict[str, Tensor]  # f on each set, (N, C), from the same passes
-    precision: str  # the one that was used: "tf32" where gradients are too large for "half"
+    precision: str  # the one that was used: "tf32" if gradients overflow "half"
     frozen: FrozenNetwork = field(repr=False)  # the network, without the rules that failed
 
 
@@ -256,31 +257,23 @@ def check_engine_precision(precision: object) -> None:
         raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
 
 
-def check_sets(frozen: FrozenNetwork, sets: Mapping[str, Inputs]) -> None:
-    """Raise unless all sets are valid inputs with points of one shape."""
-    first: Inputs | None = None
-    for name, x in sets.items():
-        check_inputs(x, name, frozen.device, like=first)
-        first = x if first is None else first
-
-
 # ---- The computation ----
 
 
 class HalfRangeError(RuntimeError):
-    """A gradient has entries that float16 has no room for, at the scale that the first points gave."""
+    """Gradients overflow float16 at the scale that the first points suggested."""
 
     def __init__(self, largest: float) -> None:
-        super().__init__(f"float16 has no room for entries of gradients far above {largest:g}")
+        super().__init__(f"gradients far above {largest:g} overflow float16")
         self.largest = largest
 
 
 @without_modes
 def gram(job: GramJob) -> Gram:
-    """Compute a job; in another way if the first one fails.
+    """Compute a job, and start again if something fails.
 
-    A rule that does not hold is given up. Gradients too large for float16 get another scale, or TF32. Where there is
-    less memory than planned, the work is cut into parts of half the size.
+    It starts again without a rule that does not hold; with another scale, or in TF32, if gradients overflow float16;
+    and with half the memory if that ran out.
 
     Raises:
         BudgetError: if the budget is too small. It names one that would do.
@@ -308,7 +301,7 @@ def gram(job: GramJob) -> Gram:
             log.info("no rule for %s: %s; starting again without it", ", ".join(lost), e)
             job = replace(job, frozen=replace(job.frozen, unruled=job.frozen.unruled | set(lost)))
             continue
-        except BudgetError:  # of a plan with all rules; the budget that it names must hold without some, too
+        except BudgetError:  # planned with all rules; the budget that it names must also do without those that fail
             settled = settle_sets(job)
             if settled.frozen.unruled == job.frozen.unruled:
                 raise
@@ -325,9 +318,9 @@ def gram(job: GramJob) -> Gram:
                 raise
             if made is None or made.chunk_size == 1:
                 raise memory_error(e, job) from e
-        # Outside of ``except``: until here, the error's frames held the tensors that were made.
+        # Outside of ``except``: inside it, the error's frames keep the tensors alive.
         if not emptied:
-            # The free memory was in pieces too small to use. Return it to the device, plan again with what is free.
+            # The free memory was fragmented. Return it to the device and plan again.
             log.info("out of memory: emptying torch's cache and trying once more")
             torch.cuda.empty_cache()
             emptied = True
@@ -337,7 +330,7 @@ def gram(job: GramJob) -> Gram:
 
 
 def memory_error(e: Exception, job: GramJob) -> Exception:
-    """What to say if not even the smallest parts fit."""
+    """The error if not even one point at a time fits."""
     device = job.frozen.device
     said = (
         f"out of memory on {device}: Θ of {sum(job.sizes.values())} points does not fit into what is free there "
@@ -348,7 +341,7 @@ def memory_error(e: Exception, job: GramJob) -> Exception:
 
 
 def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float = 0.0) -> Gram:
-    """``gram`` by a plan. largest: of the entries of gradients, for the scale of float16; 0 if unknown."""
+    """``gram`` by a plan. largest: the largest entry of a gradient, for the scale of float16; 0 if unknown."""
     log.debug("Θ: %s", plan)
     frozen, sizes = job.frozen, job.sizes
     theta = ThetaSum(sizes, job.blocks, job.diagonals, survey.heads, next(iter(frozen.params.values())))
@@ -391,10 +384,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
 
 
 def plan_gram(job: GramJob, failed: KernelPlan | None = None) -> tuple[Survey, KernelPlan]:
-    """Survey the network with a few points, and plan the work. Probes the network first unless C is known.
-
-    failed: a plan that ran out of memory.
-    """
+    """Survey the network with a few points and plan the work. failed: a plan that ran out of memory."""
     frozen, (name, x) = job.frozen, job.largest_set
     if count_points(x) == 0:
         raise ValueError(f"{' and '.join(job.sets)} have no points; give at least one")
@@ -424,9 +414,9 @@ def plan_gram(job: GramJob, failed: KernelPlan | None = None) -> tuple[Survey, K
 def may_check_late(survey: Survey, plan: KernelPlan, sets: int, coarse: bool) -> bool:
     """Whether there is room to check the rules once, after the pass, on the points of all sets together.
 
-    That is faster than a check in each batch, and a GPU is still busy with the pass then. The points are in memory
-    three times: as drawn, by themselves, and for autograd. In a coarse pass little of the drawn is kept, and the memory
-    of a batch is free after the pass.
+    That is faster than a check in each batch, and a GPU is then still busy with the pass. The points are in memory
+    three times: as drawn, by themselves, and for autograd. A coarse pass keeps little of the drawn points, and the
+    memory of a batch is free after it.
     """
     point_bytes = CHECK_POINTS * sets * survey.alone_bytes
     ample = plan.nbytes + 3 * point_bytes <= plan.budget
@@ -443,10 +433,10 @@ def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tupl
 
 
 def grown(kept: Tensor, at: slice, t: Tensor) -> Tensor:
-    """What is kept of the points before ``at``, with room for the shape of ``t`` after them, and zeros around.
+    """``kept``, padded with zeros to the larger shape of ``t``. Only points before ``at`` are copied.
 
-    A network that cuts its batch to the longest text has fewer positions in some chunks. Where G is zero, a position
-    adds nothing.
+    A network that cuts its batch to the longest text has fewer positions in some chunks. Padded positions have G = 0
+    and add nothing.
     """
     shape = [max(a, b) for a, b in zip(kept.shape[1:], t.shape[1:])]
     wide = kept.new_zeros(len(kept), *shape)
@@ -539,9 +529,9 @@ class LayerPass:
                 to[(at, *map(slice, t.shape[1:]))] = t
 
     def contract(self, theta: ThetaSum, plan: KernelPlan) -> None:
-        """Add what the group's layers contribute to Θ, if the rules hold.
+        """Add what the group's layers contribute to Θ. Raises if a rule does not hold.
 
-        A GPU is told to do so before it is asked whether they hold, so that it does not wait for the host.
+        A GPU gets this work before the checks are read, so that it does not wait for the host.
         """
         if self.checks:
             self.checks.compare()

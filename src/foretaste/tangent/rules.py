@@ -55,7 +55,7 @@ def positions(t: Tensor) -> Tensor:
 def conv(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """The correlation of A with G, at each offset of the kernel."""
     if name == "bias":
-        return g[:, at].flatten(2).sum(2)
+        return per_channel(g[:, at])
     a, pads = pad_inputs(m, a)
     groups = m.groups
     if groups > 1:  # ``at`` has whole groups only
@@ -105,7 +105,7 @@ def conv_sum(m: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
 def conv_transpose(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """A convolution with A and G exchanged. The first dimension of its weight is the input's channels."""
     if name == "bias":
-        return g[:, at].flatten(2).sum(2)
+        return per_channel(g[:, at])
     pads = [p for d in reversed(m.padding) for p in (d, d)]
     groups = m.groups
     if groups > 1:
@@ -138,24 +138,16 @@ def per_channel(t: Tensor) -> Tensor:
     return t.flatten(2).sum(2) if t.dim() > 2 else t
 
 
-def last_norm(normal: Callable[[Any, Tensor], Tensor]) -> Rule:
-    """The rule of a norm with a weight and bias for each entry of the last dimensions; ``normal`` normalises A."""
+def last_norm(normalise: Callable[..., Tensor]) -> Rule:
+    """The rule of a norm with a weight and a bias for each entry of the last dimensions."""
 
     def rows(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
-        g = g if name == "bias" else g * normal(m, a)
+        g = g if name == "bias" else g * normalise(a, m.normalized_shape, eps=m.eps)
         k = len(m.normalized_shape)
         g = g.reshape(g.shape[0], -1, *g.shape[-k:]).sum(1)
         return g[:, at].flatten(1)
 
     return rows
-
-
-def layer_normal(m: Any, a: Tensor) -> Tensor:
-    return F.layer_norm(a, m.normalized_shape, eps=m.eps)
-
-
-def rms_normal(m: Any, a: Tensor) -> Tensor:
-    return F.rms_norm(a, m.normalized_shape, eps=m.eps)
 
 
 def embedding(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
@@ -271,37 +263,26 @@ def patches(m: Any, a: Tensor, size: Sequence[int]) -> Tensor:
 
 RULES: dict[type, Rule] = {
     nn.Linear: linear,
-    nn.Conv1d: conv,
-    nn.Conv2d: conv,
-    nn.Conv3d: conv,
-    nn.ConvTranspose1d: conv_transpose,
-    nn.ConvTranspose2d: conv_transpose,
-    nn.ConvTranspose3d: conv_transpose,
-    nn.BatchNorm1d: batch_norm,
-    nn.BatchNorm2d: batch_norm,
-    nn.BatchNorm3d: batch_norm,
-    nn.SyncBatchNorm: batch_norm,
+    **dict.fromkeys(CONVOLUTIONS, conv),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), conv_transpose),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), batch_norm),
     nn.GroupNorm: group_norm,
-    nn.LayerNorm: last_norm(layer_normal),
-    nn.RMSNorm: last_norm(rms_normal),
+    nn.LayerNorm: last_norm(F.layer_norm),
+    nn.RMSNorm: last_norm(F.rms_norm),
     nn.Embedding: embedding,
 }
 
 
 # Rules for all heads at once, for "full" and "trace".
 HEAD_RULES: dict[type, Callable[[Any, str, Tensor, Tensor, slice], Tensor | None]] = {
-    nn.Conv1d: conv_heads,
-    nn.Conv2d: conv_heads,
-    nn.Conv3d: conv_heads,
+    **dict.fromkeys(CONVOLUTIONS, conv_heads)
 }
 
 
 # Rules for the sum of the rows of all points, (p,), with the columns of RULES: faster than the rows themselves.
 SUM_RULES: dict[type, Callable[[Any, str, Tensor, Tensor], Tensor]] = {
     nn.Linear: linear_sum,
-    nn.Conv1d: conv_sum,
-    nn.Conv2d: conv_sum,
-    nn.Conv3d: conv_sum,
+    **dict.fromkeys(CONVOLUTIONS, conv_sum),
 }
 
 
