@@ -35,7 +35,7 @@ def outputs(learner: ft.Learner) -> torch.Tensor:
     """All that the next query depends on: means, variances, and outputs of new points."""
     now = learner._now
     state = now.model.follow(now.book)
-    new = now.outputs_of(points(9, 5))
+    new = learner._outputs(points(9, 5))
     return torch.cat([state.pool_mean.flatten(), state.u, state.watched_variance, new.flatten()])
 
 

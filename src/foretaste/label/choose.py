@@ -76,13 +76,11 @@ def _ask_request(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, co
     if not open_at:
         return []
     at_L = [p for p in book.labels if p in model.row]
-    device, dtype, kind = model.device, model.dtype, model.kind
-    values = [book.labels[p] for p in at_L]
-    y_L = torch.tensor(values, dtype=dtype if kind.regression else torch.int64, device=device) if at_L else None
+    dtype = model.frozen.dtype if model.kind.regression else torch.int64
+    y_L = torch.tensor([book.labels[p] for p in at_L], dtype=dtype, device=model.frozen.device) if at_L else None
     settings = model.settings
     request = Request(
-        model.frozen.net, read_items(model.pool, at_L, device, dtype) if at_L else None, y_L,
-        read_items(model.pool, open_at, device, dtype), min(n, len(open_at)),
+        model.frozen.net, model.read(at_L) if at_L else None, y_L, model.read(open_at), min(n, len(open_at)),
         torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),
         KernelSettings(
             loss=settings.loss, ridge=model.ridge(book), output=model.frozen.output, budget=settings.budget,

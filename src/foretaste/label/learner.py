@@ -440,10 +440,11 @@ class Learner:
                     "items is a data frame; expected ids, an array, a tensor or a dict of them: rows of numbers, as "
                     "the pool has them, are items[columns].to_numpy()"
                 )
-            x = make_pool(items).whole
-            if x is None:
+            new, model = make_pool(items), self._now.trained_model()
+            if new.whole is None:
                 raise TypeError(f"x is a {type(items).__name__}; expected ids, an array, a tensor or a dict of them")
-            return self._now.outputs_of(x)
+            x = new.take(range(len(new)), model.frozen.device, model.frozen.dtype)
+            return model.outputs_of(x, self._now.book)
 
     # Training.
 

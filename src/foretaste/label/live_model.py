@@ -110,13 +110,9 @@ class LiveModel:
         open_M[[self.row[p] for p in (*book.labels, *book.pending, *book.ignored) if p in self.row]] = False
         return open_M.nonzero()[:, 0]
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.net.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.net.parameters()).dtype
+    def read(self, positions: Sequence[int]) -> Inputs:
+        """Items of the pool, as the network takes them."""
+        return read_items(self.pool, positions, self.frozen.device, self.frozen.dtype)
 
     # The state after the labels.
 
@@ -251,7 +247,7 @@ class LiveModel:
         at = [p for p in book.labels if p in self.row]
         if not at:
             return f_nC
-        sets = {"x": x, "L": self.pool.take(at, self.device, self.dtype)}
+        sets = {"x": x, "L": self.read(at)}
         job = GramJob(frozen, sets, [("x", "L")], budget=self.settings.budget, classes=self.f_MC.shape[1])
         theta = gram(job).blocks["x", "L"]
         return f_nC + self.theta_scale * theta @ self._weights(book, at, ridge)
@@ -283,8 +279,7 @@ class LiveModel:
         new = [p for p in positions if p not in self.row]
         if not new:
             return
-        x_new = self.pool.take(new, self.device, self.dtype)
-        sets = {"new": x_new, "M": read_items(self.pool, self.at_M, self.device, self.dtype)}
+        sets = {"new": self.read(new), "M": self.read(self.at_M)}
         blocks = [("new", "M"), ("new", "new")]
         job = GramJob(self.frozen, sets, blocks, budget=self.settings.budget, classes=self.f_MC.shape[1])
         made = gram(job)

@@ -73,8 +73,6 @@ def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
 
     A map-style dataset is read when its items are needed; all else is in memory.
     """
-    if isinstance(source, Pool):
-        return source
     source = open_pool(source, ids)
     if hasattr(source, "x") and hasattr(source, "ids"):
         return make_pool(source.x, source.ids if ids is None else ids)

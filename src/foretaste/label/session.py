@@ -37,7 +37,7 @@ from foretaste.label.training import (
     train_network,
 )
 from foretaste.lookahead import KernelSettings
-from foretaste.tangent import Inputs, Params
+from foretaste.tangent import Params
 
 log = logging.getLogger("foretaste")
 
@@ -163,14 +163,8 @@ class Session:
         f_nC = state.pool_mean[[model.row.get(p, 0) for p in positions]]
         others = [i for i, p in enumerate(positions) if p not in model.row]
         for some in self.pool.chunks(others):
-            x_n = self.pool.take([positions[i] for i in some], model.device, model.dtype)
-            f_nC[list(some)] = model.outputs_of(x_n, self.book)
+            f_nC[list(some)] = model.outputs_of(model.read([positions[i] for i in some]), self.book)
         return f_nC
-
-    def outputs_of(self, x: Inputs) -> Tensor:
-        """The same on new inputs, given as they would be in a pool."""
-        model = self.trained_model()
-        return model.outputs_of(Pool((), lambda at: x, x).take((), model.device, model.dtype), self.book)
 
     # Trainings.
 
