@@ -30,7 +30,8 @@ def features() -> None:
     """CIFAR10 and CIFAR100 through a backbone; divided by 36 when read."""
     for name in ("cifar10", "cifar100"):
         pool, test = (np.load(DATA / "features" / f"{name}_{part}.npz") for part in ("f16", "ft16"))
-        save(name, pool["f"], pool["y"], test["ft"], test["yt"])
+        have = {**pool, **test}
+        save(name, have["f"], have["y"], have["ft"], have["yt"])
 
 
 def banking() -> None:

@@ -1,6 +1,6 @@
 """All tables on the weight of ``cover``, from the records alone: python results/findings/weight/table.py
 
-Differences are to ``cover`` (signs0:cov), paired by seed, ± one standard error.
+Differences are to ``cover`` (signs0:cov), paired by seed; in brackets, one standard error.
 """
 
 import json
@@ -61,22 +61,23 @@ class Difference(NamedTuple):
     p: float
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.error:.2f}"
+        return f"{self.mean:+.2f} ({self.error:.2f})"
 
 
 def records(pattern: str) -> Iterable[dict]:
-    """Of all files that match."""
+    """Of all files that match, with each arm's mean accuracy after the first query, (seeds,)."""
     for file in sorted((HERE / "records").glob(f"{pattern}.json")):
-        yield from json.loads(file.read_text(encoding="utf-8"))
+        for record in json.loads(file.read_text(encoding="utf-8")):
+            accuracy = np.array(record["accuracy"])
+            yield record | {"mean": dict(zip(record["arms"], accuracy[:, :, 1:].mean(2)))}
 
 
 def read() -> dict[str, list[dict]]:
-    """The records of each cell, with the mean accuracy of an arm after the first query."""
+    """The records of each cell."""
     cells: dict[str, list[dict]] = {}
     for tag in ("ce1", "l2a", "two", "last"):
         for record in records(f"{tag}-*"):
-            mean = dict(zip(record["arms"], np.array(record["accuracy"])[:, :, 1:].mean(2)))
-            cells.setdefault(record["cell"]["name"], []).append(record | {"mean": mean})
+            cells.setdefault(record["cell"]["name"], []).append(record)
     return cells
 
 
@@ -108,7 +109,7 @@ def difference(cell: list[dict], arm: str, seeds: Iterable[int] = range(50)) -> 
 def over_cells(found: list[Difference]) -> str:
     """The mean over cells; its error is that of the seeds, the cells being given."""
     error = math.sqrt(sum(d.error**2 for d in found)) / len(found)
-    return f"{np.mean([d.mean for d in found]):+.2f} ± {error:.2f}"
+    return f"{np.mean([d.mean for d in found]):+.2f} ({error:.2f})"
 
 
 def differences(cells: dict[str, list[dict]], loss: str, arm: str) -> dict[str, Difference]:
@@ -240,18 +241,33 @@ def drawn_by_cell() -> str:
     return "\n".join([*head("networks", "cell", *found), *rows])
 
 
-def main() -> None:
-    """Print everything."""
+def besides(pattern: str) -> str:
+    """Accuracies of the records that the other tables leave out."""
+    found = list(records(pattern))
+    lines = head("cell", "cover", *found[0]["arms"][1:])
+    for record in found:
+        row = [difference([record], arm) for arm in record["arms"][1:]]
+        lines.append(line(record["cell"]["name"], f"{cover([record]):.1f}", *row))
+    return "\n".join(lines)
+
+
+def text() -> str:
+    """All tables, as README.md has them."""
     cells = read()
-    print("Means over cells, differences to cover ± standard error\n\n" + means(cells))
-    for loss in ("ce", "l2"):
-        print(f"\n{loss}, by cell; bold: p < 0.05\n\n" + by_cell(cells, loss))
-    print(f"\nOf {corrected(cells)[0]} tests of a weight in a cell, Holm's correction leaves at 0.05\n\n" + left(cells))
-    print("\nCollapsed tangents, mean over eight cells\n\n" + kept(cells))
-    print("\nCollapsed tangents, by cell\n\n" + kept_by_cell(cells))
-    print("\nShares of a batch in common, means\n\n" + drawn())
-    print("\nShares of a batch in common, by cell\n\n" + drawn_by_cell())
+    parts = {
+        "Means over cells": means(cells),
+        "Cross-entropy, by cell (bold: p < 0.05, not corrected)": by_cell(cells, "ce"),
+        "Squared loss, by cell (bold: p < 0.05, not corrected)": by_cell(cells, "l2"),
+        f"What Holm's correction leaves of {corrected(cells)[0]} tests of a weight in a cell, at 0.05": left(cells),
+        "Collapsed tangents, cross-entropy, means over eight cells": kept(cells),
+        "Collapsed tangents and AdamW, by cell": kept_by_cell(cells),
+        "Shares of a batch in common, means over cells": drawn(),
+        "Shares of a batch in common, by cell": drawn_by_cell(),
+        "All 5,000 points offered, seeds 16 to 27": besides("whole/*"),
+        "Two hidden layers, seeds 0 to 15": besides("deep/*"),
+    }
+    return "\n\n".join(f"### {title}\n\n{part}" for title, part in parts.items())
 
 
 if __name__ == "__main__":
-    main()
+    print(text())
