@@ -3,7 +3,6 @@
 An archive is unpacked inside its folder, within a size, and completely or not at all.
 """
 
-import errno
 import gzip
 import hashlib
 import os
@@ -19,9 +18,10 @@ from typing import Any
 
 from foretaste.data.catalogue import CATALOGUE, RemoteFile, home
 from foretaste.errors import check_known, format_bytes
+from foretaste.files import is_disk_full
 
 DOWNLOAD_BLOCK = 1 << 18
-DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+ARCHIVE_MEMBERS = 1000  # at most
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
@@ -71,7 +71,8 @@ def get(
         by_hand = file.becomes is not None and not force and _is_correct(file, place / file.name)
         came = place / file.name if by_hand else download_file(file, place, progress=progress, patience=patience)
         if file.becomes is not None:
-            _unpack_and_delete(came, place / file.becomes, file.unpacked)
+            unpack_archive(came, place / file.becomes, most=file.unpacked, members=ARCHIVE_MEMBERS)
+            came.unlink()
     return place
 
 
@@ -92,19 +93,6 @@ def _is_there(file: RemoteFile, place: Path) -> bool:
 
 def _is_correct(file: RemoteFile, path: Path) -> bool:
     return path.is_file() and path.stat().st_size == file.size and md5_of(path) == file.md5
-
-
-def _unpack_and_delete(archive: Path, folder: Path, most: int) -> None:
-    """Unpack, then delete the archive. An older folder is replaced only when the new one is complete."""
-    fresh = folder.with_name(f"{folder.name}.new") / folder.name
-    shutil.rmtree(fresh.parent, ignore_errors=True)
-    try:
-        unpack_archive(archive, fresh, most=most, members=1000)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(fresh, folder)
-    finally:
-        shutil.rmtree(fresh.parent, ignore_errors=True)
-    archive.unlink()
 
 
 def download_file(
@@ -133,7 +121,7 @@ def download_file(
                 failures.append(f"{url}: {_describe_failure(error, file)}")
                 break
             except OSError as error:
-                if error.errno in DISK_FULL:
+                if is_disk_full(error):
                     full = f"no space left on the disk of {folder}; {file.name} needs {format_bytes(file.size)}"
                     raise OSError(error.errno, full) from None
                 raise
@@ -177,9 +165,8 @@ def _is_transient(error: Exception, done: int) -> bool:
 
     if isinstance(error, HTTPError) and error.response is not None:
         return error.response.status_code in TRANSIENT_STATUS
-    return isinstance(error, RequestException) and (
-        done > 0 or isinstance(error, ChunkedEncodingError) or _stalled(error)
-    )
+    broke = done > 0 or isinstance(error, ChunkedEncodingError) or _stalled(error)
+    return isinstance(error, RequestException) and broke
 
 
 def _stalled(error: Exception) -> bool:
@@ -213,14 +200,12 @@ def md5_of(path: Path) -> str:
 
 
 def unpack_archive(archive: Path, folder: Path, *, most: int, members: int) -> Path:
-    """Unpack a .tar.gz from an unknown source into ``folder``, which must be absent or empty.
+    """Unpack a .tar.gz from an unknown source. ``folder`` appears, or is replaced, only when it is complete.
 
-    The folder appears only when it is complete. An archive that holds one folder of the same name becomes that folder.
-    Nothing is left, and an error says why, if a name leads out of the folder, or there are links or devices, more than
-    ``most`` bytes or ``members`` names, or damage.
+    An archive that holds one folder of the same name becomes that folder. Nothing is left, and an error says why, if a
+    name leads out of the folder, or there are links or devices, more than ``most`` bytes or ``members`` names, or
+    damage.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there already; remove it, or unpack {archive.name} elsewhere")
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -233,6 +218,7 @@ def unpack_archive(archive: Path, folder: Path, *, most: int, members: int) -> P
         held = list(beside.iterdir())
         whole = held[0] if [p.name for p in held] == [folder.name] and held[0].is_dir() else beside
         whole.chmod(0o755)  # mkdtemp makes it private
+        shutil.rmtree(folder, ignore_errors=True)
         os.replace(whole, folder)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{archive} is damaged or no .tar.gz: {error}") from None

@@ -136,7 +136,7 @@ def _rows_of_folders(root: Path, here: FolderListing, how: ReadOptions) -> tuple
             f"{root} has {len(here.pictures)} pictures ({', '.join(sorted(PICTURE_ENDINGS))}), none in a class folder; "
             "expected one folder a class with pictures in it, or a CSV with the columns file and label beside them"
         )
-    notes = []
+    notes = _note_other_files(here.others)
     if loose:
         notes.append(f"{count_names(loose, 'picture {} lies', 'pictures {} lie')} in no class folder: left out")
     kinds = {f for f in here.folders if f.count("/") == depth and (not sided or f.split("/")[0] in sided)}
@@ -147,7 +147,7 @@ def _rows_of_folders(root: Path, here: FolderListing, how: ReadOptions) -> tuple
         if not how.skip_broken:
             raise ValueError(f"{root}: {names}; remove them, or {HOW_TO_SKIP}")
         notes.append(f"{names}: left out")
-    return rows, [*notes, *_note_other_files(here.others)]
+    return rows, notes
 
 
 def _split_folders(root: Path, here: FolderListing, how: ReadOptions) -> dict[str, str]:

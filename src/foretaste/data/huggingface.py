@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,10 @@ def dataset_parts(
     splits, notes = _choose_splits(where, loaded, pool, test, for_study)
     part = _joined([rows for _, rows in splits])
     features = part.features
-    of_label: str | None = None
     if isinstance(label, str):
-        of_label = _choose_column("label", label, features, [])
-    elif label is None:
-        of_label = _choose_own_label(where, features)
+        of_label: str | None = _choose_column("label", label, features, [])
+    else:
+        of_label = _choose_own_label(where, features) if label is None else None
     plain = [name for name in features if name != of_label and _kind_of(features[name]) == "Value"]
     columns = {name: [cell_text(v) for v in _cells(part, name)] for name in plain}
     if of_label is not None:
@@ -77,7 +77,7 @@ def dataset_parts(
         table, of_label, None if classes is None else tuple(map(str, classes)), names=names,
         side=side if len(splits) == 2 else (),
     )  # fmt: skip
-    if (found := _picture_columns(features)) or image is not None:
+    if (found := [name for name in features if _kind_of(features[name]) == "Image"]) or image is not None:
         chosen = _choose_column("image", image, features, found)
         stored = _stored_pictures(part, chosen, local=not isinstance(source, Path))
         return replace(made, pictures=(lambda i: open_picture(stored(i)), stored))
@@ -184,30 +184,19 @@ def _check_all_labelled(
         raise ValueError(
             f"{where}: no column is the label; its columns are {', '.join(columns) or 'none'}. Give label="
         )
-    start = 0
+    labels = iter(columns[label])
     for name, rows in splits:
-        missing = columns[label][start : start + len(rows)].count(None)
-        start += len(rows)
-        if missing:
+        if missing := [*islice(labels, len(rows))].count(None):
             raise ValueError(
                 f"{where}: {missing} of {len(rows)} rows of {name!r} have no label in {label!r}; leave them out of the "
                 "dataset, or give pool= alone to measure on a share of it"
             )
 
 
-def _picture_columns(features: Any) -> list[str]:
-    return [name for name, kind in features.items() if _kind_of(kind) == "Image"]
-
-
-def _label_columns(features: Any) -> list[str]:
-    found = [name for name, kind in features.items() if _kind_of(kind) == "ClassLabel"]
-    plain = [name for name, kind in features.items() if _kind_of(kind) == "Value" and name.lower() in LABEL_COLUMNS]
-    return found or plain
-
-
 def _choose_own_label(path: str, features: Any) -> str | None:
     """The column of labels; of several, the one with a usual name; None without any."""
-    found = _label_columns(features)
+    found = [name for name in features if _kind_of(features[name]) == "ClassLabel"]
+    found = found or [n for n in features if _kind_of(features[n]) == "Value" and n.lower() in LABEL_COLUMNS]
     usual = [name for spelling in LABEL_COLUMNS for name in found if name.lower() == spelling]
     if len(found) > 1 and not usual:
         raise ValueError(f"{path}: {', '.join(found)} may all be the label; rename one to label, or remove the others")
@@ -279,13 +268,11 @@ def _number_columns(path: str, part: Any, skip: set[str | None]) -> tuple[Tensor
             f"{path} has no pictures and no numbers; its columns are {', '.join(part.features)}. Compute features "
             "first, and save them as a column of lists of numbers"
         )
-    blocks, names = [], list[str]()
-    for name in found:
-        x_nd = _number_column(path, part, name)
-        blocks.append(x_nd)
-        names += [name] if x_nd.shape[1] == 1 else [f"{name}[{d}]" for d in range(x_nd.shape[1])]
+    blocks = {name: _number_column(path, part, name) for name in found}
+    widths = {name: x_nd.shape[1] for name, x_nd in blocks.items()}
+    names = tuple(name if D == 1 else f"{name}[{d}]" for name, D in widths.items() for d in range(D))
     note = (f"{count_names(others, 'column {} has', 'columns {} have')} no numbers: left out",) if others else ()
-    return torch.from_numpy(np.concatenate(blocks, axis=1)), tuple(names), note
+    return torch.from_numpy(np.concatenate([*blocks.values()], axis=1)), names, note
 
 
 def _number_column(path: str, part: Any, name: str) -> np.ndarray:

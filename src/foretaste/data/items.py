@@ -1,7 +1,6 @@
 """Items that are read when they are asked for: pictures of files, rows or datasets. Never all in memory."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -155,20 +154,12 @@ def checked_pictures(
 
 
 def _file_length(image: Image.Image) -> int:
-    file = getattr(image, "fp", None)
-    if file is None:  # a picture that was never in a file
+    """In bytes; 0 if the picture was never in a file. The position in the file stays."""
+    if (file := getattr(image, "fp", None)) is None:
         return 0
-    here = file.tell()
-    length = file.seek(0, os.SEEK_END)
+    here, length = file.tell(), file.seek(0, os.SEEK_END)
     file.seek(here)
     return int(length)
-
-
-def picture_sizes(items: Sequence[Any]) -> Counter[tuple[int, int]]:
-    """How many pictures have each (height, width)."""
-    if isinstance(items, Tensor):
-        return Counter({(int(items.shape[-2]), int(items.shape[-1])): len(items)})
-    return Counter(items.sizes) if isinstance(items, PictureItems) else Counter()
 
 
 def item_digest(items: Sequence[Any], i: int, size: int = 16) -> bytes:

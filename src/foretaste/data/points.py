@@ -42,7 +42,6 @@ from foretaste.data.items import (
     checked_pictures,
     item_digest,
     join_pictures,
-    picture_sizes,
     pixels,
     take_items,
 )
@@ -179,12 +178,9 @@ class Points:
             return self
         rows = [int(i) for i in rows]
         some = replace(
-            self,
-            items=take_items(self.items, rows),
-            ids=[self.ids[i] for i in rows],
-            labels=[self.labels[i] for i in rows],
-            side=tuple(self.side[i] for i in rows) if self.side else (),
-        )
+            self, items=take_items(self.items, rows), ids=[self.ids[i] for i in rows],
+            labels=[self.labels[i] for i in rows], side=tuple(self.side[i] for i in rows) if self.side else (),
+        )  # fmt: skip
         if "x" in self.__dict__:  # an encoder is fitted on all points: its rows stay as they are
             some.__dict__["x"] = self.x[torch.as_tensor(rows, dtype=torch.int64)]
         return some
@@ -271,7 +267,9 @@ class Points:
     @property
     def sizes(self) -> Counter[tuple[int, int]]:
         """How many pictures have each (height, width)."""
-        return picture_sizes(self.items) if self.kind == "pictures" else Counter()
+        if isinstance(self.items, PictureItems):
+            return Counter(self.items.sizes)
+        return Counter({tuple(self.items.shape[-2:]): len(self)}) if self.kind == "pictures" else Counter()
 
 
 @dataclass(frozen=True)
