@@ -212,7 +212,7 @@ def test_a_network_of_ones_own_names_its_spec(strategy, monkeypatch):
         ({"parametrisation": "standrd"}, "unknown parametrisation 'standrd'; did you mean 'standard'"),
         ({"spec": 3}, "spec is 3; expected layers of foretaste.tangent.infinite"),
         ({"spec": Relu}, "spec is <class"),
-        ({"spec": Serial(Dense(1)), "W_std": 1.0}, "the layers of spec have their own"),
+        ({"spec": Serial(Dense(1)), "W_std": 1.0}, "set them in the layers of spec"),
         ({"budget": 1000}, "unknown option 'budget'"),
         ({"watch": X_W}, "unknown option 'watch'"),
         ({"Wstd": 1.0}, "unknown option 'Wstd' of strategy '(infinite|gp)'; did you mean 'W_std'"),

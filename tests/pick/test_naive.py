@@ -370,7 +370,7 @@ def test_another_query_does_not_resume(tmp_path):
         (s, {}, {"seed": 1}),
         (s, {}, {"loss": "ce"}),
     ]:
-        with pytest.raises(ValueError, match="is of another query"):
+        with pytest.raises(ValueError, match="belongs to another query"):
             ask(query_, "naive", options={"resume": path, **options}, **settings)
     with pytest.raises(ValueError, match=r"strategy 'naive'.* this is 'eer_retrain'"):
         ask(s, "eer_retrain", options={"resume": path})

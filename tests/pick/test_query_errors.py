@@ -39,7 +39,7 @@ def _no_gradients():
         ({"options": {"scal": 2.0}}, "unknown option 'scal' of strategy 'cover'; did you mean 'scale'"),
         ({"options": {"scale": -2.0}}, "scale=-2.0; expected a positive"),
         ({"options": 3}, "options is a int; expected a dict"),
-        ({"strategy": acquire.gain, "options": {"scale": 2.0}}, "options are of named strategies"),
+        ({"strategy": acquire.gain, "options": {"scale": 2.0}}, "options are for named strategies"),
         ({"strategy": "random", "select": "greedy"}, "'random' picks by itself; select must be \"auto\""),
         ({"strategy": "random", "oracle": int}, "an oracle is only asked with"),
         ({"strategy": "change"}, "'change' is for regression and this network has 3 outputs"),

@@ -17,7 +17,7 @@ from torch import Tensor
 from foretaste.errors import counted
 
 KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
-FIRST_LOOK, FIRST_LOOK_GPU = 4, 32  # on a GPU so many cost what one does
+FIRST_LOOK, FIRST_LOOK_GPU = 4, 32  # candidates looked at first; on a GPU 32 cost as much as one
 LAZY_ROUNDING = 1e-12  # of a gain: bounds within it of the best are computed again
 
 COVER_CHUNK = 2**18  # numbers of k at a time: 2 MB, which stay in the cache

@@ -1,4 +1,4 @@
-"""What a label tells whatever it is: the variance that it removes, and EPIG. ``variance`` is the shortest use of S."""
+"""Scores that do not depend on the label's value: the variance that it removes (the shortest use of S), and EPIG."""
 
 import torch
 from torch import Tensor

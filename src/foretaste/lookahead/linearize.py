@@ -77,7 +77,7 @@ def linearize(
             (1 − f, f) with "l2".
         x_U: the candidates (the pool), as x_L; of what ``ft.open`` returns, all points.
         watch: the watched points, over which scores sum. None (default): the candidates. Inputs: those instead. A
-            number: that many of the candidates, chosen by ``watch_by``; all of them if there are not so many.
+            number: that many of the candidates, chosen by ``watch_by``; all of them if there are fewer.
         output: the output whose gradient makes Θ: "sum" (default), "signs", "first", a number, "trace", or "full" for
             small problems. See ``ft.ntk``.
         ridge: λ, in units of Θ. None (default): 1e-6 of the mean diagonal of Θ_LL. "misfit": the λ with which kernel
@@ -242,7 +242,7 @@ def watched_rows(watch: int, n: int, seed: int, f_NC: Tensor | None = None) -> T
     return order_N[:watch].sort().values
 
 
-# --- a state on kernels of one's own: an infinite-width kernel, a Gaussian process ---
+# --- a state on given kernels: an infinite-width kernel, a Gaussian process ---
 
 
 def from_kernels(

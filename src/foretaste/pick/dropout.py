@@ -68,7 +68,7 @@ def bald(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
 class BatchBALDOptions(DropoutOptions):
     """Those of ``DropoutOptions``, and
 
-    configurations: labels of a batch are enumerated while there are at most so many, and so many are drawn afterwards.
+    configurations: up to this many joint labels of a batch are enumerated; beyond that, this many are drawn.
     """
 
     configurations: int = 2000
@@ -83,8 +83,8 @@ def batchbald(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     """BatchBALD (Kirsch et al. 2019): the batch whose labels together tell the most about which network is right.
 
     Greedy on H(y_B) − mean_k Σ_{j∈B} H(p_kj), which is submodular. Labels of B are enumerated while there are few, and
-    drawn beyond. K draws can be told apart by log K nats at most: when a batch has that, what is left of it comes in
-    the order of ``bald``, and ``q.info["informative"]`` is how many picks came before. Scores are those of ``bald``.
+    drawn beyond. K draws differ by log K nats at most: when a batch has gained that, the rest of it is picked in the
+    order of ``bald``, and ``q.info["informative"]`` is how many picks came before. Scores are those of ``bald``.
     """
     o = BatchBALDOptions(**options)
     p_KUC = draw_networks(request, o.samples, o.rate, o.layer, "batchbald")

@@ -53,7 +53,7 @@ class InfiniteOptions:
                 "Dense(10)), or a torch network that has a counterpart"
             )
         if self.W_std is not None or self.b_std is not None:
-            raise ValueError("W_std and b_std are of a counterpart; the layers of spec have their own, set them there")
+            raise ValueError("W_std and b_std are for the counterpart of a network; set them in the layers of spec")
 
 
 # --- the strategies ---

@@ -129,7 +129,7 @@ def query(
 
     Raises:
         ValueError: arguments do not fit; all wrong ones are named at once, before any work.
-        TypeError: points are of a kind that is not read, or are text.
+        TypeError: points have a type that cannot be read, or are text.
 
     Example:
         >>> import torch, foretaste as ft
@@ -346,7 +346,7 @@ def as_strategy(strategy: Any, options: Any) -> Strategy:
     if not callable(strategy):
         raise ValueError(f"strategy is a {type(strategy).__name__}; expected a name or a function of a state")
     if options:
-        raise ValueError("options are of named strategies; bind a function's own with functools.partial")
+        raise ValueError("options are for named strategies; give a function its own with functools.partial")
     return Strategy(getattr(strategy, "__name__", repr(strategy)), strategy)
 
 

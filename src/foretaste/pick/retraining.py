@@ -256,7 +256,7 @@ class Journal:
 
 
 def open_journal(path: str | os.PathLike[str], strategy: str, fingerprint: str) -> Journal:
-    """Read the journal, or start one. Raises if it is of another query, or no journal."""
+    """Read the journal, or start one. Raises if it belongs to another query, or is no journal."""
     path = Path(path)
     head = json.dumps({"strategy": strategy, "fingerprint": fingerprint}) + "\n"
     if not path.exists():
@@ -275,8 +275,8 @@ def open_journal(path: str | os.PathLike[str], strategy: str, fingerprint: str) 
         raise ValueError(f"resume={str(path)!r} is not a journal of a query ({e}); name another file") from e
     if was != (strategy, fingerprint):
         raise ValueError(
-            f"resume={str(path)!r} is of another query: strategy {was[0]!r}, fingerprint {str(was[1])[:12]}, and this "
-            f"is {strategy!r}, {fingerprint[:12]}. Weights, data, seed or settings differ; name another file, or "
+            f"resume={str(path)!r} belongs to another query: strategy {was[0]!r}, fingerprint {str(was[1])[:12]}, and "
+            f"this is {strategy!r}, {fingerprint[:12]}. Weights, data, seed or settings differ; name another file, or "
             "delete that one"
         )
     if len(whole) < len(text):

@@ -113,7 +113,7 @@ class Batch:
         return torch.randperm(U, generator=self.generator) if self.rank_U is None else self.rank_U.argsort()
 
     def put_back(self, got: Picked, others: Tensor, U: int) -> Picked:
-        """A batch of ``others`` as one of the whole pool. The last ones fill what is left of it, at random."""
+        """Positions in ``others`` become positions in the pool. Where picks are missing, ``last_U`` fills up."""
         got.indices = others[got.indices].tolist()
         missing = self.n - len(got.indices)
         if self.last_U is not None and missing > 0:

@@ -108,7 +108,7 @@ class Space(ABC):
 class ClusterMeans:
     """K clusters of the points of a space: the first ``fixed`` are the points 0 to fixed − 1, others the means.
 
-    of_N: the cluster of each point. A cluster without points has no mean; then it is nobody's nearest.
+    of_N: the cluster of each point. A cluster without points has no mean, and no point is assigned to it.
     """
 
     of_N: Tensor
