@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretaste.acquire import Strategy, finish_scores
 from foretaste.label.book import LabelBook
-from foretaste.label.live_model import LiveModel, read_items
+from foretaste.label.live_model import LiveModel
 from foretaste.label.pool import Pool
 from foretaste.lookahead import KernelSettings, State
 from foretaste.pick import Request, cover_greedily
@@ -20,10 +20,9 @@ COVERED_ITEMS = 2000  # a first batch is chosen among so many random items
 
 @dataclass(frozen=True)
 class AskSettings:
-    """The strategy, whether picks are conditioned on one by one, its options, and those of them that were given."""
+    """The strategy, its options, and those of them that were given."""
 
     how: Strategy
-    greedy: bool
     options: dict[str, Any]
     given: dict[str, Any]
     seed: int
@@ -33,7 +32,7 @@ def ask_items(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, count
     """Up to n open positions, best first; the book gets them as pending. ``count``: queries before this one."""
     if ask.how.picks:
         found = _ask_request(model, book, ask, n, count)
-    elif ask.greedy:
+    elif ask.how.select == "greedy":  # each pick is conditioned on before the next
         found, drawn = [], replace(book, pending=dict(book.pending))  # a Ctrl-C here puts nothing out
         while len(found) < n and (best := _best(model, drawn, ask, 1)):
             found += best
@@ -114,7 +113,7 @@ class InputCover:
     @cached_property
     def _points(self) -> tuple[Tensor, Tensor, Tensor]:
         """The sample's inputs, standardised, and their mean and deviation."""
-        x_uD = _flat(read_items(self.pool, self.order[:COVERED_ITEMS], torch.device("cpu"), torch.float32))
+        x_uD = _flat(self.pool.take(self.order[:COVERED_ITEMS], torch.device("cpu"), torch.float32))
         mean_D, deviation_D = x_uD.mean(0), x_uD.std(0, correction=0).clamp_min(1e-6)
         return (x_uD - mean_D) / deviation_D, mean_D, deviation_D
 

@@ -112,7 +112,7 @@ class LiveModel:
 
     def read(self, positions: Sequence[int]) -> Inputs:
         """Items of the pool, as the network takes them."""
-        return read_items(self.pool, positions, self.frozen.device, self.frozen.dtype)
+        return self.pool.take(positions, self.frozen.device, self.frozen.dtype)
 
     # The state after the labels.
 
@@ -351,16 +351,6 @@ def freeze_for(net: nn.Module, kind: LabelKind, settings: KernelSettings, x: Inp
     return frozen, C
 
 
-def read_items(pool: Pool, positions: Sequence[int], device: torch.device, dtype: torch.dtype) -> Inputs:
-    """Items of the pool as one batch; a dataset is read a chunk at a time."""
-    if pool.whole is not None:
-        return pool.take(positions, device, dtype)
-    parts = [pool.take(at, device, dtype) for at in pool.chunks(positions)]
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)  # type: ignore[arg-type]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}  # type: ignore[index]
-
-
 def choose_items(pool: Pool, must: Sequence[int], window: int, seed: int) -> list[int]:
     """The M items to work on: the whole pool, or what must be there and a random sample of the rest."""
     if len(pool) <= window:
@@ -382,7 +372,7 @@ def linearise_pool(
 ) -> LiveModel:
     """Θ and the outputs of the network on M items. ``size`` is that of a saved model."""
     parameter = next(net.parameters())
-    x_M = read_items(pool, at_M, parameter.device, parameter.dtype)
+    x_M = pool.take(at_M, parameter.device, parameter.dtype)
     frozen, C = freeze_for(net, kind, settings, x_M)
     if kind.C != C:
         raise ValueError(f"the network has {C} outputs and there are {kind.C} classes; expected one output each")

@@ -40,16 +40,24 @@ class Pool:
         return len(self.ids)
 
     def take(self, positions: Sequence[int], device: torch.device, dtype: torch.dtype) -> Inputs:
-        """Some items as a network takes them: bytes as numbers in [0, 1], floats in the network's dtype."""
+        """Some items as a network takes them: bytes as numbers in [0, 1], floats in the network's dtype.
+
+        A dataset is read a chunk at a time.
+        """
+        if self.whole is None and len(positions) > POOL_CHUNK:
+            parts = [self.take(some, device, dtype) for some in self.chunks(positions)]
+            if isinstance(parts[0], Tensor):
+                return torch.cat(parts)  # type: ignore[arg-type]
+            return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}  # type: ignore[index]
         x = self.read(positions)
         if isinstance(x, Tensor):
             return as_network_input(x, device, dtype)
         return {key: as_network_input(t, device, dtype) for key, t in x.items()}
 
-    def chunks(self, positions: Sequence[int], size: int = POOL_CHUNK) -> Iterator[Sequence[int]]:
+    def chunks(self, positions: Sequence[int]) -> Iterator[Sequence[int]]:
         """The positions, some at a time."""
-        for start in range(0, len(positions), size):
-            yield positions[start : start + size]
+        for start in range(0, len(positions), POOL_CHUNK):
+            yield positions[start : start + POOL_CHUNK]
 
     def digest(self) -> str:
         """A fingerprint of the ids and of a few items: whether a saved learner is given the pool it was made with."""

@@ -104,22 +104,22 @@ def _add_errors(app: FastAPI) -> None:
 
     def told(status: int) -> Callable[[Request, Exception], JSONResponse]:
         def answer(request: Request, error: Exception) -> JSONResponse:
-            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-            return JSONResponse({"error": printable(text)[:1000]}, status)
+            text = printable(_sentence(error))[:1000]
+            return JSONResponse({"error": text}, getattr(error, "status_code", status))
 
         return answer
 
-    def invalid(request: Request, error: Any) -> JSONResponse:
-        faults = [f"{'.'.join(str(p) for p in e['loc'][1:])}: {e['msg']}" for e in error.errors()[:5]]
-        return JSONResponse({"error": printable("; ".join(faults))[:1000]}, 422)
-
-    def unknown(request: Request, error: Any) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code)
-
-    for kind, status in ((KeyError, 404), (ValueError, 422), (StoreConflict, 409), (StoreFull, 507), (StoreError, 503)):
+    statuses = {KeyError: 404, ValueError: 422, StoreConflict: 409, StoreFull: 507, StoreError: 503}
+    for kind, status in (statuses | {RequestValidationError: 422, HTTPException: 400}).items():
         app.add_exception_handler(kind, told(status))
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, unknown)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, RequestValidationError):
+        return "; ".join(f"{'.'.join(str(p) for p in e['loc'][1:])}: {e['msg']}" for e in error.errors()[:5])
+    if isinstance(error, HTTPException):
+        return str(error.detail)
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 
 def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:

@@ -22,7 +22,6 @@ from foretaste.label.live_model import (
     choose_items,
     linearise_pool,
     note_prediction,
-    read_items,
 )
 from foretaste.label.pool import Pool, make_pool
 from foretaste.label.progress import advise_stop, learning_curve, measure_drift
@@ -307,7 +306,7 @@ class Session:
 
     def own_network(self) -> nn.Module:
         at = choose_items(self.pool, (), self.window, self.settings.seed)
-        x = read_items(self.pool, at, torch.device("cpu"), torch.float32)
+        x = self.pool.take(at, torch.device("cpu"), torch.float32)
         return make_own_network(x, self.kind, self.settings.seed)
 
     # Files.
@@ -381,4 +380,4 @@ def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: 
     """The strategy and its options, checked."""
     how = find_strategy(strategy or ("variance" if kind.regression else DEFAULT_STRATEGY))
     how.check(kind.C)
-    return AskSettings(how, how.select == "greedy", how.settings(options), dict(options or {}), seed)
+    return AskSettings(how, how.settings(options), dict(options or {}), seed)

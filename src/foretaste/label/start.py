@@ -100,7 +100,7 @@ def open_desk(
         _take_given(kept, points)
         names = list(kept.classes)
         worker = LearnerWorker(
-            learner_builder(points, names, folder, backbone, seed, fit_options),
+            partial(build_learner, points, names, folder, backbone, seed, fit_options),
             names,
             checked=kept.setting("checked", []),
             record=kept.setting("record", []),
@@ -250,25 +250,23 @@ def find_twins(points: "Points") -> dict[str, str]:
     return twins
 
 
-def learner_builder(
+def build_learner(
     points: "Points",
     classes: list[str],
     folder: Path,
     backbone: str,
     seed: int,
-    fit_options: Mapping[str, Any] | None = None,
-) -> Callable[[BuildProgress], BuiltLearner]:
-    """A function that computes the features and makes the learner; it may take minutes."""
+    fit_options: Mapping[str, Any] | None,
+    progress: BuildProgress,
+) -> BuiltLearner:
+    """Compute the features and make the learner; it may take minutes."""
+    from foretaste.label.learner import Learner
 
-    def build(progress: BuildProgress) -> BuiltLearner:
-        from foretaste.label.learner import Learner
-
-        x, words = encode_points(points, folder, backbone, progress)
-        ids = list(points.ids)
-        learner = Learner(pool=x, ids=ids, classes=classes, background=True, seed=seed, fit_options=fit_options)
-        return BuiltLearner(learner, words)
-
-    return build
+    x, words = encode_points(points, folder, backbone, progress)
+    ids = list(points.ids)
+    return BuiltLearner(
+        Learner(pool=x, ids=ids, classes=classes, background=True, seed=seed, fit_options=fit_options), words
+    )
 
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
