@@ -2,10 +2,13 @@
 
 import importlib
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import foretaste as ft
 
@@ -21,6 +24,18 @@ def findings(monkeypatch):
     yield importlib.import_module
     torch.set_grad_enabled(before)  # the lab turns gradients off
     for name in ("problems", "lab", "rivals", "table"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def weight(monkeypatch):
+    """Import a file of results/findings/weight, whose table.py is another one."""
+    monkeypatch.syspath_prepend(str(FOLDER / "weight"))
+    before = torch.is_grad_enabled()
+    sys.modules.pop("table", None)
+    yield importlib.import_module
+    torch.set_grad_enabled(before)
+    for name in ("table", "verify", "weight_lab", "weight_asked", "weight_train", "weight_cells"):
         sys.modules.pop(name, None)
 
 
@@ -69,3 +84,60 @@ def test_the_lab_picks_what_a_query_picks(findings, loss, monkeypatch):
         how = {"select": "sequential", "oracle": lambda j: int(y[U[j]])}
         q = ft.query(net, X[L], y[L], X[U], strategy="cover", batch_size=8, **how)
         assert rivals.cover_sequentially(asked) == q.indices.tolist()
+
+
+def test_the_pages_say_what_the_records_of_weights_say(weight):
+    table = weight("table")
+    cells = table.read()
+    page = " ".join((ROOT / "docs" / "findings.md").read_text(encoding="utf-8").split())
+    assert table.text() in (FOLDER / "weight" / "README.md").read_text(encoding="utf-8")
+    for part in (table.means(cells), table.kept(cells), table.drawn()):
+        for line in part.splitlines():
+            assert " ".join(line.split()) in page
+    tests, left = table.corrected(cells)
+    ahead = sum(d.mean > 0 for _, _, d, _ in left)
+    assert f"over {tests} tests of a weight in a cell leaves {len(left)}: in {len(left) - ahead} the weight" in page
+    assert f"is behind `cover`, in {ahead} ahead" in page
+    for before, cell, arm in (
+        ("with few labels it is ", "c10-few:ce", "signs0:gap"),
+        ("cross-entropy: 1 − gap ", "c100-many:ce", "signs0:gap"),
+        (", √(Φ(1 − gap)) ", "c100-many:ce", "signs0:cgap"),
+        (", uniform ", "c100-many:ce", "signs0:uni"),
+        ("lose most, ", "c10-lt-few:ce", "signs0:gap"),
+        (" and ", "c10-lt-few:ce", "signs0:cgap"),
+        ("are the exception, ", "bank-lt-few:ce", "signs0:covk"),
+        ("they disagree: ", "c10-adam64:l2", "signs0:covk"),
+        (" and ", "c10-few-adam:l2", "signs0:covk"),
+    ):
+        assert before + str(table.difference(cells[cell], arm)).replace("-", "−") in page
+    kept = [table.difference(cells[f"{name}:ce"], "signs0:covk") for name in table.COLLAPSED]
+    assert f"Keeping Φ is better: {table.over_cells(kept)} over eight cells" in page
+    for before, arm in (("the trace is ", "trace:cov"), ("another draw ", "signs3:cov")):
+        ce, l2 = (table.over_cells(list(table.differences(cells, loss, arm).values())) for loss in ("ce", "l2"))
+        assert before + ce in page
+        assert f" and {l2}" in page
+
+
+def test_every_record_of_weights_is_of_a_cell_and_of_seeds_below_50(weight):
+    table, lab_cells = weight("table"), weight("weight_cells")
+    for pattern in ("*", "whole/*", "deep/*"):
+        for record in table.records(pattern):
+            assert set(record["seeds"]) <= set(range(50))
+            made = asdict(lab_cells.make_cell(record["cell"]["name"]))
+            assert record["cell"] == made
+            counts = len(record["arms"]), len(record["seeds"]), made["cycles"] + 1
+            assert np.shape(record["accuracy"]) == counts
+
+
+def test_the_lab_of_weights_runs_and_picks_what_a_query_picks(weight, monkeypatch, tmp_path):
+    X, y = load_digits(return_X_y=True)
+    (tmp_path / "weight").mkdir()
+    np.savez(tmp_path / "weight" / "digits.npz", x=X[:600] / 16, y=y[:600], xt=X[600:900] / 16, yt=y[600:900])
+    monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
+    verify, lab, lab_cells = (weight(name) for name in ("verify", "weight_lab", "weight_cells"))
+    for name, deep in (("digits-few:ce", False), ("digits-few:l2", False), ("digits-few:l2", True)):
+        assert [what for what, equal in verify.same(name, 30, 8, 60, deep=deep) if not equal] == []
+    cell = replace(lab_cells.make_cell("digits-few:ce"), cycles=1, steps=5, subset=100, hidden=16)
+    record = lab.run(cell, ["signs0:cov", "gauss:gap", "random"], [0, 1])
+    assert np.shape(record["accuracy"]) == (3, 2, 2)
+    assert np.shape(record["overlap"])[1:] == (8, 8)
