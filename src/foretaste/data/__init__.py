@@ -30,6 +30,7 @@ from foretaste.data.load import load as load
 from foretaste.data.points import Points as Points
 from foretaste.data.points import content_names as content_names
 from foretaste.data.points import join_sources as join_sources
+from foretaste.data.points import note_test_side as note_test_side
 from foretaste.data.points import without_repeats as without_repeats
 from foretaste.data.shipped import breast_cancer as breast_cancer
 from foretaste.data.shipped import digits as digits

@@ -52,30 +52,20 @@ def _read_batch(path: Path, labels: str, classes: int, most: int) -> SetPart:
     """Rows of 3072 bytes, red then green then blue, and the labels under the key ``labels``."""
     entries = _pickled_entries(path, ("data", labels), "a CIFAR batch", most)
     x_nD = entries["data"]
-    if not (
-        isinstance(x_nD, np.ndarray)
-        and x_nD.dtype == np.uint8
-        and x_nD.ndim == 2
-        and x_nD.shape[1:] == (3072,)
-        and len(x_nD)
-    ):
+    if not (isinstance(x_nD, np.ndarray) and x_nD.dtype == np.uint8 and x_nD.shape[1:] == (3072,) and len(x_nD)):
         came = f"{x_nD.dtype} {x_nD.shape}" if isinstance(x_nD, np.ndarray) else type(x_nD).__name__
         raise ValueError(f"{path}: its images are {came}; expected uint8 (n, 3072), n at least one")
-    return SetPart(
-        x_nD.reshape(-1, 3, 32, 32), check_class_ids(entries[labels], len(x_nD), classes, str(path)), str(path)
-    )
+    y_n = check_class_ids(entries[labels], len(x_nD), classes, str(path))
+    return SetPart(x_nD.reshape(-1, 3, 32, 32), y_n, str(path))
 
 
 def _class_names(path: Path, key: str, classes: int, most: int) -> Sequence[str] | None:
     """The class names from the publisher's file of names; None without that file."""
     if not path.is_file():
         return None
-    called = _pickled_entries(path, (key,), "a CIFAR file of names", most)[key]
-    if (
-        not isinstance(called, list)
-        or not all(isinstance(c, bytes | str) for c in called)
-        or len(set(called)) != classes
-    ):
+    called: Any = _pickled_entries(path, (key,), "a CIFAR file of names", most)[key]
+    words = isinstance(called, list) and all(isinstance(c, bytes | str) for c in called)
+    if not words or len(set(called)) != classes:
         raise ValueError(f"{path}: {key} is not a list of {classes} names; fetch it again, or move it away")
     return [c.decode("utf-8", "replace") if isinstance(c, bytes) else c for c in called]
 

@@ -55,8 +55,8 @@ def differing_labels(
     for i in known:
         if count[rough[i]] > 1:
             groups.setdefault(digest_of(i), {}).setdefault(str(labels[i]), names[i])
-    told = [" is ".join(f"{name} ({label})" for label, name in found.items()) for found in groups.values()]
-    told = [said for said, found in zip(told, groups.values()) if len(found) > 1]
+    several = [found for found in groups.values() if len(found) > 1]
+    told = [" is ".join(f"{name} ({label})" for label, name in found.items()) for found in several]
     if not told:
         return None
     one = len(told) == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,14 +86,7 @@ class Split:
             raise ValueError(f"ids {twice} stand twice in L, U and test; each point belongs to one set, once")
 
     def label(self, ids: Iterable[int]) -> "Split":
-        """L ∪ ids and U \\ ids (the last lines of Alg. 1). The order of U stays.
-
-        Args:
-            ids: points of U whose labels are now known.
-
-        Raises:
-            ValueError: a point is not in U, or is given twice.
-        """
+        """L ∪ ids and U \\ ids (the last lines of Alg. 1); ``ids`` are points of U. The order of U stays."""
         new = ids_of(ids)
         if len(np.unique(new)) != len(new):
             raise ValueError(f"the same point is labelled twice: {new.tolist()}")
@@ -275,9 +269,8 @@ def fewer(data: Images, pool: int | None = None, test: int | None = None, seed: 
         (100, 50)
     """
     generator = np.random.default_rng([seed, 2])
-    kept, notes = {}, []
-    for name, n in (("pool", pool), ("test", test)):
-        ids = getattr(data, name)
+    kept, notes = dict[str, Any](), list[str]()
+    for name, n, ids in (("pool", pool, data.pool), ("test", test, data.test)):
         if n is None:
             continue
         if not 1 <= n <= len(ids):
@@ -285,9 +278,7 @@ def fewer(data: Images, pool: int | None = None, test: int | None = None, seed: 
         y_n = labels_at(data, ids)
         kept[name] = ids[sample_classes(y_n, class_shares(np.bincount(y_n), n), generator)]
         notes.append(f"{name} cut to {n} of {len(ids)} points, classes in proportion (seed {seed})")
-    return replace(
-        data, pool=kept.get("pool", data.pool), test=kept.get("test", data.test), notes=(*data.notes, *notes)
-    )
+    return replace(data, notes=(*data.notes, *notes), **kept)
 
 
 def smaller(data: Images, pixels: int) -> Images:
@@ -301,12 +292,8 @@ def smaller(data: Images, pixels: int) -> Images:
     if data.x.dtype != torch.uint8 or data.x.dim() != 4 or max(data.x.shape[2:]) <= pixels:
         return data
     size = [min(side, pixels) for side in data.x.shape[2:]]
-    x = torch.cat(
-        [
-            F.interpolate(part.float(), size, mode="area").round().to(torch.uint8)
-            for part in data.x.split(SHRUNK_AT_ONCE)
-        ]
-    )
+    parts = data.x.split(SHRUNK_AT_ONCE)
+    x = torch.cat([F.interpolate(part.float(), size, mode="area").round().to(torch.uint8) for part in parts])
     was = "×".join(map(str, data.x.shape[2:]))
     return replace(data, x=x, notes=(*data.notes, f"pictures averaged from {was} down to {'×'.join(map(str, size))}"))
 

@@ -114,12 +114,10 @@ def _read_labels(
             if missing := int((~np.isfinite(y)).sum()) if y.dtype.kind == "f" else some.count(None):
                 raise ValueError(f"{file}: {missing} of {len(some)} labels in {name} are missing (NaN) or infinite")
         labels = class_labels([word for some in words for word in some], f"{file}: {' and '.join(names)}")
-    if called is None:
-        if not how.for_study:
-            return labels, None
-        known = {word for word in labels if word is not None}
-        return labels, tuple(sorted(known, key=int if counts[0] else None))
-    return named_classes(file, labels, called) if counts[0] else labels, called
+    if called is not None:
+        return named_classes(file, labels, called) if counts[0] else labels, called
+    known = {word for word in labels if word is not None}
+    return labels, tuple(sorted(known, key=int if counts[0] else None)) if how.for_study else None
 
 
 def join_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -145,15 +143,13 @@ def lay_out_points(
                 f"{name} is {x.dtype} {x.shape}; expected pictures as uint8 (N, H, W), (N, H, W, C) or (N, C, H, W), "
                 "or features as floats (N, D)"
             )
-    arrays = [_float32(x, name) if x.dtype.kind == "f" else x for x, name in zip(arrays, names)]
-    floats = [k for k, x in enumerate(arrays) if x.dtype.kind == "f" and x.ndim in (3, 4)]
-    if floats:
-        pixels, note = _scale_pictures([arrays[k] for k in floats], names[floats[0]])
-        arrays = list(arrays)
+    plain = [_float32(x, name) if x.dtype.kind == "f" else x for x, name in zip(arrays, names)]
+    if floats := [k for k, x in enumerate(plain) if x.dtype.kind == "f" and x.ndim in (3, 4)]:
+        pixels, note = _scale_pictures([plain[k] for k in floats], names[floats[0]])
         for k, x in zip(floats, pixels):
-            arrays[k] = x
+            plain[k] = x
     laid = []
-    for k, (x, name) in enumerate(zip(arrays, names)):
+    for k, (x, name) in enumerate(zip(plain, names)):
         if x.ndim not in (3, 4):
             laid.append((x, f"floats {x.shape[1:]}: features"))
             continue

@@ -269,7 +269,7 @@ def decode_pictures(
             with opened(i) as image, room_to_decode(image):
                 image.load()
 
-        broken |= run_on_each(look, ids, workers)[0]
+        broken = run_on_each(look, ids, workers)[0]
         ids = [i for i in ids if i not in broken]
         if broken and not skip_broken:
             broken |= run_on_each(whole, ids, workers)[0]  # the error also names those that break later
@@ -285,8 +285,8 @@ def decode_pictures(
             x[i], remark = picture_pixels(image, shape, channels, resize=size is not None)
         return remark
 
-    later, remarks = run_on_each(read, ids, workers, progress)
-    broken |= later
+    unread, remarks = run_on_each(read, ids, workers, progress)
+    broken |= unread
     raise_broken(broken, names, skip_broken, at)
     kept = [i for i in ids if i not in broken]
     for new, old in enumerate(kept):  # in place: a second copy may not fit

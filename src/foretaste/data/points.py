@@ -189,9 +189,8 @@ class Points:
         """The points that are not on the test side; a note says how many are left out."""
         if not len(self.held_out):
             return self
-        note = counted(len(self.held_out), "point on the test side is", "points on the test side are") + " left out"
         rest = self.take(np.setdiff1d(np.arange(len(self)), self.held_out))
-        return replace(rest, side=(), notes=(*self.notes, note))
+        return replace(rest, side=(), notes=(*self.notes, note_test_side(len(self.held_out))))
 
     def split(self, test: float = 0.2, *, name: str | None = None) -> Images:
         """The labelled points as a data set for a study. ``side`` says which measure, else ``test`` of each class.
@@ -299,6 +298,11 @@ class ReadOptions:
     def wants_text(self) -> str | bool | None:
         """The column of text, or True where the encoder is one of texts."""
         return True if self.text is None and self.encoder in TEXT_ENCODERS else self.text
+
+
+def note_test_side(n: int) -> str:
+    """A note on points that are neither trained on nor asked for."""
+    return counted(n, "point on the test side is", "points on the test side are") + " left out"
 
 
 def picture_points(

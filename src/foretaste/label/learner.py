@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from foretaste.data import note_test_side
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
@@ -135,8 +136,7 @@ class Learner:
             taught.pop(int(p), None)
             now.book.ignore(int(p))
         if len(held_out):
-            words = counted(len(held_out), "point on the test side is", "points on the test side are")
-            log.warning("pool: %s left out", words)
+            log.warning("pool: %s", note_test_side(len(held_out)))
         now.book.labels.update(taught)
         if net is None:
             now.net = now.own_network()
