@@ -229,7 +229,7 @@ def test_a_kernel_too_large_is_said_not_tried(small, monkeypatch):
 
 def test_the_default_kernel_of_a_query_is_tried_first():
     """The verdict rests on it; the command and the library try the same."""
-    how = find_strategy(inspect.signature(ft.query).parameters["strategy"].default)
+    how = find_strategy(inspect.signature(ft.query).parameters["strategy"].default).kernel
     assert (how.output, how.ridge) == query_setting("l2") == (COMPARED_OUTPUTS[0], RIDGES[0])
     assert query_setting("ce") == ("signs", 1e-6)
     asked = inspect.signature(fidelity_command).parameters
