@@ -99,8 +99,11 @@ class Request:
         """The number of outputs. The first use checks the points and runs three of them, unless that was done."""
         if self.outputs is not None:
             return self.outputs
+        check_points(None, self.x_U, None, self.frozen.device)
+        C = probe_outputs(self.frozen, self.x_U, "x_U", kernel_follows=self.eager)
+        # After the probe: an x_U that the network does not take must not be blamed on x_L.
         check_points(self.x_L, self.x_U, self.kernel.watched_points, self.frozen.device)
-        return probe_outputs(self.frozen, self.x_U, "x_U", kernel_follows=self.eager)
+        return C
 
     @cached_property
     def frozen(self) -> FrozenNetwork:

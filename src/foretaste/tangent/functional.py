@@ -3,10 +3,10 @@
 ``functional_rows`` serves whatever has no rule (an LSTM, a bare nn.Parameter). ``autograd_rows`` is the reference that
 the rules and torch.func are checked against.
 
-vmap is never nested: some of its batching rules move a batch's dimension to the front and leave the ranks as they are.
-With two levels of vmap, C outputs and n points, such a rule (that of PReLU's backward) sees (n, C, ...) beside
-(n, ...) and takes n for C: an error where they differ, wrong gradients where they are equal. So the outputs of a point
-are gone through in a loop, and each batch is compared with autograd on a few of its points.
+vmap is never nested: some of its batching rules move the batch dimension to the front without aligning ranks. Under two
+vmaps, over C outputs and n points, such a rule (PReLU's backward) sees (n, C, ...) beside (n, ...) and takes n for C:
+an error if they differ, wrong gradients if they are equal. So a loop goes over the outputs, and each batch is compared
+with autograd on a few of its points.
 """
 
 import logging
@@ -22,8 +22,8 @@ from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, is_out
 
 log = logging.getLogger("foretaste")
 SOME_POINTS = 3  # of each batch, on which torch.func is compared with autograd
-# What their gradients may differ by, of their own size and of the largest. In float32 and TF32, a ReLU whose input is
-# nearly 0 may have another sign in another batch. A batching rule that mixes points errs by about 1.
+# How far their gradients may differ, as a share of their size and of the largest. In float32 and TF32, a ReLU whose
+# input is nearly 0 may have another sign in another batch. A batching rule that mixes points errs by about 1.
 BATCHED = {torch.float32: (1e-2, 1e-4), torch.float64: (1e-8, 1e-12)}
 TF32_BATCHED = 0.3, 1e-3
 
@@ -38,7 +38,7 @@ def functional_rows(
 ) -> dict[str, Tensor]:
     """{name: (N, B, p)}, the gradient of each head at each point, for these parameters only.
 
-    rounding: what a gradient may differ by from autograd's; None: ``BATCHED``.
+    rounding: how far a gradient may differ from autograd's; None: ``BATCHED``.
     """
     if count_points(x) == 1:
         return rows_one_by_one(frozen, x, names)

@@ -59,9 +59,9 @@ def resolve_budget(budget: int | float | str | None, device: torch.device | None
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Bytes that are free on the device; on a GPU, with what torch keeps in its cache, and within this process's share.
+    """Free bytes of the device. A GPU's include torch's cache, and stay within this process's share of the card.
 
-    The share is that of ``torch.cuda.set_per_process_memory_fraction``, all of the card unless it was set.
+    The share is set by ``torch.cuda.set_per_process_memory_fraction``; the default is all of it.
     """
     if device is not None and device.type == "cuda":
         reserved, (free, total) = torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)
@@ -184,7 +184,7 @@ class KernelJob:
 
 
 class BudgetError(ValueError):
-    """A budget is too small for a kernel. The caller may know a smaller kernel that serves, and ask whether it fits.
+    """A budget is too small for a kernel. ``fits`` tells whether a smaller kernel would fit.
 
     needed: bytes of the smallest budget that would do.
     budget: bytes that were given, or chosen from what is free.
@@ -248,7 +248,7 @@ def make_smaller_plan(job: KernelJob, failed: KernelPlan) -> KernelPlan:
     """Half the chunk of a plan that ran out of memory; half its memory too, if that can be planned."""
     made = try_plan(job, failed.nbytes // 2) or failed
     chunk = min(made.chunk_size, max(1, failed.chunk_size // 2))
-    tight = min(made.nbytes, made.budget)  # what memory there is beyond is not known: nothing may count on it
+    tight = min(made.nbytes, made.budget)  # nothing may count on more memory than that
     return replace(made, chunk_size=chunk, slab_size=min(made.slab_size, chunk), budget=tight)
 
 
@@ -354,7 +354,7 @@ def larger_chunk(job: KernelJob, groups: list[LayerGroup], chunk: int, work: int
 
 
 def slab_columns(group: LayerGroup, room: int, column_bytes: int) -> int:
-    """Columns of a slab: as many as fit, but one slice of every stashed layer at least."""
+    """Columns of a slab: as many as fit, at least one slice of every stashed layer."""
     if not group.stashed:
         return 0
     least = max(layer.width(slice(0, layer.grain)) for layer in group.stashed)

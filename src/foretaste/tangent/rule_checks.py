@@ -45,9 +45,9 @@ from foretaste.tangent.survey import (
 
 CHECK_SHARE, CHECK_LEAST = 60, 3  # where a pass is expensive, compare n // 60 points with autograd, at least 3
 CHEAP_POINT = 1 << 16  # bytes of one point's pass, up to which all of CHECK_POINTS are compared with autograd
-TF32_ROUNDING = 2e-2, 1e-3  # as ROUNDING, in TF32, which errs by less than a twentieth of that
-TF32_OUTPUT = 2e-2  # and what an output may change by in another batch, of the largest
-# How far A of a pass may be from A of the same points by themselves, of their spread and of their size: TF32's error.
+TF32_ROUNDING = 2e-2, 1e-3  # ROUNDING for TF32, twenty times its error
+TF32_OUTPUT = 2e-2  # OWN_OUTPUT for TF32
+# How far A of a TF32 pass may be from A of the same points by themselves, as a share of their spread and their size.
 TF32_MOVED = 0.25, 0.01
 
 
@@ -57,8 +57,8 @@ TF32_MOVED = 0.25, 0.01
 def points_to_draw(sizes: Sequence[int], chunk_size: int, cheap: bool) -> dict[int, tuple[int, int]]:
     """{place of a chunk's first point: (few, many)} of its points to check, for the first and the last of each set.
 
-    The rules are checked on few, and on many only whether row n is point n, which takes no backward pass: for a dozen
-    points of a small set, that would take a quarter of the kernel's time. If a pass is cheap, few are many.
+    The rules are checked on few points. On many, only whether row n is point n, which needs no backward pass: that of a
+    dozen points would take a quarter of the time of a small kernel. If a pass is cheap, few = many.
     """
     draws: dict[int, tuple[int, int]] = {}
     start = 0
@@ -139,7 +139,7 @@ class CheckedPoints:
 
 
 def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
-    """The points of several batches as those of one, where the network made tensors of the same shape of them."""
+    """The points of several batches as one batch, if all recorded tensors have the same shapes."""
     if len(drawn) < 2 or any(other.shapes != drawn[0].shapes for other in drawn):
         return drawn
     first = drawn[0]
@@ -199,10 +199,10 @@ def compare_rows(
 def compare_marks(batch: Marks, alone: Marks, cut: bool = True) -> Marks:
     """(3, S): how far marks in a batch are from those of the same points by themselves; their spread, their size.
 
-    cut: whether a call of another shape, as a network makes that cuts its batch to the longest text, is infinitely far;
-    else it is left out.
+    cut: a call of another shape (of a network that cuts its batch to the longest text) is infinitely far; else it is
+    left out.
 
-    G may differ too much to be compared: where an input of a ReLU is nearly 0, its sign is chance.
+    G is not compared: where the input of a ReLU is nearly 0, its sign is random.
     """
     came_nS, own_nS, widths = batch.values_nS, alone.values_nS, alone.widths
     if batch.widths != widths:
@@ -300,7 +300,7 @@ class RuleChecks:
 
 
 def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwork:
-    """The network without the rules that fail on two points. A kernel finds these on its way, a plan must know them."""
+    """The network without the rules that fail on two points. A kernel finds these as it runs, a plan must know them."""
     while True:
         survey, points = survey_network(frozen, x, classes), take_points(x, slice(2))
         if not survey.layers:

@@ -37,9 +37,9 @@ from foretaste.tangent.functional import autograd_rows, flat, functional_rows
 from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cut_axis, has_rule, parameter_order
 
 log = logging.getLogger("foretaste")
-# What two ways to the same gradient may differ by: of its own size, and of the largest gradient of the network.
+# How far two computations of a gradient may differ: as a share of its size, and of the network's largest gradient.
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
-LOST = 0.3  # of a gradient: torch.func that does not see a parameter misses more, a ReLU near 0 changes less
+LOST = 0.3  # share of a gradient: if torch.func loses a parameter it misses more; a ReLU near 0 changes less
 CHECK_POINTS = 12  # points of each set that are checked (rule_checks.py)
 SOME_ENTRIES = 256  # entries of A and G of a point, enough to tell points apart
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
@@ -125,15 +125,12 @@ class Survey:
     parameter_bytes: int
 
     def check_bytes(self, points: int) -> int:
-        """Peak of the checks on batches of so many points: a pass of some of them, their marks, and both gradients."""
+        """Peak of the checks on a batch of ``points``: a pass of some of them, their marks, and both gradients."""
         return 2 * min(points, CHECK_POINTS) * (self.alone_bytes + 4 * self.mark_bytes) + 3 * self.parameter_bytes
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
-    """Run a few points of ``x``. One head is enough: the others use the same layers.
-
-    Once for each network that is frozen, and points of one shape: a query asks for several kernels of the same points.
-    """
+    """Survey a network with a few points of ``x``. Cached for each frozen network and shape of points."""
     shapes = tuple((k, v.shape[1:], v.dtype) for k, v in input_parts(x).items())
     key = frozen.output, frozen.unruled, classes, min(2, count_points(x)), shapes
     if key not in frozen.surveys:
@@ -142,6 +139,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
 
 
 def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
+    """Run one head of a few points: the other heads use the same layers."""
     k = min(2, count_points(x))
     points = take_points(x, slice(k))
     heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
@@ -208,7 +206,7 @@ def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
 
 
 def count_positions(m: nn.Module, a: Tensor, g: Tensor) -> int:
-    """Positions at which a Linear, an Embedding or a convolution uses its weight, over all points."""
+    """How often a Linear, an Embedding or a convolution uses its weight, over all points."""
     if type(m) is nn.Embedding:
         return a.numel()
     return g.numel() // int(getattr(m, "out_channels", g.shape[-1]))
@@ -288,7 +286,7 @@ def record_pass(
 def record_or_none(
     frozen: FrozenNetwork, layers: list[LayerParameter], x: Inputs
 ) -> tuple[list[LayerParameter], dict[nn.Module, list[RecordedCall]], Tensor]:
-    """The layers, their calls, and f; no layers where the network runs, but not with them recorded (checkpointing)."""
+    """The layers, their calls, and f. No layers if the network runs only without recording (checkpointing)."""
     try:
         return layers, *record_pass(frozen, modules_of(layers), x)
     except (RuntimeError, KeyError, IndexError) as e:
@@ -302,7 +300,7 @@ def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCa
     """The dimension of A and G that is k times as long for k points as for one, in every call; None if none is."""
 
     def find_axis(one: torch.Size, many: torch.Size) -> int | None:
-        for d in (0, 1) if all(one) else ():  # a layer without rows for the point has no dimension of points
+        for d in (0, 1) if all(one) else ():  # an empty tensor has no dimension of points
             if len(one) > d and many[d] == k * one[d] and all(many[e] == one[e] for e in range(len(one)) if e != d):
                 return d
         return None
@@ -320,7 +318,7 @@ def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCa
 class LostRowsError(RuntimeError):
     """The rule of some parameters does not hold on a batch.
 
-    names: the parameters. modules: or those whose rows cannot be told apart, with all their parameters.
+    names: the parameters. modules: modules whose rows cannot be told apart, with all their parameters.
     """
 
     def __init__(self, why: str, names: Sequence[str] = (), modules: Sequence[nn.Module] = ()) -> None:
@@ -337,8 +335,8 @@ def align_calls(
 ) -> LayerCalls:
     """A and G with the points first, then heads (G only), then what the network folded into the points' dimension.
 
-    heads=0: A only. Frees the gradients in ``calls``. Raises a LostRowsError where n points do not have the rows that
-    were seen.
+    heads=0: A only. Frees the gradients in ``calls``. Raises a LostRowsError if n points do not have n times the rows
+    of one point in the survey.
     """
     calls = {m: made for m, made in calls.items() if m in axes}
     for m, made in calls.items():
@@ -365,10 +363,7 @@ def align_calls(
 
 
 def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> None:
-    """Raise where torch.func does not give the gradients of autograd on the points ``x``.
-
-    This happens where a forward makes new parameters from its own.
-    """
+    """Raise if torch.func does not give autograd's gradients, because a forward makes new parameters of its own."""
     truth = autograd_rows(frozen, x, names)
     if not truth:
         return
@@ -400,7 +395,7 @@ def some_entries(t: Tensor) -> Tensor:
 
 
 def row_gaps(rows: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Tensor]:
-    """{name: (2,)}: how far the rows are from the true ones, and how long these are. All at once, for a GPU's sake."""
+    """{name: (2,)}: the distance of the rows from the true ones, and the length of these. Few launches on a GPU."""
     if not rows:
         return {}
     true = [truth[name].reshape(row.shape) for name, row in rows.items()]
@@ -415,7 +410,7 @@ def find_same(
 ) -> dict[str, bool]:
     """Whether the rows of each entry of ``row_gaps`` are the true ones.
 
-    rounding: what they may differ by, of their own size and of the largest; None: what the dtype's rounding does.
+    rounding: how far they may differ, as a share of their size and of the largest; None: ``ROUNDING`` of the dtype.
     """
     if not gaps:
         return {}
@@ -492,7 +487,7 @@ class PeakMemory(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first use imports torch._dynamo, two seconds of everyone's first kernel
+        return False  # else the first kernel imports torch._dynamo, which takes two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
