@@ -40,8 +40,9 @@ def banking() -> None:
     keep = np.random.default_rng(7).permutation(len(stored["y_train"]))[:5000]
     x, x_test = stored["x_train"].astype("f4")[keep], stored["x_test"].astype("f4")
     mean, std = x.mean(0), x.std(0)
-    std = np.where(std <= 1e-6 * abs(mean) + 1e-12, 1, std) * np.sqrt(x.shape[1])
-    save("banking", (x - mean) / std, stored["y_train"][keep], (x_test - mean) / std, stored["y_test"])
+    std = np.where(std <= 1e-6 * abs(mean) + 1e-12, 1, std)
+    x, x_test = ((rows - mean) / std / np.sqrt(rows.shape[1]) for rows in (x, x_test))
+    save("banking", x, stored["y_train"][keep], x_test, stored["y_test"])
 
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
