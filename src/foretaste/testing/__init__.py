@@ -9,5 +9,5 @@ def test_mine():
 """
 
 from foretaste.testing.contracts import check_acquisition as check_acquisition
+from foretaste.testing.contracts import check_network as check_network
 from foretaste.testing.contracts import check_strategy as check_strategy
-from foretaste.testing.network import check_network as check_network
