@@ -141,6 +141,16 @@ def read(root: Path) -> Tree:
     )
 
 
+def file_table(root: Path) -> str:
+    """Every file of the package with the first sentence of its docstring: the last section of docs/index.md."""
+    rows = ["| file | what |", "|---|---|"]
+    for path in sorted(root.rglob("*.py"), key=lambda p: (len(p.relative_to(root).parts), p)):
+        if not path.name.startswith("__"):
+            said = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
+            rows.append(f"| `{path.relative_to(root)}` | {said.replace('``', '`').replace('|', '/')} |")
+    return "\n".join(rows) + "\n"
+
+
 def _module(root: Path, path: Path) -> str:
     parts = [root.name, *path.relative_to(root).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -219,8 +229,11 @@ def answered(root: Path) -> list[str]:
 
 
 def main() -> None:
-    named = [a for a in sys.argv[1:] if a != "-v"]
+    named = [a for a in sys.argv[1:] if not a.startswith("-")]
     root = Path(named[0]) if named else Path(__file__).parents[1] / "src" / "foretaste"
+    if "--files" in sys.argv:
+        print(file_table(root), end="")
+        return
     tree, (files, depth, calls, passes) = read(root), walked(root)
     print(f"modules                                   {tree.modules}")
     print(f"lines                                     {tree.lines}")

@@ -82,6 +82,11 @@ def test_a_file_name_means_one_thing() -> None:
     assert TREE.files_of_one_name == {}
 
 
+def test_the_map_lists_every_file() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
+    assert page.endswith(tree.file_table(ROOT)), "put what `python tools/tree.py --files` prints at its end"
+
+
 def test_the_counts_can_be_wrong(tmp_path: Path) -> None:
     """A package with one fault of each kind."""
     package = tmp_path / "pack"
