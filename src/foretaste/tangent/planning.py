@@ -23,7 +23,7 @@ from torch import nn
 from foretaste.errors import counted, format_bytes, real_number
 from foretaste.tangent.accumulate import Block, ThetaSum
 from foretaste.tangent.rules import CONVOLUTIONS, ProductLayer
-from foretaste.tangent.survey import LayerParameter, Survey
+from foretaste.tangent.survey import LayerParameter, Survey, modules_of
 
 # A chunk is the points of one pass. Passes of more bytes than CHUNK_BYTES are no faster per point.
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 34}
@@ -99,8 +99,7 @@ class LayerGroup:
     @property
     def kept(self) -> list[nn.Module]:
         """Those whose A and G are kept after the pass."""
-        stashed = [m for layer in self.stashed for m in layer.modules]
-        return list(dict.fromkeys([*stashed, *(m for layer in self.products for m in layer.modules)]))
+        return modules_of([*self.stashed, *self.products])
 
 
 @dataclass(frozen=True)

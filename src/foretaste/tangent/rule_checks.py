@@ -102,8 +102,8 @@ class CheckedPoints:
 
     @property
     def shapes(self) -> object:
-        pairs = [pair for calls in self.calls.values() for pair in calls]
-        parts = [*input_parts(self.x).values(), *(t for pair in pairs for t in pair), self.marks.values_nS]
+        parts = [t for calls in self.calls.values() for pair in calls for t in pair]
+        parts += [*input_parts(self.x).values(), self.marks.values_nS]
         return [t.shape[1:] for t in parts], [width for _, width in self.marks.widths]
 
     @cached_property

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -173,10 +173,10 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     for m, pairs in calls.items():
         call_bytes[m] = sum(a.nbytes + backward_passes * g.nbytes for a, g in pairs) // k
         positions[m] = sum(count_positions(m, a, g) for a, g in pairs) // k
-    entries = sum(some_entries(a).shape[1] for pairs in calls.values() for a, _ in pairs)
-    g_bytes = sum(g.nbytes for pairs in calls.values() for _, g in pairs)
+    entries = sum([some_entries(a).shape[1] for pairs in calls.values() for a, _ in pairs])
+    g_bytes = sum([g.nbytes for pairs in calls.values() for _, g in pairs])
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
-    parameters = sum(p.nbytes for p in frozen.params.values())
+    parameters = sum([p.nbytes for p in frozen.params.values()])
     # An estimate: passes of k points and their gradients by autograd, stacked, and by the rules. A PeakMemory around
     # them would take longer than they do.
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
@@ -380,7 +380,7 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
 
 def modules_of(layers: Sequence[LayerParameter]) -> list[nn.Module]:
     """Each module once, in the order of its first parameter."""
-    return list(dict.fromkeys(m for layer in layers for m in layer.modules))
+    return list(dict.fromkeys([m for layer in layers for m in layer.modules]))
 
 
 def some_entries(t: Tensor) -> Tensor:
@@ -391,7 +391,7 @@ def some_entries(t: Tensor) -> Tensor:
         longest = sizes.index(max(sizes))
         steps[longest] = 2 * steps[longest] + 1
         sizes[longest] = -(-t.shape[1 + longest] // steps[longest])
-    return t[(slice(None), *(slice(None, None, step) for step in steps))].flatten(1)
+    return t[(slice(None), *map(partial(slice, None, None), steps))].flatten(1)
 
 
 def row_gaps(rows: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -491,38 +491,27 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for t in tensors_among([*args, *kwargs.values()]):
-            self.count(t, inside=False)  # if new, it was made outside: neither it nor its views count
+        self.count([*args, *kwargs.values()], inside=False)  # what is new was made outside: it and its views are free
         out = func(*args, **kwargs)
-        for t in tensors_among([out]):
-            self.count(t, inside=True)
+        self.count([out], inside=True)
         return out
 
-    def count(self, t: Tensor, inside: bool) -> None:
-        store = t.untyped_storage()
-        key, size = store._cdata, store.nbytes() if inside else 0
-        if key in self.seen:
-            return
-        self.seen.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        if inside:
-            self.watchers.append(weakref.finalize(store, self.forget, key, size))
-        else:
-            self.outside.append(store)
+    def count(self, values: list[Any], inside: bool) -> None:
+        """Count new tensors among an operator's arguments or results: tensors, lists of them, and other things."""
+        while values:
+            value = values.pop()
+            if isinstance(value, list | tuple):
+                values.extend(value)
+            if not isinstance(value, Tensor) or (key := (store := value.untyped_storage())._cdata) in self.seen:
+                continue
+            self.seen.add(key)
+            if inside:
+                self.now += store.nbytes()
+                self.peak = max(self.peak, self.now)
+                self.watchers.append(weakref.finalize(store, self.forget, key, store.nbytes()))
+            else:
+                self.outside.append(store)
 
     def forget(self, key: int, size: int) -> None:
         self.seen.discard(key)
         self.now -= size
-
-
-def tensors_among(values: list[Any]) -> list[Tensor]:
-    """The tensors of an operator's arguments or results, which are tensors, lists of them, and other things."""
-    found = []
-    while values:
-        value = values.pop()
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            values.extend(value)
-    return found
