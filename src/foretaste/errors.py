@@ -87,7 +87,7 @@ class Faults:
     >>> faults = Faults()
     >>> for n in (0, 1):
     ...     with faults:
-    ...         whole_number(f"batch {n}", n, 1)
+    ...         _ = whole_number(f"batch {n}", n, 1)
     >>> faults.add("no oracle")
     >>> faults.raise_all()
     Traceback (most recent call last):

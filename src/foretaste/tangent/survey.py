@@ -34,7 +34,16 @@ from foretaste.tangent.frozen import (
     take_points,
 )
 from foretaste.tangent.functional import autograd_rows, flat, functional_rows
-from foretaste.tangent.rules import HEAD_RULES, RULES, SUM_RULES, LayerCalls, cut_axis, has_rule, parameter_order
+from foretaste.tangent.rules import (
+    HEAD_RULES,
+    RULES,
+    SUM_RULES,
+    LayerCalls,
+    ProductLayer,
+    cut_axis,
+    has_rule,
+    parameter_order,
+)
 
 log = logging.getLogger("foretaste")
 # How far two computations of a gradient may differ: as a share of its size, and of the network's largest gradient.
@@ -378,7 +387,7 @@ def verify_functional(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) ->
             )
 
 
-def modules_of(layers: Sequence[LayerParameter]) -> list[nn.Module]:
+def modules_of(layers: Sequence[LayerParameter | ProductLayer]) -> list[nn.Module]:
     """Each module once, in the order of its first parameter."""
     return list(dict.fromkeys([m for layer in layers for m in layer.modules]))
 
