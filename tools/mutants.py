@@ -154,8 +154,8 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
     (
         "label/choose.py",
         "s² of a score is that of the state",
-        'options["scale"] = model.scale(book)',
-        'options["scale"] = state.scale',
+        'return ask.options | {"scale": model.scale(book)}',
+        'return ask.options | {"scale": state.scale}',
         [f"{NUMBERS}scores_take_the_scale_that_labels_since_the_training_have_shown"],
     ),
     (
@@ -431,7 +431,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a GPU's line: without one, can_mark_fused is False; tests that need a CUDA device go through it",
     (
         "label/choose.py",
-        "torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),",
+        "batch = Batch(min(n, len(open_rows)), torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)))",
         "Add becomes Sub",
     ): "another seed: which random numbers a strategy draws",
     (

@@ -21,7 +21,6 @@ from torch import nn
 
 import foretaste as ft
 from foretaste.errors import seal_json
-from foretaste.label import choose
 from foretaste.label import session as session_module
 from foretaste.label.live_model import LiveModel
 from foretaste.lookahead.dense import DenseState
@@ -1362,9 +1361,10 @@ def test_an_interrupt_leaves_no_label_that_the_model_has_not_seen(
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_an_interrupted_query_puts_nothing_out(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = make("l2"), make("l2")
+    a, b = make("l2", strategy="gain"), make("l2", strategy="gain")
     with monkeypatch.context() as patch:
-        patch.setattr(choose, "score_items", Interrupter(choose.score_items, n))
+        interrupted = Interrupter(DenseState.condition, n)
+        patch.setattr(DenseState, "condition", lambda *args: interrupted(*args))
         with pytest.raises(KeyboardInterrupt):
             a.query(4)
     assert a.pending == []

@@ -119,7 +119,7 @@ def test_scores_take_the_scale_that_labels_since_the_training_have_shown(strateg
     now = learner._now
     state, s2 = now.model.follow(now.book), now.model.scale(now.book)
     score = getattr(acquire, strategy)
-    scores = choose.score_items(now.model, state, now.book, now.ask)
+    scores = score(state, **choose.learned_options(now.model, state, now.book, now.ask))
     torch.testing.assert_close(scores, score(state, scale=s2), rtol=1e-12, atol=0)
     assert not torch.allclose(scores, score(state))
 

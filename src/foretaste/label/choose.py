@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretaste.acquire import Strategy, finish_scores
+from foretaste.acquire import Strategy
 from foretaste.label.book import LabelBook
 from foretaste.label.live_model import LiveModel
 from foretaste.label.pool import Pool
 from foretaste.lookahead import KernelSettings, State
-from foretaste.pick import Request, cover_greedily
+from foretaste.pick import Batch, Request, cover_greedily, pick
 
 EQUAL_SCORES = 1e-9  # relative: scores so near are equal, whatever order their sums were taken in
 COVERED_ITEMS = 2000  # a first batch is chosen among so many random items
@@ -30,65 +30,42 @@ class AskSettings:
 
 def ask_items(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, count: int) -> list[int]:
     """Up to n open positions, best first; the book gets them as pending. ``count``: queries before this one."""
+    open_rows = model.open_rows(book)
+    if not len(open_rows):
+        return []
+    batch = Batch(min(n, len(open_rows)), torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)))
     if ask.how.picks:
-        found = _ask_request(model, book, ask, n, count)
-    elif ask.how.select == "greedy":  # each pick is conditioned on before the next
-        found, drawn = [], replace(book, pending=dict(book.pending))  # a Ctrl-C here puts nothing out
-        while len(found) < n and (best := _best(model, drawn, ask, 1)):
-            found += best
-            drawn.pending[best[0]] = None
+        at_M = [model.at_M[m] for m in open_rows.tolist()]
+        got = pick(ask.how, _open_request(model, book, ask, at_M, batch), batch, options=ask.options)
     else:
-        found = _best(model, book, ask, n)
+        at_M, closed_M = model.at_M, torch.ones(len(model.at_M), dtype=torch.bool)
+        closed_M[open_rows] = False
+        batch = replace(batch, closed_U=closed_M, rank_U=model.ranks_M, equal=EQUAL_SCORES)
+        state = model.follow(book)
+        got = pick(ask.how, state, batch, options=learned_options(model, state, book, ask))
+    found = [at_M[j] for j in got.indices]
     book.pending |= dict.fromkeys(found)
     return found
 
 
-def _best(model: LiveModel, book: LabelBook, ask: AskSettings, n: int) -> list[int]:
-    at = model.open_rows(book)
-    if not len(at):
-        return []
-    scores_M = score_items(model, model.follow(book), book, ask).cpu()
-    return [model.at_M[int(at[i])] for i in ranked(scores_M[at], model.ranks_M[at], n)]
+def learned_options(model: LiveModel, state: State, book: LabelBook, ask: AskSettings) -> dict[str, Any]:
+    """The strategy's options, with s² of the labels so far: the state's own is of its L, which may be any of them."""
+    if "scale" in ask.options and ask.options["scale"] is None and state.criterion.quadratic:
+        return ask.options | {"scale": model.scale(book)}
+    return ask.options
 
 
-def score_items(model: LiveModel, state: State, book: LabelBook, ask: AskSettings) -> Tensor:
-    """(M,): the strategy's score of every item in M, higher = ask sooner."""
-    options = dict(ask.options)
-    if "scale" in options and options["scale"] is None and state.criterion.quadratic:
-        options["scale"] = model.scale(book)  # the state's own is of its L, which depends on how labels came
-    return finish_scores(state, ask.how.fn(state, **options), ask.how.name)
-
-
-def ranked(scores_n: Tensor, rank_n: Tensor, n: int) -> list[int]:
-    """The n highest scores, best first. Scores that differ by rounding count as equal, and ``rank_n`` decides."""
-    if n == 1:
-        high = scores_n.max()
-        near = scores_n >= high - EQUAL_SCORES * high.abs() if torch.isfinite(high) else scores_n == high
-        return [int(torch.where(near, rank_n, len(rank_n) + int(rank_n.max()) + 1).argmin())]
-    order = rank_n.argsort()
-    return order[scores_n[order].argsort(descending=True, stable=True)[:n]].tolist()
-
-
-def _ask_request(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, count: int) -> list[int]:
-    """The batch of a strategy that picks by itself, among the open items."""
-    open_at = [p for p in model.at_M if not book.closed(p)]
-    if not open_at:
-        return []
+def _open_request(model: LiveModel, book: LabelBook, ask: AskSettings, open_at: list[int], batch: Batch) -> Request:
+    """What a strategy that picks by itself is asked: a batch of the open items."""
     at_L = [p for p in book.labels if p in model.row]
     dtype = model.frozen.dtype if model.kind.regression else torch.int64
     y_L = torch.tensor([book.labels[p] for p in at_L], dtype=dtype, device=model.frozen.device) if at_L else None
-    settings = model.settings
-    request = Request(
-        model.frozen.net, model.read(at_L) if at_L else None, y_L, model.read(open_at), min(n, len(open_at)),
-        torch.Generator().manual_seed(ask.seed + 1000003 * (count + 1)),
-        KernelSettings(
-            loss=settings.loss, ridge=model.ridge(book), output=model.frozen.output, budget=settings.budget,
-            precision="float32", seed=ask.seed,
-        ),
+    kernel = KernelSettings(
+        loss=model.settings.loss, ridge=model.ridge(book), output=model.frozen.output, budget=model.settings.budget,
+        precision="float32", seed=ask.seed,
     )  # fmt: skip
-    answer = ask.how.fn(request, **ask.options)
-    indices = answer[0] if isinstance(answer, tuple) else answer
-    return [open_at[int(j)] for j in indices]
+    x_L = model.read(at_L) if at_L else None
+    return Request(model.frozen.net, x_L, y_L, model.read(open_at), batch.n, batch.generator, kernel)
 
 
 # --- before there is a network ---
