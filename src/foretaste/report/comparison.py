@@ -85,10 +85,11 @@ def groups(paths: Sequence[Path]) -> list[RunGroup]:
 
     Raises a ValueError if a folder is given twice, or holds an experiment without curves.
 
-    >>> from pathlib import Path
-    >>> from foretaste import report
-    >>> [len(group.runs) for group in report.groups([Path("runs/fig2a"), Path("runs/cold")])]
-    [2]
+    Example:
+        >>> from pathlib import Path
+        >>> from foretaste import report
+        >>> [len(group.runs) for group in report.groups([Path("runs/fig2a"), Path("runs/cold")])]
+        [2]
     """
     if len({path.resolve() for path in paths}) != len(paths):
         raise ValueError(f"a folder is given twice: {', '.join(map(str, paths))}")
