@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foretaste.acquire import strategies as strategies
     from foretaste.connect import open as open
     from foretaste.label import Learner as Learner
+    from foretaste.lookahead import Graph as Graph
     from foretaste.lookahead import State as State
     from foretaste.lookahead import linearize as linearize
     from foretaste.network import features as features
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 # Where each public name lives. Folders are imported on first use: ``foretaste --help`` must not wait for torch.
 _PUBLIC = {
+    "Graph": "lookahead",
     "Learner": "label",
     "State": "lookahead",
     "linearize": "lookahead",

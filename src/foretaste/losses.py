@@ -171,6 +171,16 @@ def simplex(f_NC: Tensor) -> Tensor:
     return (f_NC - t_NC.gather(-1, last_N1)).clamp_min(0)
 
 
+def sharpened(mean_NC: Tensor) -> Tensor:
+    """Probabilities of kernel regression towards 0/1 targets: projected on the simplex, squared, of sum one.
+
+    The mean of a regression with a ridge is too modest: squares are as well calibrated as a temperature that is fitted
+    by leave-one-out, and need no labels for it (docs/pool.md).
+    """
+    p_NC = simplex(mean_NC).square()
+    return p_NC / p_NC.sum(1, keepdim=True)
+
+
 def shannon_entropy(p_NC: Tensor) -> Tensor:
     """H = −Σ p log p over the last dimension, (...)."""
     return torch.special.entr(p_NC).sum(-1)
@@ -192,6 +202,11 @@ class TrainingTargets:
     def of(self, f_nC: Tensor, fit_n: Tensor) -> Tensor:
         """The training loss of a batch."""
         return self.criterion.value(f_nC, fit_n)
+
+    def with_soft(self, p_UC: Tensor) -> "TrainingTargets":
+        """These and rows of probabilities after them."""
+        t_NC = torch.cat([self.t_NC, p_UC.to(self.t_NC)])
+        return TrainingTargets(self.loss, t_NC, t_NC, classes=True)
 
     def scale(self) -> float:
         """The variance of all targets: (1/C)(1 − 1/C) for classes. Equal targets: their mean square; zeros: 1."""

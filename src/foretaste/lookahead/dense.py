@@ -16,9 +16,9 @@ from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
-from foretaste.lookahead.problem import Problem, diagonal_blocks, site_index, to_sites, warn_unfitted
+from foretaste.lookahead.problem import PriorKernel, Problem, diagonal_blocks, site_index, to_sites, warn_unfitted
 from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, inverse_root, leave_one_out, rounding_floor
-from foretaste.lookahead.state import KeptLabel, PriorKernel, State
+from foretaste.lookahead.state import KeptLabel, State
 
 # --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
 
@@ -129,14 +129,10 @@ class Posterior:
         at = site_index(js, p.B, p.f_WC.device)
         if p.same:
             return self.solved.S_WU[at][:, at]
-        S_KK = p.f_WC.new_zeros(len(at), len(at))
-        for i, j in enumerate(js):
-            here = slice(i * p.B, (i + 1) * p.B)
-            S_KK[here, here] = self.solved.var_U[j]
-            if i + 1 < len(js):
-                ahead = at[(i + 1) * p.B :]
-                S_KK[here, (i + 1) * p.B :] = self.row(j)[:, ahead]
-                S_KK[(i + 1) * p.B :, here] = self.row(j)[:, ahead].T
+        k, nothing = torch.arange(len(js), device=at.device).repeat_interleave(p.B), p.f_WC.new_zeros(p.B, len(at))
+        S_KK = torch.cat([*(self.row(j)[:, at] for j in js[:-1]), nothing]).where(k[:, None] < k, 0.0)
+        S_KK += S_KK.T.clone()
+        S_KK.view(len(js), p.B, len(js), p.B).diagonal(dim1=0, dim2=2).copy_(self.solved.var_U[js].permute(1, 2, 0))
         return S_KK
 
 

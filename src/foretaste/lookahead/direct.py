@@ -17,9 +17,9 @@ from typing import Any, ClassVar, SupportsIndex
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.problem import Problem, ThetaBlocks, site_index, to_sites, warn_unfitted
+from foretaste.lookahead.problem import PriorKernel, Problem, ThetaBlocks, site_index, to_sites, warn_unfitted
 from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, without_rounding
-from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, PriorKernel, State
+from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State
 
 
 @dataclass(eq=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from foretaste.errors import Faults, did_you_mean, real_number, whole_number
+from foretaste.lookahead.graph import Graph
 from foretaste.losses import LOSSES
 from foretaste.tangent import PRECISIONS, Inputs, Output, Params, read_output, resolve_budget
 
@@ -22,6 +23,7 @@ class KernelSettings:
     output: "auto" is the strategy's own (``for_strategy``).
     watch: None, points, or a number of candidates.
     theta_scale: None is 1; a learner under cross-entropy then fits it.
+    pool: the graph along which Θ is bent; None: the pool is left out.
     """
 
     output: Output = "sum"
@@ -36,6 +38,7 @@ class KernelSettings:
     time: float = math.inf
     theta_scale: float | None = None
     seed: int = 0
+    pool: Graph | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.watch, bool):
@@ -76,6 +79,8 @@ class KernelSettings:
     def _check_together(self, faults: Faults) -> None:
         if self.method == "dense" and not math.isinf(self.time):
             faults.add(f'time={self.time:g} is solved directly; use method="auto" or "direct"')
+        if self.pool is not None and (self.method == "direct" or not math.isinf(self.time)):
+            faults.add('method="direct" and finite time are of the network; with pool= use method="auto"')
         if not self.quadratic and (self.method == "direct" or not math.isinf(self.time)):
             faults.add(
                 'method="direct" and finite time are Eq. 5 and 11, of the squared loss; with another loss use "dense"'

@@ -14,7 +14,9 @@ from foretaste.errors import counted
 from foretaste.given import ClassName, count_labels, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
+from foretaste.lookahead.graph import read_pool
 from foretaste.lookahead.kernel_settings import KernelSettings
+from foretaste.lookahead.pool_state import linearise_along
 from foretaste.lookahead.problem import GivenKernels, NetworkKernels, Problem, ThetaBlocks, diagonal_blocks, to_sites
 from foretaste.lookahead.solve import misfit_ridge
 from foretaste.lookahead.state import State
@@ -63,6 +65,7 @@ def linearize(
     classes: Sequence[ClassName] | None = None,
     watch_by: str = "random",
     outputs_known: int | None = None,
+    pool: Any = None,
 ) -> State:
     """Linearise a trained network: what it becomes with one more label, without training (Eq. 11, 12).
 
@@ -100,6 +103,9 @@ def linearize(
             Default: if the labels are text, the sorted labels, provided that there are as many as outputs.
         watch_by: what a number in ``watch`` takes: "random" points (default), or "contested", those whose two largest
             outputs are nearest to each other. ``gain`` and ``flips`` depend almost only on these.
+        pool: whether the unlabelled points enter the kernel: None (default), they do not; "auto", along a graph of
+            nearest neighbours of the inputs, if leave-one-out says that it helps; or an ``ft.Graph``. The state is then
+            kernel regression from the class prior on L and the pool, and ``net`` its mean after L: docs/pool.md.
         outputs_known: C, if it is known that the network takes x_U and gives C outputs. Default: three points are run.
 
     Returns:
@@ -121,6 +127,7 @@ def linearize(
     settings = KernelSettings(
         output=output, params=params, ridge=ridge, precision=precision, budget=budget, method=method,
         watch=given.watch, watch_by=watch_by, loss=loss, time=time, theta_scale=theta_scale, seed=seed,
+        pool=read_pool(pool),
     )  # fmt: skip
     frozen = freeze(net, output=output, params=params)
     check_precision(precision, frozen.dtype)
@@ -154,6 +161,12 @@ def linearise(
     if x_L is not None:
         y_LC = labels.targets(y_L, count_points(x_L), "y_L")
 
+    evidence = None
+    if settings.pool is not None:
+        x_W, at_W = watched_points(replace(settings, watch_by="random"), x_U)
+        evidence, bent = linearise_along(settings.pool, labels, x_L, y_LC, x_U, x_W, at_W, settings)
+        if bent is not None:
+            return bent
     f: dict[str, Tensor] = {}
     run = partial(outputs, frozen, precision=unmeasured_precision(settings.precision, frozen))
     if settings.watch_by == "contested" and isinstance(settings.watch, int):
@@ -170,7 +183,8 @@ def linearise(
     if x_W is not None:
         f_WC = f_UC[list(at_W)] if at_W else f["W"] if "W" in f else run(x_W, name="watch")
     B = C if frozen.output == "full" else 1
-    return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, settings))
+    p = Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, x_W is None, at_W, settings, pool=evidence)
+    return make_state(p)
 
 
 def make_state(p: Problem) -> State:

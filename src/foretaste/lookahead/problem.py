@@ -7,14 +7,16 @@ classes are C right-hand sides. B is C for the full kernel, whose rows are (poin
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from foretaste.lookahead.graph import PoolEvidence
 from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.lookahead.solve import leave_one_out, misfit_ridge
 from foretaste.lookahead.targets import LabelRules
@@ -65,6 +67,31 @@ class ThetaBlocks:
         return ThetaBlocks(self.LL * by, WL, UL, self.WU * by, self.diag_U * by, diag_W, self.outputs)
 
 
+@dataclass(frozen=True, eq=False)
+class PriorKernel:
+    """Θ before any label, in site layout: (n·B, m·B) blocks, and (n, B, B) diagonals. Not to be written to.
+
+    Its largest block is given as what L leaves of it and what L explains: Θ_UW = base_UW + half_Uᵀ half_W.
+    """
+
+    LL: Tensor
+    WL: Tensor
+    UL: Tensor
+    diag_U: Tensor
+    diag_W: Tensor
+    base_UW: Tensor | None  # None is 0
+    half_U: Tensor  # (R, U·B), of any R
+    half_W: Tensor
+    points: Mapping[str, Any] | None = None  # the inputs "L", "U" and "W" of a network's Θ; "W" only if W ≠ U
+
+    def columns(self, at: slice) -> Tensor:
+        """Θ_Wu of candidates ``at``, (W·B, u·B)."""
+        B = self.diag_U.shape[1]
+        here = slice(at.start * B, at.stop * B)
+        theta_uW = self.half_U[:, here].T @ self.half_W
+        return (theta_uW if self.base_UW is None else self.base_UW[here] + theta_uW).T
+
+
 class KernelSource(ABC):
     """Where Θ comes from."""
 
@@ -72,6 +99,7 @@ class KernelSource(ABC):
     precision = PrecisionChoice("given")
     ours = True  # whether the blocks that ``load`` gives may be overwritten
     held: ThetaBlocks | None = None  # for ``load``, where they are known
+    plain: Callable[[], PriorKernel] | None = None  # Θ before it was bent along the pool
 
     @abstractmethod
     def load(self) -> ThetaBlocks:
@@ -241,6 +269,7 @@ class Problem:
     at_W: dict[int, int]  # candidate -> watched point, where that is known
     settings: KernelSettings
     told: bool = False  # whether it was said that the network does not fit its labels
+    pool: PoolEvidence | None = None  # what the pool is worth in the kernel, where that was asked
 
     @property
     def L(self) -> int:
@@ -280,7 +309,7 @@ class Problem:
     @property
     def centred_LC(self) -> Tensor:
         """The targets less what is known without a network: their mean in regression, 1/C for classes."""
-        return self.y_LC - (self.y_LC.mean(0) if self.labels.regression else 1 / self.labels.C)
+        return self.y_LC - self.labels.prior(self.y_LC)
 
     def resolve_ridge(self, theta: ThetaBlocks) -> float:
         """λ as given, or 1e-6 of the mean diagonal of Θ_LL (of the candidates', if L is empty), or by the misfit."""
@@ -316,11 +345,13 @@ class Problem:
     def scale(self, chol: Tensor) -> float:
         """s²: ten times the labels' leave-one-out variance, mean α²/d (docs/mathematics.md, The scale); 1 if L = ∅.
 
+        Ten, because the kernel of a trained network has learned these labels. Θ̃ has not: there it is once.
         Cross-entropy: 1. There S is itself the prior's covariance of the logits, and ``theta_scale`` its calibration.
         """
         if self.free:
             return 1.0
-        return 10 * float(leave_one_out(chol, to_sites(self.centred_LC, self.B)).mean())
+        seen = 1 if self.pool is not None and self.pool.gamma else 10
+        return seen * float(leave_one_out(chol, to_sites(self.centred_LC, self.B)).mean())
 
 
 def warn_unfitted(p: Problem) -> None:

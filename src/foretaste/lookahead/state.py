@@ -13,7 +13,7 @@ for each candidate. The derivation is in docs/mathematics.md, The base.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -23,38 +23,14 @@ import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import one_label
-from foretaste.lookahead.problem import Problem
+from foretaste.lookahead.graph import PoolEvidence
+from foretaste.lookahead.problem import PriorKernel, Problem
 from foretaste.lookahead.solve import ROUNDING_SHARE, rounding_floor, without_rounding
 from foretaste.losses import Loss
 
 COLUMN_BLOCK_BYTES = 64_000_000
 
 KeptLabel = tuple[int, Tensor | None]  # a candidate and its (C,) target; None: picked, and the label not known yet
-
-
-@dataclass(frozen=True, eq=False)
-class PriorKernel:
-    """Θ before any label, in site layout: (n·B, m·B) blocks, and (n, B, B) diagonals. Not to be written to.
-
-    Its largest block is given as what L leaves of it and what L explains: Θ_UW = base_UW + half_Uᵀ half_W.
-    """
-
-    LL: Tensor
-    WL: Tensor
-    UL: Tensor
-    diag_U: Tensor
-    diag_W: Tensor
-    base_UW: Tensor | None  # None is 0
-    half_U: Tensor  # (R, U·B), of any R
-    half_W: Tensor
-    points: Mapping[str, Any] | None = None  # the inputs "L", "U" and "W" of a network's Θ; "W" only if W ≠ U
-
-    def columns(self, at: slice) -> Tensor:
-        """Θ_Wu of candidates ``at``, (W·B, u·B)."""
-        B = self.diag_U.shape[1]
-        here = slice(at.start * B, at.stop * B)
-        theta_uW = self.half_U[:, here].T @ self.half_W
-        return (theta_uW if self.base_UW is None else self.base_UW[here] + theta_uW).T
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -293,6 +269,11 @@ class State(ABC):
         taken_U = torch.zeros(self.U, dtype=torch.bool, device=self.net.device)
         taken_U[[j for j, _ in self.kept]] = True
         return taken_U
+
+    @property
+    def pool(self) -> PoolEvidence | None:
+        """What leave-one-out says of the pool in the kernel; None where it was not asked."""
+        return self._problem.pool
 
     @property
     def precision_info(self) -> dict[str, Any]:

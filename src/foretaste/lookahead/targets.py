@@ -39,6 +39,12 @@ class LabelRules:
             self._check_device(y, name)
         return self._rows(labels_as_numbers(y, self.names, self.binary, name), n, name)
 
+    def prior(self, y_LC: Tensor) -> Tensor:
+        """(C,): what is known without a network: the targets' mean in regression (0 without any), 1/C for classes."""
+        if self.regression and len(y_LC):
+            return y_LC.mean(0)
+        return y_LC.new_full((self.C,), 0.0 if self.regression else 1 / self.C)
+
     def _check_device(self, t: Tensor, name: str) -> None:
         if t.device != self.device:
             raise ValueError(

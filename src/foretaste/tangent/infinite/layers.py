@@ -10,6 +10,7 @@ S is the space of the images. The covariances of n × m pairs are (n, m, *S) if 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -163,13 +164,13 @@ def _affine(
 
 
 @dataclass(frozen=True)
-class Nonlinearity:
+class Nonlinearity(ABC):
     """K ← E φ(u) φ(u′), Θ ← Θ · E φ′(u) φ′(u′): the dual of φ, in closed form."""
 
     @staticmethod
+    @abstractmethod
     def dual(k: Tensor, v: Tensor, v2: Tensor, slope: bool) -> tuple[Tensor, Tensor | None]:
         """E φ(u)φ(u′), and E φ′(u)φ′(u′) if ``slope``, for (u, u′) ~ N(0, [v k; k v2])."""
-        raise NotImplementedError
 
     def shape(self, s: Signal) -> Signal:
         if not s.gaussian:
