@@ -300,6 +300,19 @@ def test_lazy_is_greedy(ties, dtype):
         assert sum(computed) < 0.7 * 30 * candidates  # plain greedy computes all of them
 
 
+def test_gains_that_rounding_tells_apart_are_ties():
+    g = torch.Generator().manual_seed(0)
+    k = (torch.rand(60, 20, generator=g, dtype=torch.float64) > 0.95).double()
+    shaken = k * (1 + 1e-12 * torch.randn(60, 1, generator=g, dtype=torch.float64))
+    nothing, order = torch.zeros(20, dtype=torch.float64), torch.randperm(60, generator=g)
+
+    def picks(k, equal):
+        return cover_greedily(lambda at: k[at], nothing, 60, 8, g, order_U=order, equal=equal)[0].tolist()
+
+    assert picks(shaken, 1e-9) == picks(k, 0.0) == slow.greedy(k, [1.0] * 20, nothing.tolist(), order.tolist(), 8)
+    assert picks(shaken, 0.0) != picks(k, 0.0)
+
+
 def test_a_coverage_that_is_nan_is_refused():
     k, g = torch.eye(4, dtype=torch.float64), torch.Generator().manual_seed(0)
     k[2, 1] = math.nan

@@ -26,7 +26,7 @@ from foretaste.acquire.coverage import Coverage, added_coverage
 from foretaste.acquire.predictions import chance_of_error, check_scale, finish_scores, labelled, need_classes
 from foretaste.acquire.registry import register
 from foretaste.errors import check_known
-from foretaste.lookahead import KernelSettings, PriorKernel, State
+from foretaste.lookahead import KernelSettings, PoolState, PriorKernel, State
 from foretaste.losses import probabilities
 from foretaste.tangent import float32_products, to_float64
 
@@ -104,11 +104,15 @@ def error_chances(state: State, scale: float | None = None, tangents: bool = Tru
     """(W,): e_i, the geometric mean of two chances that i's class is wrong: the posterior's and the network's, 1 − p_i.
 
     tangents: False leaves out the posterior. 1/2 where nothing is labelled: then no output means anything. A network of
-    the squared loss can be sure of every point; then the posterior alone speaks.
+    the squared loss can be sure of every point; then the posterior alone speaks. With the pool in the kernel it is one
+    less the gap of the two largest probabilities: docs/pool.md compares weights.
     """
     if state.L == 0 and not labelled(state):
         return torch.full_like(state.mean[:, 0], 0.5)
     f_WC = state.mean if labelled(state) else state.net
+    if isinstance(state, PoolState):
+        top_W2 = probabilities(f_WC, state.loss).topk(2, 1).values
+        return 1 - top_W2[:, 0] + top_W2[:, 1]
     own_W = 1 - probabilities(f_WC, state.loss).amax(1)
     if not tangents and own_W.any():
         return own_W
@@ -135,17 +139,19 @@ def posterior_chances(state: State, scale: float | None = None) -> Tensor:
 #
 # All tangents share a large common part, which says nothing about who is near whom. So Θ is centred: with rows W∪L and
 # columns U∪L, Θ_ij − m_i − m_j + m with m_i, m_j and m the means of row i, of column j and of all. For W = U this is
-# the kernel of the tangents less their mean over U∪L.
+# the kernel of the tangents less their mean over U∪L. With the pool, Θ is centred already, and taken before it is bent:
+# bent along the graph, κ is up to a point worse (docs/pool.md).
 
 
 def correlations(state: State, space: str = "auto") -> tuple[Tensor, Tensor, str]:
     """κ² as (U, W); max over L of κ_il², (W,), 0 if nothing is labelled; and the space. Made once a linearisation."""
     made: dict[str, tuple[Tensor, Tensor, str]] = _correlation_cache.setdefault(state.linearisation, {})
     if space not in made:
-        theta = state.prior()
+        theta = state.unbent() if isinstance(state, PoolState) else state.prior()
         use = choose_space(theta) if space == "auto" else space
         if use not in made:
-            made[use] = (*_correlate(theta if use == "tangent" else input_kernel(theta.points)), use)
+            centred = not isinstance(state, PoolState)
+            made[use] = (*_correlate(theta if use == "tangent" else input_kernel(theta.points), centred), use)
         made[space] = made[use]
     return made[space]
 
@@ -228,7 +234,7 @@ def mean_diagonals(theta: Tensor, B: int) -> Tensor:
     return theta.unflatten(0, (-1, B)).unflatten(2, (-1, B)).diagonal(dim1=1, dim2=3).mean(2)
 
 
-def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
+def _correlate(theta: PriorKernel, centred: bool = True) -> tuple[Tensor, Tensor]:
     """κ², (U, W), and how well L covers each point, (W,).
 
     With Θ_ij = base_ij + h_i·h_j and c a mean of h, Θ_ij − m_i − m_j + m is (h_i − c)·(h_j − c) + base_ij − α_i − β_j.
@@ -237,13 +243,15 @@ def _correlate(theta: PriorKernel) -> tuple[Tensor, Tensor]:
     theta = single_output(theta)
     (U, L), W = theta.UL.shape, len(theta.WL)
     LL, WL, UL, base_UW = theta.LL, theta.WL, theta.UL, theta.base_UW
-    c_W, c_U = theta.half_W.mean(1), theta.half_U.mean(1)
+    c_W, c_U = (h.mean(1) if centred else h.new_zeros(len(h)) for h in (theta.half_W, theta.half_U))
     sums_W, sums_U = U * (theta.half_W.T @ c_U), W * (theta.half_U.T @ c_W)
     if base_UW is not None:
         sums_W, sums_U = sums_W + base_UW.T @ base_UW.new_ones(U), sums_U + base_UW @ base_UW.new_ones(W)
     mean_W, mean_U = (sums_W + WL.sum(1)) / (U + L), (sums_U + UL.sum(1)) / (W + L)
     mean_L = (WL.sum(0) + LL.sum(0)) / (W + L)
     mean = (sums_W.sum() + WL.sum() + UL.sum() + LL.sum()) / ((W + L) * (U + L))
+    if not centred:
+        mean_W, mean_U, mean_L, mean = (torch.zeros_like(t) for t in (mean_W, mean_U, mean_L, mean))
     own = (theta.diag_W[:, 0, 0], mean_W), (theta.diag_U[:, 0, 0], mean_U), (LL.diagonal(), mean_L)
     scale_W, scale_U, scale_L = (_inverse_spread(diag - 2 * m + mean) for diag, m in own)
     alpha_W = mean_W - theta.half_W.T @ c_U

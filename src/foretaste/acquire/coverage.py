@@ -58,6 +58,7 @@ def cover_greedily(
     *,
     weight_W: Tensor | None = None,
     order_U: Tensor | None = None,
+    equal: float = 0.0,
     progress: Callable[[int, int], object] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
@@ -70,6 +71,7 @@ def cover_greedily(
         generator: draws the order in which ties are broken, and the rest is taken when nothing adds to F any more.
         weight_W: w_i ≥ 0; None is 1.
         order_U: that order, where it is given.
+        equal: gains that differ by less, relatively, are ties.
         progress: called with (done, total) after each pick.
 
     Returns:
@@ -88,7 +90,7 @@ def cover_greedily(
         first = int(bad.nonzero()[0])
         raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
     order_U = torch.randperm(U, generator=generator) if order_U is None else order_U
-    lazy, picks = LazyGains(first_U, order_U), list[int]()
+    lazy, picks = LazyGains(first_U, order_U, equal=equal), list[int]()
     while len(picks) < batch_size:
         best, gain = lazy.pop(gains)
         if not gain > 0:
@@ -107,11 +109,11 @@ class LazyGains:
     Lazy greedy (Minoux 1978): where gains only shrink as a batch grows, an old gain is a bound on the new one. So few
     gains are computed again for each pick: those whose bound is above the best gain so far. The picks are those of
     plain greedy, which computes all. The gains that it starts with are exact. ``look``: candidates computed again at
-    first; twice as many each time that is not enough.
+    first; twice as many each time that is not enough. ``equal``: gains that differ by less, relatively, are equal.
     """
 
-    def __init__(self, gains_U: Tensor, order_U: Tensor, look: int = FIRST_LOOK) -> None:
-        self.order = order_U.tolist()
+    def __init__(self, gains_U: Tensor, order_U: Tensor, look: int = FIRST_LOOK, equal: float = 0.0) -> None:
+        self.order, self.equal = order_U.tolist(), equal
         self.device, self.look = gains_U.device, look if gains_U.is_cpu else max(look, FIRST_LOOK_GPU)
         gains = gains_U.tolist()
         self.heap = [(-gains[j], place) for place, j in enumerate(self.order)]  # negative: the least comes first
@@ -125,27 +127,38 @@ class LazyGains:
         """
         if self.exact:
             self.exact = False
-            bound, place = heappop(self.heap)
-            return self.order[place], -bound
+            return self._take(self.heap)
         computed: list[tuple[float, int]] = []
         look = self.look
-        while self.heap and not (computed and _is_behind(self.heap[0], computed[0])):
+        while self.heap and not (computed and self._is_behind(self.heap[0], computed[0])):
             places = [heappop(self.heap)[1] for _ in range(min(look, len(self.heap)))]
             found = gains(torch.tensor([self.order[p] for p in places], device=self.device)).tolist()
             for gain, place in zip(found, places):
                 heappush(computed, (-gain, place))
             look *= 2
-        best, place = heappop(computed)
+        best = self._take(computed)
         for other in computed:
             heappush(self.heap, other)
-        return self.order[place], -best
+        return best
+
+    def _take(self, heap: list[tuple[float, int]]) -> tuple[int, float]:
+        """Take the highest gain out of a heap of exact ones, or the first in order of those that are equal to it."""
+        near = [heappop(heap)]
+        while self.equal and heap and heap[0][0] <= near[0][0] + self.equal * abs(near[0][0]):
+            near.append(heappop(heap))
+        first = min(near, key=lambda entry: entry[1])
+        for other in near:
+            if other is not first:
+                heappush(heap, other)
+        return self.order[first[1]], -first[0]
+
+    def _is_behind(self, bound: tuple[float, int], best: tuple[float, int]) -> bool:
+        """Whether a candidate with this bound cannot be before the best; both are (−gain, place)."""
+        if -bound[0] < -best[0] - max(LAZY_ROUNDING, self.equal) * abs(best[0]):
+            return True
+        return not self.equal and bound[0] == best[0] and bound[1] > best[1]
 
     def others(self, picks: list[int]) -> list[int]:
         """The candidates that are not among ``picks``, in their order."""
         taken = set(picks)
         return [j for j in self.order if j not in taken]
-
-
-def _is_behind(bound: tuple[float, int], best: tuple[float, int]) -> bool:
-    """Whether a candidate with this bound cannot be before the best; both are (−gain, place)."""
-    return -bound[0] < -best[0] - LAZY_ROUNDING * abs(best[0]) or (bound[0] == best[0] and bound[1] > best[1])

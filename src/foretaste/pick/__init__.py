@@ -1,6 +1,8 @@
 """Which points to label next (Eq. 1): by score, at once or one by one, or by a strategy that picks for itself."""
 
 from foretaste.acquire import cover_greedily as cover_greedily
+from foretaste.lookahead import soft_labels
+from foretaste.network import teach_soft_labels
 from foretaste.pick.badge import badge as badge
 from foretaste.pick.clusters import coreset as coreset
 from foretaste.pick.clusters import kmeans as kmeans
@@ -39,3 +41,5 @@ from foretaste.pick.stop import StablePredictions as StablePredictions
 from foretaste.pick.stop import StopRule as StopRule
 from foretaste.pick.stop import StopVerdict as StopVerdict
 from foretaste.pick.stop import look as look
+
+teach_soft_labels(soft_labels)  # for ft.fit(..., pool=): network/ does not import lookahead/

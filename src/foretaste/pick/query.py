@@ -24,7 +24,7 @@ from foretaste.given import (
     resolve_class_names,
     text_labels,
 )
-from foretaste.lookahead import KernelSettings, State, check_points, settle_binary
+from foretaste.lookahead import KernelSettings, PoolState, State, check_points, read_pool, settle_binary
 from foretaste.losses import BinaryOutputs
 from foretaste.pick.request import Query, Request
 from foretaste.pick.select import Batch, Oracle, ProgressCounter, labelled_copies, pick
@@ -65,6 +65,7 @@ def query(
     classes: Sequence[ClassName] | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
+    pool: Any = None,
 ) -> Query:
     """The next ``batch_size`` points of a pool to label (Eq. 1).
 
@@ -122,6 +123,9 @@ def query(
             class ids too, where names are text. Default: if labels are text, the sorted labels, provided that there are
             as many as outputs.
         options: the strategy's own settings, a dict; for example {"scale": 0.1} for gain.
+        pool: whether the unlabelled points enter the kernel, None (default), "auto" or an ``ft.Graph``: see
+            ``ft.linearize``. For a model that learns from the pool too, as ``ft.fit(..., pool=x_U)`` trains it. What
+            leave-one-out says of it is in ``q.info["pool"]``.
         progress: ``progress(done, total)``, called after each pick, or by a strategy that retrains for each candidate.
 
     Returns:
@@ -149,7 +153,7 @@ def query(
     # Check.
     settings: dict[str, Any] = {
         "loss": loss, "ridge": ridge, "output": output, "method": method, "budget": budget, "params": params,
-        "precision": precision, "seed": seed,
+        "precision": precision, "seed": seed, "pool": pool,
     }  # fmt: skip
     check = partial(
         check_query, net, strategy=strategy, select=select, batch_size=batch_size, oracle=oracle, options=options,
@@ -178,10 +182,9 @@ def query(
     seconds, answers = {"outputs": 0.0, "kernel": 0.0}, None
     if not how.picks:
         # Linearise. One pass over the pool gives f and, where the strategy needs it, Θ.
-        if request.eager:
-            _ = request.state.u
-        else:
-            _ = request.state
+        linearised = request.state
+        if request.eager and not isinstance(linearised, PoolState):  # with the pool, cover needs the means alone
+            _ = linearised.u
         seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
     if oracle is not None:
         names, binary = request.info.get("classes"), isinstance(request.net, BinaryOutputs)
@@ -196,6 +199,8 @@ def query(
     if (state := got.state) is not None:
         info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
         info["output"] = asked.kernel.output
+        if state.pool is not None:
+            info["pool"] = state.pool.as_dict()
     # If no kernel was needed, λ and s² are not worth one.
     alone = 0 if select == "sequential" else 1
     kernel = request.eager or (select not in ("top", "own") and len(got.indices) > alone)
@@ -324,12 +329,15 @@ def check_query(
         info["first"], how = DEFAULT_STRATEGY, replace(find_strategy(DEFAULT_STRATEGY), name=how.name)
         chosen = how.settings(None)
     with faults:
+        kernel["pool"] = read_pool(kernel.get("pool"))
         settings = KernelSettings(**kernel)
     if settings is not None and isinstance(net, nn.Module):
         with faults:
             check_precision(settings.precision, next((p.dtype for p in net.parameters()), torch.float32))
     if how is not None and how.picks and isinstance(kernel.get("ridge"), str):
         faults.add(f"ridge='misfit' is for scores of a state, and strategy {how.name!r} picks by itself")
+    if how is not None and how.picks and kernel.get("pool") is not None:
+        faults.add(f"pool= is for scores of a state, and strategy {how.name!r} picks by itself; leave it out")
     if progress is not None and not callable(progress):
         faults.add(f"progress is a {type(progress).__name__}; expected a function of (done, total)")
     _check_pool(x_U, kernel.get("watch"), ids, faults)

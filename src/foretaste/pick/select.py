@@ -254,7 +254,8 @@ def _pick_covering(state: State, coverage: Callable[[State], Coverage], batch: B
     rank_U = batch.rank_U if batch.rank_U is None or others is None else batch.rank_U[others]
     picks, gains_U = cover_greedily(
         F.rows if at_U is None else lambda at: F.rows(at_U[at]), F.covered_W, U, min(batch.n, U), batch.generator,
-        weight_W=F.weight_W, order_U=None if rank_U is None else rank_U.argsort(), progress=batch.progress,
+        weight_W=F.weight_W, order_U=None if rank_U is None else rank_U.argsort(), equal=batch.equal,
+        progress=batch.progress,
     )  # fmt: skip
     got = Picked(picks.tolist(), scores_U=gains_U, info=F.info)
     if others is not None:
