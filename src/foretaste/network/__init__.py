@@ -8,8 +8,10 @@ from foretaste.network.features import features as features
 from foretaste.network.fit import DEFAULT_EPOCHS as DEFAULT_EPOCHS
 from foretaste.network.fit import DEFAULT_STEPS as DEFAULT_STEPS
 from foretaste.network.fit import INTERPOLATES as INTERPOLATES
+from foretaste.network.fit import POOL_EPOCHS as POOL_EPOCHS
 from foretaste.network.fit import Fit as Fit
 from foretaste.network.fit import fit as fit
+from foretaste.network.fit import teach_soft_labels as teach_soft_labels
 from foretaste.network.fit import training_length as training_length
 from foretaste.network.heads import column_moments as column_moments
 from foretaste.network.heads import make_head as make_head

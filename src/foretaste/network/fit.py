@@ -13,7 +13,14 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foretaste.errors import check_known, whole_number
-from foretaste.given import ClassName, holds_classes, labels_as_numbers, read_labelled, resolve_class_names
+from foretaste.given import (
+    ClassName,
+    given_tensors,
+    holds_classes,
+    labels_as_numbers,
+    read_labelled,
+    resolve_class_names,
+)
 from foretaste.losses import BinaryOutputs, TrainingTargets, find_loss, training_targets
 from foretaste.network.cuda_graph import train_fast
 from foretaste.network.models import new_weights
@@ -35,6 +42,11 @@ INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to whic
 SAME_OUTPUTS = 1e-6  # of the largest output, within which those of a network without live ReLUs are the same
 
 DEFAULT_STEPS, DEFAULT_EPOCHS = 1200, 320
+POOL_EPOCHS = 16  # of L and a pool with soft labels, which need not be interpolated
+
+# (x, targets, pool, graph, seed) → what the pool is worth, and its soft labels; None where it is worth nothing.
+SoftLabels = Callable[[Tensor, Tensor, Tensor, Any, int], tuple[Any, Tensor | None]]
+_soft_labels: SoftLabels | None = None
 
 TrainedParameters = Callable[[str], bool] | Sequence[str] | None
 
@@ -52,6 +64,8 @@ class Fit:
         interpolates: whether the residual is at most 0.01 of the variance of the targets (9e-4 for ten classes).
         max_lr: the largest learning rate, as used; None where it is not known.
         retries: how many trainings diverged before this one, each at twice the rate of the next. 0 is usual.
+        pool: what the pool is worth by leave-one-out on the labels, with "used": whether the network was trained on its
+            soft labels; the keys are those of ``q.info["pool"]``. None where no pool was given.
     """
 
     residual: float
@@ -62,6 +76,7 @@ class Fit:
     interpolates: bool
     max_lr: float | None = None
     retries: int = 0
+    pool: dict[str, Any] | None = None
 
 
 def fit(
@@ -85,6 +100,8 @@ def fit(
     fast: str = "auto",
     params: TrainedParameters = None,
     classes: Sequence[ClassName] | None = None,
+    pool: Any = None,
+    graph: Any = None,
 ) -> Fit:
     """Train ``net`` in place on x and y, and leave it in eval mode. After an error the network is as it was before.
 
@@ -100,10 +117,12 @@ def fit(
             and (1 − f, f) with "l2". None: the labels of what ``ft.open`` returns.
         loss: "l2", the squared error averaged over points and classes, towards 0/1 or the floats given; or "ce".
         steps: SGD steps. None (default): 1200 steps or 320 epochs, whichever is more. WideResNets on MNIST need 320
-            epochs to interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320).
-        epochs: the same in passes over x; give steps or epochs.
+            epochs to interpolate (240 labels, widen 4: residual 1.9e-3 after 200 epochs, 3.6e-4 after 320). With a pool
+            that is used, no fewer steps than without it, and at least 16 epochs of x and the pool.
+        epochs: the same in passes over x, and the pool where it is used; give steps or epochs.
         batch_size: points in a batch, default 32; all batches have this size, or that of x where x is smaller.
-        max_lr: the largest learning rate of the one-cycle schedule. None: 0.5 for "l2", 0.1 for "ce".
+        max_lr: the largest learning rate of the one-cycle schedule. None: 0.5 for "l2", 0.1 for "ce". Squared loss with
+            many classes needs more: 2 for 77.
         weight_decay: of SGD, 0 (default) or more.
         augment: of pictures (N, channels, H, W) during training: "flip", "crop" or "crop+flip". None (default): no.
         pad: black pixels around a picture before it is cropped; default 4.
@@ -127,10 +146,16 @@ def fit(
             parameters is trained. To train a head and the last block of a backbone, name both.
         classes: the names of the classes, text or whole numbers, in the order of the outputs. Default: if labels are
             text, the sorted labels, provided that there are as many as outputs.
+        pool: unlabelled points, as x; of what ``ft.open`` returns, those without a label. The network is trained on
+            their soft labels beside x and y: what kernel regression with the pool in its kernel says of them
+            (docs/pool.md). Where leave-one-out on y says that the pool does not help, the training is that of x and y
+            alone, to the bit. For classes only. None (default): no pool.
+        graph: an ``ft.Graph``, how the graph of the pool is made. None (default): of the inputs, as ``normalise``
+            leaves them.
 
     Returns:
         A ``Fit``: residual, loss, accuracy, seconds, steps, whether the network interpolates its labels, the learning
-        rate and how often it was halved.
+        rate and how often it was halved, and what the pool is worth.
 
     Raises:
         ValueError: an argument does not fit the network; the message says what to do.
@@ -154,7 +179,54 @@ def fit(
             batch_size=batch_size, weight_decay=weight_decay, augment=augment, pad=pad, start=start,
             statistics=statistics, normalise=normalise, seed=seed, progress=progress, fast=fast,
         )  # fmt: skip
-        return run_training(net, x, how, lambda: training_goal(net, x, y, loss, how, classes))[0]
+
+        def aim() -> Aim:
+            return training_goal(net, x, y, loss, how, classes)
+
+        if pool is None:
+            return run_training(net, x, how, aim)[0]
+        began = time.perf_counter()
+        with restored_on_error(net):
+            x_U = read_pool_points(net, pool, x, how)
+            worth, p_UC = find_soft_labels(x, aim()[1], x_U, how, graph, seed)
+        if p_UC is None:
+            trained = run_training(net, x, how, aim)[0]
+        else:
+            x_N = torch.cat([x, x_U])
+            if steps is None and epochs is None:
+                epochs = POOL_EPOCHS
+            size, count = training_length(net, len(x_N), batch_size, steps, epochs)
+            soft = replace(how, batch_size=size, steps=max(count, how.steps))
+            trained = run_training(net, x, soft, aim, lambda at: (at[0], at[1].with_soft(p_UC)), x_N)[0]
+        return replace(trained, seconds=time.perf_counter() - began, pool=worth)
+
+
+def teach_soft_labels(by: SoftLabels) -> None:
+    """Say how ``fit`` finds the soft labels of a pool: that takes kernels, which this folder does not know."""
+    global _soft_labels
+    _soft_labels = by
+
+
+def read_pool_points(net: nn.Module, pool: Any, x: Tensor, how: TrainingRecipe) -> Tensor:
+    """The unlabelled points. Raises unless they are of the same kind as x."""
+    x_U = given_tensors(net, {"pool": pool}, {"pool": "pool"})["pool"].x
+    if not isinstance(x_U, Tensor) or x_U.shape[1:] != x.shape[1:] or x_U.dtype != x.dtype:
+        shape = f"{tuple(x_U.shape)} {x_U.dtype}" if isinstance(x_U, Tensor) else type(x_U).__name__
+        raise ValueError(f"pool is {shape}; expected points as those of x, {tuple(x.shape)} {x.dtype}")
+    check_training_points(net, x_U, how.augment, how.normalise)
+    return x_U
+
+
+def find_soft_labels(
+    x: Tensor, goal: TrainingTargets, x_U: Tensor, how: TrainingRecipe, graph: Any, seed: int
+) -> tuple[dict[str, Any], Tensor | None]:
+    """What the pool is worth, and its soft labels, (U, C); None where it is worth nothing."""
+    if not goal.classes:
+        raise ValueError("pool= is for classes, and y holds numbers; leave it out")
+    if _soft_labels is None:
+        raise RuntimeError("nobody has said how soft labels are found; import foretaste.pick first, or use ft.fit")
+    worth, p_UC = _soft_labels(how.feed(x), goal.t_NC, how.feed(x_U), graph, seed)
+    return worth.as_dict(), p_UC
 
 
 def make_recipe(
@@ -180,14 +252,20 @@ Aim = tuple[nn.Module, TrainingTargets]  # a network and what its outputs are tr
 
 
 def run_training(
-    net: nn.Module, x: Tensor, how: TrainingRecipe, aim: Callable[[], Aim], beside: Callable[[Aim], Aim] | None = None
+    net: nn.Module,
+    x: Tensor,
+    how: TrainingRecipe,
+    aim: Callable[[], Aim],
+    beside: Callable[[Aim], Aim] | None = None,
+    x_N: Tensor | None = None,
 ) -> tuple[Fit, nn.Module]:
     """Train by ``how``, at lower learning rates where that diverges, and measure. Returns the network trained, too.
 
     ``aim`` gives the network with an output for each class and its targets, once the initial weights are there.
-    ``beside`` puts something beside it that is trained too.
+    ``beside`` puts something beside it that is trained too. ``x_N``: the points that it is trained on, if not x alone.
     """
     began, device = time.perf_counter(), x.device
+    x_N = x if x_N is None else x_N
 
     def train(how: TrainingRecipe, may_die: bool) -> tuple[Fit, nn.Module]:
         # Without the user's autocast: look-ahead is of the network as it is in its own precision.
@@ -197,9 +275,9 @@ def run_training(
             model, goal = aim()
             differed = outputs_differ(labelled_outputs(model, x[:FORWARD_CHUNK], how))
             trained, towards = (model, goal) if beside is None else beside((model, goal))
-            final = train_fast(trained, x, towards, how)
+            final = train_fast(trained, x_N, towards, how)
             if how.statistics == "labelled":
-                reestimate_batch_norm(net, x, how, Generator().manual_seed(how.draw_seed))
+                reestimate_batch_norm(net, x_N, how, Generator().manual_seed(how.draw_seed))
             trained.eval()
             residual, accuracy = measure_fit(model, x, goal, how, differed, may_die)
             interpolates = residual <= INTERPOLATES * goal.scale()
