@@ -42,6 +42,7 @@ from foretaste.study import (
     study_of,
     trial_network,
 )
+from foretaste.study.config import MODELS
 from foretaste.study.run import ENVIRONMENT
 
 SMALL = study(
@@ -515,14 +516,14 @@ def test_a_gaussian_process_predicts_in_the_place_of_the_network():
         assert r["accuracy"] == pytest.approx(float((f.argmax(1) == data.y[data.test]).double().mean()))
 
 
-@pytest.mark.parametrize("model", ["network", "gp"])
+@pytest.mark.parametrize("model", ["network", "gp", "pool", "soft"])
 @pytest.mark.parametrize("start", ["warm", "cold"])
 @pytest.mark.parametrize("cut", [1, 2])
 def test_going_on_from_records_and_weights_changes_nothing(cut, start, model):
     of = replace(
         SMALL,
         train=replace(SMALL.train, start=start),
-        arms=(Arm("gain", "gain" if model == "network" else "gp", model=model),),
+        arms=(Arm("gain", "gp" if model == "gp" else "gain", model=model),),
     )
     trial, data = of.trial("gain"), points()
     whole = [(r, {k: v.clone() for k, v in net.state_dict().items()}) for r, net in cycles(trial, data, 0)]
@@ -533,11 +534,15 @@ def test_going_on_from_records_and_weights_changes_nothing(cut, start, model):
 
 @pytest.mark.parametrize(
     ("strategy", "start", "loaded"),
-    [("gain", "warm", True), *((s, "cold", loaded) for s in ("gain", "gp", "ll4al") for loaded in (True, False))],
+    [
+        *((s, "warm", True) for s in ("gain", "pool", "soft")),
+        *((s, "cold", loaded) for s in ("gain", "gp", "pool", "soft", "ll4al") for loaded in (True, False)),
+    ],
 )
 def test_more_cycles_are_those_of_a_longer_study(strategy, start, loaded):
     """The last record of the shorter one comes again, with the query that it lacks."""
-    arm = Arm("arm", strategy, model="gp" if strategy == "gp" else "network")
+    model = strategy if strategy in MODELS else "network"
+    arm = Arm("arm", "gain" if model in ("pool", "soft") else strategy, model=model)
     of = replace(SMALL, train=replace(SMALL.train, start=start), arms=(arm,))
     shorter = replace(of, labels=replace(of.labels, cycles=1))
     trial, data = of.trial("arm"), points()

@@ -29,7 +29,6 @@ from foretaste.study.records import read_study_json as read_study_json
 from foretaste.study.records import record_fault as record_fault
 from foretaste.study.records import save_records as save  # noqa: F401
 from foretaste.study.records import software_versions as software_versions
-from foretaste.study.run import log_errors_only as log_errors_only
 from foretaste.study.run import run as run
 from foretaste.study.settings import SettingsError as SettingsError
 from foretaste.study.study_data import prepared as prepared

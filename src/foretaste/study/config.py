@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 import foretaste.pick  # noqa: F401  registers the strategies that choose a batch by themselves
 from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
-from foretaste.lookahead import METHODS
+from foretaste.lookahead import FEWEST_POINTS, METHODS
 from foretaste.losses import LOSSES
 from foretaste.network import NETWORKS
 from foretaste.study.settings import (
@@ -31,7 +31,8 @@ from foretaste.study.settings import (
 from foretaste.tangent import OUTPUTS, PRECISIONS
 
 EXPERIMENTS = ("loop", "theorem", "block")
-MODELS = ("network", "gp")
+MODELS = ("network", "gp", "pool", "soft")
+POOL_MODELS = ("pool", "soft")  # those that learn from the unlabelled points
 BASELINE = "random"  # the arm that differences are taken to, unless an arm names another
 NO_ARMS = 'there are no arms; give strategies = ["gain", "random"], or [[arms]] tables, or both'
 GIVEN_BY_DATA = ("inputs", "channels", "classes")  # options of a network that a study sets itself
@@ -177,7 +178,11 @@ class Train:
 
 @settings_table
 class Ask:
-    """The arguments of ``ft.query`` besides the strategy. output: "auto" is each strategy's own."""
+    """The arguments of ``ft.query`` besides the strategy. output: "auto" is each strategy's own.
+
+    pool: "auto" puts the unlabelled points into the kernel where that helps, "off" leaves them out. None: "auto" for
+    arms of the models "pool" and "soft", and off for others. graph_points: in a graph of the pool; None is 5000.
+    """
 
     output: Annotated[Text | Whole, one_of("output", ("auto", *OUTPUTS))] = "auto"
     ridge: Annotated[Number, Field(ge=0)] | None = None
@@ -185,6 +190,8 @@ class Ask:
     method: Annotated[Text, one_of("method", METHODS)] = "auto"
     budget: Whole | Text | None = None
     precision: Annotated[Text, one_of("precision", ("auto", *PRECISIONS))] = "auto"
+    pool: Annotated[Text, one_of("pool", ("auto", "off"))] | None = None
+    graph_points: Annotated[Whole, Field(ge=FEWEST_POINTS)] | None = None
 
     def override(self, keys: Options) -> "Ask":
         """These arguments with the keys of an arm."""
@@ -199,9 +206,10 @@ class Ask:
 class Arm:
     """One line of the figure: a strategy, and the settings that differ for it.
 
-    against: the arm that differences are taken to; None is the arm named "random". model: "network", or "gp", a
-    Gaussian process with the network's infinite-width kernel that predicts in its place. network, train, query: the
-    keys of those tables that differ for this arm.
+    against: the arm that differences are taken to; None is the arm named "random". model: what predicts. "network"; or
+    "gp", a Gaussian process with the network's infinite-width kernel in its place; "pool", kernel regression with the
+    pool in its kernel, and the network where that does not help; "soft", a network that is trained on the pool's soft
+    labels too. network, train, query: the keys of those tables that differ for this arm.
     """
 
     name: Text
@@ -266,6 +274,13 @@ class Trial:
         """As JSON stores it."""
         return _plain_settings(self)
 
+    @property
+    def asks_with_pool(self) -> bool:
+        """Whether the query has the pool in its kernel, if that helps."""
+        if self.query.pool is None:
+            return self.model in POOL_MODELS and not find_strategy(self.strategy).picks
+        return self.query.pool == "auto"
+
 
 @settings_table
 class Study:
@@ -319,6 +334,22 @@ class Study:
         if experiment != "loop" and arms:
             raise LocatedError([f"experiment={experiment!r} compares no strategies; leave the arms out"])
         return experiment
+
+    @field_validator("query")
+    @classmethod
+    def _pool_suits_the_arms(cls, table: Ask, info: ValidationInfo) -> Ask:
+        faults = []
+        for arm in info.data.get("arms", ()):
+            strategy = find_strategy(arm.strategy)
+            if strategy.picks and arm.query.get("pool", table.pool) == "auto":
+                faults.append(f'arm {arm.name!r}: {arm.strategy} picks by itself, and takes no pool = "auto"')
+            if strategy.study.trains is not None and arm.model == "soft":
+                faults.append(
+                    f'arm {arm.name!r}: {arm.strategy} trains the network itself; model = "soft" is not for it'
+                )
+        if faults:
+            raise LocatedError(faults)
+        return table
 
     @field_validator("network", "train", "query")
     @classmethod
@@ -403,8 +434,11 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def _plain_settings(of: "Study | Trial") -> dict[str, Any]:
-    """Without a table of features where there is none: files of earlier versions have no such key."""
-    return {key: value for key, value in _jsonable(asdict(of)).items() if key != "features" or value is not None}
+    """Without the settings that files of earlier versions do not have, where they are not given."""
+    plain = {key: value for key, value in _jsonable(asdict(of)).items() if key != "features" or value is not None}
+    later = ("pool", "graph_points")
+    query = {key: value for key, value in plain["query"].items() if key not in later or value is not None}
+    return plain | {"query": query}
 
 
 def _jsonable(value: Any) -> Any:

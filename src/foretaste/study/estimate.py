@@ -9,17 +9,19 @@ import torch
 
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
-from foretaste.errors import counted, format_seconds
-from foretaste.network import fit, single_threaded, training_length
+from foretaste.errors import counted, errors_only, format_seconds
+from foretaste.lookahead import Graph, linearize
+from foretaste.network import POOL_EPOCHS, fit, single_threaded, training_length
 from foretaste.pick import query
-from foretaste.study.config import Arm, Network, Study, Trial
+from foretaste.study.config import POOL_MODELS, Arm, Network, Study, Trial
 from foretaste.study.loop import check_trials
-from foretaste.study.run import log_errors_only
 from foretaste.study.trial_network import Model, model_of
 
 FEWEST_STEPS, MOST_STEPS = 4, 256  # of the trainings that are timed
 CLEAR_DIFFERENCE = 0.05  # seconds; a smaller difference may be the clock's
 TIMED_POOLS = (24, 48)  # candidates of the queries that are timed
+TIMED_GRAPHS = (300, 600)  # points of the graphs of a pool that are timed
+S_TOO = 2.0  # a query with the pool in its kernel, in posteriors' means: S takes as long again
 SMOKE_RATE = 0.01  # the highest learning rate of an arm's own in a smoke run
 
 
@@ -57,25 +59,37 @@ def estimate(study: Study, data: Images) -> Estimate:
     check_trials(study, data)  # before a list of all cycles is made: there may be very many
     train = ask = slowest = 0.0
     steps: dict[str, float] = {}
+    growth = (0.0, 0.0)
     labels = study.labels
     sizes = [labels.init + labels.per_cycle * cycle for cycle in range(labels.cycles + 1)]
-    with single_threaded(), log_errors_only():
+    with single_threaded(), errors_only():
         for arm in study.arms:
             trial = study.trial(arm.name)
             model = model_of(trial, data)
-            if trial.model == "network":
+            pool = min(model.graph.most, len(data.pool))
+            if trial.model != "gp":
                 how = trial.train
                 key = repr((trial.network, trial.train.loss, trial.train.batch, trial.train.augment))
                 if key not in steps:
                     steps[key] = _seconds_of_step(trial, data)
                 slowest = max(slowest, steps[key])
                 lengths = [training_length(model.net, L, how.batch, how.steps, how.epochs)[1] for L in sizes]
+                if trial.model == "soft" and how.steps is None:
+                    soft = training_length(model.net, pool, how.batch, None, how.epochs or POOL_EPOCHS)[1]
+                    lengths = [max(soft, length) for length in lengths]
                 train += steps[key] * sum(lengths)
+            if trial.model in POOL_MODELS or trial.asks_with_pool:
+                growth = growth if any(growth) else _growth_of_pool(model)
+            if trial.model in POOL_MODELS:
+                train += len(sizes) * (growth[0] * pool**2 + growth[1] * pool**3)
             U = min(labels.subset or len(data.pool), len(data.pool) - labels.init)
             hints = find_strategy(trial.strategy).study
             if not hints.instant and hints.trains is None:  # the query of the latter needs a trained network
                 linear, square = _growth_of_query(trial, data)
                 ask += sum(linear * (L + U) + square * (L + U) ** 2 for L in sizes[:-1])
+            if trial.asks_with_pool:
+                n = min(model.graph.most, labels.init + U)
+                ask += labels.cycles * S_TOO * (growth[0] * n**2 + growth[1] * n**3)
     n = len(study.seeds)
     return Estimate(n * train, n * ask, n * len(study.arms) * len(sizes), slowest)
 
@@ -124,6 +138,21 @@ def _growth_of_query(trial: Trial, data: Images) -> tuple[float, float]:
         return t / m, 0.0
     square = max((t / m - s / n) / (m - n), 0.0)
     return max(t / m - square * m, 0.0), square
+
+
+def _growth_of_pool(model: Model) -> tuple[float, float]:
+    """a and b of t = a n² + b n³ for a mean with the pool in its kernel, through the times of two small graphs."""
+    ids, found = model.data.pool, []
+    for n in TIMED_GRAPHS:
+        x = model.inputs(ids[:n])
+        y = model.data.y[ids[: n // 10]]
+        began = time.perf_counter()
+        _ = linearize(model.net, x[: len(y)], y, x[len(y) :], pool=Graph()).mean
+        _wait_for(model.data)
+        found.append((len(x), time.perf_counter() - began))
+    (n, s), (m, t) = found
+    cubic = max((t / m**2 - s / n**2) / (m - n), 0.0) if n < m else 0.0
+    return max(t / m**2 - cubic * m, 0.0), cubic
 
 
 def _wait_for(data: Images) -> None:

@@ -75,8 +75,9 @@ def check_goes_on(trial: Trial) -> None:
 def continued(trial: Trial, model: Model, split: Split, seed: int, last: Record, loaded: bool) -> Record:
     """The last record of a shorter study, without its query, and ``model`` as it was: loaded, or trained once more."""
     check_goes_on(trial)
-    if not loaded or model.own_training is not None or trial.model == "gp":
+    if not loaded or model.own_training is not None:
         model.train(split.L, seed, last["cycle"])
+    model.settle(split.L, seed, last["cycle"])
     return {**last, "cost": {**last["cost"]}, "config": trial.plain()}
 
 
@@ -108,6 +109,7 @@ def learn(
     """Train f on L and measure it on the test points."""
     trained = model.train(split.L, seed, cycle) if first is None else first(model, split.L, seed)
     began = time.perf_counter()
+    model.settle(split.L, seed, cycle)
     right_N = model.classes(split.test) == data.y[split.test]
     return {
         "arm": trial.arm,
@@ -129,6 +131,7 @@ def learn(
         "scale": None,
         "ratio": FIRST_RATIO,
         "ridge": None,
+        "pool": trained.pool or model.pool,
         "cost": {
             "train": trained.seconds,
             "measure": time.perf_counter() - began,
@@ -173,6 +176,7 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
     record["candidates"], record["queried"], record["labels"] = len(split.U), ids.tolist(), data.y[ids].tolist()
     record["predicted"] = model.classes(ids).tolist()
     record["scale"], record["ridge"] = q.info.get("scale"), q.info.get("ridge")
+    record["pool"] = record.get("pool") or q.info.get("pool")
     record["ratio"] = ratio
     if scale is not None:
         record["scale"] = options[scale]
@@ -207,9 +211,13 @@ def check_trial(trial: Trial, data: Images) -> None:
 
 
 def calibrated_option(trial: Trial) -> str | None:
-    """The option of the trial's strategy that holds s². None if it has none, if it is given, or under another loss."""
+    """The option of the trial's strategy that holds s². None if it has none, if it is given, or under another loss.
+
+    With the pool in the kernel a state's own scale is right: that kernel has not seen the labels.
+    """
     option = find_strategy(trial.strategy).study.calibrates
-    return None if option in trial.options or not LOSSES[trial.train.loss].quadratic else option
+    own = option in trial.options or trial.asks_with_pool
+    return None if own or not LOSSES[trial.train.loss].quadratic else option
 
 
 def leave_one_out_scale(net: nn.Module, x_L: Tensor, y_L: Tensor, settings: Mapping[str, Any]) -> float:

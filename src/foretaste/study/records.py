@@ -62,6 +62,7 @@ class Record(TypedDict):
     scale: NotRequired[Finite | None]  # s² in use; None where the strategy has none
     ratio: NotRequired[Finite]  # of s² to its leave-one-out value, for the next cycle
     ridge: NotRequired[Finite | None]
+    pool: NotRequired[dict[str, Any] | None]  # what it is worth to what predicts, else to the query; None: not asked
     cost: Cost
     config: NotRequired[dict[str, Any]]  # the arm's Trial, whole
     versions: NotRequired[dict[str, StrictStr]]  # of Python and packages, and the device

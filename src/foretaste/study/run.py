@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from foretaste.data import Answers, Images
-from foretaste.errors import real_number
+from foretaste.errors import errors_only, real_number
 from foretaste.network import Diverged, single_threaded
 from foretaste.study.claims import CHECKS
 from foretaste.study.config import Study
@@ -155,7 +155,7 @@ def check_more_cycles(study: Study, tasks: Sequence[Task]) -> None:
         trial = study.trial(task.arm)
         if is_cut_short(trial, done := task.records(trial)):
             check_goes_on(trial)
-            if trial.train.start == "warm" and trial.model == "network":
+            if trial.train.start == "warm" and trial.model != "gp":
                 task.weights(len(done) - 1)
 
 
@@ -169,7 +169,7 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
     before are removed last. So the weights of the last record exist whenever the process is killed.
     """
     trial, against = study.trial(task.arm), study.arm(task.arm).against
-    with task.locked(), log_errors_only():
+    with task.locked(), errors_only():
         done = task.records(trial, study.experiment)
         own = altered(data, study.data, task.seed) if len(done) < study.each else data
         if len(done) < study.each and study.experiment == "loop":
@@ -180,9 +180,9 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
             yield from done[-1:] if more else ()
             return
         last = len(done) - 1
-        warm = trial.train.start == "warm" and done and trial.model == "network"
+        warm = trial.train.start == "warm" and done and trial.model != "gp"
         weights = task.weights(last) if warm else None
-        if more and not warm and trial.model == "network" and task.has_weights(last):
+        if more and not warm and trial.model != "gp" and task.has_weights(last):
             with suppress(ValueError):  # damaged weights are trained again
                 weights = task.weights(last)
         if study.experiment != "loop":
@@ -211,17 +211,6 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
             yield record
             if time.time() >= deadline:
                 return
-
-
-@contextmanager
-def log_errors_only() -> Iterator[None]:
-    """Silence foretaste's warnings. A record says whether its network has learned its labels."""
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 # Processes

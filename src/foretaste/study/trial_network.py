@@ -1,4 +1,4 @@
-"""f in a study: the network of a trial on its data, trained cycle by cycle; or a Gaussian process in its place."""
+"""f in a study: the network of a trial on its data, trained cycle by cycle; or what predicts in its place."""
 
 import copy
 import json
@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from foretaste.acquire import find_strategy
-from foretaste.data import Images
+from foretaste.data import Images, Split
 from foretaste.errors import check_regular
+from foretaste.lookahead import Graph, PoolState, linearize
 from foretaste.losses import LOSSES
 from foretaste.network import (
     INTERPOLATES,
@@ -36,6 +37,7 @@ from foretaste.pick import gp_predict
 from foretaste.study.config import Network, Trial
 
 PREDICTED_AT_ONCE = 512
+GRAPH_POINTS = 5000  # L and a sample of the unlabelled points
 FIRST_FOLDER = "first"
 FIT_KEY = "fit"  # of the file's metadata
 
@@ -65,10 +67,24 @@ class Model:
         self.own_training = find_strategy(trial.strategy).study.trains
         self.options: Mapping[str, Any] = {} if self.own_training else trial.options  # of the query
 
+    pool: dict[str, Any] | None = None  # what the pool is worth to what predicts, where it is asked
+
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of ``ft.query`` besides the strategy."""
-        return asdict(self.trial.query) | {"loss": self.trial.train.loss}
+        settings = asdict(self.trial.query) | {"loss": self.trial.train.loss}
+        del settings["graph_points"]
+        return settings | {"pool": self.graph if self.trial.asks_with_pool else None}
+
+    @property
+    def graph(self) -> Graph:
+        """How a graph of the pool is made."""
+        return Graph(most=self.trial.query.graph_points or GRAPH_POINTS)
+
+    def unlabelled(self, L: np.ndarray, seed: int) -> np.ndarray:
+        """The unlabelled points of the pool, at most as many as a graph has beside L."""
+        rest = Split(L, np.setdiff1d(self.data.pool, L), self.data.test)
+        return rest.offer(max(1, self.graph.most - len(L)), derive_seed(seed, 0, "pool")).U
 
     @property
     def max_lr(self) -> float | None:
@@ -91,9 +107,16 @@ class Model:
             how["start"] = self._cold_start(how["seed"])
         x_L, y_L = self.data.x[L], self.data.y[L]
         if self.own_training is None:
-            return fit(self.net, x_L, y_L, **how)
+            return fit(self.net, x_L, y_L, **how, **self.soft_pool(L, seed))
         trained, self.options = self.own_training.fit(self.net, x_L, y_L, **self.trial.options, **how)
         return trained
+
+    def soft_pool(self, L: np.ndarray, seed: int) -> dict[str, Any]:
+        """The arguments of ``fit`` by which the network is trained on the pool too."""
+        return {}
+
+    def settle(self, L: np.ndarray, seed: int, cycle: int) -> None:
+        """Make what predicts beside the network, once that is trained on L."""
 
     def _cold_start(self, seed: int) -> str:
         """How ``fit`` starts: our networks draw new weights there. Others are built anew here, by the user's function.
@@ -117,6 +140,31 @@ class Model:
         return torch.cat([self.net(self.inputs(part)) for part in parts])
 
 
+class SoftNetwork(Model):
+    """The network, trained on L and on the pool's soft labels; on L alone where the pool does not help."""
+
+    def soft_pool(self, L: np.ndarray, seed: int) -> dict[str, Any]:
+        return {"pool": self.data.x[self.unlabelled(L, seed)], "graph": self.graph}
+
+
+class PoolRegression(Model):
+    """Kernel regression with the pool in its kernel, beside the network, which predicts where the pool does not help.
+
+    The graph is of L and the unlabelled points; test points are never in it.
+    """
+
+    state: PoolState | None = None
+
+    def settle(self, L: np.ndarray, seed: int, cycle: int) -> None:
+        x_U = self.inputs(self.unlabelled(L, seed))
+        state = linearize(self.net, self.inputs(L), self.data.y[L], x_U, pool=self.graph)
+        assert state.pool is not None
+        self.pool, self.state = state.pool.as_dict(), state if isinstance(state, PoolState) else None
+
+    def _outputs(self, ids: np.ndarray) -> Tensor:
+        return super()._outputs(ids) if self.state is None else self.state.mean_at(self.inputs(ids))
+
+
 class GaussianProcess(Model):
     """A Gaussian process with the infinite-width kernel of the network (Fig. 1b). Nothing is trained."""
 
@@ -132,6 +180,9 @@ class GaussianProcess(Model):
         interpolates = residual <= INTERPOLATES * float(y_LC.var(correction=0))
         return Fit(residual, residual, accuracy, time.perf_counter() - began, 0, interpolates)
 
+    def settle(self, L: np.ndarray, seed: int, cycle: int) -> None:
+        self.L = L
+
     def classes(self, ids: np.ndarray) -> Tensor:
         return self._predict(ids).argmax(1)
 
@@ -144,8 +195,9 @@ class GaussianProcess(Model):
 
 
 def model_of(trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> Model:
-    """What predicts in this trial: its network, or a Gaussian process."""
-    return (GaussianProcess if trial.model == "gp" else Model)(trial, data, weights)
+    """What predicts in this trial: its network, or what its ``model`` names."""
+    kinds = {"gp": GaussianProcess, "pool": PoolRegression, "soft": SoftNetwork}
+    return kinds.get(trial.model, Model)(trial, data, weights)
 
 
 # The network of the first cycle
@@ -157,19 +209,19 @@ def model_of(trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = 
 def train_first(folder: Path, model: Model, L: np.ndarray, seed: int) -> Fit:
     """Train the network of cycle 0, or read the one that another arm has trained. Both give the same network."""
     trial = model.trial
-    if trial.model != "network" or model.own_training is not None or not trial.network.built_in:
+    if trial.model == "gp" or model.own_training is not None or not trial.network.built_in:
         return model.train(L, seed, 0)
-    path = folder / FIRST_FOLDER / f"{seed}-{first_digest(model, L)}.safetensors"
+    path = folder / FIRST_FOLDER / f"{seed}-{first_digest(model, L, seed)}.safetensors"
     with FileLock(folder / "locks" / f"first-{path.stem}"):
         return read_first(path, model) or keep_first(path, model, model.train(L, seed, 0))
 
 
-def first_digest(model: Model, L: np.ndarray) -> str:
+def first_digest(model: Model, L: np.ndarray, seed: int) -> str:
     """Of all that decides the network of cycle 0 besides the seed, the points themselves included."""
     data, trial = model.data, model.trial
     settings = [trial.network.name, dict(trial.network.options), asdict(trial.train), data.normalise, len(data.classes)]
     digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12)
-    for points in (data.x[L], data.y[L]):
+    for points in (data.x[L], data.y[L], *(x for x in model.soft_pool(L, seed).values() if isinstance(x, Tensor))):
         digest.update(np.ascontiguousarray(points.cpu().numpy()).tobytes())
     return digest.hexdigest()
 
