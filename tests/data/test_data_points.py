@@ -216,7 +216,11 @@ def test_the_test_side_is_neither_labelled_nor_in_the_pool(tmp_path):
     assert (points.known_labels, points.classes, points.y.tolist()) == (["a"], ("a", "b", "c"), [0, 1, 2, -1, -1])
     assert repr(points).endswith("5 features, 1 labelled, 1 in the pool, 3 on the test side)")
     rest = points.without_test()
-    assert (rest.ids, rest.side, rest.notes[-1]) == (["0", "3"], (), "3 points on the test side are left out")
+    assert (rest.ids, rest.side, rest.notes[-1]) == (
+        ["0", "3"],
+        (),
+        "3 points of the test or validation split are left out",
+    )
     assert rest.without_test() is rest
 
 

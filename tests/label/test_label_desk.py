@@ -391,6 +391,22 @@ def test_what_an_answer_changed():
 
     got = describe_change("a", np.array(["x", "x", "y"]), np.array(["y", "y", "y"]))
     assert got == {"item": "a", "moved": 2, "of": 3, "most": [{"from": "x", "to": "y", "count": 2}]}
+    # The item itself (NaN), one that had the class before and one that goes elsewhere do not follow from the answer.
+    before, after = np.array(["x", "x", "y", "x", "x"]), np.array(["y", "y", "y", "z", "y"])
+    sure = np.array([np.nan, 0.9, 0.8, 0.7, 0.7])
+    assert describe_change("a", before, after, "y", sure)["followed"] == {
+        "label": "y", "count": 2, "sure": pytest.approx(0.8),
+    }  # fmt: skip
+    assert "followed" not in describe_change("a", before, after, "x", sure)
+    assert "followed" not in describe_change("a", before, after, None, sure)
+
+
+def test_what_the_pool_is_worth_is_among_the_advice():
+    pool = {"text": "The pool is used: well.", "warning": None}
+    assert describe_advice({"pool": pool})["pool"] == {"now": False, "text": "The pool is used: well."}
+    warned = describe_advice({"pool": pool | {"warning": "8 of 20 were wrong"}})["pool"]
+    assert warned == {"now": True, "text": "The pool is used: well. 8 of 20 were wrong."}
+    assert "pool" not in describe_advice({"pool": None})
 
 
 def test_what_a_label_would_change_is_told_in_words():

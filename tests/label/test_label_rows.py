@@ -66,7 +66,7 @@ def test_rows_of_the_test_side_are_not_shown_and_keep_the_others_in_their_rows(t
     rows = [[f"{k}", "good" if k in (0, 4) else "", "test" if k < 3 else "train"] for k in range(9)]
     source = write(tmp_path / "t.csv", [["width", "label", "split"], *rows])
     desk = opened(source)
-    assert "3 points on the test side are left out" in desk.notes
+    assert "3 points of the test or validation split are left out" in desk.notes
     assert (len(desk.data.ids), sorted(desk.rows[name] for name in desk.data.ids)) == (6, [3, 4, 5, 6, 7, 8])
     assert list(contents(desk).values()) == ["good"]
     close_desk(desk)

@@ -155,6 +155,29 @@ def test_exports_are_downloads_and_copies_have_the_label_of_their_first(client):
     assert client.get("/api/export/exe").status == 422
 
 
+def test_predictions_are_a_download_once_there_are_any(tmp_path):
+    desk = open_desk(tmp_path)
+    try:
+        client = Client(Guard(make_app(desk), host="127.0.0.1"))
+        end = time.monotonic() + 60
+        while desk.worker.describe()["phase"] != "first labels":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        none = client.get("/api/export/predictions")
+        assert none.status == 422
+        assert "no predictions yet" in none.json["error"]
+        for item, label in (("p003.png", "cat"), ("p004.png", "dog")):
+            desk.answer("tab-00000001", "Ada", item, "label", label, patience=60)
+        csv = client.get("/api/export/predictions")
+        assert csv.headers["content-disposition"] == 'attachment; filename="predictions.csv"'
+        lines = csv.body.decode().splitlines()
+        assert lines[0] == "file,label,predicted,probability"
+        assert lines[4:7] == ["p003.png,cat,dog,0.9000", "p004.png,dog,dog,0.9000", "p005.png,,dog,0.9000"]
+        assert len(lines) == 21
+    finally:
+        close_desk(desk)
+
+
 def test_texts_and_rows(tmp_path):
     data = MemoryItems("text", ["a", "b"], ["<script>alert(1)</script>", "x" * 50_000])
     desk = open_desk(tmp_path / "text", data)

@@ -57,6 +57,27 @@ def told(*words):
     return " ".join(got.stderr.split())
 
 
+def test_whether_the_pool_has_a_say_is_kept(folder):
+    def chosen(**rest):
+        desk = opened(folder, **rest)
+        try:
+            return desk.store.setting("graph"), desk.worker._build(lambda done, total: None).learner._now.graph
+        finally:
+            close_desk(desk)
+
+    for k in range(8, 14):
+        picture(folder / f"{k}.png", k)
+    first = chosen()
+    assert first[0] == "auto"
+    assert first[1] is not None
+    assert chosen(graph="off") == ("off", None)
+    assert chosen() == ("off", None)
+    assert chosen(graph="auto")[1] is not None
+    with pytest.raises(ValueError, match="unknown graph 'of'; did you mean 'off'"):
+        opened(folder, graph="of")
+    assert "unknown graph 'on'" in told("label", folder, "--graph", "on")
+
+
 def test_a_desk_resumes_where_it_was_left(folder):
     desk = opened(folder)
     item = desk.next("tab-1", "Ada")[0]

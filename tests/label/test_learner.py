@@ -23,6 +23,7 @@ import foretaste as ft
 from foretaste.errors import seal_json
 from foretaste.label import session as session_module
 from foretaste.label.live_model import LiveModel
+from foretaste.lookahead import PoolKernel
 from foretaste.lookahead.dense import DenseState
 from foretaste.lookahead.problem import Problem, ThetaBlocks
 from foretaste.network import MLP, Diverged, read_tensors, seeded
@@ -216,13 +217,10 @@ def test_under_cross_entropy_a_label_is_fitted_as_the_trained_ones_are() -> None
 
 
 def test_a_first_batch_covers_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The greedy maximum of Σ_i max_{j ∈ B} k_ij, with loops."""
+    """The greedy maximum of Σ_i max_{j ∈ B} κ_ij², with loops; tests/lookahead/test_graph.py has the oracle of κ."""
     learner = ft.Learner(None, points().float(), classes=3)
     learner.teach(7, 1)
-    x = points().float()
-    x = (x - x.mean(0)) / x.std(0, correction=0)
-    distance = torch.cdist(x, x)
-    k = torch.exp(-(distance / distance.median()).square()).double()
+    k = PoolKernel(points().float().double()).theta_GG.clamp(0, 1).square()
     chosen = [7]
     for _ in range(4):
         sums = [float(k[:, [*chosen, j]].amax(1).sum()) if j not in chosen else -1.0 for j in range(N)]
@@ -652,7 +650,7 @@ def test_the_test_side_of_a_pool_is_ignored(tmp_path, caplog) -> None:
     assert learner.labels == {"0": "0", "1": "1", "2": "0", "3": "1"}
     assert learner.ignored == [str(i) for i in range(10, N)]
     assert sorted(learner.query(N)) == [str(i) for i in range(4, 10)]
-    assert f"{N - 10} points on the test side are left out" in caplog.text
+    assert f"{N - 10} points of the test or validation split are left out" in caplog.text
 
 
 def test_a_pool_larger_than_the_window_is_sampled_and_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

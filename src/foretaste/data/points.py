@@ -302,7 +302,10 @@ class ReadOptions:
 
 def note_test_side(n: int) -> str:
     """A note on points that are neither trained on nor asked for."""
-    return counted(n, "point on the test side is", "points on the test side are") + " left out"
+    return (
+        counted(n, "point of the test or validation split is", "points of the test or validation split are")
+        + " left out"
+    )
 
 
 def picture_points(

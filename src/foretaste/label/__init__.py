@@ -1,8 +1,9 @@
 """Live labelling: a ``Learner`` that every label changes at once, and a page in the browser for people.
 
 learner.py has the learner's methods, session.py what it holds. pool.py reads the items, book.py keeps the labels,
-live_model.py is the linearised network that follows them. choose.py says which item next, training.py trains the
-network anew, progress.py says when to, when to stop and what a label would change, saving.py writes it all to a folder.
+live_model.py is the linearised network that follows them, pool_model.py the same with the pool in its kernel. choose.py
+says which item next, training.py trains the network anew, progress.py says when to, when to stop and what a label would
+change, saving.py writes it all to a folder.
 
 start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and
 says which counts, log.py writes it to two files, recovery.py reads them and mends one from the other. worker.py keeps

@@ -11,7 +11,7 @@ from foretaste.acquire import Strategy
 from foretaste.label.book import LabelBook
 from foretaste.label.live_model import LiveModel
 from foretaste.label.pool import Pool
-from foretaste.lookahead import KernelSettings, State
+from foretaste.lookahead import KernelSettings, PoolKernel, State
 from foretaste.pick import Batch, Request, cover_greedily, pick
 
 EQUAL_SCORES = 1e-9  # relative: scores so near are equal, whatever order their sums were taken in
@@ -73,10 +73,10 @@ def _open_request(model: LiveModel, book: LabelBook, ask: AskSettings, open_at: 
 
 @dataclass(eq=False)
 class InputCover:
-    """Items that stand for the others: greedy on Σ_i max_{j ∈ B} k(x_i, x_j), over a random sample of the pool.
+    """Items that stand for the others: greedy on Σ_i max_{j ∈ B} κ_ij², over a random sample of the pool.
 
-    k is a Gaussian kernel on standardised inputs whose width is the median distance. B are the items that are labelled
-    or out. The next item is the one that raises the sum most.
+    κ is that of ``cover`` with the pool in the kernel, before there are labels: the correlation of a wide network's
+    tangents (lookahead/graph.py). B are the items that are labelled or out.
     """
 
     pool: Pool
@@ -87,33 +87,25 @@ class InputCover:
         """All positions, at random; the sample comes first."""
         return torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(self.seed)).tolist()
 
-    @cached_property
-    def _points(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sample's inputs, standardised, and their mean and deviation."""
-        x_uD = _flat(self.pool.take(self.order[:COVERED_ITEMS], torch.device("cpu"), torch.float32))
-        mean_D, deviation_D = x_uD.mean(0), x_uD.std(0, correction=0).clamp_min(1e-6)
-        return (x_uD - mean_D) / deviation_D, mean_D, deviation_D
+    def _read(self, positions: list[int]) -> Tensor:
+        return _flat(self.pool.take(positions, torch.device("cpu"), torch.float32)).double()
 
     @cached_property
-    def _kernel(self) -> tuple[Tensor, float]:
-        """k_uu of the sample, and its width."""
-        x_uD = self._points[0]
-        distance = torch.cdist(x_uD, x_uD)
-        width = float(distance.median().clamp_min(1e-6))
-        return torch.exp(-(distance / width).square()), width
+    def _kernel(self) -> tuple[PoolKernel, Tensor]:
+        """The kernel of the sample, and κ_uu²."""
+        kernel = PoolKernel(self._read(self.order[:COVERED_ITEMS]))
+        return kernel, kernel.theta_GG.clamp(0, 1).square()
 
     def _column(self, place: dict[int, int], p: int) -> Tensor:
-        k_uu, width = self._kernel
+        kernel, k_uu = self._kernel
         if p in place:
             return k_uu[:, place[p]]
-        x_uD, mean_D, deviation_D = self._points
-        x_D = (_flat(self.pool.take([p], torch.device("cpu"), torch.float32)) - mean_D) / deviation_D
-        return torch.exp(-(torch.cdist(x_uD, x_D)[:, 0] / width).square())
+        return kernel.theta(kernel.G, kernel.place(self._read([p])))[:, 0].clamp(0, 1).square()
 
     def ask(self, book: LabelBook, n: int) -> list[int]:
         """Up to n open positions, best first; the book gets them as pending."""
         place = {p: u for u, p in enumerate(self.order[:COVERED_ITEMS])}
-        k_uu, _ = self._kernel
+        _, k_uu = self._kernel
         covered_u = k_uu.new_zeros(len(k_uu))
         for p in (*book.labels, *book.pending):
             covered_u = torch.maximum(covered_u, self._column(place, p))

@@ -111,15 +111,29 @@ def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") ->
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
         names = ("file" if field == "image" else "item", *columns[1:])
         for cells in (names, *(["" if (v := getattr(row, c)) is None else str(v) for c in columns] for row in rows)):
-            line = io.StringIO()
-            csv.writer(line, lineterminator="\n").writerow([_protected(cell) for cell in cells])
-            yield line.getvalue()
+            yield _csv_line(cells)
     elif kind == "jsonl":
         for row in rows:
             yield json.dumps({c: getattr(row, c) for c in columns}, ensure_ascii=False) + "\n"
     else:
         tasks = [label_studio_task(row, field) for row in rows if row.label is not None]
         yield json.dumps(tasks, ensure_ascii=False, indent=1) + "\n"
+
+
+def prediction_text(
+    found: Iterable[tuple[str, str, float]], rows: Iterable[LabelRow], *, field: str = "image"
+) -> Iterator[str]:
+    """A CSV of what is predicted of each item, with the label of those that have one."""
+    labels = {row.item: row.label or "" for row in rows}
+    names = ("file" if field == "image" else "item", "label", "predicted", "probability")
+    for cells in (names, *((i, labels.get(i, ""), c, f"{p:.4f}") for i, c, p in found)):
+        yield _csv_line(cells)
+
+
+def _csv_line(cells: Iterable[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow([_protected(cell) for cell in cells])
+    return line.getvalue()
 
 
 def _protected(text: str) -> str:

@@ -14,11 +14,12 @@ from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
+from foretaste.label.pool_model import resolve_graph
 from foretaste.label.progress import explain_item
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
-from foretaste.lookahead import KernelSettings
+from foretaste.lookahead import Graph, KernelSettings
 from foretaste.tangent import Output, Params, freeze, probe_outputs
 
 log = logging.getLogger("foretaste")
@@ -64,6 +65,10 @@ class Learner:
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
             contested ones. None: all.
         window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training.
+        graph: whether the unlabelled items have a say (docs/learner.md, The pool): None, or ``ft.Graph(...)``, along
+            which the kernel is bent. "auto" (default): ``ft.Graph()`` with the learner's own network where the items
+            are one tensor of numbers, and None with ``net``, which may know more than the labels here. Leave-one-out
+            on the labels of the last training says whether the pool is used, and how much.
 
     Raises:
         ValueError: arguments do not fit together.
@@ -105,6 +110,7 @@ class Learner:
         theta_scale: float | None = None,
         watch: int | None = 512,
         window: int = 5000,
+        graph: Graph | str | None = "auto",
     ) -> None:
         if net is not None and not isinstance(net, nn.Module):
             raise TypeError(f"net is a {type(net).__name__}; expected a torch.nn.Module. Give the items as pool=")
@@ -130,7 +136,8 @@ class Learner:
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
-        self._hold(Session(items, kind, settings.for_strategy(ask.how.kernel), window, ask, plan, background))
+        along = resolve_graph(graph, items, net is None)
+        self._hold(Session(items, kind, settings.for_strategy(ask.how.kernel), window, ask, plan, background, along))
         now, taught = self._now, self._read_labels(given.keys(), given.values())
         for p in (held_out := getattr(pool, "held_out", [])):
             taught.pop(int(p), None)
@@ -144,6 +151,7 @@ class Learner:
         else:
             now.net = copied_network(net)
             now.model = now.linearise(now.net, taught)
+            now.pool_model = now.bend(now.net, taught)
 
     def _hold(self, session: Session) -> None:
         self._now, self._lock = session, session.lock
@@ -182,7 +190,10 @@ class Learner:
 
     @property
     def net(self) -> nn.Module:
-        """The network as it was last trained. ``predict`` knows more: the labels since."""
+        """The network as it was last trained, on the pool's soft labels too where the pool is used.
+
+        ``predict`` knows more: the labels since.
+        """
         assert self._now.net is not None
         return self._now.net
 
@@ -330,7 +341,7 @@ class Learner:
             items: as for ``predict``.
 
         Returns:
-            A tensor. With loss="l2" the outputs are projected on the simplex.
+            A tensor. With loss="l2" the outputs are projected on the simplex; with the pool they are squared too.
 
         Raises:
             RuntimeError: nothing has been learned yet.
@@ -340,7 +351,7 @@ class Learner:
             raise ValueError("regression has no classes, so no probabilities; use predict()")
         with self._lock:
             f_nC = self._outputs(items)
-            return self._now.trained_model().follow(self._now.book).criterion.class_probabilities(f_nC)
+            return self._now.trained_model().probabilities(f_nC)
 
     def explain(self, item: Hashable, label: Any = None, *, most: int = 10) -> dict[str, Any]:
         """Why an item is worth a label: what would change in the pool if it had one, and which items it stands for.
@@ -395,7 +406,10 @@ class Learner:
             these. Items asked for are harder than the rest, so this is less than the accuracy on the pool. "error":
             the share of open items that are expected to be wrong, "model" as the model says, "corrected" by how often
             it was wrong on the labels so far. "stop" with its "reason"; "drift", as ``drift`` gives it; "training":
-            whether one is "running", their "count", and the "failure" of the last, if it failed.
+            whether one is "running", their "count", and the "failure" of the last, if it failed. "pool": None without
+            a graph; else whether it is "used", its "gamma" and "ridge", the share of labels that are predicted right
+            when they are left out, "hits" with it and "hits_without", the same in a sentence, "text", and a "warning"
+            where answers since the training speak against it, else None.
         """
         with self._lock:
             return self._now.status(real_number("goal", goal, 0))
@@ -430,7 +444,7 @@ class Learner:
             book.predictions = {**earlier, **book.predictions}
 
     def _outputs(self, items: Any) -> Tensor:
-        """(n, C) outputs of the linearised network after the labels."""
+        """(n, C) outputs of the model after the labels."""
         with self._lock:
             at = range(len(self)) if items is None else self._as_positions(items)
             if at is not None:
@@ -517,6 +531,7 @@ class Learner:
         pool: Any = None,
         train: TrainFunction | None = None,
         params: Params = None,
+        graph: Graph | None = None,
     ) -> "Learner":
         """Read a learner that ``save`` wrote. Its next query is the one that the saved learner would give.
 
@@ -526,6 +541,7 @@ class Learner:
             pool: the pool, if it was a dataset, whose items are not saved. It must be the same.
             train: your own training, as for ``Learner``.
             params: as for ``Learner``, if it was a function.
+            graph: as for ``Learner``, if it had a function as vectors.
 
         Returns:
             The learner.
@@ -536,11 +552,11 @@ class Learner:
         folder = Path(folder)
         found = read_saved(folder)
         try:
-            session = Session.from_json(folder, found, net, pool, train, params)
+            session = Session.from_json(folder, found, net, pool, train, params, graph)
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{folder / SAVED_LEARNER} is damaged: {type(error).__name__} {error}") from error
         except ValueError as error:
-            if str(folder) in str(error) or "net=" in str(error) or "pool=" in str(error):
+            if str(folder) in str(error) or any(f"{name}=" in str(error) for name in ("net", "pool", "graph")):
                 raise
             raise ValueError(f"{folder} is damaged, or does not fit net= or pool=: {error}") from error
         learner = cls.__new__(cls)

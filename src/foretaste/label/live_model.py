@@ -23,13 +23,14 @@ from foretaste.lookahead import (
     BinaryOutputs,
     DenseState,
     KernelSettings,
+    PoolState,
     State,
     binary_params,
     cholesky,
     from_kernels,
     watched_rows,
 )
-from foretaste.losses import LOSSES
+from foretaste.losses import LOSSES, sharpened
 from foretaste.tangent import (
     DEFAULT_RIDGE,
     FrozenNetwork,
@@ -160,12 +161,15 @@ class LiveModel:
         """
         fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
         if self._base is None or self._base[0] != fixed:
-            if self.settings.theta_scale is None and not self.settings.quadratic:
-                self._scale_kernel(fitted_scale(self.f_MC, self.size, {self.row[p]: y for p, y in fixed.items()}))
+            self._fit_kernel(fixed)
             self._base = fixed, self._condition_base(fixed, self._resolve_ridge(fixed))
         return self._base
 
-    def _scale_kernel(self, scale: float) -> None:
+    def _fit_kernel(self, fixed: Mapping[int, Label]) -> None:
+        """What of the kernel follows from these labels: under cross-entropy, its scale."""
+        if self.settings.theta_scale is not None or self.settings.quadratic:
+            return
+        scale = fitted_scale(self.f_MC, self.size, {self.row[p]: y for p, y in fixed.items()})
         if scale != self.theta_scale:  # all at once, for a Ctrl-C
             theta_MM = self.theta_MM * (scale / self.theta_scale)
             self.__dict__.update(theta_MM=theta_MM, theta_scale=scale, _shown=None, _base=None, _scaled=None)
@@ -215,8 +219,17 @@ class LiveModel:
         if not isinstance(most, int) or len(self.at_M) <= most:
             return None
         contested = self.settings.watch_by == "contested" and not self.kind.regression
-        at = watched_rows(most, len(self.at_M), self.settings.seed, self.f_MC if contested else None)
+        at = watched_rows(most, len(self.at_M), self.settings.seed, self.after_training if contested else None)
         return at.to(self.f_MC.device)
+
+    @property
+    def after_training(self) -> Tensor:
+        """(M, C): what the model said before any label since."""
+        return self.f_MC
+
+    def probabilities(self, f_nC: Tensor) -> Tensor:
+        """(n, C): of classes, from its outputs."""
+        return LOSSES[self.settings.loss].class_probabilities(f_nC)
 
     # s², the scale of the posterior's variance.
 
@@ -312,8 +325,11 @@ def carry_means(before: State, after: State) -> None:
 def wrong_chances(state: State, scale: float, at: Tensor) -> Tensor:
     """(n,): the chance that the class of each of the candidates ``at`` is wrong.
 
-    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability.
+    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability;
+    so too with the pool in the kernel, whose probabilities are calibrated.
     """
+    if isinstance(state, PoolState):
+        return 1 - sharpened(state.pool_mean[at]).amax(1)
     if not state.criterion.quadratic:
         return 1 - state.criterion.class_probabilities(state.pool_mean[at]).amax(1)
     return chance_among_classes(state.pool_mean[at], ORDINARY_SHARE * scale * state.variance_blocks[at, 0, 0])

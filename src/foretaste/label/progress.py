@@ -7,6 +7,7 @@ pool.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from foretaste.errors import counted
 from foretaste.label.book import LabelBook, LabelKind
 from foretaste.label.live_model import LiveModel, carry_means, wrong_chances
+from foretaste.label.pool_model import PoolModel
 from foretaste.lookahead import State
 
 RECENT = 50  # predictions that a running accuracy is taken over
@@ -63,7 +65,7 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
     state = model.follow(book)
     fixed = sum(book.labels.get(p) == y for p, y in model.trained.items())
     new, changed = len(book.labels) - fixed, len(model.trained) - fixed
-    f_MC, mean_MC = (state.criterion.responses(f) for f in (model.f_MC, state.pool_mean))
+    f_MC, mean_MC = (state.criterion.responses(f) for f in (model.after_training, state.pool_mean))
     spread = float((f_MC - f_MC.mean(0)).square().mean().sqrt()) or 1.0
     moved = float((mean_MC - f_MC).square().mean().sqrt()) / spread
     since = [p for p in book.predictions.values() if p.trained == trainings]
@@ -110,6 +112,43 @@ def advise_stop(model: LiveModel | None, book: LabelBook, goal: float) -> dict[s
     left = error["corrected"]
     reason = f"about {100 * left:.1f} % of the open items are expected to be wrong; the goal is {100 * goal:.1f} %"
     return {"stop": left <= goal, "reason": reason, "error": error}
+
+
+# --- what the pool is worth ---
+
+DOUBTED_ANSWERS = 20  # predictions since the training from which they may speak against leave-one-out
+DOUBTED_CHANCE = 0.01
+
+
+def describe_pool(model: PoolModel, book: LabelBook, trainings: int) -> dict[str, Any]:
+    """What was chosen, what the pool is worth, and whether the answers since the training speak against it."""
+    model.helps(book)
+    e = model.evidence
+    if e.hits is None or e.hits_without is None:
+        worth = f"a label left out is missed by {e.error**0.5:.3g} with it, {e.without**0.5:.3g} without"
+    else:
+        worth = f"a label left out is predicted right {e.hits:.0%} of the time with it, {e.hits_without:.0%} without"
+    text = f"The pool is used: {worth}." if e.gamma else "The pool is not used: it predicts a label left out no better."
+    if not model.trained:
+        text = "The pool is not used yet: there are no labels to weigh it by."
+    found = e.as_dict() | {"text": text.replace("%", " %"), "warning": None}
+    since = [p for p in book.predictions.values() if p.trained == trainings][-RECENT:]
+    if e.gamma and not model.kind.regression and len(since) >= DOUBTED_ANSWERS:
+        wrong, expected = sum(p.predicted != book.labels[p.position] for p in since), sum(p.error for p in since)
+        if chance_of_errors(wrong, [p.error for p in since]) < DOUBTED_CHANCE:
+            found["warning"] = (
+                f"Of the last {len(since)} answers it had {wrong} wrong and counted on {expected:.0f}: items that look "
+                "alike may be of different classes. Check what it is sure of"
+            )
+    return found
+
+
+def chance_of_errors(made: int, chances: Sequence[float]) -> float:
+    """The chance of so many errors or more, if each is made with the chance that the model gave it."""
+    count = [1.0]  # of 0, 1, ... errors
+    for p in chances:
+        count = [(1 - p) * a + p * b for a, b in zip([*count, 0.0], [0.0, *count])]
+    return sum(count[made:])
 
 
 # --- why an item is worth a label ---
@@ -169,7 +208,7 @@ def explain_item(model: LiveModel, book: LabelBook, position: int, label: float 
     found["stands_for"] = int((alike_M >= STANDS_FOR).sum())
     found["nearest"] = [{"id": ids[model.at_M[i]], "alike": float(alike_M[i])} for i in near if alike_M[i] > 0]
     if not kind.regression:
-        p_C = state.criterion.class_probabilities(before[m])
+        p_C = model.probabilities(before[m : m + 1])[0]
         found["probabilities"] = {str(kind.show(c)): float(p) for c, p in enumerate(p_C)}
     return found
 

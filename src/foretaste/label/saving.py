@@ -126,7 +126,7 @@ def saved_file(folder: Path, name: Any) -> Path:
     return folder / name
 
 
-def read_pool(path: Path, sealed: bool) -> Inputs:
+def read_items(path: Path, sealed: bool) -> Inputs:
     tensors, about = read_tensors(path, sealed=sealed)
     one = about.get("one", "yes") == "yes"  # a dict may have one tensor of that name too
     return tensors[ONE_TENSOR] if one and set(tensors) == {ONE_TENSOR} else tensors

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
 from foretaste.label.desk import LabelDesk
-from foretaste.label.exchange import export_text, label_rows
+from foretaste.label.exchange import export_text, label_rows, prediction_text
 from foretaste.label.guard import AsgiApp, Guard
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
 
@@ -196,14 +196,15 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.get("/api/export/{kind}")
     def export(kind: str) -> Response:
-        check_known("format", kind, ("csv", "jsonl", "json"))
+        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}
+        check_known("format", kind, (*media, "predictions"))
         rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
-        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}[kind]
-        name = f'attachment; filename="labels.{kind}"'
-        return StreamingResponse(
-            export_text(rows, kind, field=field), media_type=media, headers={"content-disposition": name}
-        )
+        name, text = f"labels.{kind}", (export_text(rows, kind, field=field) if kind in media else None)
+        if text is None:
+            name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return StreamingResponse(text, media_type=media[kind], headers=headers)
 
 
 def _item_name(desk: LabelDesk, number: int) -> str:

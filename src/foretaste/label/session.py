@@ -24,8 +24,16 @@ from foretaste.label.live_model import (
     note_prediction,
 )
 from foretaste.label.pool import Pool, make_pool
-from foretaste.label.progress import advise_stop, learning_curve, measure_drift
-from foretaste.label.saving import read_network, read_pool, saved_file
+from foretaste.label.pool_model import (
+    ItemGraph,
+    PoolModel,
+    bend_pool,
+    graph_as_json,
+    graph_from_json,
+    make_item_graph,
+)
+from foretaste.label.progress import advise_stop, describe_pool, learning_curve, measure_drift
+from foretaste.label.saving import read_items, read_network, saved_file
 from foretaste.label.training import (
     TrainFunction,
     TrainingPlan,
@@ -35,7 +43,7 @@ from foretaste.label.training import (
     stop_at_exit,
     train_network,
 )
-from foretaste.lookahead import KernelSettings
+from foretaste.lookahead import Graph, KernelSettings
 from foretaste.tangent import Params
 
 log = logging.getLogger("foretaste")
@@ -60,7 +68,8 @@ class Training:
 class Session:
     """The state of a learner. Methods are called with ``lock`` held, but for those of trainings.
 
-    ``net`` is the network as last trained. ``model`` is None until there is a trained network. ``under_way`` is the
+    ``net`` is the network as last trained. ``model`` is None until there is a trained network. ``pool_model`` has the
+    pool in its kernel, along ``items``, the graph of ``graph``; None where the pool is left out. ``under_way`` is the
     training that others may wait for, in the background or in a caller's thread; ``worker`` is the thread of the first
     kind. ``last_trained`` is the number of the latest training that succeeded.
     """
@@ -72,8 +81,11 @@ class Session:
     ask: AskSettings
     plan: TrainingPlan
     background: bool
+    graph: Graph | None = None
     net: nn.Module | None = None
     model: LiveModel | None = None
+    items: ItemGraph | None = None
+    pool_model: PoolModel | None = None
     book: LabelBook = field(default_factory=LabelBook)
     queries: int = 0
     trainings: int = 0
@@ -96,10 +108,12 @@ class Session:
         MNIST 52 % are right after ten labels and 63 % after twenty, where ``gain`` alone has 42 % and 57 %.
         """
         few = self.plan.own and len(self.book.labels) + len(self.book.pending) < self.kind.C
-        if self.model is None or few:
+        # A strategy that picks by itself looks at the network.
+        model = self.model if self.ask.how.picks else self.live
+        if model is None or few:
             found = self.cover.ask(self.book, n)
         else:
-            found = ask_items(self.model, self.book, self.ask, n, self.queries)
+            found = ask_items(model, self.book, self.ask, n, self.queries)
         self.queries += 1
         return found
 
@@ -108,9 +122,11 @@ class Session:
         if not given:
             return
         notes: dict[int, Prediction] = {}
-        if self.model is not None:
-            self.model.admit(list(given))
-            notes = {p: note_prediction(self.model, self.book, p, y, self.trainings) for p, y in given.items()}
+        for each in (self.model, self.pool_model):
+            if each is not None:
+                each.admit(list(given))
+        if (model := self.live) is not None:
+            notes = {p: note_prediction(model, self.book, p, y, self.trainings) for p, y in given.items()}
         for p, y in given.items():
             self.book.put(p, y)
         self.book.predictions.update(notes)  # last: a Ctrl-C leaves no prediction without its label
@@ -134,29 +150,35 @@ class Session:
             "training": {"running": self.worker is not None, "count": self.trainings, "failure": self.failure},
             "drift": self.drift(),
             "strategy": self.ask.how.name,
-            **advise_stop(self.model, book, goal),
+            "pool": None if self.pool_model is None else describe_pool(self.pool_model, book, self.trainings),
+            **advise_stop(self.live, book, goal),
         }
 
     def drift(self) -> dict[str, Any]:
         """What ``Learner.drift`` returns."""
-        if self.model is not None:
-            return measure_drift(self.model, self.book, self.trainings)
+        if (model := self.live) is not None:
+            return measure_drift(model, self.book, self.trainings)
         can = self.can_train()
         reason = "there is no trained network yet" + ("" if can else ", and labels of two classes are needed for one")
         return {"retrain": can, "reason": reason, "trained_on": 0, "new": len(self.book.labels)}
 
     # Outputs.
 
+    @property
+    def live(self) -> LiveModel | None:
+        """The model that answers: with the pool where leave-one-out says that it helps, else the network's."""
+        return self.pool_model if self.pool_model is not None and self.pool_model.helps(self.book) else self.model
+
     def trained_model(self) -> LiveModel:
-        if self.model is None:
+        if (model := self.live) is None:
             raise RuntimeError(
                 f"nothing has been learned yet from {counted(len(self.book.labels), 'label')}; teach items of two "
                 "classes first"
             )
-        return self.model
+        return model
 
     def outputs_at(self, positions: Sequence[int]) -> Tensor:
-        """(n, C) outputs of the linearised network after the labels, on items of the pool."""
+        """(n, C) outputs of the model after the labels, on items of the pool."""
         model = self.trained_model()
         state = model.follow(self.book)
         f_nC = state.pool_mean[[model.row.get(p, 0) for p in positions]]
@@ -255,19 +277,43 @@ class Session:
         labels, draw = training.labels, training.draw
         try:
             assert self.net is not None
-            trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw, self.look)
-            self.look()
-            model = self.linearise(trained, labels, draw)
-            with self.lock:
-                model.admit([*self.book.labels, *self.book.pending])
-                model.follow(self.book)  # raises here if the new kernel cannot hold the labels
-                self.net, self.model, self.failure = trained, model, None
+            if self.graph is not None and self.items is None and self.model is None and training.thread is self.worker:
+                self.renew(labels, draw, None)  # the graph takes a while: until then the network answers
+            self.renew(labels, draw, self.bend(self.net, labels))
             training.ended, self.last_trained = True, max(self.last_trained, draw)
         except Exception as error:
             training.error = error
             if not isinstance(error, TrainingStopped):
                 self.failure = f"{type(error).__name__}: {error}"
             raise
+
+    def renew(self, labels: Mapping[int, Label], draw: int, pool_model: PoolModel | None) -> None:
+        """Train a copy of the network, on soft labels of the pool too where that helps, and swap all of it in."""
+        assert self.net is not None
+        soft: dict[int, Tensor] = {}
+        if pool_model is not None and self.plan.takes_soft_labels(self.kind):
+            given = LabelBook(dict(labels), ignored=dict(self.book.ignored))
+            soft = pool_model.soft_labels(given) if pool_model.helps(given) else {}
+        trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw, self.look, soft)
+        self.look()
+        model = self.linearise(trained, labels, draw)
+        with self.lock:
+            for each in (model, pool_model):
+                if each is not None:
+                    each.admit([*self.book.labels, *self.book.pending])
+                    each.follow(self.book)  # raises here if the new kernel cannot hold the labels
+            if pool_model is not None:
+                pool_model.net, pool_model.frozen = trained, model.frozen
+            self.net, self.model, self.pool_model, self.failure = trained, model, pool_model, None
+
+    def bend(self, net: nn.Module, trained: Mapping[int, Label]) -> PoolModel | None:
+        """The model with the pool in its kernel after these labels. The graph is made at the first call."""
+        if self.graph is None:
+            return None
+        if self.items is None:
+            like, seed = next(net.parameters()), self.settings.seed
+            self.items = make_item_graph(self.graph, self.pool, self.window, seed, like, self.look)
+        return bend_pool(self.items, net, self.pool, self.kind, self.settings, trained)
 
     def look(self, done: int = 0, total: int = 0) -> None:
         """Raise if the training under way must not go on."""
@@ -324,6 +370,7 @@ class Session:
             "own": self.plan.own,
             "fit_options": {k: v for k, v in self.plan.options.items() if not callable(v)},
             "background": self.background,
+            "graph": None if self.graph is None else graph_as_json(self.graph),
             "settings": [
                 s.loss, s.output, None if callable(s.params) or s.params is None else list(s.params), s.ridge, s.budget,
                 s.watch, self.window, s.seed, s.theta_scale,
@@ -343,12 +390,13 @@ class Session:
         pool: Any,
         train: TrainFunction | None,
         params: Params,
+        graph: Graph | None = None,
     ) -> "Session":
         """A session as it was saved, its kernel computed anew."""
         if pool is None:
             if found["pool_file"] is None:
                 raise ValueError(f"the pool of {folder} was a dataset, whose items are not saved; give pool=")
-            pool = read_pool(saved_file(folder, found["pool_file"]), found["version"] > 1)
+            pool = read_items(saved_file(folder, found["pool_file"]), found["version"] > 1)
         loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
         C, regression, classes = found["kind"]
         kind = LabelKind(int(C), bool(regression), None if classes is None else check_class_names(classes))
@@ -362,7 +410,8 @@ class Session:
         items = make_pool(pool, found["ids"])
         if items.digest() != found["digest"]:
             raise ValueError(f"the pool is not the one that {folder} was saved with: its ids or items differ")
-        made = Session(items, kind, settings, int(window), ask, plan, bool(found["background"]))
+        graph = graph_from_json(found.get("graph"), graph)
+        made = Session(items, kind, settings, int(window), ask, plan, bool(found["background"]), graph)
         made.book = LabelBook.from_json(found["book"], len(items), kind)
         made.queries, made.trainings = (whole_number("counts", n) for n in found["counts"])
         made.net = made.own_network() if plan.own else None
@@ -373,6 +422,9 @@ class Session:
             trained = {int(p): kind.check_stored(y) for p, y in saved["trained"]}
             at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]
             made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, saved.get("size"))
+            made.pool_model = made.bend(made.net, trained)
+            if made.pool_model is not None:
+                made.pool_model.admit([*made.book.labels, *made.book.pending])
         return made
 
 

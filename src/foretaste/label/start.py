@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretaste.errors import counted, printable
+from foretaste.errors import check_known, counted, printable
 from foretaste.label.desk import CHECK_EVERY, DeskItems, LabelDesk
 from foretaste.label.store import GIVEN, LEASE_SECONDS, STORE_FILE, CopyGroups, LabelStore
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foretaste.data import Points
 
 STORE_FOLDER = ".foretaste"
+GRAPH_CHOICES = ("auto", "off")
 PIXELS_A_SIDE = 32  # a side, where there is no backbone
 
 
@@ -55,6 +56,7 @@ def open_desk(
     lease_seconds: float = LEASE_SECONDS,
     seed: int = 0,
     fit_options: Mapping[str, Any] | None = None,
+    graph: str | None = None,
     start: bool = True,
 ) -> LabelDesk:
     """Open a folder of pictures or a table for labelling, where it was left.
@@ -73,6 +75,7 @@ def open_desk(
         lease_seconds: How long an item is kept for a tab without a sign of life.
         seed: Of random orders and of the learner.
         fit_options: Options of ``ft.fit`` for the learner's trainings; for example {"steps": 500}.
+        graph: "auto" (the pool has a say where that helps) or "off". None is what it was the last time, else "auto".
         start: Whether to start the learner's thread.
 
     Returns:
@@ -84,6 +87,8 @@ def open_desk(
     """
     from foretaste.data import read_points
 
+    if graph is not None:
+        check_known("graph", graph, GRAPH_CHOICES)
     source = Path(source).expanduser()
     folder = Path(store) if store is not None else store_folder(source)
     given = {name: value for name, value in (("text", text), ("id", id), ("label", label)) if value is not None}
@@ -98,9 +103,9 @@ def open_desk(
         points = points.without_test()
         _settle_classes(kept, classes, points, source)
         _take_given(kept, points)
-        names = list(kept.classes)
+        names, graph = list(kept.classes), graph or kept.setting("graph", "auto")
         worker = LearnerWorker(
-            partial(build_learner, points, names, folder, backbone, seed, fit_options),
+            partial(build_learner, points, names, folder, backbone, seed, fit_options, graph),
             names,
             checked=kept.setting("checked", []),
             record=kept.setting("record", []),
@@ -123,6 +128,7 @@ def open_desk(
             desk.rows = rows
         for name, value in (
             ("kind", desk.data.kind), ("total", len(desk.open_ids)), ("twins", desk.twins), ("columns", columns),
+            ("graph", graph),
         ):  # fmt: skip
             if kept.setting(name) != value:
                 kept.set_setting(name, value)
@@ -257,16 +263,20 @@ def build_learner(
     backbone: str,
     seed: int,
     fit_options: Mapping[str, Any] | None,
+    graph: str,
     progress: BuildProgress,
 ) -> BuiltLearner:
     """Compute the features and make the learner; it may take minutes."""
     from foretaste.label.learner import Learner
 
     x, words = encode_points(points, folder, backbone, progress)
-    ids = list(points.ids)
     return BuiltLearner(
-        Learner(pool=x, ids=ids, classes=classes, background=True, seed=seed, fit_options=fit_options), words
-    )
+        Learner(
+            pool=x, ids=list(points.ids), classes=classes, background=True, seed=seed, fit_options=fit_options,
+            graph=None if graph == "off" else graph,
+        ),
+        words,
+    )  # fmt: skip
 
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from foretaste.label.book import Label, LabelKind
 from foretaste.label.pool import Pool
 from foretaste.losses import find_loss
-from foretaste.network import fit, make_head, reset, seeded
+from foretaste.network import fit, make_head, reset, seeded, training_length
 from foretaste.tangent import Inputs, ntk
 
 log = logging.getLogger("foretaste")
@@ -47,6 +47,10 @@ class TrainingPlan:
     train: TrainFunction | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+
+    def takes_soft_labels(self, kind: LabelKind) -> bool:
+        """Whether probabilities of other items can be trained on beside the labels."""
+        return self.own and self.train is None and not kind.regression
 
 
 def copied_network(net: nn.Module) -> nn.Module:
@@ -90,16 +94,18 @@ def train_network(
     plan: TrainingPlan,
     draw: int,
     look: Callable[[int, int], object] = stop_at_exit,
+    soft: Mapping[int, Tensor] | None = None,
 ) -> nn.Module:
     """A trained copy of ``net``; ``net`` is only read. Raises ``Diverged`` if the loss became NaN.
 
     ``draw`` is the number of this training, for its seed. ``look`` is called with steps done and their number, now and
-    then; what it raises ends the training.
+    then; what it raises ends the training. ``soft`` has probabilities of other items, which are trained on beside the
+    labels, in as many steps as the labels alone would take.
     """
-    at = list(labels)
+    at, soft = list(labels), soft or {}
     net = copy.deepcopy(net)
     parameter = next(net.parameters())
-    x = pool.take(at, parameter.device, parameter.dtype)
+    x = pool.take([*at, *soft], parameter.device, parameter.dtype)
     values = [labels[p] for p in at]
     y = torch.tensor(values, dtype=parameter.dtype if kind.regression else torch.int64, device=parameter.device)
     if plan.own:
@@ -111,6 +117,10 @@ def train_network(
         if not isinstance(x, Tensor):
             raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
         options = {"progress": look, **plan.options}
+        if soft:
+            y = torch.cat([nn.functional.one_hot(y, kind.C), torch.stack(list(soft.values()))]).to(parameter.dtype)
+            steps, epochs = options.get("steps"), options.pop("epochs", None)
+            options["steps"] = training_length(net, len(at), options.get("batch_size", 32), steps, epochs)[1]
         if plan.own and options.get("max_lr") is None:
             options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss)
         fit(net, x, y, loss=plan.loss, seed=plan.seed + draw, **options)

@@ -148,6 +148,17 @@ class LearnerWorker(threading.Thread):
             self._learner.stop_training()
             self._learner.wait(seconds)
 
+    def predictions(self) -> list[tuple[str, str, float]]:
+        """Each item with its likeliest class and the probability of that, after all labels so far."""
+        learner = self._learner
+        if learner is None or not learner.ready:
+            raise ValueError("there are no predictions yet; answer items of two classes first")
+        p_NC = np.asarray(learner.predict_proba())
+        return [
+            (i, self._classes[c], float(p_NC[n, c]))
+            for n, (i, c) in enumerate(zip(self._desk.data.ids, p_NC.argmax(1)))
+        ]
+
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
         learner, phase = self._learner, self._phase
@@ -299,9 +310,12 @@ class LearnerWorker(threading.Thread):
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
                 best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN]
                 likely[item] = tuple((self._classes[c], float(p_C[c])) for c in best)
-        after, changed = learner.predict(), self.view.changed
+        p_NC, changed = np.asarray(learner.predict_proba()), self.view.changed
+        after = np.array(self._classes)[p_NC.argmax(1)]
         if before is not None and items:
-            changed = describe_change(items[-1], before, after)
+            item, sure_N = items[-1], p_NC.max(1)
+            sure_N[self._desk.number[item]] = np.nan  # it does not follow from itself
+            changed = describe_change(item, before, after, labels.get(item), sure_N)
         self._predicted = after
         self._publish(likely=likely, changed=changed)
         reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
@@ -351,12 +365,21 @@ def return_free_memory() -> None:
     trim(0)
 
 
-def describe_change(item: str, before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
-    """How many predictions of the pool an answer has changed, and between which classes most."""
+def describe_change(
+    item: str, before: np.ndarray, after: np.ndarray, label: str | None = None, sure_N: np.ndarray | None = None
+) -> dict[str, Any]:
+    """How many predictions of the pool an answer has changed, and between which classes most.
+
+    "followed": how many others now have the label of the answer, and how sure that is on average. ``sure_N`` are the
+    probabilities of the predictions after it, NaN for the item itself.
+    """
     moved = before != after
     pairs = Counter(zip(before[moved].tolist(), after[moved].tolist())).most_common(3)
     most = [{"from": str(a), "to": str(b), "count": n} for (a, b), n in pairs]
-    return {"item": item, "moved": int(moved.sum()), "of": len(after), "most": most}
+    found: dict[str, Any] = {"item": item, "moved": int(moved.sum()), "of": len(after), "most": most}
+    if label is not None and sure_N is not None and (with_it := moved & (after == label) & ~np.isnan(sure_N)).any():
+        found["followed"] = {"label": label, "count": int(with_it.sum()), "sure": float(sure_N[with_it].mean())}
+    return found
 
 
 def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,7 +398,7 @@ def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:
-    """When to stop and when to retrain, from what ``Learner.status`` returns."""
+    """When to stop, when to retrain and what the pool is worth, from what ``Learner.status`` returns."""
     drift = status.get("drift") or {}
     failure = (status.get("training") or {}).get("failure")
     advice: dict[str, Any] = {}
@@ -388,6 +411,12 @@ def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:
         if failure:
             text = f"The last training failed, and the network from before stays: {failure}. {text}"
         advice["retrain"] = {"now": bool(drift.get("retrain")), "text": text}
+    if pool := status.get("pool"):
+        warning = pool["warning"]
+        advice["pool"] = {
+            "now": bool(warning),
+            "text": " ".join([pool["text"], *([_as_sentence(warning)] if warning else [])]),
+        }
     return advice
 
 

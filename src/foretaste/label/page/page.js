@@ -264,7 +264,7 @@ function allDone() {
     again.addEventListener("click", () => refill(true));
     links.append(again);
   }
-  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"]]) {
+  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"], ["predictions", "Predictions"]]) {
     const link = made("a", words);
     link.href = `/api/export/${kind}`;
     link.download = "";
@@ -337,9 +337,10 @@ new ResizeObserver(columns).observe($("classes"));
 
 function changed(c) {
   if (!c) { $("changed").textContent = ""; return; }
-  const most = c.most[0];
-  $("changed").textContent = c.moved === 0 ? "The last answer changed no prediction."
-    : `The last answer changed ${c.moved.toLocaleString()} of ${c.of.toLocaleString()} predictions` + (most ? `, ${most.count} from ${most.from} to ${most.to}.` : ".");
+  const most = c.most[0], f = c.followed;
+  const also = f ? `${f.count === 1 ? "1 other like it is" : `${f.count.toLocaleString()} others like it are`} now ${f.label}, ${Math.round(100 * f.sure)} % sure. ` : "";
+  $("changed").textContent = also + (c.moved === 0 ? "The last answer changed no prediction."
+    : `The last answer changed ${c.moved.toLocaleString()} of ${c.of.toLocaleString()} predictions` + (most ? `, ${most.count} from ${most.from} to ${most.to}.` : "."));
 }
 
 function model(m) {
@@ -391,10 +392,12 @@ function advice(a, m) {
   $("stop").className = a.stop?.now ? "now" : "";
   $("drift").textContent = a.retrain?.text || "";
   $("drift").className = a.retrain?.now ? "now" : "";
+  $("pool").textContent = a.pool?.text || "";
+  $("pool").className = a.pool?.now ? "now" : "";
   $("retrain").className = a.retrain?.now ? "now" : "";
   $("retrain").disabled = m.phase !== "ready";
   $("retrain").textContent = m.phase === "training" ? "Training, in the background…" : "Train the network anew";
-  $("advice").hidden = !(a.stop || a.retrain) && m.phase !== "training";
+  $("advice").hidden = !(a.stop || a.retrain || a.pool) && m.phase !== "training";
 }
 
 let recentTimer = 0;
