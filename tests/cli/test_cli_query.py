@@ -155,7 +155,7 @@ def test_the_test_side_is_left_out(tmp_path, data):
     got = invoke("query", tmp_path / "d.npz", "--out", out, "--page", "none", "-n", 50, "--steps", 20)
     assert got.exit_code == 0, got.output
     said = " ".join(got.output.split())
-    assert "20 points on the test side are left out" in said
+    assert "20 points of the test or validation split are left out" in said
     assert "on the 30 labelled points" in said
     assert {int(row["id"]) for row in table(out)} == {*range(30, 40)}
 
@@ -242,6 +242,11 @@ def test_files_that_do_not_fit(files, net, name, changes, says):
         (["--network", "mlp", "--select", "sequential"], "--select sequential asks for a label after each pick"),
         (["--network", "mlp", "--select", "best"], "unknown select 'best'"),
         (["--network", "mlp", "--strategy", "badge", "--select", "top"], "'badge' picks by itself"),
+        (["--network", "mlp", "--use-pool", "yes"], "--use-pool yes; expected auto or off"),
+        (
+            ["--network", "mlp", "--strategy", "badge", "--use-pool", "auto"],
+            "--use-pool auto is for scores, and",
+        ),
         (["--network", "mlp", "--output", "10"], "--output 10 and the network has 10 outputs; expected 0 to 9"),
         (["--network", "mlp", "--strategy", "change"], "'change'"),
         (["--network", "mlp", "--strategy", "bald"], "no nn.Dropout with p > 0; --options rate=0.5 drops half"),
@@ -265,6 +270,59 @@ def test_settings_that_do_not_fit(files, words, says):
     else:
         assert "labels are no class of the network" in got
     assert not (files / "r.csv").exists()
+
+
+@pytest.mark.parametrize("steps", [[], ["--steps", "150"]])
+def test_the_pool_is_learned_from_where_it_helps(tmp_path, steps):
+    """Ranking and predictions are those of ft.fit and ft.query with the pool, and a sentence says what it is worth."""
+    d = digits()
+    L, U = d.pool[:30], d.pool[30:430]
+    x, y = d.x.flatten(1).float().numpy() / 255, d.y.numpy().astype(str)
+    np.savez(tmp_path / "all.npz", x=x[[*L, *U]], y=np.array([*y[L], *[""] * len(U)]), ids=[*L, *U])
+    out = tmp_path / "r.csv"
+    words = ["--network", "mlp", "--set", "hidden=[32]", "--normalise", "none", *steps]
+    got = invoke("query", tmp_path / "all.npz", *words, "--use-pool", "auto", "-n", 5, "--out", out)
+    assert got.exit_code == 0, got.output
+    net = build_network("mlp", inputs=64, hidden=[32], classes=10)
+    x_L, x_U, y_L = torch.as_tensor(x[L]), torch.as_tensor(x[U]), d.y[L]
+    how = {"steps": int(steps[1])} if steps else {}
+    made = ft.fit(net, x_L, y_L, pool=x_U, start="cold", **how)
+    q = ft.query(net, x_L, y_L, x_U, pool="auto", batch_size=5)
+    rows = table(out)
+    assert [int(row["id"]) for row in rows[:5]] == [int(U[j]) for j in q.indices]
+    assert made.pool["used"]
+    right, without = made.pool["hits"], made.pool["hits_without"]
+    said = " ".join(got.stdout.split())
+    assert "on the 30 labelled points and, where that helps, on the others" in said
+    assert (
+        f"help, by leave-one-out: {right:.0%} of the labels are predicted right with them, {without:.0%} without"
+        in said
+    )
+    assert "has not learned its labels" not in said
+    assert "leave-one-out" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    true = {int(i): str(y[i]) for i in U}
+    plain = tmp_path / "plain.csv"
+    assert invoke("query", tmp_path / "all.npz", *words, "-n", 5, "--out", plain).exit_code == 0
+    hits = [sum(row["predicted"] == true[int(row["id"])] for row in table(file)) for file in (out, plain)]
+    assert hits[0] > hits[1] + 20  # of 400
+    assert "leave-one-out" not in (tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_a_pool_that_does_not_help_and_one_without_labels(tmp_path):
+    g = np.random.default_rng(0)
+    x = g.normal(size=(150, 30)).astype("float32")
+    y = (x @ g.normal(size=(30, 2))).argmax(1).astype(str)
+    y[80:] = ""
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    words = ["--network", "mlp", "--set", "hidden=[16]", "--use-pool", "auto", "-n", 3, "--page", "none"]
+    got = " ".join(invoke("query", tmp_path / "all.npz", *words, "--out", tmp_path / "r.csv").stdout.split())
+    assert "The points without a label do not help here" in got
+    rows = table(tmp_path / "r.csv")
+    invoke("query", tmp_path / "all.npz", *words, "--use-pool", "off", "--out", tmp_path / "off.csv")
+    assert table(tmp_path / "off.csv") == rows
+    np.savez(tmp_path / "all.npz", x=x)
+    got = " ".join(invoke("query", tmp_path / "all.npz", *words, "--out", tmp_path / "r.csv").stdout.split())
+    assert "what that is worth only labels can tell" in got
 
 
 @pytest.mark.parametrize(
@@ -751,3 +809,9 @@ class Wrapped(nn.Module):
     got = invoke("query", *words, "--weights", files / "w.safetensors", "-n", 3, "--out", files / "r.csv")
     assert got.exit_code == 0, got.output
     assert len(table(files / "r.csv")) == 60
+
+
+def test_a_pool_too_small_for_a_graph_is_said_to_be(tmp_path):
+    (tmp_path / "tiny.csv").write_text("id,a,b,label\n1,3,4,x\n2,5,6,y\n3,9,1,\n4,2,2,\n5,1,7,\n")
+    got = invoke("query", tmp_path / "tiny.csv", "--use-pool", "auto", "-n", 2, "--out", tmp_path / "out.csv")
+    assert "left out: with 12 points in all they could" in " ".join(got.output.split())

@@ -74,6 +74,12 @@ def label_command(
         float,
         model_option(min=0, max=100, help="Percent of the items without a label that may be wrong when you stop."),
     ] = 2.0,
+    graph: Annotated[
+        str | None,
+        model_option(
+            metavar="auto|off", help="Whether items without a label have a say. Default: as the last time, else auto."
+        ),
+    ] = None,
     retrain: Annotated[bool, model_option("--retrain/--no-retrain", help="Train anew when it is time.")] = True,
     seed: given.SeedOption = 0,
     host: HostOption = "127.0.0.1",
@@ -93,7 +99,7 @@ def label_command(
     opening = partial(
         open_desk, source, classes=given.split_classes(classes), store=store, text=given.column_or_none(text), id=id_,
         label=given.column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
-        trains_itself=retrain, lease_seconds=lease, seed=seed, start=False,
+        trains_itself=retrain, lease_seconds=lease, seed=seed, graph=graph, start=False,
     )  # fmt: skip
     if import_:
         _import(opening(), import_)

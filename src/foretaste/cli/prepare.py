@@ -141,10 +141,11 @@ def describe_network(problem: LabellingProblem) -> str:
 
 def train_problem(problem: LabellingProblem, **settings: Any) -> LabellingProblem:
     """The same problem, its network trained on the labelled points from its initial weights, behind a bar."""
-    from foretaste.network import fit
+    from foretaste import fit
 
     p = problem
-    say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}.")
+    also = " and, where that helps, on the others" if "pool" in settings else ""
+    say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}{also}.")
     try:
         with progress_bar("training") as progress:
             fitted = fit(p.net, p.x_L, p.y_L, loss=p.loss, normalise=p.normalise, progress=progress, **settings)

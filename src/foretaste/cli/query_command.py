@@ -75,6 +75,14 @@ def query_command(
         list[str] | None,
         given.kernel_option(metavar="KEY=VALUE", help="Options of the strategy, such as scale=0.1."),
     ] = None,
+    use_pool: Annotated[
+        str,
+        given.kernel_option(
+            metavar="auto|off",
+            help="auto: learn from the points without a label too, where leave-one-out on the labels says that they "
+            "help. They enter the kernel, and a network that is trained here learns their soft labels.",
+        ),
+    ] = "off",
     label: given.LabelColumnOption = None,
     text: given.TextColumnOption = None,
     id_: given.IdColumnOption = None,
@@ -105,6 +113,8 @@ def query_command(
     page_file = page_path(page, out)
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
+    if use_pool not in ("auto", "off"):
+        raise ValueError(f"--use-pool {use_pool}; expected auto or off")
     network_options = given.parse_settings(set_, "--set")
     strategy_options = given.parse_settings(options, "--options")
     import foretaste as ft
@@ -136,7 +146,7 @@ def query_command(
     ask: dict[str, Any] = {
         "strategy": strategy, "select": select, "options": strategy_options, "batch_size": min(n, U), "budget": budget,
         "watch": watch if watch and watch < U else None, "ridge": ridge, "precision": precision,
-        "output": int(output) if output.isdecimal() else output,
+        "output": int(output) if output.isdecimal() else output, "pool": "auto" if use_pool == "auto" else None,
     }  # fmt: skip
     check_query_settings(p, **ask)
     say(*(f"note: {note}" for note in p.notes))
@@ -147,7 +157,8 @@ def query_command(
         hint = "" if points.kind == "pictures" else " (if it has, --label names their column)"
         say(f"{points.where} has no labels{hint}. {first_batch_words(p, strategy)}")
     elif weights is None:
-        p = train_problem(p, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed)
+        learnt = {"pool": p.x_U} if use_pool == "auto" and p.classes else {}
+        p = train_problem(p, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed, **learnt)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
     choose_points(p, ask, seed, out, page_file, how_made(ctx, seed, str(p.x_U.device)))
@@ -208,6 +219,7 @@ def check_query_settings(
     problem: "LabellingProblem", *, strategy: str, select: str, batch_size: int, options: dict[str, Any], **how: Any
 ) -> None:
     """Raise with everything that ``ft.query`` would refuse, before anything is trained."""
+    from foretaste.acquire import find_strategy
     from foretaste.pick import check_query
 
     if select == "sequential":
@@ -216,6 +228,8 @@ def check_query_settings(
     if isinstance(output, int) and output >= outputs:
         expected = "0" if outputs == 1 else f"0 to {outputs - 1}"
         raise ValueError(f"--output {output} and the network has {counted(outputs, 'output')}; expected {expected}")
+    if how.get("pool") is not None and find_strategy(strategy).picks:
+        raise ValueError(f"--use-pool auto is for scores, and strategy {strategy!r} picks by itself; leave one out")
     found = check_query(
         problem.net, strategy=strategy, select=select, batch_size=batch_size, x_U=problem.x_U, ids=problem.ids,
         options=options, loss=problem.loss, **how,
@@ -289,13 +303,38 @@ def summarise_query(problem: "LabellingProblem", q: "Query") -> str:
     residual = p.fitted.residual if p.fitted else q.info.get("residual_L")
     if residual is not None and len(p.x_L):
         text.append(f"Mean squared residual of the {counted(len(p.x_L), 'labelled point')}: {residual:.1e}.")
+    if (pool := q.info.get("pool")) is not None:
+        text.append(pool_words(pool, len(p.x_L)))
     stages = [f"{name} {format_seconds(s)}" for name, s in q.seconds.items() if name != "total" and s >= 0.005]
     spent = f" ({', '.join(stages)})" if stages else ""
     return " ".join([*text, f"Choosing took {format_seconds(q.seconds['total'])}{spent}."])
 
 
+def pool_words(pool: dict[str, Any], L: int) -> str:
+    """What the points without a label are worth, ``q.info["pool"]``, in one sentence."""
+    from foretaste.lookahead import FEWEST_POINTS
+
+    if not L:
+        return "The points without a label are in the kernel; what that is worth only labels can tell."
+    if pool["points"] < FEWEST_POINTS:
+        return (
+            f"The points without a label are left out: with {FEWEST_POINTS} points in all they could teach the network."
+        )
+    if not pool["used"]:
+        return "The points without a label do not help here, by leave-one-out on the labels: the network alone chooses."
+    right = f"error {pool['error']:.2g} with them, {pool['without']:.2g} without"
+    if pool["hits"] is not None:
+        right = f"{pool['hits']:.0%} of the labels are predicted right with them, {pool['hits_without']:.0%} without"
+    return f"The points without a label help, by leave-one-out: {right}."
+
+
 def _has_learned(problem: "LabellingProblem", q: "Query") -> bool:
-    """Whether the network interpolates its labels, as far as that is known; the threshold is that of ``fit``."""
+    """Whether the network interpolates its labels, as far as that is known; the threshold is that of ``fit``.
+
+    With the pool in the kernel it need not.
+    """
+    if q.info.get("pool", {}).get("used"):
+        return True
     if problem.fitted:
         return problem.fitted.interpolates
     residual, C = q.info.get("residual_L"), len(problem.classes)
@@ -385,14 +424,17 @@ def explain_picks(
     ridge = how.kernel.ridge if ask["ridge"] is None else ask["ridge"]
     U = len(p.x_U)
     watched = torch.randperm(U, generator=torch.Generator().manual_seed(0))[:COUNTED_POINTS].sort().values
+    # With the pool in the kernel the graph needs all of it.
+    candidates = chosen if ask.get("pool") is None else range(U)
     try:
         with errors_only():  # the query has warned already
             state = ft.linearize(
-                p.net, *p.labelled, p.feed(p.x_U[chosen]), watch=p.feed(p.x_U[watched]), loss=p.loss,
-                output=output, ridge=ridge, budget=ask["budget"],
+                p.net, *p.labelled, p.feed(p.x_U[list(candidates)]), watch=p.feed(p.x_U[watched]), loss=p.loss,
+                output=output, ridge=ridge, budget=ask["budget"], pool=ask.get("pool"),
             )  # fmt: skip
             now_W, reasons = state.mean.argmax(1), {}
-            for k, j in enumerate(chosen):
+            for j in chosen:
+                k = candidates.index(j)
                 parts = []
                 for c in p_UC[j].topk(2).indices.tolist():
                     changed = int((state.lookahead(k, c).argmax(1) != now_W).sum())
