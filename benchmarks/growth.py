@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import Progress, no_progress, take_turns
+from foretaste.errors import errors_only
 from foretaste.network import WideResNet
 from foretaste.pick import query
-from foretaste.study import log_errors_only
 
 BASE = {"L": 200, "U": 2000, "widen": 4, "C": 10, "W": 0}  # W = 0: the pool is watched
 SERIES = {
@@ -56,7 +56,7 @@ def time_growth(device: torch.device, quick: bool = False, progress: Progress = 
                 options = {"precision": "auto" if cpu else "half", "ridge": 1.0, "watch": watch}
                 return query(net, x[:L], y, x[L:], strategy="variance", select="top", batch_size=1, **options)
 
-            with log_errors_only():  # no warning that an untrained network has not learned its labels
+            with errors_only():  # no warning that an untrained network has not learned its labels
                 m = take_turns({"query": ask}, device, rounds=1 if quick else 2)["query"]
             if not m.failed:
                 at.append(float(sum(p.numel() for p in net.parameters()) if axis == "widen" else s[axis]))

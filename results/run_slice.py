@@ -47,7 +47,7 @@ def main() -> None:
         if "accuracy" not in record:  # a check of the mathematics
             print(f"{seconds:6.1f} {json.dumps(record)[:160]}", flush=True)
             return
-        c, wrong = record["cost"], "diverged" if record["diverged"] else "" if record["interpolates"] else "!"
+        c, wrong = record["cost"], "retried" if record["retries"] else "" if record["interpolates"] else "!"
         print(
             f"{seconds:6.1f} {record['arm']:20} {record['seed']} {record['cycle']} acc {record['accuracy']:.4f} "
             f"mse {record['residual']:.1e} {wrong} train {c['train']:.2f} measure {c['measure']:.2f} "

@@ -132,7 +132,7 @@ class Problem(NamedTuple):
 
 @cache
 def problem(name: str) -> Problem:
-    """ "+imb": odd classes keep a tenth; "+lt": an exponential tail; "+unit": rows of length one."""
+    """ "+imb": odd classes keep a tenth; "+lt": an exponential tail; "+noisy": a tenth wrong; "+unit": unit length."""
     base, *changes = name.split("+")
     stored = np.load(Path(os.environ["FORETASTE_DATA"]) / "weight" / f"{base}.npz")
     x, x_test = (stored[key].astype("f4") for key in ("x", "xt"))
@@ -143,6 +143,11 @@ def problem(name: str) -> Problem:
     for change in changes:
         if change == "unit":
             x, x_test = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, x_test))
+            continue
+        if change == "noisy":  # as in results/findings
+            g = np.random.default_rng(77)
+            bad = g.random(len(y)) < 0.1
+            y[bad] = (y[bad] + g.integers(1, C, bad.sum())) % C
             continue
         if change == "imb":  # as in results/findings
             g = np.random.default_rng(77)
