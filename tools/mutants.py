@@ -59,6 +59,9 @@ PLACES: dict[str, tuple[int, list[str]]] = {
     "tangent/accumulate.py": (6, [*TANGENT, "test_tangent_pages.py", "test_tangent_ways.py"]),
     "tangent/kernel.py": (6, [*TANGENT, "test_tangent_ways.py", "test_tangent_errors.py"]),
     "lookahead/state.py": (5, [*LOOKAHEAD, "test_lookahead_errors.py", "test_lookahead_ce.py"]),
+    "lookahead/graph.py": (10, ["test_graph.py", "test_pool_cases.py"]),
+    "lookahead/pool_state.py": (8, ["test_graph.py", "test_pool_cases.py", "test_learner_pool.py"]),
+    "label/pool_model.py": (8, ["test_learner_pool.py"]),
     "lookahead/dense.py": (6, [*LOOKAHEAD, "test_lookahead_kept.py", "test_lookahead_ce.py"]),
     "lookahead/direct.py": (4, [*LOOKAHEAD, "test_lookahead_kept.py"]),
     "lookahead/cross_entropy.py": (3, ["test_lookahead_ce.py", "test_lookahead_kept.py"]),
@@ -238,8 +241,8 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
     (
         "label/worker.py",
         "what an answer changed is told from after to before",
-        "describe_change(items[-1], before, after)",
-        "describe_change(items[-1], after, before)",
+        "describe_change(item, before, after, labels.get(item), sure_N)",
+        "describe_change(item, after, before, labels.get(item), sure_N)",
         ["test_label_desk.py::test_the_prediction_before_the_answer_is_kept"],
     ),
     (
@@ -344,6 +347,16 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
 
 # Survivors that change nothing a test could see: (file, line as it is written, fault) and the reason.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "lookahead/graph.py",
+        "step = max(1, -(-G // SYMMETRIC_PARTS))",
+        "1 becomes 2",
+    ): "how many columns are made at once",
+    (
+        "label/pool_model.py",
+        "theta_MM = items.theta(0.0)",
+        "0.0 becomes 1.0",
+    ): "with γ = 0 the network's model answers, and with another γ this is replaced",
     (
         "tangent/survey.py",
         "if not together or len(alone) != len(together):",

@@ -98,7 +98,6 @@ def learners() -> Iterator[tuple[str, Tensor]]:
         learner = ft.Learner(MLP(64, (32,), 10).eval(), x, classes=10, loss=loss, fit_options={"steps": 100})
         learner.teach(first := learner.query(12), [y[i] for i in first])
         yield f"learner {loss} first", torch.tensor(first).double()
-        learner.retrain()
         learner.teach(asked := learner.query(6), [y[i] for i in asked])
         learner.relabel(asked[0], (y[asked[0]] + 1) % 10)
         learner.unlabel(asked[1])
