@@ -5,7 +5,7 @@ export OMP_NUM_THREADS=1
 each() {
   local jobs=()
   for loss in $losses; do for cell in "$@"; do [ -e "$out/$cell-$loss.json" ] || jobs+=("$cell:$loss"); done; done
-  timeout "$limit" python3 results/findings/pool/verdict.py "$out" 100,101,102,103,104,105,106,107,108,109 "${jobs[@]}" > "$out/$1.log" 2>&1 &
+  timeout "$limit" python3 results/findings/pool/verdict.py "$out" 110,111,112,113,114,115,116,117,118,119 "${jobs[@]}" > "$out/$1.log" 2>&1 &
 }
 losses="$*"
 each bank-few

@@ -44,6 +44,9 @@ def main(folder: Path) -> None:
         base = curve(record, "net", "cover")[:, 1:].mean(1)
         cells = []
         for what, arm in COLUMNS:
+            if arm not in record["arms"]:
+                cells.append("not run")
+                continue
             difference = curve(record, what, arm)[:, 1:].mean(1) - base
             n = len(difference)
             within = student.ppf(0.975, n - 1) * difference.std(ddof=1) / math.sqrt(n)

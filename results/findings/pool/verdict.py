@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,9 @@ import foretaste as ft
 from foretaste.acquire import cover_greedily, find_strategy
 from foretaste.acquire.cover import correlations
 from foretaste.errors import errors_only
-from foretaste.lookahead import Graph, KernelSettings, PoolEvidence, PoolKernel, PoolState, PriorKernel
+from foretaste.lookahead import Graph, KernelSettings, PoolEvidence, PoolKernel, PoolState, unbent
 from foretaste.lookahead.dense import Posterior
 from foretaste.lookahead.graph import weigh_pool
-from foretaste.lookahead.pool_state import BentKernels
 from foretaste.lookahead.problem import GivenKernels, Problem, ThetaBlocks
 from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import sharpened
@@ -66,20 +65,6 @@ CELLS = {  # data, labels at first, labels a cycle, cycles, learning rate of the
     "penguins-few": ("penguins", 6, 3, 5, 0.0),
     "pima-few": ("pima", 10, 10, 5, 0.0),
 }
-
-
-class Given(GivenKernels, BentKernels):
-    """Θ̃ that is made already, and Θ for the correlations of ``cover``."""
-
-    plain: tuple[Tensor, Tensor, Tensor]
-
-    def __init__(self, blocks: ThetaBlocks) -> None:
-        GivenKernels.__init__(self, blocks)
-
-    def unbent(self) -> PriorKernel:
-        LL, UL, UU = self.plain
-        one, nothing = UU.new_ones(len(UU), 1, 1), UU.new_zeros(0, len(UU))
-        return PriorKernel(LL, UL, UL, one, one, UU, nothing, nothing)
 
 
 class SeedPool(PoolKernel):
@@ -130,8 +115,8 @@ class SeedPool(PoolKernel):
         f_UC = prior.expand(len(at_U), -1)
         rules = LabelRules(C, False, "l2", y_LC.device, y_LC.device)
         settings = KernelSettings(ridge=evidence.ridge)
-        kernels = Given(blocks)
-        kernels.plain = self.theta_GG[at_L][:, at_L], self.theta_GG[at_U][:, at_L], self.theta_GG[at_U][:, at_U]
+        kernels = GivenKernels(blocks)
+        kernels.plain = partial(unbent, self, {"L": self.G.take(at_L), "U": self.G.take(at_U)})
         p = Problem(
             rules, prior.expand(len(y_LC), -1), f_UC, f_UC, y_LC, kernels, 1, True, {}, settings, True, evidence
         )
@@ -280,7 +265,11 @@ if __name__ == "__main__":
         found["seconds"] = round(time.time() - begin, 1)
         (target / f"{name}-{loss}.json").write_text(json.dumps(found))
         last = {
-            k: dict(zip(ARMS, np.nanmean(np.array(found[k])[:, :, 1:], (1, 2)).round(1)))
+            k: {
+                arm: round(float(np.mean(np.array(values)[:, 1:])), 1)
+                for arm, values in zip(ARMS, found[k])
+                if k != "soft" or arm not in ALONE
+            }
             for k in ("net", "pool", "soft")
         }
         print(name, loss, found["seconds"], json.dumps(last), flush=True)
