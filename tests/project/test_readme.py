@@ -63,6 +63,15 @@ def test_features_page_runs() -> None:
     assert space["f_text"].tolist() == [[12, 2], [7, 0]]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:skactiveml")
+def test_tools_page_runs() -> None:
+    space = run(ROOT / "docs" / "tools.md")
+    assert space["learner"].score(space["X"], space["y"]) > 0.9
+    assert space["utilities"].shape == (5, 150)
+    assert len(set(space["q"].indices)) == 3
+    assert "their-typiclust" in space["ft"].strategies()
+
+
 def test_acquisition_of_the_readme_is_short() -> None:
     code = next(code for _, code in blocks(ROOT / "README.md") if "@ft.register" in code)
     function = code.split("\n\n\n")[0]

@@ -1,5 +1,9 @@
-"""Other people's data and tools, connected: ``ft.open`` reads any source and encodes it."""
+"""Other people's data and tools, connected: ``ft.open`` reads any source; adapters for scikit-learn and its kin.
 
+``foretaste.connect.scikit_activeml`` needs a package of its own and is imported by its name.
+"""
+
+from foretaste.connect.estimator import ForetasteClassifier as ForetasteClassifier
 from foretaste.connect.open import DEFAULT_BACKBONE as DEFAULT_BACKBONE
 from foretaste.connect.open import HOW_TO_INSTALL as HOW_TO_INSTALL
 from foretaste.connect.open import add_answers as add_answers
