@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import foretaste
+
 pytestmark = pytest.mark.usefixtures("_names")  # strategies that a page registers are forgotten again
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -143,3 +145,8 @@ def test_the_checks_of_a_page_can_fail(tmp_path: Path) -> None:
     for name in ("ft.nothing", "foretaste.pick.gone"):
         with pytest.raises((AttributeError, ModuleNotFoundError)):
             resolve(name)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {foretaste.__version__}\n" in text
