@@ -18,7 +18,10 @@ with warnings.catch_warnings():
 
     from foretaste.connect.scikit_activeml import LookAhead, register_strategy
 
-pytestmark = pytest.mark.filterwarnings("default")  # the template itself warns
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # the template itself warns
+    pytest.mark.usefixtures("_names"),  # strategies that are registered here are forgotten again
+]
 
 X = np.random.RandomState(0).randn(12, 2)
 Y = np.r_[0.0, 1.0, 0.0, 1.0, np.full(8, np.nan)]
