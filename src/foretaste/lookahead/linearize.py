@@ -43,7 +43,7 @@ from foretaste.tangent import (
 log = logging.getLogger("foretaste")
 
 
-@without_modes
+@without_modes()
 def linearize(
     net: nn.Module | FrozenNetwork,
     x_L: Any,

@@ -25,6 +25,7 @@ from foretaste.tangent import (
     DEFAULT_RIDGE,
     BudgetError,
     FrozenNetwork,
+    Gram,
     GramJob,
     Inputs,
     PrecisionChoice,
@@ -176,32 +177,30 @@ class NetworkKernels(KernelSource):
         if self.held is not None:
             return self.held
         self.precision = choose_precision(self.settings.precision, self.ranked, sum(self.job.sizes.values()))
-        *fast, last = self.precision.ways
-        for way in fast:
-            theta = self._blocks_in(way)
-            if kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
+        ways = self.precision.ways
+        for way in ways:
+            try:
+                found = gram(replace(self.job, precision=way))
+            except BudgetError as e:
+                raise ValueError(f"{e}{suggest_watch(e, self.w == 'W')}") from None
+            why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != way else ""]))
+            self.precision = replace(self.precision, used=found.precision, why=why)
+            self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)
+            theta = self._blocks_of(found)
+            if way == ways[-1] or kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
                 return theta.scaled(self.scale)
             self.precision = replace(self.precision, spearman={**self.precision.spearman, way: math.nan})
-            del theta  # before the next is made
-        return self._blocks_in(last).scaled(self.scale)
+            del found, theta  # before the next is made
+        raise AssertionError("a choice has at least one precision to try")
 
-    def _blocks_in(self, precision: str) -> ThetaBlocks:
-        w = self.w
-        try:
-            found = gram(replace(self.job, precision=precision))
-        except BudgetError as e:
-            raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
-        why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != precision else ""]))
-        self.precision = replace(self.precision, used=found.precision, why=why)
-        self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)
-        theta = found.blocks
-        WU = theta[w, "U"]
-        LL = theta.get(("L", "L"), WU.new_zeros(0, 0))
-        UL = theta.get(("U", "L"), WU.new_zeros(WU.shape[1], 0))
-        if w == "U":
+    def _blocks_of(self, found: Gram) -> ThetaBlocks:
+        WU = found.blocks[self.w, "U"]
+        LL = found.blocks.get(("L", "L"), WU.new_zeros(0, 0))
+        UL = found.blocks.get(("U", "L"), WU.new_zeros(WU.shape[1], 0))
+        if self.w == "U":
             diag_U = diagonal_blocks(WU, self.B)
             return ThetaBlocks(LL, UL, UL, WU, diag_U, diag_U, found.outputs)
-        WL = theta.get(("W", "L"), WU.new_zeros(WU.shape[0], 0))
+        WL = found.blocks.get(("W", "L"), WU.new_zeros(WU.shape[0], 0))
         return ThetaBlocks(LL, WL, UL, WU, found.diagonals["U"], found.diagonals["W"], found.outputs)
 
     def row(self, j: int) -> Tensor:

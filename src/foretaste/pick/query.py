@@ -41,7 +41,7 @@ from foretaste.tangent import (
 log = logging.getLogger("foretaste")
 
 
-@without_modes
+@without_modes()
 def query(
     net: nn.Module,
     x_L: Any,

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ OUTPUTS = ("sum", "signs", "first", "full", "trace")  # or the number of a logit
 Output = str | int
 Params = Callable[[str], bool] | Sequence[str] | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 # How much an output may change in another batch, as a share of the largest output.
 OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
 PROBE_POINTS = 3  # run through the network before anything else
@@ -146,18 +144,14 @@ class FrozenNetwork:
     unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
     surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a cache of survey.py
 
-    def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
-        """f(x), (N, C), with ``params`` in place of some of the network's parameters."""
-        state = {k: p.detach() for k, p in self.net.named_parameters()}
+    def call(self, x: Inputs, params: dict[str, Tensor] | None = None, attached: bool = False) -> Tensor:
+        """f(x), (N, C), with ``params`` in place of some of the network's parameters.
+
+        attached: with the network's own parameters, to which autograd can go back. For checks on a few points.
+        """
+        state = {} if attached else {k: p.detach() for k, p in self.net.named_parameters()}
         state |= {k: b.clone() for k, b in self.net.named_buffers()}
         state |= params or {}
-        return self._run(x, state)
-
-    def call_attached(self, x: Inputs) -> Tensor:
-        """f(x) with the network's own parameters, to which autograd can go back. For checks on a few points."""
-        return self._run(x, {k: b.clone() for k, b in self.net.named_buffers()})
-
-    def _run(self, x: Inputs, state: dict[str, Tensor]) -> Tensor:
         # Detached: an input with a graph of its own (features of a backbone) would be taken for a recorded layer.
         parts = {k: v.clone() if v.is_inference() else v.detach() for k, v in input_parts(x).items()}
         args, kwargs = ((), parts) if isinstance(x, Mapping) else ((parts[""],), {})
@@ -343,18 +337,14 @@ def _wanted(params: Callable[[str], bool], name: str) -> bool:
 # ---- The state of torch during a pass ----
 
 
-def without_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run a function outside of the caller's ``torch.set_default_device`` and ``torch.inference_mode``."""
-
-    @wraps(function)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with (
-            torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext(),
-            torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(),
-        ):
-            return function(*args, **kwargs)
-
-    return call
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Outside of the caller's ``torch.set_default_device`` and ``torch.inference_mode``. Also a decorator."""
+    with (
+        torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext(),
+        torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(),
+    ):
+        yield
 
 
 @contextmanager
@@ -469,7 +459,7 @@ def check_output(frozen: FrozenNetwork, C: int) -> None:
         raise ValueError(f"output={frozen.output} but net has {counted(C, 'output')}")
 
 
-@without_modes
+@without_modes()
 def outputs(
     net: nn.Module | FrozenNetwork, x: Inputs, *, chunk_size: int = 256, name: str = "x", precision: str = "float32"
 ) -> Tensor:

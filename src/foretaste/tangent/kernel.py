@@ -140,7 +140,7 @@ def ntk(
     return theta.view(n, theta.shape[0] // n, m, -1).permute(0, 2, 1, 3)
 
 
-@without_modes
+@without_modes()
 def plan(
     net: nn.Module,
     x: Any,
@@ -268,7 +268,7 @@ class HalfRangeError(RuntimeError):
         self.largest = largest
 
 
-@without_modes
+@without_modes()
 def gram(job: GramJob) -> Gram:
     """Compute a job, and start again if something fails.
 
