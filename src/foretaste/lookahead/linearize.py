@@ -14,7 +14,6 @@ from foretaste.errors import counted
 from foretaste.given import ClassName, count_labels, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
-from foretaste.lookahead.graph import read_pool
 from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.lookahead.pool_state import linearise_along
 from foretaste.lookahead.problem import GivenKernels, NetworkKernels, Problem, ThetaBlocks, diagonal_blocks, to_sites
@@ -126,8 +125,7 @@ def linearize(
     given = read_sets(net.net if isinstance(net, FrozenNetwork) else net, x_L, y_L, x_U, watch, classes)
     settings = KernelSettings(
         output=output, params=params, ridge=ridge, precision=precision, budget=budget, method=method,
-        watch=given.watch, watch_by=watch_by, loss=loss, time=time, theta_scale=theta_scale, seed=seed,
-        pool=read_pool(pool),
+        watch=given.watch, watch_by=watch_by, loss=loss, time=time, theta_scale=theta_scale, seed=seed, pool=pool,
     )  # fmt: skip
     frozen = freeze(net, output=output, params=params)
     check_precision(precision, frozen.dtype)

@@ -29,7 +29,6 @@ from foretaste.tangent import (
     GramJob,
     Inputs,
     PrecisionChoice,
-    RankedPoints,
     choose_precision,
     gram,
     kernel_holds,
@@ -166,9 +165,9 @@ class NetworkKernels(KernelSource):
         self.scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
         # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
         given = settings.given_ridge
-        ridge, towards = (given, y_LC) if settings.quadratic else ((given or 0.0) + 4, None)
+        ridge = given if settings.quadratic else (given or 0.0) + 4
+        self.ranked_by = y_LC if settings.quadratic else None
         self.own_ridge = None if ridge is None else ridge / self.scale
-        self.ranked = RankedPoints(frozen, C, x_L, x_U, towards, self.own_ridge, settings.budget)
         self.precision = PrecisionChoice(settings.precision)
         passes = unmeasured_precision(settings.precision, frozen)
         self.row_job = replace(self.job, blocks=[("j", "U")], diagonals=[], precision=passes)
@@ -176,7 +175,7 @@ class NetworkKernels(KernelSource):
     def load(self) -> ThetaBlocks:
         if self.held is not None:
             return self.held
-        self.precision = choose_precision(self.settings.precision, self.ranked, sum(self.job.sizes.values()))
+        self.precision = choose_precision(self.settings.precision, self.job, self.ranked_by, self.own_ridge)
         ways = self.precision.ways
         for way in ways:
             try:

@@ -31,7 +31,6 @@ from foretaste.tangent.planning import BudgetError as BudgetError
 from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
-from foretaste.tangent.precision import RankedPoints as RankedPoints
 from foretaste.tangent.precision import check_precision as check_precision
 from foretaste.tangent.precision import choose_precision as choose_precision
 from foretaste.tangent.precision import double_inputs as double_inputs

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -509,8 +509,7 @@ def to_float64(t: Tensor) -> Tensor:
 def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
     """Replace torch's error about inputs of another width or type by one that names the argument.
 
-    x: a few points, on which the network is called again to find the layer that fails. Inputs are never converted:
-    the caller decides whether to scale bytes or round float64.
+    x: a few of the points. Inputs are never converted: the caller decides whether to scale bytes or round float64.
     """
     try:
         yield
@@ -520,39 +519,29 @@ def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
         flat = [part_label(name, k) for k, v in input_parts(x).items() if v.dim() == 1]
         if flat and isinstance(error, IndexError):
             raise ValueError(f"{flat[0]} has one dimension, and net wants more ({error}); expected (N, ...)") from error
-        if faults := find_misfit(frozen, x, name, str(error)):
+        if faults := find_misfit(frozen, x, name, error):
             raise ValueError("; ".join(faults)) from error
         shapes = {k: (tuple(v.shape), v.dtype) for k, v in input_parts(x).items()}
         error.add_note(f"raised by net on the first points of {name}: {shapes.get('', shapes)}")
         raise
 
 
-def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, message: str) -> list[str]:
-    """What the network cannot take about ``x``, judged by the layer that fails. Empty if ``x`` is not at fault.
+def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, error: Exception) -> list[str]:
+    """What the network cannot take about ``x``, judged by the layer that raised. Empty if ``x`` is not at fault.
 
-    message: of the error. A module that is not torch's own may fail for any reason, so its message must speak of types.
+    A module that is not torch's own may fail for any reason, so its message must speak of types.
     """
-    stack: list[tuple[str, nn.Module, Any]] = []  # the modules that are running
-
-    def enter(label: str, m: nn.Module, args: tuple, kwargs: dict) -> None:
-        stack.append((label, m, next(iter([*args, *kwargs.values()]), None)))
-
-    hooks = []
-    try:
-        for label, m in frozen.net.named_modules():
-            hooks.append(m.register_forward_pre_hook(partial(enter, label), with_kwargs=True))
-            hooks.append(m.register_forward_hook(lambda m, args, out: stack.pop() and None))
-        frozen.call(x)
-        return []
-    except Exception:
-        label, m, got = stack[-1] if stack else ("", frozen.net, None)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    m: Any = None
+    got: Any = None
+    for frame, _ in walk_tb(error.__traceback__):
+        own, given, *_ = *(frame.f_locals.get(local) for local in frame.f_code.co_varnames[:2]), None, None
+        if frame.f_code.co_name == "forward" and isinstance(own, nn.Module):
+            m, got = own, given
     if not isinstance(got, Tensor):
         return []
+    label = next((label for label, inner in frozen.net.named_modules() if inner is m), "")
     torchs_own = type(m).__module__.startswith("torch.nn.") and not list(m.children())
-    typed = torchs_own or re.search("dtype|scalar type|Input type", message)
+    typed = torchs_own or re.search("dtype|scalar type|Input type", str(error))
     mistyped = got.dtype != frozen.dtype and typed and not isinstance(m, nn.Embedding)
     faults = type_faults(frozen, x, name) if mistyped else []
     if wanted := describe_misfit(m, got):
