@@ -330,7 +330,7 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         ["test_data_files.py::test_a_channel_that_never_varies_is_not_scaled_up"],
     ),
     (
-        "network/heads.py",
+        "network/models.py",
         "a column that varies by rounding alone is scaled up",
         "still = deviation_D <= 1e-6 * mean_D.abs()",
         "still = deviation_D == 0",

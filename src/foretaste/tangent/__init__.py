@@ -20,8 +20,8 @@ from foretaste.tangent.frozen import read_output as read_output
 from foretaste.tangent.frozen import take_points as take_points
 from foretaste.tangent.frozen import to_float64 as to_float64
 from foretaste.tangent.frozen import without_modes as without_modes
+from foretaste.tangent.infinite.closed_form import counterpart as counterpart
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk
-from foretaste.tangent.infinite.counterpart import counterpart as counterpart
 from foretaste.tangent.kernel import Gram as Gram
 from foretaste.tangent.kernel import GramJob as GramJob
 from foretaste.tangent.kernel import gram as gram
