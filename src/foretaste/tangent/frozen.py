@@ -48,7 +48,7 @@ def count_points(x: Inputs) -> int:
 
 
 def take_points(x: Inputs, at: Any) -> Inputs:
-    """The points ``at`` (a slice or an index tensor)."""
+    """The points ``at``: a slice, positions in a list, or an index tensor on the CPU or the device of ``x``."""
     return {k: v[at] for k, v in x.items()} if isinstance(x, Mapping) else x[at]
 
 
