@@ -330,7 +330,7 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         ["test_data_files.py::test_a_channel_that_never_varies_is_not_scaled_up"],
     ),
     (
-        "network/heads.py",
+        "network/models.py",
         "a column that varies by rounding alone is scaled up",
         "still = deviation_D <= 1e-6 * mean_D.abs()",
         "still = deviation_D == 0",
@@ -368,18 +368,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 becomes 1",
     ): "which points are drawn for the check",
     (
-        "tangent/rule_checks.py",
-        "return f_nC, mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))",
-        "0 becomes 1",
-    ): "zeros are made for G, which nobody reads",
-    (
         "tangent/survey.py",
         "return 2 * min(points, CHECK_POINTS) * (self.alone_bytes + 4 * self.mark_bytes) + 3 * self.parameter_bytes",
         "4 becomes 5",
     ): "an estimate of bytes, from above",
     (
         "tangent/survey.py",
-        "f_1C = frozen.call_attached(take_points(x, slice(1)))[0]",
+        "f_1C = frozen.call(take_points(x, slice(1)), attached=True)[0]",
         "1 becomes 2",
     ): "one more point goes through the network, and the first is used",
     (

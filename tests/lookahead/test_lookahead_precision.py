@@ -2,6 +2,7 @@
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from foretaste.pick import query
 from foretaste.tangent import GramJob, freeze, gram, kernel, outputs, precision, rule_checks
 from foretaste.tangent.precision import (
     PrecisionChoice,
-    RankedPoints,
     choose_precision,
     kernel_holds,
     measure_precisions,
@@ -52,7 +52,7 @@ def test_the_sample_is_ranked_by_the_scores_themselves(trained) -> None:
 def test_half_rows_are_measured_against_float64(trained) -> None:
     net, x_L, y_L, x_U = trained
     y_LC = torch.nn.functional.one_hot(y_L, 3).double()
-    found = measure_precisions(RankedPoints(freeze(net), 3, x_L, x_U, y_LC, None), ("half",))
+    found = measure_precisions(GramJob(freeze(net), {"L": x_L, "U": x_U}, classes=3), y_LC, None, ("half",))
     assert set(found) == {"half"}
     assert 0.99 < found["half"] <= 1
     assert next(net.parameters()).dtype == torch.float32
@@ -65,7 +65,7 @@ def test_samples_are_trials_and_the_kernel_after_them_is_checked(trained, monkey
     compare = rule_checks.compare_rows
     monkeypatch.setattr(rule_checks, "compare_rows", lambda *args: checked.append(1) or compare(*args))
     frozen, y_LC = freeze(net), torch.nn.functional.one_hot(y_L, 3).double()
-    measure_precisions(RankedPoints(frozen, 3, x_L, x_U[:128], y_LC, None), ("half",))
+    measure_precisions(GramJob(frozen, {"L": x_L, "U": x_U[:128]}, classes=3), y_LC, None, ("half",))
     assert not checked
     gram(GramJob(frozen, {"U": x_U[:128], "L": x_L}, [("U", "L")]))
     assert checked
@@ -159,12 +159,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, frozen, spearmans: dict[str, fl
 def test_the_fastest_that_ranks_alike(trained, monkeypatch, found, want) -> None:
     frozen = freeze(trained[0])
     as_on_a_gpu(monkeypatch, frozen, found)
-    ranked = RankedPoints(frozen, 3, trained[1], trained[3], torch.zeros(20, 3), None)
-    choice = choose_precision("auto", ranked, 5000)
+    few = GramJob(frozen, {"L": trained[1], "U": trained[3][:70]}, classes=3)
+    many = replace(few, sets={"L": trained[1], "U": torch.zeros(4980, *trained[3].shape[1:])})
+    choice = choose_precision("auto", many, torch.zeros(20, 3), None)
     assert choice.ways == want
     assert choice.spearman == pytest.approx(found, nan_ok=True)
-    assert choose_precision("auto", ranked, 90).ways == ("float32",)
-    assert choose_precision("tf32", ranked, 5000).ways == ("tf32",)
+    assert choose_precision("auto", few, torch.zeros(20, 3), None).ways == ("float32",)
+    assert choose_precision("tf32", many, torch.zeros(20, 3), None).ways == ("tf32",)
 
 
 def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) -> None:
@@ -175,7 +176,8 @@ def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) ->
         raise RuntimeError("expected scalar type Float but found Double")
 
     monkeypatch.setattr(precision, "measure_precisions", fails)
-    choice = choose_precision("auto", RankedPoints(frozen, 3, None, trained[3], None, None), 5000)
+    many = GramJob(frozen, {"U": torch.zeros(5000, *trained[3].shape[1:])}, classes=3)
+    choice = choose_precision("auto", many, None, None)
     assert choice.ways == ("float32",)
     assert "found Double" in choice.why
     assert "takes float32" in caplog.text

@@ -16,13 +16,15 @@ from foretaste.network import MLP, LossPrediction, WideResNet, fit, fit_ll4al, r
 from foretaste.network.cuda_graph import (
     CannotCaptureError,
     Mixed,
+    RewrittenOperations,
     TrainingTwin,
+    channels_last,
     check_graph,
+    flatten_parameters,
     in_bf16,
     on_the_host,
     refuse_capture,
 )
-from foretaste.network.layout import RewrittenOperations, channels_last, flatten_parameters
 from foretaste.network.loss_prediction import JointNetwork, RankedTargets
 from foretaste.network.sgd import TrainingRecipe, train_eager
 

@@ -14,8 +14,7 @@ from torch.testing import assert_close
 import foretaste as ft
 from foretaste.network import MLP, WideResNet, resnet18
 from foretaste.tangent import PeakMemory
-from foretaste.tangent.infinite.closed_form import _input_covariance, infinite_ntk
-from foretaste.tangent.infinite.counterpart import counterpart
+from foretaste.tangent.infinite.closed_form import _input_covariance, counterpart, infinite_ntk
 from foretaste.tangent.infinite.layers import (
     Conv,
     Dense,

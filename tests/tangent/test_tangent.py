@@ -345,7 +345,7 @@ def test_out_of_memory_for_a_single_point_says_so() -> None:
         ft.ntk(Never().eval(), x)
 
 
-@pytest.mark.parametrize("module", ["frozen", "kernel", "survey", "infinite.closed_form", "infinite.counterpart"])
+@pytest.mark.parametrize("module", ["frozen", "kernel", "survey", "infinite.closed_form"])
 def test_examples_run(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"foretaste.tangent.{module}"))
     assert result.attempted

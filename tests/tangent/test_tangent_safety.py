@@ -417,11 +417,11 @@ def test_points_of_two_batches_are_checked_in_one_pass() -> None:
     b = replace(b, calls=dict(zip(a.calls, b.calls.values())))  # of the same network, frozen twice
     (joined,) = join_drawn([a, b])
     assert joined.x.shape == (6, 1, 4)
-    f_nC = frozen.call_attached(joined.x)
+    f_nC = frozen.call(joined.x, attached=True)
     assert all(find_same(compare_rows(frozen, survey.layers, joined, f_nC), torch.float64).values())
     for k in range(6):
         moved = {m: [(A, G.index_fill(0, torch.tensor(k), 0.0)) for A, G in pairs] for m, pairs in joined.calls.items()}
-        wrong = compare_rows(frozen, survey.layers, replace(joined, calls=moved), frozen.call_attached(joined.x))
+        wrong = compare_rows(frozen, survey.layers, replace(joined, calls=moved), frozen.call(joined.x, attached=True))
         assert not any(find_same(wrong, torch.float64).values())
 
 

@@ -32,7 +32,9 @@ from foretaste.lookahead.pool_state import soft_labels as soft_labels
 from foretaste.lookahead.pool_state import unbent as unbent
 from foretaste.lookahead.problem import PriorKernel as PriorKernel
 from foretaste.lookahead.solve import cholesky as cholesky
+from foretaste.lookahead.solve import leave_one_out as leave_one_out
 from foretaste.lookahead.solve import misfit_ridge as misfit_ridge
+from foretaste.lookahead.solve import ridge_factor as ridge_factor
 from foretaste.lookahead.state import State as State
 from foretaste.lookahead.targets import binary_params as binary_params
 from foretaste.lookahead.targets import label_rules as label_rules

@@ -9,15 +9,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, SupportsIndex
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from foretaste.lookahead.cross_entropy import many_labels
 from foretaste.lookahead.factors import Factors, RunningPosterior, UseParts
-from foretaste.lookahead.problem import PriorKernel, Problem, diagonal_blocks, site_index, to_sites, warn_unfitted
-from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, inverse_root, leave_one_out, rounding_floor
+from foretaste.lookahead.problem import PriorKernel, Problem, diagonal_blocks, given_diagonal, site_index, to_sites
+from foretaste.lookahead.solve import (
+    ROUNDING_SHARE,
+    cholesky,
+    inverse_root,
+    leave_one_out,
+    ridge_factor,
+    rounding_floor,
+)
 from foretaste.lookahead.state import KeptLabel, State
 
 # --- the base: what training on L leaves, mean = f + Θ_·L A⁻¹ R and S = Θ − Θ_·L A⁻¹ Θ_L·  (Eq. 10, 12) ---
@@ -41,7 +48,7 @@ class SolvedBase:
 
 def solve_base(p: Problem) -> SolvedBase:
     """Eq. 10 and S through one Cholesky factor: with A = RRᵀ and H = R⁻¹Θ_L·, S = Θ − HᵀH, mean = f + HᵀR⁻¹(Y − f)."""
-    warn_unfitted(p)
+    p.warn_unfitted()
     theta = p.kernels.load()
     ridge = p.resolve_ridge(theta)
     chol = cholesky(p.system(theta, ridge), ridge)
@@ -157,10 +164,6 @@ class DenseState(State):
         return 1.0 if self._problem.free else self._posterior.solved.scale
 
     @cached_property
-    def mean(self) -> Tensor:
-        return self._mean_W(self._labelled)
-
-    @cached_property
     def pool_mean(self) -> Tensor:
         base = self._posterior
         if not self._labelled:
@@ -169,10 +172,6 @@ class DenseState(State):
             return self.mean
         S_KU = torch.cat([base.row(j) for j, _ in self._labelled])
         return base.mean_UC + (S_KU.T @ self._weights(self._labelled)).reshape(base.mean_UC.shape)
-
-    @property
-    def _labelled(self) -> tuple[tuple[int, Tensor], ...]:
-        return tuple((j, y) for j, y in self.kept if y is not None)
 
     def _mean_W(self, labelled: tuple[tuple[int, Tensor], ...]) -> Tensor:
         base = self._posterior
@@ -198,14 +197,13 @@ class DenseState(State):
         return root.T @ (root @ e_K)
 
     def surprises(self, js: list[int], y_KC: Tensor) -> Tensor:
-        """(k, C): ``leave_one_out`` of labels of candidates js, given L and the others of them. Squared loss, B = 1."""
-        S_KK = self._posterior.among(js)
-        S_KK.diagonal().add_(self.ridge)
-        return leave_one_out(cholesky(S_KK, self.ridge, "K"), y_KC - self._posterior.mean_UC[js])
+        """(k, C): squared residuals of labels of candidates js, in units of their variance. Squared loss, B = 1.
 
-    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
-        j, y_C = self._candidate(j), self._problem.labels.target(y)
-        return self._mean_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
+        Each label is predicted from L and the others of them.
+        """
+        chol = ridge_factor(self._posterior.among(js), self.ridge, "K")
+        alpha, d = leave_one_out(chol, y_KC - self._posterior.mean_UC[js])
+        return alpha.square() / d
 
     def _with(self, kept: tuple[KeptLabel, ...]) -> "DenseState":
         return replace(self, kept=kept, _factors=self._extend([j for j, _ in kept]))
@@ -284,9 +282,7 @@ class DenseState(State):
 
     @cached_property
     def watched_variance(self) -> Tensor:
-        var_W = self._posterior.solved.var_W
-        if var_W is None:
-            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        var_W = given_diagonal(self._posterior.solved.var_W)
         if self._factors.js:
             var_W = self.variance_blocks if self._problem.same else var_W - squared_blocks(self._factors.W(), self.B)
         return var_W[:, 0, 0] if self.B == 1 else var_W
@@ -309,12 +305,11 @@ class DenseState(State):
     def prior(self) -> PriorKernel:
         # S holds Θ less HᵀH, with H = chol⁻¹ Θ_L·, so that Θ itself need not be kept.
         p, s = self._problem, self._posterior.solved
-        if s.var_W is None:
-            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        var_W = given_diagonal(s.var_W)
         LL = s.chol @ s.chol.T
         LL.diagonal().sub_(s.ridge if (noise := p.site_noise) is None else noise + s.ridge)
         diag_U = s.var_U + squared_blocks(s.half_U, p.B)
-        diag_W = diag_U if p.same else s.var_W + squared_blocks(s.half_W, p.B)
+        diag_W = diag_U if p.same else var_W + squared_blocks(s.half_W, p.B)
         UL = s.half_U.T @ s.chol.T
         WL = UL if p.same else s.half_W.T @ s.chol.T
         S_UW = s.S_WU if p.same else s.S_WU.T

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, SupportsIndex
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from foretaste.lookahead.problem import PriorKernel, Problem, ThetaBlocks, site_index, to_sites, warn_unfitted
+from foretaste.lookahead.problem import PriorKernel, Problem, ThetaBlocks, given_diagonal, site_index, to_sites
 from foretaste.lookahead.solve import ROUNDING_SHARE, cholesky, without_rounding
 from foretaste.lookahead.state import COLUMN_BLOCK_BYTES, KeptLabel, State
 
@@ -31,7 +31,7 @@ class LoadedTheta:
 
     @cached_property
     def theta(self) -> ThetaBlocks:
-        warn_unfitted(self.problem)
+        self.problem.warn_unfitted()
         return self.problem.kernels.load()
 
 
@@ -106,12 +106,10 @@ class DirectState(State):
         return self._loaded
 
     def prior(self) -> PriorKernel:
-        theta = self._loaded.theta
-        if theta.diag_W is None:
-            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        theta, diag_W = self._loaded.theta, given_diagonal(self._loaded.theta.diag_W)
         half_U, half_W = (theta.WU.new_empty(0, n) for n in theta.WU.T.shape)
         return PriorKernel(
-            theta.LL, theta.WL, theta.UL, theta.diag_U, theta.diag_W, theta.WU.T, half_U, half_W,
+            theta.LL, theta.WL, theta.UL, theta.diag_U, diag_W, theta.WU.T, half_U, half_W,
             self._problem.kernels.points,
         )  # fmt: skip
 
@@ -129,18 +127,10 @@ class DirectState(State):
         )
         return x, V @ (grown[:, None] * (V.T @ x.residual))
 
-    @property
-    def _labelled(self) -> tuple[KeptLabel, ...]:
-        return tuple(label for label in self.kept if label[1] is not None)
-
-    @cached_property
-    def mean(self) -> Tensor:
-        return self._outputs_W(self._labelled)
-
-    def _outputs_W(self, labels: tuple[KeptLabel, ...]) -> Tensor:
-        if not labels and self._problem.free:
+    def _mean_W(self, labelled: tuple[tuple[int, Tensor], ...]) -> Tensor:
+        if not labelled and self._problem.free:
             return self.net
-        x, w = self._trained(labels)
+        x, w = self._trained(labelled)
         theta, n = self._loaded.theta, self.L * self.B
         at = site_index(x.js, self.B, w.device)
         # In two products: joining Θ_WL with a column would copy it for every candidate.
@@ -152,10 +142,6 @@ class DirectState(State):
             return self.mean if self._problem.same else self.pool_net
         x, w = self._trained(self._labelled)
         return self.pool_net + (self._theta_UX(x) @ w).reshape(self.pool_net.shape)
-
-    def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
-        j, y_C = self._candidate(j), self._problem.labels.target(y)
-        return self._outputs_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
 
     def _with(self, kept: tuple[KeptLabel, ...]) -> "DirectState":
         return replace(self, kept=kept)
@@ -199,12 +185,10 @@ class DirectState(State):
     def watched_variance(self) -> Tensor:
         if self._problem.same:
             return self.variance_blocks[:, 0, 0] if self.B == 1 else self.variance_blocks
-        theta, x = self._loaded.theta, self._join(self.kept)
-        if theta.diag_W is None:
-            raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+        diag_W, x = given_diagonal(self._loaded.theta.diag_W), self._join(self.kept)
         WX = self._theta_WX(x)
         w = torch.linalg.solve(x.A, WX.T).T.reshape(self.W, self.B, x.A.shape[0])
-        var_W = theta.diag_W - WX.reshape(w.shape) @ w.mT
+        var_W = diag_W - WX.reshape(w.shape) @ w.mT
         return var_W[:, 0, 0] if self.B == 1 else var_W
 
     def blocks(self, width: int | None = None) -> Iterator[tuple[slice, Tensor]]:

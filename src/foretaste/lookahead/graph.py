@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from foretaste.errors import check_callable, check_known, real_number, whole_number
-from foretaste.lookahead.solve import cholesky
+from foretaste.lookahead.solve import cholesky, leave_one_out, ridge_factor
 from foretaste.tangent import Inputs, take_points, to_float64
 from foretaste.tangent.infinite import Dense, Relu, Serial, infinite_ntk
 
@@ -321,20 +321,13 @@ class PoolEvidence:
         return vars(self) | {"used": self.gamma > 0}
 
 
-def leave_out(LL: Tensor, e_LC: Tensor, ridge: float) -> Tensor:
-    """(L, C): the residuals of labels e, each predicted from all others: α/d with α = A⁻¹e, d = diag A⁻¹."""
-    A = LL.clone()
-    A.diagonal().add_(ridge)
-    inverse = torch.cholesky_inverse(cholesky(A, ridge))
-    return (inverse @ e_LC) / inverse.diagonal()[:, None]
-
-
 def weigh_ridges(LL: Tensor, e_LC: Tensor, classes_L: Tensor | None) -> tuple[float, float, float | None]:
     """The least leave-one-out error of all λ, that λ, and the share of labels that are then predicted right."""
     found: list[tuple[float, float, float | None]] = []
     for share in RIDGE_SHARES:
         ridge = share * float(LL.diagonal().mean())
-        left_LC = leave_out(LL, e_LC, ridge)
+        alpha_LC, d_L1 = leave_one_out(ridge_factor(LL, ridge), e_LC)
+        left_LC = alpha_LC / d_L1
         hits = None
         if classes_L is not None:
             hits = float(((e_LC - left_LC).argmax(1) == classes_L).double().mean())

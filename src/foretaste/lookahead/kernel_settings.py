@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from foretaste.errors import Faults, did_you_mean, real_number, whole_number
-from foretaste.lookahead.graph import Graph
+from foretaste.lookahead.graph import Graph, read_pool
 from foretaste.losses import LOSSES
 from foretaste.tangent import PRECISIONS, Inputs, Output, Params, read_output, resolve_budget
 
@@ -23,7 +23,7 @@ class KernelSettings:
     output: "auto" is the strategy's own (``for_strategy``).
     watch: None, points, or a number of candidates.
     theta_scale: None is 1; a learner under cross-entropy then fits it.
-    pool: the graph along which Θ is bent; None: the pool is left out.
+    pool: the graph along which Θ is bent, or "auto"; None: the pool is left out.
     """
 
     output: Output = "sum"
@@ -72,6 +72,9 @@ class KernelSettings:
                 whole_number("watch", self.watch, 1)
         with faults:
             whole_number("seed", self.seed, -(2**63))
+        if self.pool is not None:
+            with faults:
+                object.__setattr__(self, "pool", read_pool(self.pool))
         if not faults:
             self._check_together(faults)
         faults.raise_all()

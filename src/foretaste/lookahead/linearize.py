@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,6 @@ from foretaste.errors import counted
 from foretaste.given import ClassName, count_labels, read_sets
 from foretaste.lookahead.dense import DenseState, Posterior
 from foretaste.lookahead.direct import DirectState, LoadedTheta
-from foretaste.lookahead.graph import read_pool
 from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.lookahead.pool_state import linearise_along
 from foretaste.lookahead.problem import GivenKernels, NetworkKernels, Problem, ThetaBlocks, diagonal_blocks, to_sites
@@ -43,7 +43,7 @@ from foretaste.tangent import (
 log = logging.getLogger("foretaste")
 
 
-@without_modes
+@without_modes()
 def linearize(
     net: nn.Module | FrozenNetwork,
     x_L: Any,
@@ -126,8 +126,7 @@ def linearize(
     given = read_sets(net.net if isinstance(net, FrozenNetwork) else net, x_L, y_L, x_U, watch, classes)
     settings = KernelSettings(
         output=output, params=params, ridge=ridge, precision=precision, budget=budget, method=method,
-        watch=given.watch, watch_by=watch_by, loss=loss, time=time, theta_scale=theta_scale, seed=seed,
-        pool=read_pool(pool),
+        watch=given.watch, watch_by=watch_by, loss=loss, time=time, theta_scale=theta_scale, seed=seed, pool=pool,
     )  # fmt: skip
     frozen = freeze(net, output=output, params=params)
     check_precision(precision, frozen.dtype)
@@ -207,8 +206,9 @@ def carry_misfit(state: State) -> State:
     if ridge == state.ridge:
         return state
     WU = theta.columns(slice(0, state.U))
-    blocks = ThetaBlocks(theta.LL, theta.WL, theta.UL, WU, theta.diag_U, theta.diag_W)
-    settings, kernels = replace(p.settings, ridge=ridge), p.kernels.with_blocks(blocks)
+    kernels = copy(p.kernels)  # the same rows, and blocks that are known and must not be overwritten
+    kernels.held, kernels.ours = ThetaBlocks(theta.LL, theta.WL, theta.UL, WU, theta.diag_U, theta.diag_W), False
+    settings = replace(p.settings, ridge=ridge)
     return make_state(replace(p, settings=settings, kernels=kernels, told=True))._with(state.kept)
 
 
@@ -240,8 +240,7 @@ def watched_points(
         log.warning("watch is %d and the pool has %s; all of it is watched", watch, counted(n, "point"))
         return None, {}
     picked = watched_rows(watch, n, settings.seed, f_UC).tolist()
-    first = next(iter(x_U.values())) if not isinstance(x_U, Tensor) else x_U
-    return take_points(x_U, torch.tensor(picked, device=first.device)), {j: i for i, j in enumerate(picked)}
+    return take_points(x_U, picked), {j: i for i, j in enumerate(picked)}
 
 
 def watched_rows(watch: int, n: int, seed: int, f_NC: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ from foretaste.lookahead.graph import (
 )
 from foretaste.lookahead.kernel_settings import KernelSettings
 from foretaste.lookahead.problem import KernelSource, PriorKernel, Problem, ThetaBlocks
-from foretaste.lookahead.solve import cholesky
+from foretaste.lookahead.solve import ridge_factor
 from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import sharpened
 from foretaste.tangent import Inputs, PrecisionChoice, count_points
@@ -60,9 +60,7 @@ class BentKernels(KernelSource):
 
     def factor_L(self, L: int, ridge: float) -> Tensor:
         """The lower factor of Θ̃_LL + λI; L is the first of G."""
-        A_LL = self.kernel.theta_GG[:L, :L] - self.half_L.T @ self.half_L
-        A_LL.diagonal().add_(ridge)
-        return cholesky(A_LL, ridge)
+        return ridge_factor(self.kernel.theta_GG[:L, :L] - self.half_L.T @ self.half_L, ridge)
 
     def spread(self, alpha_LC: Tensor) -> Tensor:
         """w_GC with Θ̃_nL α = Θ_nG w for any points n: Θ̃_nL = Θ_nL − Θ_nG √γ𝓛R⁻ᵀH_L, and L is the first of G."""

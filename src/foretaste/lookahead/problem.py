@@ -8,7 +8,6 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,10 +24,10 @@ from foretaste.tangent import (
     DEFAULT_RIDGE,
     BudgetError,
     FrozenNetwork,
+    Gram,
     GramJob,
     Inputs,
     PrecisionChoice,
-    RankedPoints,
     choose_precision,
     gram,
     kernel_holds,
@@ -113,12 +112,6 @@ class KernelSource(ABC):
         """Let go of blocks that are held. After this only rows can be asked for."""
         self.held = None
 
-    def with_blocks(self, theta: ThetaBlocks) -> "KernelSource":
-        """The same source of rows, with blocks that are known and must not be overwritten."""
-        other = copy(self)
-        other.held, other.ours = theta, False
-        return other
-
 
 class GivenKernels(KernelSource):
     """Kernels that are at hand already."""
@@ -165,9 +158,9 @@ class NetworkKernels(KernelSource):
         self.scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
         # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
         given = settings.given_ridge
-        ridge, towards = (given, y_LC) if settings.quadratic else ((given or 0.0) + 4, None)
+        ridge = given if settings.quadratic else (given or 0.0) + 4
+        self.ranked_by = y_LC if settings.quadratic else None
         self.own_ridge = None if ridge is None else ridge / self.scale
-        self.ranked = RankedPoints(frozen, C, x_L, x_U, towards, self.own_ridge, settings.budget)
         self.precision = PrecisionChoice(settings.precision)
         passes = unmeasured_precision(settings.precision, frozen)
         self.row_job = replace(self.job, blocks=[("j", "U")], diagonals=[], precision=passes)
@@ -175,33 +168,31 @@ class NetworkKernels(KernelSource):
     def load(self) -> ThetaBlocks:
         if self.held is not None:
             return self.held
-        self.precision = choose_precision(self.settings.precision, self.ranked, sum(self.job.sizes.values()))
-        *fast, last = self.precision.ways
-        for way in fast:
-            theta = self._blocks_in(way)
-            if kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
+        self.precision = choose_precision(self.settings.precision, self.job, self.ranked_by, self.own_ridge)
+        ways = self.precision.ways
+        for way in ways:
+            try:
+                found = gram(replace(self.job, precision=way))
+            except BudgetError as e:
+                raise ValueError(f"{e}{suggest_watch(e, self.w == 'W')}") from None
+            why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != way else ""]))
+            self.precision = replace(self.precision, used=found.precision, why=why)
+            self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)
+            theta = self._blocks_of(found)
+            if way == ways[-1] or kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
                 return theta.scaled(self.scale)
             self.precision = replace(self.precision, spearman={**self.precision.spearman, way: math.nan})
-            del theta  # before the next is made
-        return self._blocks_in(last).scaled(self.scale)
+            del found, theta  # before the next is made
+        raise AssertionError("a choice has at least one precision to try")
 
-    def _blocks_in(self, precision: str) -> ThetaBlocks:
-        w = self.w
-        try:
-            found = gram(replace(self.job, precision=precision))
-        except BudgetError as e:
-            raise ValueError(f"{e}{suggest_watch(e, w == 'W')}") from None
-        why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != precision else ""]))
-        self.precision = replace(self.precision, used=found.precision, why=why)
-        self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)
-        theta = found.blocks
-        WU = theta[w, "U"]
-        LL = theta.get(("L", "L"), WU.new_zeros(0, 0))
-        UL = theta.get(("U", "L"), WU.new_zeros(WU.shape[1], 0))
-        if w == "U":
+    def _blocks_of(self, found: Gram) -> ThetaBlocks:
+        WU = found.blocks[self.w, "U"]
+        LL = found.blocks.get(("L", "L"), WU.new_zeros(0, 0))
+        UL = found.blocks.get(("U", "L"), WU.new_zeros(WU.shape[1], 0))
+        if self.w == "U":
             diag_U = diagonal_blocks(WU, self.B)
             return ThetaBlocks(LL, UL, UL, WU, diag_U, diag_U, found.outputs)
-        WL = theta.get(("W", "L"), WU.new_zeros(WU.shape[0], 0))
+        WL = found.blocks.get(("W", "L"), WU.new_zeros(WU.shape[0], 0))
         return ThetaBlocks(LL, WL, UL, WU, found.diagonals["U"], found.diagonals["W"], found.outputs)
 
     def row(self, j: int) -> Tensor:
@@ -238,6 +229,13 @@ def diagonal_blocks(theta: Tensor, B: int) -> Tensor:
     """(N, B, B), copied out of (N·B, N·B)."""
     n = theta.shape[0] // B
     return theta.reshape(n, B, n, B).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
+
+
+def given_diagonal(diag_W: Tensor | None) -> Tensor:
+    """The diagonal of the watched points. Raises if a kernel came without it (``from_kernels``)."""
+    if diag_W is None:
+        raise ValueError("the diagonal of the watched points' kernel was not given; give diag_W")
+    return diag_W
 
 
 def to_sites(t_NC: Tensor, B: int) -> Tensor:
@@ -351,52 +349,47 @@ class Problem:
         if self.free:
             return 1.0
         seen = 1 if self.pool is not None and self.pool.gamma else 10
-        return seen * float(leave_one_out(chol, to_sites(self.centred_LC, self.B)).mean())
+        alpha, d = leave_one_out(chol, to_sites(self.centred_LC, self.B))
+        return seen * float((alpha.square() / d).mean())
 
+    def warn_unfitted(self) -> None:
+        """Log a warning if the network does not fit its labels, which look-ahead assumes.
 
-def warn_unfitted(p: Problem) -> None:
-    """Log a warning if the network does not fit its labels, which look-ahead assumes.
-
-    What is measured: the mean squared residual on L (cross-entropy: of the softmax outputs), as a share of the mean
-    square of y − 1/C, which a network that knows nothing leaves. Thresholds: 0.1, and 0.5 under cross-entropy; 1 where
-    λ carries the misfit.
-    """
-    if p.L == 0 or p.told:
-        return
-    unlearned, residual = float(p.centred_LC.square().mean()), p.residual_L
-    if residual <= (UNFITTED if p.criterion.quadratic else UNFITTED_CLASSES) * unlearned:
-        return
-    if not p.criterion.quadratic:
-        log.warning(
-            "the softmax outputs do not fit the labels: their mean squared residual on L is %.2g, and equal "
-            "probabilities have %.2g. Look-ahead assumes a trained network, and its scores are noise otherwise; %s",
-            residual,
-            unlearned,
-            "net seems to end in a softmax: let it return logits" if _are_probabilities(p.f_LC) else "train longer",
-        )
-        return
-    for other in LOSSES.values():
-        if other.quadratic or p.labels.regression:
-            continue
-        theirs = p.residual_under(other)
-        if theirs < residual and theirs <= UNFITTED_CLASSES * unlearned:
+        The mean squared residual on L (cross-entropy: of the softmax outputs) is compared with the mean square of
+        y − 1/C, which a network that knows nothing leaves: at most 0.1 of it, 0.5 under cross-entropy, or 1 where λ
+        carries the misfit.
+        """
+        if self.L == 0 or self.told:
+            return
+        unlearned, residual = float(self.centred_LC.square().mean()), self.residual_L
+        if residual <= (UNFITTED if self.criterion.quadratic else UNFITTED_CLASSES) * unlearned:
+            return
+        if not self.criterion.quadratic:
+            f_LC = self.f_LC  # rows that are probabilities: the network applies a softmax itself
+            softmax = f_LC.shape[1] > 1 and (f_LC >= 0).all() and ((f_LC.sum(1) - 1).abs() < 1e-4).all()
             log.warning(
-                'the network\'s mean squared residual on L is %.2g with loss="%s", and %.2g with loss="%s": it looks '
-                'trained with %s. Give loss="%s"; otherwise scores are noise',
-                residual, p.settings.loss, theirs, other.name, other.title, other.name,
+                "the softmax outputs do not fit the labels: their mean squared residual on L is %.2g, and equal "
+                "probabilities have %.2g. Look-ahead assumes a trained network, and its scores are noise otherwise; %s",
+                residual, unlearned,
+                "net seems to end in a softmax: let it return logits" if softmax else "train longer",
             )  # fmt: skip
             return
-    if p.settings.misfit and residual < unlearned:
-        return  # λ carries it, where the network has learned anything
-    log.warning(
-        "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
-        "training interpolates L, and its scores are noise otherwise; train longer%s",
-        residual,
-        unlearned,
-        "" if residual < unlearned else ", and check that labels, classes and points are in the same order",
-    )
-
-
-def _are_probabilities(f_LC: Tensor) -> bool:
-    """Whether rows sum to 1 and nothing is negative: a softmax that the network applies itself."""
-    return f_LC.shape[1] > 1 and bool((f_LC >= 0).all() and ((f_LC.sum(1) - 1).abs() < 1e-4).all())
+        for other in LOSSES.values():
+            if other.quadratic or self.labels.regression:
+                continue
+            theirs = self.residual_under(other)
+            if theirs < residual and theirs <= UNFITTED_CLASSES * unlearned:
+                log.warning(
+                    'the network\'s mean squared residual on L is %.2g with loss="%s", and %.2g with loss="%s": it '
+                    'looks trained with %s. Give loss="%s"; otherwise scores are noise',
+                    residual, self.settings.loss, theirs, other.name, other.title, other.name,
+                )  # fmt: skip
+                return
+        if self.settings.misfit and residual < unlearned:
+            return  # λ carries it, where the network has learned anything
+        log.warning(
+            "the network's mean squared residual on L is %.2g (the labels' own is %.2g): look-ahead assumes that "
+            "training interpolates L, and its scores are noise otherwise; train longer%s",
+            residual, unlearned,
+            "" if residual < unlearned else ", and check that labels, classes and points are in the same order",
+        )  # fmt: skip

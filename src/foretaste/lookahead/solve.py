@@ -30,13 +30,20 @@ def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
     )
 
 
-def leave_one_out(chol: Tensor, e_NC: Tensor) -> Tensor:
-    """(N, C): squared residuals of labels, each predicted from all others, in units of their variance: α²/d.
+def ridge_factor(theta_NN: Tensor, ridge: float, what: str = "L") -> Tensor:
+    """The lower factor of Θ + λI, as ``cholesky`` gives it. Θ is not changed."""
+    A = theta_NN.clone()
+    A.diagonal().add_(ridge)
+    return cholesky(A, ridge, what)
 
-    α = A⁻¹e and d = diag A⁻¹, with A = RRᵀ and ``chol`` R: without label n its residual is α_n/d_n, its variance 1/d_n.
+
+def leave_one_out(chol: Tensor, e_NC: Tensor) -> tuple[Tensor, Tensor]:
+    """α = A⁻¹e, (N, C), and d = diag A⁻¹, (N, 1), where ``chol`` is the lower factor of A.
+
+    Predicted from all others, label n has the residual α_n/d_n and the variance 1/d_n.
     """
     inverse = torch.cholesky_inverse(chol)
-    return (inverse @ e_NC).square() / inverse.diagonal()[:, None]
+    return inverse @ e_NC, inverse.diagonal()[:, None]
 
 
 # --- the λ of the misfit ---
@@ -61,9 +68,8 @@ def misfit_ridge(theta_LL: Tensor, y_LC: Tensor, residual: float, least: float) 
     target = min(residual, MOST_MISFIT * own)
 
     def excess(log_ridge: float) -> float:
-        ridge, A = math.exp(log_ridge), theta_LL.clone()
-        A.diagonal().add_(ridge)
-        left = ridge**2 * float(torch.cholesky_solve(y_LC, cholesky(A, ridge)).square().mean())
+        ridge = math.exp(log_ridge)
+        left = ridge**2 * float(torch.cholesky_solve(y_LC, ridge_factor(theta_LL, ridge)).square().mean())
         return math.log(left / target)
 
     if not target > 0 or not least > 0:

@@ -73,13 +73,22 @@ class State(ABC):
 
     # What one more label does.
 
-    @abstractmethod
     def lookahead(self, j: SupportsIndex, y: Any) -> Tensor:
         """(W, C): outputs on the watched points if candidate j had label y (Eq. 11, 12), without training.
 
         j is a position in x_U. y is a class id or name, a (C,) target, or a float in regression. Kept labels count;
         candidates kept without a label (y=None) do not.
         """
+        j, y_C = self._candidate(j), self._problem.labels.target(y)
+        return self._mean_W((*(label for label in self._labelled if label[0] != j), (j, y_C)))
+
+    @abstractmethod
+    def _mean_W(self, labelled: tuple[tuple[int, Tensor], ...]) -> Tensor:
+        """(W, C): f_lin on the watched points after L and these labels of candidates."""
+
+    @property
+    def _labelled(self) -> tuple[tuple[int, Tensor], ...]:
+        return tuple((j, y) for j, y in self.kept if y is not None)
 
     def condition(self, j: SupportsIndex, y: Any = None) -> "State":
         """Keep one more label: the state after training on it too (Eq. 12), without training.
@@ -132,10 +141,10 @@ class State(ABC):
         """f on the candidates, (U, C)."""
         return self._problem.f_UC
 
-    @property
-    @abstractmethod
+    @cached_property
     def mean(self) -> Tensor:
         """f_lin on the watched points, (W, C)."""
+        return self._mean_W(self._labelled)
 
     @property
     @abstractmethod

@@ -13,8 +13,6 @@ from foretaste.network.fit import Fit as Fit
 from foretaste.network.fit import fit as fit
 from foretaste.network.fit import teach_soft_labels as teach_soft_labels
 from foretaste.network.fit import training_length as training_length
-from foretaste.network.heads import column_moments as column_moments
-from foretaste.network.heads import make_head as make_head
 from foretaste.network.loss_prediction import LossPrediction as LossPrediction
 from foretaste.network.loss_prediction import fit_ll4al as fit_ll4al
 from foretaste.network.loss_prediction import fit_ll4al_alone as fit_ll4al_alone
@@ -28,7 +26,9 @@ from foretaste.network.models import Spec as Spec
 from foretaste.network.models import WideResNet as WideResNet
 from foretaste.network.models import WideResNetSpec as WideResNetSpec
 from foretaste.network.models import build_network as build_network
+from foretaste.network.models import column_moments as column_moments
 from foretaste.network.models import feature_layers as feature_layers
+from foretaste.network.models import make_head as make_head
 from foretaste.network.models import make_network as make_network
 from foretaste.network.models import reset as reset
 from foretaste.network.models import resnet18 as resnet18

@@ -6,8 +6,9 @@ k-means++ on factors, and the inputs of the last layer.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -194,7 +195,8 @@ def last_layer_inputs(
             f_nC = _run_frozen(frozen, take_points(x, slice(start, start + chunk_size)))
         h_nD, out = calls.get(layer, (None, None))
         if not isinstance(h_nD, Tensor) or h_nD.dim() < 2 or len(h_nD) != len(f_nC):
-            came = "is not called" if layer not in calls else f"is given {_shape_text(h_nD)}"
+            shape = tuple(h_nD.shape) if isinstance(h_nD, Tensor) else f"a {type(h_nD).__name__}"
+            came = "is not called" if layer not in calls else f"is given {shape}"
             raise ValueError(f"layer {layer!r} {came} for {len(f_nC)} points; expected ({len(f_nC)}, D)")
         for what, values in (("outputs", f_nC), ("features", h_nD)):
             if not (finite := torch.isfinite(values.flatten(1)).all(1)).all():
@@ -225,31 +227,16 @@ def _record_calls(modules: dict[str, nn.Module]) -> Iterator[dict[str, InputAndO
     """The last call of each module, in the order of the calls. Tensors are cloned: later layers may write in place."""
     calls: dict[str, InputAndOutput] = {}
 
-    def hook(name: str) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            calls.pop(name, None)
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            calls[name] = (_clone_tensors(given), _clone_tensors(out))
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        calls.pop(name, None)
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        calls[name] = tuple(v.clone() if isinstance(v, Tensor) else v for v in (given, out))  # type: ignore[assignment]
 
-        return keep
-
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for name, module in modules.items():
-            handles.append(module.register_forward_hook(hook(name), with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(keep, name), with_kwargs=True))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _clone_tensors(v: Any) -> Any:
-    return v.clone() if isinstance(v, Tensor) else v
 
 
 def _same_tensor(out: Any, f_NC: Tensor) -> bool:
     return isinstance(out, Tensor) and out.shape == f_NC.shape and bool((out == f_NC).all())
-
-
-def _shape_text(v: Any) -> str:
-    return str(tuple(v.shape)) if isinstance(v, Tensor) else f"a {type(v).__name__}"

@@ -6,7 +6,7 @@ together. A label is worth asking for if the draws disagree about it while each 
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,14 +243,11 @@ def dropping(
     def start(module: nn.Module, args: Any, kwargs: Any) -> None:
         calls.clear()
 
-    handles = [net.register_forward_pre_hook(start, with_kwargs=True)]
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(net.register_forward_pre_hook(start, with_kwargs=True))
         for m in sites:
-            handles.append(m.register_forward_pre_hook(before) if inputs else m.register_forward_hook(after))
+            hooks.enter_context(m.register_forward_pre_hook(before) if inputs else m.register_forward_hook(after))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _mask(shape: tuple[int, ...], rate: float, generator: torch.Generator, like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ depends on layers and widths, not on trained weights, and is computed once for e
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import mlmoc, register
 from foretaste.errors import did_you_mean
-from foretaste.lookahead import BinaryOutputs, cholesky, from_kernels, label_rules
+from foretaste.lookahead import BinaryOutputs, from_kernels, label_rules, leave_one_out, ridge_factor
 from foretaste.losses import LOSSES
 from foretaste.pick.request import Request
 from foretaste.pick.select import highest_scores
@@ -68,10 +68,10 @@ def infinite(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     every logit and for their sum, so ``output`` is not used. Options: ``InfiniteOptions``. Cost: the infinite kernel of
     all pairs of points, and one pass over S.
     """
-    f, k = _known_outputs(request, "infinite", InfiniteOptions(**options))
-    responses_LC = LOSSES[request.loss].responses(f.LC)  # cross-entropy: softmax outputs, as targets are
-    request.info["residual_L"] = float((responses_LC - f.y_LC).square().mean())
-    return _most_change(request, k, f, request.loss, request.kernel.given_ridge)
+    p = _infinite_problem(request, "infinite", InfiniteOptions(**options))
+    responses_LC = LOSSES[request.loss].responses(p.f_LC)  # cross-entropy: softmax outputs, as targets are
+    request.info["residual_L"] = float((responses_LC - p.y_LC).square().mean())
+    return _most_change(request, p, request.loss, request.kernel.given_ridge)
 
 
 @register("gp", needs="classes", select="own", options=InfiniteOptions)
@@ -85,31 +85,36 @@ def gp(request: Request, **options: Any) -> tuple[Tensor, Tensor]:
     ``gp_predict`` gives its predictions. Its leave-one-out accuracy on L goes to the log and to ``q.info``, as
     "leave_one_out_accuracy"; NaN with an empty L. Options: ``InfiniteOptions``. Cost: as ``infinite``.
     """
-    f, k = _known_outputs(request, "gp", InfiniteOptions(**options))
-    ridge, accuracy, C = request.kernel.given_ridge, math.nan, f.UC.shape[1]
-    m_UC, m_WC = (torch.full_like(f_NC, 1 / C) for f_NC in (f.UC, f.WC))
-    if L := len(f.y_LC):
-        ridge = gp_ridge(ridge, k.LL)
-        m_UC = gp_regress(k.LL, k.UL, f.y_LC, ridge)
-        m_WC = m_UC if k.WL is None else gp_regress(k.LL, k.WL, f.y_LC, ridge)
-        accuracy = float((gp_leave_one_out(k.LL, f.y_LC, ridge).argmax(1) == f.y_LC.argmax(1)).double().mean())
+    p = _infinite_problem(request, "gp", InfiniteOptions(**options))
+    ridge, accuracy, y_LC = request.kernel.given_ridge, math.nan, p.y_LC
+    m_UC, m_WC = (torch.full_like(f_NC, 1 / request.C) for f_NC in (p.f_UC, p.f_WC))
+    if L := len(y_LC):
+        ridge = gp_ridge(ridge, p.LL)
+        m_UC = gp_regress(p.LL, p.UL, y_LC, ridge)
+        m_WC = m_UC if p.WL is None else gp_regress(p.LL, p.WL, y_LC, ridge)
+        accuracy = float((gp_leave_one_out(p.LL, y_LC, ridge).argmax(1) == y_LC.argmax(1)).double().mean())
         log.info("gp: accuracy %.3f on the %d labelled points, each left out in turn", accuracy, L)
     request.info["leave_one_out_accuracy"] = accuracy
     # The mean has learned L already. With y_L as f on L, no residual is left to be learned again.
-    return _most_change(request, k, KnownOutputs(f.y_LC, m_WC, m_UC, f.y_LC), "l2", ridge)
+    return _most_change(request, replace(p, f_LC=y_LC, f_WC=m_WC, f_UC=m_UC), "l2", ridge)
 
 
 @dataclass(frozen=True)
-class KnownOutputs:
-    """f on L, W and U, and the targets of L."""
+class InfiniteProblem:
+    """Θ and f between L, W and U, and the targets of L. WL and diag_U are None for W = U."""
 
-    LC: Tensor
-    WC: Tensor
-    UC: Tensor
+    LL: Tensor
+    WL: Tensor | None
+    UL: Tensor
+    WU: Tensor
+    diag_U: Tensor | None
+    f_LC: Tensor
+    f_WC: Tensor
+    f_UC: Tensor
     y_LC: Tensor
 
 
-def _known_outputs(request: Request, name: str, how: InfiniteOptions) -> "tuple[KnownOutputs, InfiniteBlocks]":
+def _infinite_problem(request: Request, name: str, how: InfiniteOptions) -> InfiniteProblem:
     """f, checked as in ``linearize``, and the infinite Θ. Not by a state: it would warn about the residual on L."""
     if request.params is not None:
         raise ValueError(
@@ -135,20 +140,17 @@ def _known_outputs(request: Request, name: str, how: InfiniteOptions) -> "tuple[
             raise ValueError("watch has no points; give at least one, or None to watch the pool")
         f_WC = outputs(frozen, x_W, name="watch")
     labelled, apart = x_L if len(y_LC) else None, None if x_W is x_U else x_W
-    return KnownOutputs(f_LC, f_WC, f_UC, y_LC), infinite_blocks(
-        layer, labelled, x_U, apart, how.parametrisation, request.budget
-    )
+    theta = infinite_blocks(layer, labelled, x_U, apart, how.parametrisation, request.budget)
+    return InfiniteProblem(*theta, f_LC, f_WC, f_UC, y_LC)
 
 
-def _most_change(
-    request: Request, k: "InfiniteBlocks", f: KnownOutputs, loss: str, ridge: float | None
-) -> tuple[Tensor, Tensor]:
+def _most_change(request: Request, p: InfiniteProblem, loss: str, ridge: float | None) -> tuple[Tensor, Tensor]:
     """The batch of highest MLMOC on these kernels and outputs, and all scores."""
-    f_W = None if k.WL is None else f.WC
+    f_W = None if p.WL is None else p.f_WC
     # The sum of the two logits (0, f) of a binary network has the kernel Θ_f / 2 (``BinaryOutputs``).
     halved = isinstance(request.net, BinaryOutputs) and not LOSSES[loss].quadratic
     state = from_kernels(
-        k.LL, k.WL, k.UL, k.WU, k.diag_U, f.LC, f_W, f.UC, f.y_LC, ridge=ridge, loss=loss, method=request.method,
+        p.LL, p.WL, p.UL, p.WU, p.diag_U, p.f_LC, f_W, p.f_UC, p.y_LC, ridge=ridge, loss=loss, method=request.method,
         theta_scale=0.5 if halved else 1.0,
     )  # fmt: skip
     scores_U = mlmoc(state)
@@ -216,19 +218,13 @@ def gp_ridge(ridge: float | None, theta_LL: Tensor) -> float:
 def gp_regress(theta_LL: Tensor, theta_NL: Tensor, y_LC: Tensor, ridge: float) -> Tensor:
     """1/C + Θ_NL (Θ_LL + λI)⁻¹ (Y − 1/C), (N, C)."""
     C = y_LC.shape[1]
-    return 1 / C + theta_NL @ torch.cholesky_solve(y_LC - 1 / C, _gp_factor(theta_LL, ridge))
+    return 1 / C + theta_NL @ torch.cholesky_solve(y_LC - 1 / C, ridge_factor(theta_LL, ridge))
 
 
 def gp_leave_one_out(theta_LL: Tensor, y_LC: Tensor, ridge: float) -> Tensor:
     """(L, C): the prediction of each labelled point by all others, y_i − α_i / (A⁻¹)_ii with α = A⁻¹(Y − 1/C)."""
-    inverse = torch.cholesky_inverse(_gp_factor(theta_LL, ridge))
-    return y_LC - inverse @ (y_LC - 1 / y_LC.shape[1]) / inverse.diagonal()[:, None]
-
-
-def _gp_factor(theta_LL: Tensor, ridge: float) -> Tensor:
-    A = theta_LL.clone()
-    A.diagonal().add_(ridge)
-    return cholesky(A, ridge)
+    alpha_LC, d_L1 = leave_one_out(ridge_factor(theta_LL, ridge), y_LC - 1 / y_LC.shape[1])
+    return y_LC - alpha_LC / d_L1
 
 
 def _gp_classes(layer: Any) -> int | None:
@@ -269,21 +265,10 @@ def infinite_layer(net: nn.Module, how: InfiniteOptions) -> Layer:
         raise type(e)(f"{e}{hint}") from None
 
 
-@dataclass(frozen=True)
-class InfiniteBlocks:
-    """Θ between L, W and U; WL and diag_U are None for W = U."""
-
-    LL: Tensor
-    WL: Tensor | None
-    UL: Tensor
-    WU: Tensor
-    diag_U: Tensor | None
-
-
 def infinite_blocks(
     layer: Layer, x_L: Inputs | None, x_U: Inputs, x_W: Inputs | None, parametrisation: str, budget: int | str | None
-) -> InfiniteBlocks:
-    """Θ in one run: L and U with themselves (half the work), or L and W with L and U."""
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
+    """LL, WL, UL, WU and diag_U of Θ in one run: L and U with themselves (half the work), or L and W with L and U."""
     for name, x in (("x_L", x_L), ("x_U", x_U), ("watch", x_W)):
         if x is not None and not (isinstance(x, Tensor) and x.is_floating_point()):
             what = x.dtype if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -298,7 +283,7 @@ def infinite_blocks(
     L = 0 if x_L is None else len(x_L)
     if x_W is None:
         t = theta(after_L(x_U))
-        return InfiniteBlocks(t[:L, :L], None, t[L:, :L], t[L:, L:], None)
+        return t[:L, :L], None, t[L:, :L], t[L:, L:], None
     t = theta(after_L(x_W), after_L(x_U))
     diag_U = torch.cat([theta(x_u).diagonal() for x_u in x_U.split(DIAGONAL_CHUNK)])  # type: ignore[union-attr]
-    return InfiniteBlocks(t[:L, :L], t[L:, :L], t[:L, L:].T, t[L:, L:], diag_U)
+    return t[:L, :L], t[L:, :L], t[:L, L:].T, t[L:, L:], diag_U

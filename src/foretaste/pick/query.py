@@ -24,7 +24,7 @@ from foretaste.given import (
     resolve_class_names,
     text_labels,
 )
-from foretaste.lookahead import KernelSettings, PoolState, State, check_points, read_pool, settle_binary
+from foretaste.lookahead import KernelSettings, PoolState, State, check_points, settle_binary
 from foretaste.losses import BinaryOutputs
 from foretaste.pick.request import Query, Request
 from foretaste.pick.select import Batch, Oracle, ProgressCounter, labelled_copies, pick
@@ -41,7 +41,7 @@ from foretaste.tangent import (
 log = logging.getLogger("foretaste")
 
 
-@without_modes
+@without_modes()
 def query(
     net: nn.Module,
     x_L: Any,
@@ -329,7 +329,6 @@ def check_query(
         info["first"], how = DEFAULT_STRATEGY, replace(find_strategy(DEFAULT_STRATEGY), name=how.name)
         chosen = how.settings(None)
     with faults:
-        kernel["pool"] = read_pool(kernel.get("pool"))
         settings = KernelSettings(**kernel)
     if settings is not None and isinstance(net, nn.Module):
         with faults:

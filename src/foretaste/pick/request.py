@@ -135,9 +135,7 @@ class Request:
 
     def restrict_to(self, positions_u: Tensor) -> "Request":
         """The same question about some candidates only. The network is not copied again."""
-        first = self.x_U if isinstance(self.x_U, Tensor) else next(iter(self.x_U.values()))
-        x_u = take_points(self.x_U, positions_u.to(first.device))
-        subject = vars(self).get("frozen", self.subject)
+        x_u, subject = take_points(self.x_U, positions_u), vars(self).get("frozen", self.subject)
         return replace(self, x_U=x_u, batch_size=min(self.batch_size, len(positions_u)), subject=subject)
 
 

@@ -63,15 +63,18 @@ class Space(ABC):
 
     name: str
     L: int
-    N: int
+
+    @property
+    def N(self) -> int:
+        return len(self.norms_N)
 
     @property
     def U(self) -> int:
         return self.N - self.L
 
     @property
-    @abstractmethod
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        return self.norms_N.device
 
     @property
     @abstractmethod
@@ -136,14 +139,6 @@ class VectorSpace(Space):
     x_ND: Tensor
     copy: float
 
-    @property
-    def N(self) -> int:  # type: ignore[override]
-        return len(self.x_ND)
-
-    @property
-    def device(self) -> torch.device:
-        return self.x_ND.device
-
     @cached_property
     def norms_N(self) -> Tensor:
         return self.x_ND.square().sum(1)
@@ -185,14 +180,6 @@ class KernelSpace(Space):
     L: int
     theta_NN: Tensor
     copy: float
-
-    @property
-    def N(self) -> int:  # type: ignore[override]
-        return len(self.theta_NN)
-
-    @property
-    def device(self) -> torch.device:
-        return self.theta_NN.device
 
     @cached_property
     def norms_N(self) -> Tensor:
@@ -281,28 +268,32 @@ def find_space(
         cheaper, and within the budget.
     """
     if space == "auto":
-        space = "last" if layer is not None or not _are_vectors(request.x_U) else "inputs"
+        x = request.x_U
+        vectors = isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point()
+        space = "inputs" if vectors and layer is None else "last"
     request.info["space"] = space
     first = request.x_U if isinstance(request.x_U, Tensor) else next(iter(request.x_U.values()))
     check_points(request.x_L if request.L else None, request.x_U, None, first.device)
     if space == "tangent":
         return _tangent_space(request)
     make = _input_space if space == "inputs" else partial(_last_layer_space, layer=layer)
-    vectors = make(request, unit_length=unit_length)
-    N, D = vectors.x_ND.shape
+    found = make(request, unit_length=unit_length)
+    N, D = found.x_ND.shape
     worth = N > 1 and (2 * rows >= N or means * D > PRODUCTS_PAY * N)
-    fits = resolve_budget(request.budget, vectors.device) >= 24 * N * N
-    return vectors.products() if worth and fits else vectors
-
-
-def _are_vectors(x: Inputs) -> bool:
-    return isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point()
+    fits = resolve_budget(request.budget, found.device) >= 24 * N * N
+    return found.products() if worth and fits else found
 
 
 def _input_space(request: Request, unit_length: bool) -> VectorSpace:
     x = request.x_U
     if isinstance(x, Tensor) and x.is_floating_point():
-        _check_vectors_fit(request, x[0].numel())
+        N, D = request.L + request.U, x[0].numel()
+        need, budget = 16 * N * D, resolve_budget(request.budget)  # twice: they are moved to their mean
+        if need > budget:
+            raise ValueError(
+                f"{N} points of {D} numbers take {format_bytes(need)} and the budget is {format_bytes(budget)}; raise "
+                'budget, or take a space of fewer numbers: options={"space": "last"}'
+            )
         parts = [p.detach() for p in _points(request) if isinstance(p, Tensor)]
         return _vector_space("inputs", parts, request.L, unit_length)
     came = f"a tensor of {str(x.dtype).removeprefix('torch.')}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -310,16 +301,6 @@ def _input_space(request: Request, unit_length: bool) -> VectorSpace:
         f'space="inputs" measures distances between points, and x_U is {came}; use options={{"space": "last"}}, the '
         'input of the last layer, or "tangent"'
     )
-
-
-def _check_vectors_fit(request: Request, D: int) -> None:
-    N = request.L + request.U
-    need, budget = 16 * N * D, resolve_budget(request.budget)  # twice: they are moved to their mean
-    if need > budget:
-        raise ValueError(
-            f"{N} points of {D} numbers take {format_bytes(need)} and the budget is {format_bytes(budget)}; raise "
-            'budget, or take a space of fewer numbers: options={"space": "last"}'
-        )
 
 
 def _vector_space(

@@ -117,38 +117,28 @@ class StopRule(ABC):
         """The verdict on at least one round."""
 
     def __and__(self, other: "StopRule") -> "StopRule":
-        return AllRules((*_parts(self, AllRules), *_parts(other, AllRules)))
+        return _combine(self, other, every=True)
 
     def __or__(self, other: "StopRule") -> "StopRule":
-        return AnyRule((*_parts(self, AnyRule), *_parts(other, AnyRule)))
-
-
-def _parts(rule: StopRule, kind: type) -> tuple[StopRule, ...]:
-    return rule.rules if isinstance(rule, kind) and isinstance(rule, AllRules | AnyRule) else (rule,)
+        return _combine(self, other, every=False)
 
 
 @dataclass(frozen=True)
-class AllRules(StopRule):
-    """Stop when every one of these says so; what ``a & b`` makes."""
+class CombinedRule(StopRule):
+    """Stop when every one of these says so (``a & b``), or when one of them does (``a | b``)."""
 
     rules: tuple[StopRule, ...]
+    every: bool
 
     def judge(self, rounds: Sequence[Round]) -> StopVerdict:
         said = [rule.judge(rounds) for rule in self.rules]
-        if all(said):
-            return StopVerdict(True, join_words([v.reason for v in said]))
-        return StopVerdict(False, join_words([v.reason for v in said if not v.stop]))
+        stop = all(said) if self.every else any(said)
+        return StopVerdict(stop, join_words([v.reason for v in said if v.stop == stop]))
 
 
-@dataclass(frozen=True)
-class AnyRule(StopRule):
-    """Stop when one of these says so; what ``a | b`` makes."""
-
-    rules: tuple[StopRule, ...]
-
-    def judge(self, rounds: Sequence[Round]) -> StopVerdict:
-        said = [rule.judge(rounds) for rule in self.rules]
-        return StopVerdict(any(said), join_words([v.reason for v in said if v.stop or not any(said)]))
+def _combine(a: StopRule, b: StopRule, every: bool) -> CombinedRule:
+    parts = [r.rules if isinstance(r, CombinedRule) and r.every == every else (r,) for r in (a, b)]
+    return CombinedRule((*parts[0], *parts[1]), every)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from foretaste.tangent.frozen import read_output as read_output
 from foretaste.tangent.frozen import take_points as take_points
 from foretaste.tangent.frozen import to_float64 as to_float64
 from foretaste.tangent.frozen import without_modes as without_modes
+from foretaste.tangent.infinite.closed_form import counterpart as counterpart
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk
-from foretaste.tangent.infinite.counterpart import counterpart as counterpart
 from foretaste.tangent.kernel import Gram as Gram
 from foretaste.tangent.kernel import GramJob as GramJob
 from foretaste.tangent.kernel import gram as gram
@@ -31,7 +31,6 @@ from foretaste.tangent.planning import BudgetError as BudgetError
 from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
-from foretaste.tangent.precision import RankedPoints as RankedPoints
 from foretaste.tangent.precision import check_precision as check_precision
 from foretaste.tangent.precision import choose_precision as choose_precision
 from foretaste.tangent.precision import double_inputs as double_inputs

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from traceback import walk_tb
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ OUTPUTS = ("sum", "signs", "first", "full", "trace")  # or the number of a logit
 Output = str | int
 Params = Callable[[str], bool] | Sequence[str] | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 # How much an output may change in another batch, as a share of the largest output.
 OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
 PROBE_POINTS = 3  # run through the network before anything else
@@ -50,7 +48,7 @@ def count_points(x: Inputs) -> int:
 
 
 def take_points(x: Inputs, at: Any) -> Inputs:
-    """The points ``at`` (a slice or an index tensor)."""
+    """The points ``at``: a slice, positions in a list, or an index tensor on the CPU or the device of ``x``."""
     return {k: v[at] for k, v in x.items()} if isinstance(x, Mapping) else x[at]
 
 
@@ -146,18 +144,14 @@ class FrozenNetwork:
     unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
     surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a cache of survey.py
 
-    def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
-        """f(x), (N, C), with ``params`` in place of some of the network's parameters."""
-        state = {k: p.detach() for k, p in self.net.named_parameters()}
+    def call(self, x: Inputs, params: dict[str, Tensor] | None = None, attached: bool = False) -> Tensor:
+        """f(x), (N, C), with ``params`` in place of some of the network's parameters.
+
+        attached: with the network's own parameters, to which autograd can go back. For checks on a few points.
+        """
+        state = {} if attached else {k: p.detach() for k, p in self.net.named_parameters()}
         state |= {k: b.clone() for k, b in self.net.named_buffers()}
         state |= params or {}
-        return self._run(x, state)
-
-    def call_attached(self, x: Inputs) -> Tensor:
-        """f(x) with the network's own parameters, to which autograd can go back. For checks on a few points."""
-        return self._run(x, {k: b.clone() for k, b in self.net.named_buffers()})
-
-    def _run(self, x: Inputs, state: dict[str, Tensor]) -> Tensor:
         # Detached: an input with a graph of its own (features of a backbone) would be taken for a recorded layer.
         parts = {k: v.clone() if v.is_inference() else v.detach() for k, v in input_parts(x).items()}
         args, kwargs = ((), parts) if isinstance(x, Mapping) else ((parts[""],), {})
@@ -343,18 +337,14 @@ def _wanted(params: Callable[[str], bool], name: str) -> bool:
 # ---- The state of torch during a pass ----
 
 
-def without_modes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run a function outside of the caller's ``torch.set_default_device`` and ``torch.inference_mode``."""
-
-    @wraps(function)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with (
-            torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext(),
-            torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(),
-        ):
-            return function(*args, **kwargs)
-
-    return call
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Outside of the caller's ``torch.set_default_device`` and ``torch.inference_mode``. Also a decorator."""
+    with (
+        torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext(),
+        torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(),
+    ):
+        yield
 
 
 @contextmanager
@@ -469,7 +459,7 @@ def check_output(frozen: FrozenNetwork, C: int) -> None:
         raise ValueError(f"output={frozen.output} but net has {counted(C, 'output')}")
 
 
-@without_modes
+@without_modes()
 def outputs(
     net: nn.Module | FrozenNetwork, x: Inputs, *, chunk_size: int = 256, name: str = "x", precision: str = "float32"
 ) -> Tensor:
@@ -519,8 +509,7 @@ def to_float64(t: Tensor) -> Tensor:
 def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
     """Replace torch's error about inputs of another width or type by one that names the argument.
 
-    x: a few points, on which the network is called again to find the layer that fails. Inputs are never converted:
-    the caller decides whether to scale bytes or round float64.
+    x: a few of the points. Inputs are never converted: the caller decides whether to scale bytes or round float64.
     """
     try:
         yield
@@ -530,39 +519,29 @@ def explained(frozen: FrozenNetwork, x: Inputs, name: str) -> Iterator[None]:
         flat = [part_label(name, k) for k, v in input_parts(x).items() if v.dim() == 1]
         if flat and isinstance(error, IndexError):
             raise ValueError(f"{flat[0]} has one dimension, and net wants more ({error}); expected (N, ...)") from error
-        if faults := find_misfit(frozen, x, name, str(error)):
+        if faults := find_misfit(frozen, x, name, error):
             raise ValueError("; ".join(faults)) from error
         shapes = {k: (tuple(v.shape), v.dtype) for k, v in input_parts(x).items()}
         error.add_note(f"raised by net on the first points of {name}: {shapes.get('', shapes)}")
         raise
 
 
-def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, message: str) -> list[str]:
-    """What the network cannot take about ``x``, judged by the layer that fails. Empty if ``x`` is not at fault.
+def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, error: Exception) -> list[str]:
+    """What the network cannot take about ``x``, judged by the layer that raised. Empty if ``x`` is not at fault.
 
-    message: of the error. A module that is not torch's own may fail for any reason, so its message must speak of types.
+    A module that is not torch's own may fail for any reason, so its message must speak of types.
     """
-    stack: list[tuple[str, nn.Module, Any]] = []  # the modules that are running
-
-    def enter(label: str, m: nn.Module, args: tuple, kwargs: dict) -> None:
-        stack.append((label, m, next(iter([*args, *kwargs.values()]), None)))
-
-    hooks = []
-    try:
-        for label, m in frozen.net.named_modules():
-            hooks.append(m.register_forward_pre_hook(partial(enter, label), with_kwargs=True))
-            hooks.append(m.register_forward_hook(lambda m, args, out: stack.pop() and None))
-        frozen.call(x)
-        return []
-    except Exception:
-        label, m, got = stack[-1] if stack else ("", frozen.net, None)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    m: Any = None
+    got: Any = None
+    for frame, _ in walk_tb(error.__traceback__):
+        own, given, *_ = *(frame.f_locals.get(local) for local in frame.f_code.co_varnames[:2]), None, None
+        if frame.f_code.co_name == "forward" and isinstance(own, nn.Module):
+            m, got = own, given
     if not isinstance(got, Tensor):
         return []
+    label = next((label for label, inner in frozen.net.named_modules() if inner is m), "")
     torchs_own = type(m).__module__.startswith("torch.nn.") and not list(m.children())
-    typed = torchs_own or re.search("dtype|scalar type|Input type", message)
+    typed = torchs_own or re.search("dtype|scalar type|Input type", str(error))
     mistyped = got.dtype != frozen.dtype and typed and not isinstance(m, nn.Embedding)
     faults = type_faults(frozen, x, name) if mistyped else []
     if wanted := describe_misfit(m, got):

@@ -112,14 +112,14 @@ def autograd_rows(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dic
         return {}
     weight_1 = torch.ones(1, dtype=frozen.dtype, device=frozen.device)
     points = (take_points(x, slice(i, i + 1)) for i in range(count_points(x)))
-    found = [autograd_sum(frozen, frozen.call_attached(one), names, weight_1) for one in points]
+    found = [autograd_sum(frozen, frozen.call(one, attached=True), names, weight_1) for one in points]
     return {k: torch.stack([sums[k] for sums in found]) for k in found[0]} if found else {}
 
 
 def autograd_sum(frozen: FrozenNetwork, f_nC: Tensor, names: Iterable[str], r_n: Tensor) -> dict[str, Tensor]:
     """{name: (p,)}: Σ_i r_i times the gradient of the first head at point i, in the parameters that require grad.
 
-    f_nC: of ``FrozenNetwork.call_attached``.
+    f_nC: of ``FrozenNetwork.call``, attached.
     """
     chosen = set(names)
     params = {k: p for k, p in frozen.net.named_parameters() if k in chosen and p.requires_grad}

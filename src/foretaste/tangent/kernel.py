@@ -130,7 +130,6 @@ def ntk(
         >>> ft.ntk(net, x[:2], x, output="full").shape
         torch.Size([2, 10, 3, 3])
     """
-    check_engine_precision(precision)
     job = replace(pair_job(net, x, x2, output, params), budget=budget, precision=precision, progress=progress)
     (a, b), *_ = job.blocks
     theta = gram(job).blocks[a, b]
@@ -140,7 +139,7 @@ def ntk(
     return theta.view(n, theta.shape[0] // n, m, -1).permute(0, 2, 1, 3)
 
 
-@without_modes
+@without_modes()
 def plan(
     net: nn.Module,
     x: Any,
@@ -219,10 +218,10 @@ class GramJob:
     check: bool = True  # whether rules are compared with autograd; False if another job does so for the same points
 
     def __post_init__(self) -> None:
-        double = self.frozen.dtype == torch.float64
-        if not (double and self.precision == "float64"):
-            check_engine_precision(self.precision)
-        if self.precision == "half" and double:
+        double, precision = self.frozen.dtype == torch.float64, self.precision
+        if not isinstance(precision, str) or precision not in (*PRECISIONS, *["float64"] * double):
+            raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
+        if precision == "half" and double:
             raise ValueError(
                 "precision='half' is for float32 networks, and net is float64; use precision='float32', or net.float()"
             )
@@ -252,11 +251,6 @@ class Gram:
     frozen: FrozenNetwork = field(repr=False)  # the network, without the rules that failed
 
 
-def check_engine_precision(precision: object) -> None:
-    if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
-
-
 # ---- The computation ----
 
 
@@ -268,7 +262,7 @@ class HalfRangeError(RuntimeError):
         self.largest = largest
 
 
-@without_modes
+@without_modes()
 def gram(job: GramJob) -> Gram:
     """Compute a job, and start again if something fails.
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from foretaste.tangent.frozen import (
     FrozenNetwork,
     Inputs,
-    count_points,
     freeze,
     input_parts,
     take_points,
@@ -74,65 +73,55 @@ def check_precision(precision: str, dtype: torch.dtype) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class RankedPoints:
-    """What a sample is drawn from and ranked by: the network, its points and their labels, λ, and a budget."""
+def choose_precision(asked: str, job: GramJob, y_LC: Tensor | None, ridge: float | None) -> PrecisionChoice:
+    """The precisions to try for the Θ of a job between "U" and "L", and what was measured to find them.
 
-    frozen: FrozenNetwork
-    C: int
-    x_L: Inputs | None
-    x_U: Inputs
-    y_LC: Tensor | None  # None: the mean is f
-    ridge: float | None  # None: the default
-    budget: int | float | str | None = None
-    seed: int = 0
-
-
-def choose_precision(asked: str, ranked: RankedPoints, points: int) -> PrecisionChoice:
-    """The precisions to try for Θ of so many points, and what was measured to find them."""
-    served, why = served_precision(asked, ranked.frozen)
+    y_LC: the labels by which a sample is ranked; None: the mean is f. ridge: λ; None: the default.
+    """
+    served, why = served_precision(asked, job.frozen)
     if served != "auto":
         return PrecisionChoice(asked, why=why, ways=(served,))
-    if points < WORTH_MEASURING:
+    if (points := sum(job.sizes.values())) < WORTH_MEASURING:
         return PrecisionChoice(asked, why=f"{points} points: measuring would take longer", ways=("float32",))
     try:
-        spearman = measure_precisions(ranked, TRIED_PRECISIONS)
+        spearman = measure_precisions(job, y_LC, ridge, TRIED_PRECISIONS)
     except (RuntimeError, ValueError, TypeError) as e:  # the network casts to float32, or the budget is small
         why = f"float64 could not be measured: {str(e).splitlines()[0][:120]}"
         log.warning("precision='auto' takes float32: %s", why)
         return PrecisionChoice(asked, why=why, ways=("float32",))
     good = [p for p in TRIED_PRECISIONS if spearman.get(p, 0.0) >= ENOUGH_CORRELATION]
-    drawn = min(SAMPLE_POINTS, count_points(ranked.x_U))
+    drawn = min(SAMPLE_POINTS, job.sizes["U"])
     why = f"Spearman to float64 on {drawn} candidates, at least {ENOUGH_CORRELATION}"
     return PrecisionChoice(asked, None, spearman, why, (*good[:1], "float32"))
 
 
-def measure_precisions(ranked: RankedPoints, tried: Sequence[str]) -> dict[str, float]:
+def measure_precisions(
+    job: GramJob, y_LC: Tensor | None, ridge: float | None, tried: Sequence[str]
+) -> dict[str, float]:  # fmt: skip
     """For each precision, until one is enough: the rank correlation with float64, for the worse of two scores."""
-    frozen, y_LC = ranked.frozen, ranked.y_LC
-    g = torch.Generator().manual_seed(ranked.seed)
-
-    def draw(x: Inputs) -> Tensor:
-        return torch.randperm(count_points(x), generator=g)[:SAMPLE_POINTS].to(frozen.device)
-
-    sets = {"U": take_points(ranked.x_U, draw(ranked.x_U))}
-    if ranked.x_L is not None:
-        at_L = draw(ranked.x_L)
-        sets["L"], y_LC = take_points(ranked.x_L, at_L), None if y_LC is None else y_LC[at_L.to(y_LC.device)]
+    frozen, g = job.frozen, torch.Generator().manual_seed(0)
+    drawn = {
+        name: torch.randperm(job.sizes[name], generator=g)[:SAMPLE_POINTS].to(frozen.device)
+        for name in ("U", "L")
+        if name in job.sets
+    }
+    sets = {name: take_points(job.sets[name], at) for name, at in drawn.items()}
+    if y_LC is not None and "L" in sets:
+        y_LC = y_LC[drawn["L"].to(y_LC.device)]
     if frozen.output == "full":  # "sum" rounds in the same way, at 1/C² of the work
         frozen = replace(frozen, output="sum")
     # Rules are not checked here: the kernel that follows checks them.
     blocks = [("U", "U")] + ([("L", "L"), ("U", "L")] if "L" in sets else [])
-    job = GramJob(frozen, sets, blocks, budget=ranked.budget, classes=ranked.C, check=False)
+    job = GramJob(frozen, sets, blocks, budget=job.budget, classes=job.classes, check=False)
     twin = freeze(deepcopy(frozen.net).double(), output=frozen.output, params=list(frozen.params))
     with without_cudnn():
         exact = replace(job, frozen=twin, sets={k: double_inputs(x) for k, x in sets.items()})
-        want = score_sample(gram(exact), y_LC, ranked.ridge)
+        want = score_sample(gram(exact), y_LC, ridge)
     if want is None:
         raise ValueError("the sample's kernel has no Cholesky factor, even in float64")
     found: dict[str, float] = {}
     for precision in tried:
-        got = score_sample(gram(replace(job, precision=precision)), y_LC, ranked.ridge)
+        got = score_sample(gram(replace(job, precision=precision)), y_LC, ridge)
         found[precision] = math.nan if got is None else min(rank_correlation(a, b) for a, b in zip(got, want))
         if found[precision] >= ENOUGH_CORRELATION:
             break

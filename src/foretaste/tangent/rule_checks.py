@@ -36,7 +36,6 @@ from foretaste.tangent.survey import (
     align_calls,
     find_same,
     modules_of,
-    record_calls,
     record_pass,
     row_gaps,
     some_entries,
@@ -154,23 +153,16 @@ def join_drawn(drawn: Sequence[CheckedPoints]) -> Sequence[CheckedPoints]:
     return [CheckedPoints(join_points(*(d.x for d in drawn)), calls, marks, torch.cat([d.f_nC for d in drawn]))]
 
 
-def record_alone(frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs) -> CheckedPoints:
-    """A and G of the first head of some points, run by themselves, and f."""
-    recorded, f_nC = record_pass(frozen, modules_of(layers), x, heads=1)
-    calls = align_calls(recorded, survey.axes, survey.folds, count_points(x), 1)
-    return CheckedPoints(x, calls, mark_points(calls), f_nC)
-
-
-def run_attached(
-    frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs
-) -> tuple[Tensor, Marks]:
-    """f and the marks of some points, run by themselves with the network's own parameters.
+def record_alone(
+    frozen: FrozenNetwork, survey: Survey, layers: Sequence[LayerParameter], x: Inputs, heads: int = 1
+) -> CheckedPoints:
+    """A and G of the first head of some points, run by themselves, and f. heads=0: no G, and f is attached.
 
     Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
     """
-    with record_calls(modules_of(layers)) as recorded:
-        f_nC = frozen.call_attached(x)
-    return f_nC, mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
+    recorded, f_nC = record_pass(frozen, modules_of(layers), x, heads)
+    calls = align_calls(recorded, survey.axes, survey.folds, count_points(x), heads)
+    return CheckedPoints(x, calls, mark_points(calls), f_nC)
 
 
 def compare_rows(
@@ -178,7 +170,7 @@ def compare_rows(
 ) -> dict[str, Tensor]:
     """{name: (2,)}: ``row_gaps`` of Σ_i r_i J_i over the points, by the rules and by autograd.
 
-    f_nC: of the points by themselves, from ``call_attached``.
+    f_nC: of the points by themselves, attached (``FrozenNetwork.call``).
 
     This makes the rules safe. A rule fails here if the network uses a weight outside its module
     (``F.linear(x, self.embed.weight)``), changes an input in place, or calls a module under torch.utils.checkpoint. Or
@@ -264,9 +256,9 @@ class RuleChecks:
             if self.coarse:
                 self.check_alone(points)
                 continue
-            f_nC, marks = run_attached(self.frozen, self.survey, self.layers, points.x)
-            gaps = compare_rows(self.frozen, self.layers, points, f_nC) if points.calls else {}
-            self.first_look.append((points, gaps, compare_marks(points.marks, marks, cut=False)))
+            alone = record_alone(self.frozen, self.survey, self.layers, points.x, heads=0)
+            gaps = compare_rows(self.frozen, self.layers, points, alone.f_nC) if points.calls else {}
+            self.first_look.append((points, gaps, compare_marks(points.marks, alone.marks, cut=False)))
         self.few.clear()
         self.many.clear()
 
@@ -275,7 +267,7 @@ class RuleChecks:
         alone = record_alone(self.frozen, self.survey, self.layers, points.x)
         self.mark_gaps.append(compare_marks(points.marks, alone.marks))
         self.outputs.append(compare_outputs(points.f_nC, alone.f_nC))
-        self.gaps.append(compare_rows(self.frozen, self.layers, alone, self.frozen.call_attached(points.x)))
+        self.gaps.append(compare_rows(self.frozen, self.layers, alone, self.frozen.call(points.x, attached=True)))
 
     def read(self) -> None:
         """Raise if a rule does not hold, or if points influence one another. A read waits for the device."""
@@ -307,7 +299,7 @@ def settle_rules(frozen: FrozenNetwork, x: Inputs, classes: int) -> FrozenNetwor
             return frozen
         with isolated(frozen.device):
             alone = record_alone(frozen, survey, survey.layers, points)
-            gaps = compare_rows(frozen, survey.layers, alone, frozen.call_attached(points))
+            gaps = compare_rows(frozen, survey.layers, alone, frozen.call(points, attached=True))
             agrees = find_same(gaps, frozen.dtype)
         if all(agrees.values()):
             return frozen

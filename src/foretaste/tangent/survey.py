@@ -11,8 +11,7 @@ tells whether the rules hold for it.
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -139,17 +138,14 @@ class Survey:
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
-    """Survey a network with a few points of ``x``. Cached for each frozen network and shape of points."""
-    shapes = tuple((k, v.shape[1:], v.dtype) for k, v in input_parts(x).items())
-    key = frozen.output, frozen.unruled, classes, min(2, count_points(x)), shapes
-    if key not in frozen.surveys:
-        frozen.surveys[key] = make_survey(frozen, x, classes)
-    return frozen.surveys[key]
+    """Survey a network with a few points of ``x``. Cached for each frozen network and shape of points.
 
-
-def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
-    """Run one head of a few points: the other heads use the same layers."""
+    One head is run: the other heads use the same layers.
+    """
     k = min(2, count_points(x))
+    key = frozen.output, frozen.unruled, classes, k, tuple((n, v.shape[1:], v.dtype) for n, v in input_parts(x).items())
+    if key in frozen.surveys:
+        return frozen.surveys[key]
     points = take_points(x, slice(k))
     heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
     backward_passes = heads * folded
@@ -189,10 +185,11 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     # An estimate: passes of k points and their gradients by autograd, stacked, and by the rules. A PeakMemory around
     # them would take longer than they do.
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
-    return Survey(
+    found = frozen.surveys[key] = Survey(
         readable, functional, heads, folded, call_bytes, positions, axes, folds, pass_bytes, survey_bytes, memory.peak,
         8 * entries if frozen.dtype == torch.float64 else 4 * entries, parameters,
     )  # fmt: skip
+    return found
 
 
 def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
@@ -239,38 +236,27 @@ class RecordedCall:
         return torch.zeros(self.shape, dtype=self.dtype, device=self.a.device)
 
 
-@contextmanager
-def record_calls(
-    modules: Iterable[nn.Module], then: Callable[[nn.Module, RecordedCall, Tensor], Tensor | None] = lambda *call: None
-) -> Iterator[dict[nn.Module, list[RecordedCall]]]:
-    """Record A of the calls of some modules, whatever runs inside. What ``then`` returns replaces a call's output."""
-    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
-
-    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor | None:
-        calls[m].append(RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype))
-        return then(m, calls[m][-1], out)
-
-    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def record_pass(
     frozen: FrozenNetwork, modules: Iterable[nn.Module], x: Inputs, heads: int | None = None
 ) -> tuple[dict[nn.Module, list[RecordedCall]], Tensor]:
-    """Run x once. Returns the calls of each module in order, and f(x). heads: the first so many alone, else all.
+    """Run x once. Returns the calls of each module in order, and f(x).
+
+    heads: the first so many alone; None: all. With 0, A alone is recorded, and f is attached to the network's own
+    parameters (``FrozenNetwork.call``).
 
     Parameters are detached, so no gradient of a weight is computed. The graph starts at a zero ``token`` that is added
     to the first recorded outputs, so the backward pass goes no lower than it must. A tensor hook that is set before an
     in-place operation sees the gradient of the value before it. So ``ReLU(inplace=True)`` after a layer does no harm.
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
+    calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
     head = 0
 
-    def attach(m: nn.Module, call: RecordedCall, out: Tensor) -> Tensor:
+    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
+        call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype)
+        calls[m].append(call)
+        if heads == 0:
+            return out
         if out.dtype in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"a {type(m).__name__} of net computes in {out.dtype} (torch.autocast in its forward), too coarse for "
@@ -282,13 +268,19 @@ def record_pass(
             out.register_hook(lambda g: call.grads.__setitem__(head, g))
         return out
 
-    with record_calls(modules, attach) as calls:
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
+    try:
+        if heads == 0:
+            return calls, frozen.call(x, attached=True)
         f_NC = frozen.call(x)
         f_NB = frozen.heads(f_NC)[:, :heads]
         if f_NB.requires_grad:
             for head in range(f_NB.shape[1]):
                 last = head == f_NB.shape[1] - 1
                 torch.autograd.grad(f_NB[:, head].sum(), token, retain_graph=not last, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return calls, f_NC.detach()
 
 
@@ -442,7 +434,7 @@ def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
         sums_n, largest = (f_nC := frozen.call(x)).sum(1), float(f_nC.abs().max())
     if float((sums_n - sums_n[0]).abs().max()) > 1e-3 * largest:
         return
-    f_1C = frozen.call_attached(take_points(x, slice(1)))[0]
+    f_1C = frozen.call(take_points(x, slice(1)), attached=True)[0]
     params = [p for p in frozen.net.parameters() if p.requires_grad]
     if not params or not f_1C.requires_grad:
         return

@@ -364,7 +364,7 @@ def _normal_points(*shape: int, seed: int) -> Tensor:
 # --- networks: the kernel is that of plain autograd, on all points ---
 
 
-@without_modes
+@without_modes()
 def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: int = 32) -> None:
     """Compare the kernel of a network with plain autograd on all of the points.
 
@@ -395,7 +395,7 @@ def check_network(net: nn.Module, x: Inputs, *, output: Output = "sum", batch: i
     ntk(net, take_points(x, slice(2)), output=output)  # raises if foretaste refuses the network
     try:
         twin, wide = copy.deepcopy(net).double(), double_inputs(x)
-        freeze(twin, output=output).call_attached(take_points(wide, slice(2)))
+        freeze(twin, output=output).call(take_points(wide, slice(2)), attached=True)
     except Exception:  # whatever a forward raises that has a dtype of its own
         twin, wide = net, x
     for got, want, rounding in _compare(twin, wide, output, batch):
@@ -432,7 +432,7 @@ def _squares(frozen: FrozenNetwork, x: Inputs, heads: slice, r_KNB: Tensor, batc
     sums = [torch.zeros(VECTORS, p.numel(), dtype=torch.float64, device=p.device) for p in params]
     for at in (slice(start, start + batch) for start in range(0, count_points(x), batch)):
         with isolated(frozen.device), torch.enable_grad():
-            f_nB = frozen.heads(frozen.call_attached(take_points(x, at)))[:, heads]
+            f_nB = frozen.heads(frozen.call(take_points(x, at), attached=True))[:, heads]
             for k, r_NB in enumerate(r_KNB):
                 more, total = k < VECTORS - 1, (f_nB * r_NB[at].to(f_nB)).sum()
                 grads = torch.autograd.grad(total, params, retain_graph=more, materialize_grads=True)

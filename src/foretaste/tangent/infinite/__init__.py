@@ -1,8 +1,8 @@
 """The kernels of infinitely wide networks in closed form: the NTK, and the NNGP. closed_form.py has the derivation."""
 
 from foretaste.tangent.infinite.closed_form import PARAMETRISATIONS as PARAMETRISATIONS
+from foretaste.tangent.infinite.closed_form import counterpart as counterpart
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk
-from foretaste.tangent.infinite.counterpart import counterpart as counterpart
 from foretaste.tangent.infinite.layers import Conv as Conv
 from foretaste.tangent.infinite.layers import Covariance as Covariance
 from foretaste.tangent.infinite.layers import Dense as Dense
