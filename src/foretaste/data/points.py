@@ -467,14 +467,10 @@ def join_sources(labelled: Points, pool: Points) -> Points:
         raise ValueError(f"{a.where} holds {a.kind} and {b.where} holds {b.kind}; expected both alike")
     notes = (f"{p.where}: {note}" for p in (a, b) for note in p.notes)
     joined = replace(
-        a,
-        where=a.where if a.where == b.where else f"{a.where} and {b.where}",
-        ids=[*a.ids, *b.ids],
-        labels=[*a.labels, *[None] * len(b)],
-        own_classes=a.own_classes or b.own_classes,
-        side=(),
+        a, where=a.where if a.where == b.where else f"{a.where} and {b.where}", ids=[*a.ids, *b.ids],
+        labels=[*a.labels, *[None] * len(b)], own_classes=a.own_classes or b.own_classes, side=(),
         notes=tuple(dict.fromkeys(notes)),
-    )
+    )  # fmt: skip
     if a.columns or b.columns:
         table = join_tables(_rows_as_table(a), _rows_as_table(b), joined.where)
         return points_of_rows(replace(joined, items=TableRows(table), notes=()))

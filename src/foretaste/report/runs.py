@@ -229,16 +229,13 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
     every = [run for own, _ in found for run in own]
     n = len(every)
     return render_page(
-        "comparison.html",
-        out / "index.html",
-        title="foretaste: runs compared",
+        "comparison.html", out / "index.html", title="foretaste: runs compared",
         headline=f"{counted(n, 'run')} compared",
         notes=list(dict.fromkeys(f"{run.title}: {line}" for run in every for line in run.notes)),
         warnings=list(dict.fromkeys(f"{run.title}: {line}" for run in every for line in run.warnings)),
-        explanation=_explanation(found),
-        groups=shown,
+        explanation=_explanation(found), groups=shown,
         runs=[{"title": run.title, "about": _how_made(run)} for run in every],
-    )
+    )  # fmt: skip
 
 
 def _explanation(found: Sequence[RunGroup]) -> str:
