@@ -66,5 +66,4 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(s: object, out: Path, suffix: str = "") -> None:
         out.mkdir(parents=True, exist_ok=True)
 
-    for module in ("runs", "comparison"):
-        monkeypatch.setattr(f"foretaste.report.{module}.save_figures", none)
+    monkeypatch.setattr("foretaste.report.runs.save_figures", none)

@@ -634,7 +634,7 @@ def test_nothing_is_left_on_the_module():
 
 
 def test_examples():
-    for name in ("network.backbones", "network.feature_cache", "network.features", "network.models", "data.shipped"):
+    for name in ("network.backbones", "network.feature_cache", "network.features", "network.models", "data.named"):
         assert doctest.testmod(import_module(f"foretaste.{name}")).failed == 0
 
 

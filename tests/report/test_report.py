@@ -569,7 +569,7 @@ def test_long_names_lose_their_middle_but_not_their_difference():
     assert shorten_names(["a" * 40, "a" * 41]) == ["a" * 13 + "…" + "a" * 12 + f" ({k})" for k in (1, 2)]
 
 
-@pytest.mark.parametrize("module", ["charts", "comparison", "fidelity_page", "pages", "runs", "summary", "words"])
+@pytest.mark.parametrize("module", ["charts", "fidelity_page", "pages", "runs", "summary", "words"])
 def test_examples_of_docstrings(module, tmp_path, monkeypatch, no_figures):
     """They run where runs/fig2a, runs/cold and fidelity/records.jsonl are."""
     monkeypatch.chdir(tmp_path)

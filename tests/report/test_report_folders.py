@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import foretaste.cli.report_command
+import foretaste.cli.run_command
 from foretaste import report
 from foretaste.cli.app import app
 from foretaste.report.claim_pages import gap_power
@@ -246,7 +246,7 @@ def test_block_page(tmp_path):
 
 
 def invoke(*words):
-    assert foretaste.cli.report_command.report_command
+    assert foretaste.cli.run_command.report_command
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 

@@ -1,4 +1,4 @@
-"""The command line, one file for each command.
+"""The command line, one file for each command or for a few that belong together.
 
 Heavy imports (torch, matplotlib, most of foretaste) stand inside the commands, so that ``foretaste --help`` is quick.
 """
@@ -7,9 +7,7 @@ import foretaste.cli.data_command
 import foretaste.cli.fidelity_command
 import foretaste.cli.label_command
 import foretaste.cli.query_command
-import foretaste.cli.report_command
-import foretaste.cli.run_command
-import foretaste.cli.serve_command  # noqa: F401
+import foretaste.cli.run_command  # noqa: F401
 from foretaste.cli.app import app as app
 
 

@@ -45,7 +45,7 @@ def get_data(
     folder: DataFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Download again what is there already.")] = False,
 ) -> None:
-    """Download data sets from their publishers. An interrupted download resumes when started again."""
+    """Download data sets from their publishers. Files that are there and correct are kept."""
     from foretaste.data import CATALOGUE
 
     for name in names:

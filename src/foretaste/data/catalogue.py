@@ -7,11 +7,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from foretaste.data.cifar import read_cifar10, read_cifar100
 from foretaste.data.dataset import Images, MeanAndStd
-from foretaste.data.named import DIGIT_NAMES, FIRST_LABELS, read_idx, read_idx_set, read_svhn, set_with_labels
-from foretaste.data.shipped import breast_cancer, digits, docstrings, wine
+from foretaste.data.named import (
+    DIGIT_NAMES,
+    FIRST_LABELS,
+    breast_cancer,
+    digits,
+    docstrings,
+    read_idx,
+    read_idx_set,
+    read_svhn,
+    set_with_labels,
+    wine,
+)
 
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 FASHION_NORMALISE: MeanAndStd = ((0.2860,), (0.3530,))
@@ -48,8 +59,9 @@ class DataSource:
         return sum(file.size for file in self.files)
 
 
-def _idx_downloads(bases: tuple[str, ...], sums: dict[str, tuple[int, str]]) -> tuple[RemoteFile, ...]:
-    return tuple(RemoteFile(name, tuple(base + name for base in bases), *size_md5) for name, size_md5 in sums.items())
+def _downloads(bases: Sequence[str], sums: Mapping[str, tuple[int, str]], **archive: Any) -> tuple[RemoteFile, ...]:
+    """Files by name, with their sizes and checksums, at each of the addresses."""
+    return tuple(RemoteFile(name, tuple(b + name for b in bases), *found, **archive) for name, found in sums.items())
 
 
 def _idx_layouts(folders: Sequence[str], inside: str) -> tuple[str, ...]:
@@ -74,105 +86,61 @@ FASHION_URLS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
 )
-TORONTO_URL = "https://www.cs.toronto.edu/~kriz/"
-STANFORD_URL = "http://ufldl.stanford.edu/housenumbers/"
+STANFORD_URL = ("http://ufldl.stanford.edu/housenumbers/",)
+TORONTO_URL = ("https://www.cs.toronto.edu/~kriz/",)
+CIFAR_UNPACKED = 250_000_000  # bytes, at most
+CIFAR_PAPER = "Krizhevsky, Learning multiple layers of features from tiny images, 2009"
 
 CATALOGUE: dict[str, DataSource] = {
     "mnist": DataSource(
-        images="60k + 10k",
-        classes=10,
-        shape="28×28×1",
-        licence="CC BY-SA 3.0",
-        cite="LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998",
-        files=_idx_downloads(
-            MNIST_URLS,
-            {
-                "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-                "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
-                "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
-                "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
-            },
-        ),
-        layouts=_idx_layouts(("mnist", "MNIST"), "MNIST/raw"),
-        wanted=IDX_WANTED,
+        "60k + 10k", 10, "28×28×1", "CC BY-SA 3.0",
+        "LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998",
+        _downloads(MNIST_URLS, {
+            "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+            "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+            "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+        }),
+        _idx_layouts(("mnist", "MNIST"), "MNIST/raw"), IDX_WANTED,
     ),
     "fashion-mnist": DataSource(
-        images="60k + 10k",
-        classes=10,
-        shape="28×28×1",
-        licence="MIT",
-        cite="Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking, 2017 (Zalando SE)",
-        files=_idx_downloads(
-            FASHION_URLS,
-            {
-                "train-images-idx3-ubyte.gz": (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-                "train-labels-idx1-ubyte.gz": (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-                "t10k-images-idx3-ubyte.gz": (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-                "t10k-labels-idx1-ubyte.gz": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
-            },
-        ),
-        layouts=_idx_layouts(("fashion-mnist", "fashion_mnist", "FashionMNIST"), "FashionMNIST/raw"),
-        wanted=IDX_WANTED,
+        "60k + 10k", 10, "28×28×1", "MIT",
+        "Xiao, Rasul and Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking, 2017 (Zalando SE)",
+        _downloads(FASHION_URLS, {
+            "train-images-idx3-ubyte.gz": (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            "train-labels-idx1-ubyte.gz": (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+            "t10k-images-idx3-ubyte.gz": (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+            "t10k-labels-idx1-ubyte.gz": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+        }),
+        _idx_layouts(("fashion-mnist", "fashion_mnist", "FashionMNIST"), "FashionMNIST/raw"), IDX_WANTED,
     ),
     "svhn": DataSource(
-        images="73k + 26k",
-        classes=10,
-        shape="32×32×3",
-        licence="non-commercial",
-        cite="Netzer, Wang, Coates, Bissacco, Wu and Ng, Reading digits in natural images, 2011",
-        files=(
-            RemoteFile(
-                "train_32x32.mat",
-                (f"{STANFORD_URL}train_32x32.mat",),
-                182_040_794,
-                "e26dedcc434d2e4c54c9b2d4a06d8373",
-            ),
-            RemoteFile(
-                "test_32x32.mat", (f"{STANFORD_URL}test_32x32.mat",), 64_275_384, "eb5a983be6a315427106f1b164d9cef3"
-            ),
-        ),
-        layouts=("svhn", "SVHN", ""),
-        wanted={part: [f"{part}_32x32.mat"] for part in ("train", "test")},
+        "73k + 26k", 10, "32×32×3", "non-commercial",
+        "Netzer, Wang, Coates, Bissacco, Wu and Ng, Reading digits in natural images, 2011",
+        _downloads(STANFORD_URL, {
+            "train_32x32.mat": (182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            "test_32x32.mat": (64_275_384, "eb5a983be6a315427106f1b164d9cef3"),
+        }),
+        ("svhn", "SVHN", ""), {part: [f"{part}_32x32.mat"] for part in ("train", "test")},
     ),
     "cifar10": DataSource(
-        images="50k + 10k",
-        classes=10,
-        shape="32×32×3",
-        licence="cite the paper",
-        cite="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
-        files=(
-            RemoteFile(
-                "cifar-10-python.tar.gz",
-                (f"{TORONTO_URL}cifar-10-python.tar.gz",),
-                170_498_071,
-                "c58f30108f718f92721af3b95e74349a",
-                becomes="cifar-10-batches-py",
-                unpacked=250_000_000,
-            ),
+        "50k + 10k", 10, "32×32×3", "cite the paper", CIFAR_PAPER,
+        _downloads(
+            TORONTO_URL, {"cifar-10-python.tar.gz": (170_498_071, "c58f30108f718f92721af3b95e74349a")},
+            becomes="cifar-10-batches-py", unpacked=CIFAR_UNPACKED,
         ),
-        layouts=("cifar10/cifar-10-batches-py", "cifar10", "cifar-10-batches-py", ""),
-        wanted={name: [name] for name in (*CIFAR10_BATCHES, "test_batch")},
+        ("cifar10/cifar-10-batches-py", "cifar10", "cifar-10-batches-py", ""),
+        {name: [name] for name in (*CIFAR10_BATCHES, "test_batch")},
     ),
     "cifar100": DataSource(
-        images="50k + 10k",
-        classes=100,
-        shape="32×32×3",
-        licence="cite the paper",
-        cite="Krizhevsky, Learning multiple layers of features from tiny images, 2009",
-        files=(
-            RemoteFile(
-                "cifar-100-python.tar.gz",
-                (f"{TORONTO_URL}cifar-100-python.tar.gz",),
-                169_001_437,
-                "eb9058c3a382ffc7106e4002c42a8d85",
-                becomes="cifar-100-python",
-                unpacked=250_000_000,
-            ),
+        "50k + 10k", 100, "32×32×3", "cite the paper", CIFAR_PAPER,
+        _downloads(
+            TORONTO_URL, {"cifar-100-python.tar.gz": (169_001_437, "eb9058c3a382ffc7106e4002c42a8d85")},
+            becomes="cifar-100-python", unpacked=CIFAR_UNPACKED,
         ),
-        layouts=("cifar100/cifar-100-python", "cifar100", "cifar-100-python", ""),
-        wanted={"train": ["train"], "test": ["test"]},
+        ("cifar100/cifar-100-python", "cifar100", "cifar-100-python", ""), {"train": ["train"], "test": ["test"]},
     ),
-}
+}  # fmt: skip
 
 
 def home() -> Path:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd
+from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd, check_memory
 from foretaste.data.named import SetPart, assemble_parts, check_class_ids
 from foretaste.errors import format_bytes
 
@@ -84,11 +84,7 @@ def _pickled_entries(path: Path, keys: tuple[str, ...], what: str, most: int) ->
 def unpickle(path: Path, what: str, most: int = LARGEST_DATASET) -> Any:
     """What a pickle of dict, list, tuple, bytes, str, numbers and arrays holds. Errors call it ``what``."""
     size = path.stat().st_size
-    if size > most:
-        raise ValueError(
-            f"{path}: {format_bytes(size)}, above the limit of {format_bytes(most)}; "
-            "raise the limit (most= in Python) if that is right"
-        )
+    check_memory(f"{path}: {format_bytes(size)}", size, most)
     try:
         return _with_arrays(ArraysOnly(path.read_bytes()).load())
     except RefusedNameError as error:

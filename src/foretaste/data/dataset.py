@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretaste.errors import format_bytes
+
 MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
 
 NORMALISE_CHOICES = ("auto", "none", "measured")
@@ -54,6 +56,14 @@ class Images:
     def to(self, device: torch.device | str) -> "Images":
         """The same data set with points and labels on ``device``."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+
+def check_memory(says: str, need: int, most: int) -> None:
+    """Raise if a data set would take more than ``most`` bytes; ``says`` is what its file declares."""
+    if need > most:
+        raise ValueError(
+            f"{says}, above the limit of {format_bytes(most)}; raise the limit (most= in Python) if that is right"
+        )
 
 
 def ids_of(points: Iterable[int]) -> np.ndarray:

@@ -55,14 +55,10 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
         raise ValueError(f"{printable(str(root))}: {names} not UTF-8; rename the files (convmv does many at once)")
     top = root.resolve()
     points = picture_points(
-        str(path if given and not how.for_study else root),
-        lambda i: open_picture(file_inside(top, files[i])),
-        lambda i: file_inside(top, files[i]).read_bytes(),
-        files,
-        labels,
-        how,
+        str(path if given and not how.for_study else root), lambda i: open_picture(file_inside(top, files[i])),
+        lambda i: file_inside(top, files[i]).read_bytes(), files, labels, how,
         [str(row.side) for row in rows] if rows and rows[0].side else (),
-    )
+    )  # fmt: skip
     notes += points.notes
     if how.for_study and (twice := _copies(top, points)):
         notes.append(twice)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from foretaste.data.class_names import cell_text, count_names
-from foretaste.data.pictures import OpenPicture, open_picture
+from foretaste.data.columns import choose_columns
+from foretaste.data.pictures import open_picture
+from foretaste.data.points import Points, ReadOptions, picture_points, points_of_table, row_ids
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SIDES, Cells, Table, stays_inside
 from foretaste.errors import check_regular, counted, printable
 
@@ -21,74 +23,73 @@ SAVED_DATASET_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
 NUMBER_TYPES = ("float", "double", "int", "uint", "bool")
 
 
-@dataclass(frozen=True, eq=False)
-class DatasetParts:
-    """What a dataset holds: plain columns as in a CSV; and pictures, or the numbers of some columns."""
-
-    table: Table  # labels are words
-    label: str | None
-    classes: tuple[str, ...] | None  # of a ClassLabel
-    pictures: tuple[OpenPicture, Callable[[int], bytes]] | None = None
-    # Of plain columns by name, and of all lists: (N, D) float32, the names of its columns, and notes.
-    numbers: Callable[[Sequence[str]], tuple[Tensor, tuple[str, ...], tuple[str, ...]]] | None = None
-    names: tuple[str, ...] = ()  # of the rows, for messages: train[3]
-    side: tuple[str, ...] = ()
-
-
 def is_saved_dataset(path: Path) -> bool:
     """Whether ``path`` is a folder that ``save_to_disk`` wrote."""
     return path.is_dir() and any((path / file).is_file() for file in SAVED_DATASET_FILES)
 
 
-def dataset_parts(
+def read_hugging_face(
     source: Any,
     where: str,
+    how: ReadOptions,
     *,
-    label: str | bool | None = None,
     image: str | None = None,
     pool: str | None = None,
     test: float | str = 0.2,
-    for_study: bool = False,
-) -> DatasetParts:
-    """What a dataset holds, given as its folder or as the object: pictures, lists of numbers, or plain columns.
+) -> Points:
+    """A dataset, given as its folder or as the object: pictures, numbers and lists of them, or rows as in a CSV.
 
     Of several splits, train is read; a study also reads test, or validation. A label may be missing (null, or −1 for a
     ClassLabel), but for a study.
     """
     loaded = _load_saved(source) if isinstance(source, Path) else source
-    splits, notes = _choose_splits(where, loaded, pool, test, for_study)
+    splits, notes = _choose_splits(where, loaded, pool, test, how.for_study)
     part = _joined([rows for _, rows in splits])
     features = part.features
-    if isinstance(label, str):
-        of_label: str | None = _choose_column("label", label, features, [])
+    kinds = {name: _kind_of(kind) for name, kind in features.items()}
+    if isinstance(how.label, str):
+        label: str | None = _choose_column("label", how.label, features, [])
     else:
-        of_label = _choose_own_label(where, features) if label is None else None
-    plain = [name for name in features if name != of_label and _kind_of(features[name]) == "Value"]
+        label = _choose_own_label(where, features) if how.label is None else None
+    plain = [name for name in features if name != label and kinds[name] == "Value"]
     columns = {name: [cell_text(v) for v in _cells(part, name)] for name in plain}
-    if of_label is not None:
-        columns[of_label] = _label_words(part, of_label)
-    if for_study:
-        _check_all_labelled(where, splits, of_label, columns)
-    classes = None if of_label is None else getattr(features[of_label], "names", None)
+    if label is not None:
+        columns[label] = _label_words(part, label)
+    if how.for_study:
+        _check_all_labelled(where, splits, label, columns)
+    how = replace(how, label=label or how.label)
+    called = None if label is None else getattr(features[label], "names", None)
+    classes = None if called is None else tuple(map(str, called))
     table = Table(where, columns, range(len(part)), "row", notes)
-    names = tuple(f"{name}[{i}]" for name, rows in splits for i in range(len(rows)))
-    side = tuple(("pool", "test")[k] for k, (_, rows) in enumerate(splits) for _ in range(len(rows)))
-    made = DatasetParts(
-        table, of_label, None if classes is None else tuple(map(str, classes)), names=names,
-        side=side if len(splits) == 2 else (),
-    )  # fmt: skip
-    if (found := [name for name in features if _kind_of(features[name]) == "Image"]) or image is not None:
-        chosen = _choose_column("image", image, features, found)
-        stored = _stored_pictures(part, chosen, local=not isinstance(source, Path))
-        return replace(made, pictures=(lambda i: open_picture(stored(i)), stored))
-    listed = [name for name in features if _kind_of(features[name]) != "Value" and _holds_numbers(features[name])]
-    ids = [name for name in plain if name.lower() in ID_COLUMNS]
-    if listed or all(_holds_numbers(features[name]) for name in plain if name not in ids):
-        return replace(made, numbers=lambda names: _number_columns(where, part, {*columns} - {*names}))
-    if others := [name for name in features if name not in columns]:
-        shown = count_names(others, "column {} is", "columns {} are")
-        return replace(made, table=replace(table, notes=(*notes, f"{shown} no words or numbers: left out")))
-    return made
+    names = [f"{name}[{i}]" for name, rows in splits for i in range(len(rows))]
+    sides = tuple(("pool", "test")[k] for k, (_, rows) in enumerate(splits) for _ in range(len(rows)))
+    side = sides if len(splits) == 2 else ()
+    pictured = [name for name in features if kinds[name] == "Image"]
+    listed = [name for name in features if kinds[name] != "Value" and _holds_numbers(features[name])]
+    numbers = listed or all(_holds_numbers(features[name]) for name in plain if name.lower() not in ID_COLUMNS)
+    if not pictured and image is None and not numbers:
+        if others := [name for name in features if name not in columns]:
+            left_out = f"{count_names(others, 'column {} is', 'columns {} are')} no words or numbers: left out"
+            table = replace(table, notes=(*notes, left_out))
+        points = replace(points_of_table(table, how), own_classes=classes)
+        return replace(points, side=side, ids=names, own_ids=False) if side else points
+    shows = bool(pictured) or image is not None
+    roles = choose_columns(
+        table, id=how.id, label=how.label, text=False, regression=how.regression, ask=how.ask and not shows
+    )
+    labels: Cells = [None] * len(table) if roles.label is None else columns[roles.label]
+    ids = names if side else row_ids(table, roles.id)
+    if shows:
+        stored = _stored_pictures(
+            part, _choose_column("image", image, features, pictured), local=not isinstance(source, Path)
+        )
+        points = picture_points(where, lambda i: open_picture(stored(i)), stored, names, labels, how, side)
+        own = dict(zip(names, ids))
+        points = replace(points, ids=[own[name] for name in points.ids], notes=(*notes, *points.notes))
+    else:
+        x, wide, left = _number_columns(where, part, {*columns} - {*roles.features})
+        points = Points(where, "features", x, ids, labels, columns=wide, side=side, notes=(*roles.notes, *left))
+    return replace(points, own_ids=roles.id is not None and not side, id_column=roles.id, own_classes=classes)
 
 
 def _load_saved(path: Path) -> Any:

@@ -1,18 +1,21 @@
-"""The publishers' formats of MNIST and Fashion-MNIST (idx) and of SVHN (MATLAB); ``cifar`` has its own."""
+"""Named data sets: those that every installation has (digits, two tables, docstrings); idx (MNIST); MATLAB (SVHN)."""
 
+import ast
 import gzip
 import math
 import os
 import struct
+import sysconfig
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import torch
 
-from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd
+from foretaste.data.dataset import LARGEST_DATASET, Images, MeanAndStd, check_memory, ids_of, measured, stratified
 from foretaste.data.npz import DEFLATE_MOST, join_arrays
 from foretaste.data.points import array_points
 from foretaste.errors import counted, format_bytes
@@ -22,10 +25,18 @@ SVHN_NORMALISE: MeanAndStd = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 # MNIST and Fashion-MNIST have the same file names. Their first labels show which one it is.
 FIRST_LABELS = {"mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}
 IDX_KINDS = {1: "labels", 3: "images"}
-IDX_BLOCK = 1 << 20
 # Bytes of a number, by MATLAB's names. Some copies keep labels as double.
 MATLAB_WIDTHS = {f"{sign}int{8 * size}": size for sign in ("", "u") for size in (1, 2, 4, 8)}
 MATLAB_WIDTHS |= {"single": 4, "double": 8}
+# Packages and modules of the standard library with a hundred docstrings or so each.
+DOCUMENTED = (
+    "asyncio", "decimal", "email", "http", "importlib", "logging", "multiprocessing", "unittest", "urllib", "xml",
+)  # fmt: skip
+DIGITS_TEST = 600
+DIGITS_STEP = 15  # scikit-learn stores 0 to 16: times 15 they fill a byte
+SHORTEST_DOCSTRING = 40  # characters
+DOCSTRING_WORDS = 2000  # columns
+SHIPPED_TEST = 0.3  # share of each class to measure on
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,25 +152,17 @@ def _read_idx_body(
     """The bytes after the header; ``room`` is the most that the file can hold."""
     declared = math.prod(shape)
     says = f"{path}: its header declares {' × '.join(map(str, shape))} = {declared} bytes"
-    if declared > most:
-        raise ValueError(
-            f"{says}, above the limit of {format_bytes(most)}; raise the limit (most= in Python) if that is right"
-        )
+    check_memory(says, declared, most)
     if declared > room:  # before memory is allocated
         raise ValueError(f"{says} and so small a file cannot hold them: truncated; fetch it again")
     if declared == 0:
         raise ValueError(f"{says}; expected at least one image")
-    read = np.empty(declared, np.uint8)
-    done = 0
-    while done < declared:
-        chunk = file.read(min(IDX_BLOCK, declared - done))
-        if not chunk:
-            raise ValueError(f"{says} and {done} are there: truncated; fetch it again")
-        read[done : done + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        done += len(chunk)
+    raw = file.read(declared)
+    if len(raw) < declared:
+        raise ValueError(f"{says} and {len(raw)} are there: truncated; fetch it again")
     if file.read(1):  # at the end of a gzip this also checks its CRC
         raise ValueError(f"{says} and there are more; fetch it again")
-    return read.reshape(shape)
+    return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def _read_mat(path: Path, most: int) -> SetPart:
@@ -196,13 +199,118 @@ def _check_mat_headers(path: Path, kinds: dict[str, tuple[tuple[int, ...], str]]
     if y_kind not in MATLAB_WIDTHS or math.prod(y_shape) != x_shape[3]:
         raise ValueError(f"{path}: y is {y_kind} {y_shape} for {x_shape[3]} images; expected a number for each")
     declared = math.prod(x_shape) + math.prod(y_shape) * MATLAB_WIDTHS[y_kind]
-    if declared > most:
-        raise ValueError(
-            f"{path} declares {format_bytes(declared)}, above the limit of {format_bytes(most)}; "
-            "raise the limit (most= in Python) if that is right"
-        )
+    check_memory(f"{path} declares {format_bytes(declared)}", declared, most)
 
 
 def _unreadable_mat(path: Path, error: Exception) -> ValueError:
     reason = str(error) or type(error).__name__
     return ValueError(f"{path}: truncated or corrupted, or not MATLAB's format 5 ({reason}); fetch it again")
+
+
+# Sets that every installation has: no download.
+
+
+def digits() -> Images:
+    """Handwritten digits of 8×8 pixels that come with scikit-learn: no download.
+
+    Returns:
+        1197 points to query from and 600 to measure on, always the same, classes in proportion. A network receives
+        [0, 1].
+
+    Example:
+        >>> from foretaste.data import digits
+        >>> digits().classes
+        ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
+    x = torch.as_tensor(bunch.images * DIGITS_STEP).to(torch.uint8)[:, None]
+    pool, test = train_test_split(range(len(x)), test_size=DIGITS_TEST, stratify=bunch.target, random_state=0)
+    y, scale = torch.as_tensor(bunch.target, dtype=torch.int64), ((0.0,), (16 * DIGITS_STEP / 255,))
+    return Images("digits", x, y, ids_of(pool), ids_of(test), DIGIT_NAMES, scale)
+
+
+def breast_cancer() -> Images:
+    """A table of scikit-learn: 569 tumours, 30 measurements, benign or malignant. No download.
+
+    A network receives each column standardised over the pool and divided by √30: a row has a length of about one.
+
+    Example:
+        >>> from foretaste.data import breast_cancer
+        >>> data = breast_cancer()
+        >>> data.x.shape, data.classes
+        (torch.Size([569, 30]), ('malignant', 'benign'))
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    return _shipped_table("breast-cancer", load_breast_cancer())
+
+
+def wine() -> Images:
+    """A table of scikit-learn: 178 wines, 13 measurements, three growers. No download; scaled as ``breast_cancer``.
+
+    Example:
+        >>> from foretaste.data import wine
+        >>> len(wine().pool), len(wine().test)
+        (125, 53)
+    """
+    from sklearn.datasets import load_wine
+
+    return _shipped_table("wine", load_wine())
+
+
+def _shipped_table(name: str, bunch: Any) -> Images:
+    classes = tuple(map(str, bunch.target_names))
+    points = array_points(name, bunch.data.astype(np.float32), [classes[c] for c in bunch.target])
+    data = replace(points, own_classes=classes).split(SHIPPED_TEST, name=name)
+    mean, deviation = measured(data)
+    return replace(data, normalise=(mean, tuple(d * data.x.shape[1] ** 0.5 for d in deviation)))
+
+
+def docstrings() -> Images:
+    """A small corpus that every Python has: docstrings of ten packages of its standard library, told by their package.
+
+    About 2,000 in Python 3.11. Another version of Python has other ones, so results compare within one version only.
+    They become TF-IDF of their 2,000 most frequent words, counted and weighed on the pool alone; rows of length one.
+
+    Example:
+        >>> from foretaste.data import docstrings
+        >>> data = docstrings()
+        >>> len(data.classes), data.x.shape[1]
+        (10, 2000)
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    root = Path(sysconfig.get_paths()["stdlib"])
+    texts: dict[str, str] = {}
+    for name in DOCUMENTED:
+        for text in docstrings_in(root / ("_pydecimal.py" if name == "decimal" else name)):
+            texts.setdefault(text, name)  # the same words twice would stand in pool and test
+    if missing := [name for name in DOCUMENTED if name not in texts.values()]:
+        raise FileNotFoundError(
+            f"{root} has no source files of {', '.join(missing)}: this Python is stripped or packed. Use a Python from "
+            "python.org or of your system"
+        )
+    y_N = np.array([DOCUMENTED.index(name) for name in texts.values()], dtype=np.int64)
+    pool, test = stratified(y_N, SHIPPED_TEST)
+    listed = list(texts)
+    counts = TfidfVectorizer(max_features=DOCSTRING_WORDS, sublinear_tf=True, stop_words="english", dtype=np.float32)
+    counts.fit([listed[i] for i in pool])
+    x_ND = torch.from_numpy(np.asarray(counts.transform(listed).todense(), dtype=np.float32))
+    note = f"docstrings: {len(listed)} of this Python's standard library; other versions of Python have other ones"
+    return Images("docstrings", x_ND, torch.from_numpy(y_N), pool, test, DOCUMENTED, notes=(note,))
+
+
+def docstrings_in(place: Path) -> Iterator[str]:
+    """The docstrings of a file, or of all files of a package, in the order of their names. Nothing is imported."""
+    for file in sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.is_file() else []:
+        left: list[ast.AST] = [ast.parse(file.read_bytes())]
+        while left:
+            node = left.pop()
+            left += [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt | ast.ExceptHandler)]
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text) >= SHORTEST_DOCSTRING:
+                    yield text

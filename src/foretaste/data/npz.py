@@ -3,14 +3,14 @@
 import math
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from foretaste.data.class_names import array_labels, class_labels, count_names, label_words, named_classes
-from foretaste.data.dataset import LARGEST_DATASET
+from foretaste.data.dataset import LARGEST_DATASET, check_memory
 from foretaste.data.pictures import Layout
 from foretaste.data.points import Points, ReadOptions, array_points
 from foretaste.errors import counted, did_you_mean, format_bytes
@@ -21,7 +21,6 @@ SPLIT_ARRAYS = (
     ("x_train", "y_train", "x_test", "y_test"),
 )
 CHANNEL_COUNTS = (1, 3)
-ARRAY_BLOCK = 1 << 22
 DEFLATE_MOST = 1032  # a deflate stream never grows by more than this factor
 T = TypeVar("T")
 
@@ -209,22 +208,6 @@ def _channels_first(x: np.ndarray, name: str, layout: Layout | None) -> tuple[np
 # Arrays of the file, read only after their headers are checked.
 
 
-@dataclass(frozen=True)
-class ArrayHeader:
-    """What an array's header declares."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    by_columns: bool
-    start: int  # of its numbers, after the header
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in memory."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 def array_names(file: Path) -> list[str]:
     """The names of the arrays in an .npz."""
     if not file.is_file():
@@ -238,13 +221,9 @@ def read_arrays(file: Path, names: Sequence[str], most: int = LARGEST_DATASET) -
     A member must be as long as its header's shape says, its packed bytes must be able to hold that, and all together
     must not exceed ``most``. The zip reader itself stops where the declared length ends.
     """
-    found = _with_zip(file, lambda zipped: [_read_header(zipped, name) for name in names])
-    if (total := sum(header.bytes for header in found)) > most:
-        raise ValueError(
-            f"{file} inflates to {format_bytes(total)}, above the limit of {format_bytes(most)}; "
-            "raise the limit (most= in Python) if that is right"
-        )
-    return _with_zip(file, lambda zipped: [_read_numbers(zipped, header) for header in found])
+    total = _with_zip(file, lambda zipped: sum(_declared_bytes(zipped, name) for name in names))
+    check_memory(f"{file} inflates to {format_bytes(total)}", total, most)
+    return _with_zip(file, lambda zipped: [_read_array(zipped, name) for name in names])
 
 
 class WrongArrayError(Exception):
@@ -263,7 +242,8 @@ def _with_zip(file: Path, read: Callable[[zipfile.ZipFile], T]) -> T:
         raise ValueError(f"{file}: truncated or corrupted, or no .npz ({reason}); write or fetch it again") from error
 
 
-def _read_header(zipped: zipfile.ZipFile, name: str) -> ArrayHeader:
+def _declared_bytes(zipped: zipfile.ZipFile, name: str) -> int:
+    """Bytes of an array in memory, by its header, after all that the header and the zip say is checked."""
     entry = zipped.getinfo(f"{name}.npy")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise WrongArrayError(f"{name} is packed by method {entry.compress_type}; write it with numpy.savez_compressed")
@@ -272,38 +252,23 @@ def _read_header(zipped: zipfile.ZipFile, name: str) -> ArrayHeader:
         if version not in ((1, 0), (2, 0)):
             raise WrongArrayError(f"{name} is of npy version {version}; expected 1.0 or 2.0, an array of numbers")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_columns, dtype = read(stream)
-        header = ArrayHeader(name, shape, dtype, by_columns, stream.tell())
+        shape, _, dtype = read(stream)
+        declared = entry.file_size - stream.tell()
     if dtype.kind not in "biufUS" or dtype.itemsize == 0 or min(shape, default=0) < 0:
         raise WrongArrayError(
             f"{name} is {dtype} {shape}; expected numbers or strings: nothing else is read, least of all objects"
         )
-    declared = entry.file_size - header.start
-    if declared != header.bytes:
+    if declared != (held := math.prod(shape) * dtype.itemsize):
         raise WrongArrayError(
-            f"{name} is {dtype} {shape}, {header.bytes} bytes, and the zip declares {declared}; write it again"
+            f"{name} is {dtype} {shape}, {held} bytes, and the zip declares {declared}; write it again"
         )
     if entry.file_size > DEFLATE_MOST * entry.compress_size:
         raise WrongArrayError(
             f"{name} declares {format_bytes(declared)}, more than its {entry.compress_size} packed bytes can hold"
         )
-    return header
+    return held
 
 
-def _read_numbers(zipped: zipfile.ZipFile, header: ArrayHeader) -> np.ndarray:
-    flat = np.empty(header.bytes, np.uint8)
-    with zipped.open(f"{header.name}.npy") as stream:
-        stream.read(header.start)
-        done = 0
-        while block := _read_block(stream, header.bytes - done):
-            flat[done : done + len(block)] = np.frombuffer(block, np.uint8)
-            done += len(block)
-        if done < header.bytes or stream.read(1):  # at the end the zip reader checks the CRC
-            raise WrongArrayError(
-                f"{header.name} declares {header.bytes} bytes and does not hold as many; write it again"
-            )
-    return flat.view(header.dtype).reshape(header.shape, order="F" if header.by_columns else "C")
-
-
-def _read_block(stream: IO[bytes], left: int) -> bytes:
-    return stream.read(min(ARRAY_BLOCK, left)) if left else b""
+def _read_array(zipped: zipfile.ZipFile, name: str) -> np.ndarray:
+    with zipped.open(f"{name}.npy") as stream:  # at its end the zip reader checks the CRC
+        return np.lib.format.read_array(stream, allow_pickle=False)

@@ -29,7 +29,9 @@ from foretaste.data.class_names import (
 from foretaste.data.columns import (
     MISSING_CELLS,
     TableRows,
+    choose_columns,
     column_kinds,
+    describe_columns,
     encode_table,
     is_complete_numbers,
     join_tables,
@@ -47,7 +49,7 @@ from foretaste.data.items import (
 )
 from foretaste.data.pictures import ImageSize, Layout, OpenPicture, PictureProgress, decode_pictures
 from foretaste.data.tables import LABEL_COLUMNS, Cells, Table, note_validation
-from foretaste.data.text import TEXT_ENCODERS
+from foretaste.data.text import TEXT_ENCODERS, encode_text
 from foretaste.errors import check_known, counted, printable
 
 CONTENT_BYTES = 8  # of a digest in a name
@@ -385,6 +387,42 @@ def _words(labels: Sequence[str | None]) -> list[str]:
     return [label for label in labels if label is not None]
 
 
+def points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None] | None = None) -> Points:
+    """Text, a mixed table, or features; a row without an id is called by its position."""
+    label = how.label if labels is None else None
+    roles = choose_columns(
+        table, id=how.id, label=label, text=how.wants_text, regression=how.regression, ask=how.ask and labels is None
+    )
+    if labels is None:
+        labels = [None] * len(table) if roles.label is None else table.columns[roles.label]
+    ids = row_ids(table, roles.id)
+    points = Points(
+        table.where, "text", [], ids, list(labels), roles.id is not None, notes=roles.notes, id_column=roles.id,
+        side=roles.side,
+    )  # fmt: skip
+    if roles.text is not None:
+        name = how.encoder if how.encoder in TEXT_ENCODERS else TEXT_ENCODERS[0]
+        items = [cell or "" for cell in table.columns[roles.text]]
+        notes = points.notes
+        if empty := items.count(""):
+            notes += (counted(empty, "text is empty", "texts are empty"),)
+        return replace(points, items=items, encode=partial(encode_text, how=str(name)), notes=notes)
+    if not roles.features:
+        shown = describe_columns(table, list(table.columns))
+        raise ValueError(f"{table.where} has columns {shown} and no features; expected more beside id and label")
+    return points_of_rows(replace(points, items=TableRows(table.only(roles.features))))
+
+
+def row_ids(table: Table, column: str | None) -> list[str]:
+    """The cells of the column of ids; positions without one."""
+    if column is None:
+        return [str(i) for i in range(len(table))]
+    ids = [cell or "" for cell in table.columns[column]]
+    if bad := [table.lines[i] for i, name in enumerate(ids) if not name]:
+        raise ValueError(f"{table.where}: {table.row} {bad[0]}: no {column}; fill it in, or leave the column out")
+    return ids
+
+
 def points_of_rows(points: Points) -> Points:
     """Points whose items are rows of a table: features where every cell is a number, else a mixed table."""
     table = points.items.table
@@ -429,14 +467,10 @@ def join_sources(labelled: Points, pool: Points) -> Points:
         raise ValueError(f"{a.where} holds {a.kind} and {b.where} holds {b.kind}; expected both alike")
     notes = (f"{p.where}: {note}" for p in (a, b) for note in p.notes)
     joined = replace(
-        a,
-        where=a.where if a.where == b.where else f"{a.where} and {b.where}",
-        ids=[*a.ids, *b.ids],
-        labels=[*a.labels, *[None] * len(b)],
-        own_classes=a.own_classes or b.own_classes,
-        side=(),
+        a, where=a.where if a.where == b.where else f"{a.where} and {b.where}", ids=[*a.ids, *b.ids],
+        labels=[*a.labels, *[None] * len(b)], own_classes=a.own_classes or b.own_classes, side=(),
         notes=tuple(dict.fromkeys(notes)),
-    )
+    )  # fmt: skip
     if a.columns or b.columns:
         table = join_tables(_rows_as_table(a), _rows_as_table(b), joined.where)
         return points_of_rows(replace(joined, items=TableRows(table), notes=()))

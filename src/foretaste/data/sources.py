@@ -9,9 +9,8 @@ What counts as no label:
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from foretaste.data.class_names import array_labels, cell_text, count_names, label_words, named_classes
-from foretaste.data.columns import TableRows, choose_columns, describe_columns
 from foretaste.data.dataset import LARGEST_DATASET, Images
 from foretaste.data.folders import read_folder
-from foretaste.data.huggingface import dataset_parts, is_saved_dataset
+from foretaste.data.huggingface import is_saved_dataset, read_hugging_face
 from foretaste.data.npz import lay_out_points, read_npz
 from foretaste.data.pictures import PICTURE_ENDINGS, ImageSize, PictureProgress, open_picture, picture_bytes
-from foretaste.data.points import Points, ReadOptions, array_points, checked_points, picture_points, points_of_rows
+from foretaste.data.points import Points, ReadOptions, array_points, checked_points, picture_points, points_of_table
 from foretaste.data.tables import TABLE_ENDINGS, Table, file_columns, is_table, read_table
-from foretaste.data.text import TEXT_ENCODERS, encode_text
+from foretaste.data.text import TEXT_ENCODERS
 from foretaste.data.torch_datasets import read_dataset_items
-from foretaste.errors import counted
 
 SOURCES = (
     "a path (a folder of pictures, a CSV, an .npz, a saved Hugging Face dataset), a Hugging Face or torch dataset, "
@@ -72,7 +69,7 @@ def _read_source(source: Any, how: ReadOptions) -> Points:
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # pandas, without importing it
         return _points_of_frame(source, how)
     if type(source).__module__.split(".")[0] == "datasets":
-        return _points_of_dataset(source, f"the {type(source).__name__}", how)
+        return read_hugging_face(source, f"the {type(source).__name__}", how)
     if isinstance(source, tuple) and len(source) == 2 and how.label is None:
         return _read_source(source[0], replace(how, label=source[1]))
     if isinstance(source, Tensor | np.ndarray):
@@ -88,7 +85,7 @@ def _read_path(path: Path, how: ReadOptions) -> Points:
     if not _names_column(how):
         raise TypeError(f"label is a {type(how.label).__name__} and the source a file; expected the name of a column")
     if is_saved_dataset(path):
-        return _points_of_dataset(path, str(path), how)
+        return read_hugging_face(path, str(path), how)
     if path.is_dir():
         return read_folder(path, how)
     if not path.is_file():
@@ -103,48 +100,12 @@ def _read_path(path: Path, how: ReadOptions) -> Points:
     named = not how.wants_text and not isinstance(how.label, str)
     if named and file_columns(path, labelled=how.for_study) is not None:
         return read_folder(path, how)
-    return _points_of_table(read_table(path), how)
+    return points_of_table(read_table(path), how)
 
 
 def _names_column(how: ReadOptions) -> bool:
     """Whether ``label`` names a column, or says nothing; else it is the labels themselves."""
     return isinstance(how.label, str | bool | None)
-
-
-def _points_of_table(table: Table, how: ReadOptions, labels: Sequence[str | None] | None = None) -> Points:
-    """Text, a mixed table, or features; a row without an id is called by its position."""
-    label = how.label if labels is None else None
-    roles = choose_columns(
-        table, id=how.id, label=label, text=how.wants_text, regression=how.regression, ask=how.ask and labels is None
-    )
-    if labels is None:
-        labels = [None] * len(table) if roles.label is None else table.columns[roles.label]
-    ids = _row_ids(table, roles.id)
-    points = Points(
-        table.where, "text", [], ids, list(labels), roles.id is not None, notes=roles.notes, id_column=roles.id,
-        side=roles.side,
-    )  # fmt: skip
-    if roles.text is not None:
-        name = how.encoder if how.encoder in TEXT_ENCODERS else TEXT_ENCODERS[0]
-        items = [cell or "" for cell in table.columns[roles.text]]
-        notes = points.notes
-        if empty := items.count(""):
-            notes += (counted(empty, "text is empty", "texts are empty"),)
-        return replace(points, items=items, encode=partial(encode_text, how=str(name)), notes=notes)
-    if not roles.features:
-        shown = describe_columns(table, list(table.columns))
-        raise ValueError(f"{table.where} has columns {shown} and no features; expected more beside id and label")
-    return points_of_rows(replace(points, items=TableRows(table.only(roles.features))))
-
-
-def _row_ids(table: Table, column: str | None) -> list[str]:
-    """The cells of the column of ids; positions without one."""
-    if column is None:
-        return [str(i) for i in range(len(table))]
-    ids = [cell or "" for cell in table.columns[column]]
-    if bad := [table.lines[i] for i, name in enumerate(ids) if not name]:
-        raise ValueError(f"{table.where}: {table.row} {bad[0]}: no {column}; fill it in, or leave the column out")
-    return ids
 
 
 def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
@@ -156,7 +117,7 @@ def _points_of_frame(frame: Any, how: ReadOptions) -> Points:
         raise ValueError(f"the data frame: {stand} twice; rename one")
     columns = {name: [cell_text(v) for v in frame.iloc[:, k].tolist()] for k, name in enumerate(names)}
     index = [str(v) for v in frame.index.tolist()]
-    points = _points_of_table(Table("the data frame", columns, range(len(frame)), "row"), how, labels)
+    points = points_of_table(Table("the data frame", columns, range(len(frame)), "row"), how, labels)
     if not points.own_ids and index != points.ids and len({*index}) == len(index):
         points = replace(points, ids=index, own_ids=True)
     return points
@@ -174,12 +135,12 @@ def _points_of_list(source: list[Any], how: ReadOptions) -> Points:
         table = Table(
             "the list of texts", {"text": [item.strip() or None for item in source]}, range(len(source)), "text"
         )
-        return _points_of_table(table, replace(how, text="text"), labels or [None] * len(source))
+        return points_of_table(table, replace(how, text="text"), labels or [None] * len(source))
     if all(isinstance(item, Mapping) for item in source):
         names = list(dict.fromkeys(str(key) for row in source for key in row))
         columns = {name: [cell_text(row.get(name)) for row in source] for name in names}
         table = Table("the list of rows", columns, range(len(source)), "row")
-        return _points_of_table(table, how, labels)
+        return points_of_table(table, how, labels)
     if all(isinstance(item, os.PathLike) for item in source):
         files = [Path(item).expanduser() for item in source]
         opened: Callable[[int], Image.Image] = lambda i: open_picture(files[i])  # noqa: E731
@@ -243,35 +204,6 @@ def _points_of_items(dataset: Any, how: ReadOptions) -> Points:
     return points
 
 
-def _points_of_dataset(source: Any, where: str, how: ReadOptions, **chosen: Any) -> Points:
-    """A Hugging Face dataset: pictures, numbers and lists of them (features), or rows as in a CSV."""
-    got = dataset_parts(source, where, label=how.label, for_study=how.for_study, **chosen)
-    how = replace(how, label=got.label or how.label)
-    if got.pictures is None and got.numbers is None:
-        points = replace(_points_of_table(got.table, how), own_classes=got.classes)
-        return replace(points, side=got.side, ids=list(got.names), own_ids=False) if got.side else points
-    roles = choose_columns(
-        got.table, id=how.id, label=how.label, text=False, regression=how.regression,
-        ask=how.ask and got.pictures is None,
-    )  # fmt: skip
-    labels = [None] * len(got.table) if roles.label is None else got.table.columns[roles.label]
-    ids = got.names if got.side else _row_ids(got.table, roles.id)
-    if got.numbers is not None:
-        x, columns, left = got.numbers(roles.features)
-        notes = (*roles.notes, *left)
-        points = Points(where, "features", x, list(ids), list(labels), columns=columns, side=got.side)
-    else:
-        assert got.pictures is not None
-        notes = got.table.notes
-        points = picture_points(where, *got.pictures, got.names, labels, how, got.side)
-        called = dict(zip(got.names, ids))
-        points = replace(points, ids=[called[name] for name in points.ids])
-    return replace(
-        points, own_ids=roles.id is not None and not got.side, id_column=roles.id, own_classes=got.classes,
-        notes=(*notes, *points.notes),
-    )  # fmt: skip
-
-
 def hugging_face(
     path: str | os.PathLike[str],
     *,
@@ -295,5 +227,5 @@ def hugging_face(
         label=label, size=size, channels=channels, skip_broken=skip_broken, most=most, progress=progress,
         for_study=True,
     )  # fmt: skip
-    points = _points_of_dataset(Path(path), str(path), how, image=image, pool=pool, test=test)
+    points = read_hugging_face(Path(path), str(path), how, image=image, pool=pool, test=test)
     return checked_points(points).split(0.0 if isinstance(test, str) else test, name=Path(path).resolve().name)

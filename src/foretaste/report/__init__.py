@@ -1,9 +1,6 @@
 """Figures, tables and one HTML page, from records alone."""
 
 from foretaste.report.charts import curves as curves
-from foretaste.report.comparison import RunGroup as RunGroup
-from foretaste.report.comparison import compare as compare
-from foretaste.report.comparison import groups as groups
 from foretaste.report.fidelity_page import Verdict as Verdict
 from foretaste.report.fidelity_page import fidelity_page as fidelity_page
 from foretaste.report.fidelity_page import fidelity_table as fidelity_table
@@ -13,7 +10,10 @@ from foretaste.report.pages import table as table
 from foretaste.report.picks import Pick as Pick
 from foretaste.report.picks import picks_page as picks_page
 from foretaste.report.runs import Run as Run
+from foretaste.report.runs import RunGroup as RunGroup
+from foretaste.report.runs import compare as compare
 from foretaste.report.runs import folder as folder
+from foretaste.report.runs import groups as groups
 from foretaste.report.runs import read_run as read_run
 from foretaste.report.summary import ArmPlan as ArmPlan
 from foretaste.report.summary import Interval as Interval

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MANY_CURVES = 8  # more curves than this are drawn fainter
 TICKS_WIDTH = 240  # points, for the numbers below a chart
 PERCENT = (0, 100)  # what an accuracy can be; an interval of Student's t may go beyond
+LEADER = {"arrowstyle": "-", "linewidth": 0.7, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}  # to a curve's name
 SHORTEST_BAR = 1e-3  # seconds; what is shorter is drawn as this long
 
 
@@ -200,23 +201,10 @@ def _name_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> Non
     for name, y in zip(names, places):
         colour = inks[name].colour
         ax.annotate(
-            brief[name],
-            xy=(x, ends[name]),
-            xytext=(x + 0.05 * (right - left), y),
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.7,
-                "shrinkA": 1,
-                "shrinkB": 4,
-                "relpos": (0, 0.5),
-            },
-            color=colour,
-            fontsize=11 if len(names) <= MANY_CURVES else 10,
-            va="center",
+            brief[name], xy=(x, ends[name]), xytext=(x + 0.05 * (right - left), y), color=colour,
+            arrowprops=LEADER | {"color": colour}, fontsize=11 if len(names) <= MANY_CURVES else 10, va="center", annotation_clip=False,
             parse_math=False,
-        )
+        )  # fmt: skip
 
 
 def _draw_areas(ax: "Axes", s: Summary) -> None:
@@ -262,15 +250,9 @@ def _draw_costs(ax: "Axes", s: Summary) -> None:
         if name in queries:
             t, train = max(queries[name], SHORTEST_BAR), cost[name].train
             ax.barh(k, t - low, left=low, height=0.6, color=inks[name].colour, zorder=2)
-            ax.annotate(
-                format_seconds(queries[name]),
-                (train if t <= train <= t * (high / low) ** 0.15 else t, k),  # beyond a line that it would cross
-                (5, 0),
-                textcoords="offset points",
-                va="center",
-                color=TEXT,
-                fontsize=9,
-            )
+            at = train if t <= train <= t * (high / low) ** 0.15 else t  # beyond a line that it would cross
+            said = format_seconds(queries[name])
+            ax.annotate(said, (at, k), (5, 0), textcoords="offset points", va="center", color=TEXT, fontsize=9)
         ax.plot([max(cost[name].train, SHORTEST_BAR)] * 2, [k - 0.4, k + 0.4], color=QUIET, linewidth=2, zorder=3)
     ax.set_xscale("log")
     ax.set_xlim(low, high)

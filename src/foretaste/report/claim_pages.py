@@ -32,16 +32,10 @@ def check_page(
     headline, sentences, sections = theorem_page(records, out) if experiment == "theorem" else block_page(records)
     lost = [s for s in planned if s not in {r["seed"] for r in records}]
     return render_page(
-        "sections.html",
-        out / "index.html",
-        headline=headline,
-        sentences=sentences,
-        quiet=[],
-        cautions=[f"Not all of it is there: {list_seeds(lost)} not begun."] if lost else [],
-        sections=sections,
-        about=with_versions(about, records),
-        **shown,
-    )
+        "sections.html", out / "index.html", headline=headline, sentences=sentences, quiet=[],
+        cautions=[f"Not all of it is there: {list_seeds(lost)} not begun."] if lost else [], sections=sections,
+        about=with_versions(about, records), **shown,
+    )  # fmt: skip
 
 
 def theorem_page(records: Sequence[Any], out: Path) -> tuple[str, list[str], list[PageSection]]:

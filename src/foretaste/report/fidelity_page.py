@@ -239,16 +239,10 @@ def fidelity_page(
         save_figure([charts[name]] if name in charts else [], out.parent / name)
     sections = [_chart_section(records, charts), _settings_section(records), _retrainings_section(records, classes)]
     return render_page(
-        "sections.html",
-        out,
-        title=title,
-        headline=came.headline,
-        sentences=[first],
-        quiet=rest,
-        cautions=came.warnings,
-        sections=[section for section in sections if section is not None],
+        "sections.html", out, title=title, headline=came.headline, sentences=[first], quiet=rest,
+        cautions=came.warnings, sections=[section for section in sections if section is not None],
         about=_how_measured(records_of_kind(records, "about")[0]),
-    )
+    )  # fmt: skip
 
 
 def fidelity_charts(records: Sequence[Any]) -> dict[str, Chart]:

@@ -77,17 +77,9 @@ def page(
     s = records if isinstance(records, Summary) else summarize(records)
     how = with_versions(about or {}, s.records.values())
     return render_page(
-        "study.html",
-        out,
-        title=title,
-        headline=headline(s),
-        findings=findings(s),
-        notes=notes,
-        warnings=warnings,
-        sections=study_sections(s, ""),
-        pictures=_queried_pictures(s, pictures or {}, classes),
-        about=how,
-    )
+        "study.html", out, title=title, headline=headline(s), findings=findings(s), notes=notes, warnings=warnings,
+        sections=study_sections(s, ""), pictures=_queried_pictures(s, pictures or {}, classes), about=how,
+    )  # fmt: skip
 
 
 def render_page(
@@ -101,18 +93,10 @@ def render_page(
     **context: Any,
 ) -> Path:
     """Fill a template, write it to ``out`` and return that path."""
-    html = (
-        templates()
-        .get_template(template)
-        .render(
-            title=title,
-            headline=headline,
-            notes=[line.strip() for line in notes if line.strip()],
-            warnings=warnings,
-            colours=Markup(css_colours()),
-            **context,
-        )
-    )
+    html = templates().get_template(template).render(
+        title=title, headline=headline, notes=[line.strip() for line in notes if line.strip()], warnings=warnings,
+        colours=Markup(css_colours()), **context,
+    )  # fmt: skip
     write_whole(out, printable(html))
     return out
 

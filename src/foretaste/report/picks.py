@@ -35,6 +35,16 @@ class Pick:
     text: str | None = None
     row: Mapping[str, str | None] = field(default_factory=dict)
 
+    @property
+    def src(self) -> str | None:
+        """The picture as a data address."""
+        return None if self.picture is None else picture_address(self.picture)
+
+    @property
+    def small(self) -> bool:
+        """Whether the page enlarges the picture without smoothing."""
+        return self.picture is not None and max(self.picture.size) < SMALL_PICTURE
+
 
 def picks_page(
     picks: Sequence[Pick],
@@ -51,47 +61,15 @@ def picks_page(
 
     At most 100 points are shown; a sentence says how many there are.
     """
-    shown = [_shown_pick(pick) for pick in picks[:MOST_PICKS]]
-    left = len(picks) - len(shown)
-    if left:
-        sentences = [
-            *sentences,
-            f"The first {len(shown)} are shown; {counted(left, 'more is', 'more are')} in the CSV.",
-        ]
-    kinds = {"picture" if p["src"] else "text" if p["text"] is not None else "row" for p in shown}
+    shown = picks[:MOST_PICKS]
+    if left := len(picks) - len(shown):
+        more = f"The first {len(shown)} are shown; {counted(left, 'more is', 'more are')} in the CSV."
+        sentences = [*sentences, more]
     return render_page(
-        "picks.html",
-        out,
-        title=title,
-        headline=headline,
-        sentences=list(sentences),
-        notes=notes,
-        warnings=warnings,
-        picks=shown,
-        wide=kinds != {"picture"},
-        about=dict(about or {}),
-    )
-
-
-def _shown_pick(pick: Pick) -> dict[str, object]:
-    text = pick.text
-    if text is not None and len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS].rsplit(' ', 1)[0]} …"
-    cells = {name: "" if value is None else str(value) for name, value in list(pick.row.items())[:MOST_CELLS]}
-    return {
-        "rank": pick.rank,
-        "id": pick.id,
-        "predicted": pick.predicted,
-        "probability": pick.probability,
-        "second": pick.second,
-        "second_probability": pick.second_probability,
-        "why": list(pick.why),
-        "src": None if pick.picture is None else picture_address(pick.picture),
-        "small": pick.picture is not None and max(pick.picture.size) < SMALL_PICTURE,
-        "text": text,
-        "row": cells,
-        "more": max(len(pick.row) - MOST_CELLS, 0),
-    }
+        "picks.html", out, title=title, headline=headline, sentences=list(sentences), notes=notes, warnings=warnings,
+        picks=shown, wide=any(pick.picture is None for pick in shown), most_cells=MOST_CELLS,
+        most_characters=MOST_CHARACTERS, about=dict(about or {}),
+    )  # fmt: skip
 
 
 def picture_address(image: "Image.Image") -> str:

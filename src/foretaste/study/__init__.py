@@ -9,7 +9,6 @@ from foretaste.study.config import Network as Network
 from foretaste.study.config import Study as Study
 from foretaste.study.config import Train as Train
 from foretaste.study.config import Trial as Trial
-from foretaste.study.config import study as study
 from foretaste.study.estimate import Estimate as Estimate
 from foretaste.study.estimate import estimate as estimate
 from foretaste.study.estimate import smoke as smoke
@@ -35,4 +34,5 @@ from foretaste.study.study_data import prepared as prepared
 from foretaste.study.toml import parse_value as parse_value
 from foretaste.study.toml import read_study as read  # noqa: F401
 from foretaste.study.toml import shipped as shipped
+from foretaste.study.toml import study as study
 from foretaste.study.toml import study_of as study_of

@@ -142,12 +142,9 @@ def check_block(study: Study, trial: Trial, data: Images, seed: int, skip: int =
 
 def _common_fields(trial: Trial, data: Images, seed: int, cycle: int) -> dict[str, Any]:
     return {
-        "arm": trial.arm,
-        "seed": seed,
-        "cycle": cycle,
-        "config": trial.plain(),
+        "arm": trial.arm, "seed": seed, "cycle": cycle, "config": trial.plain(),
         "versions": software_versions(data.x.device),
-    }
+    }  # fmt: skip
 
 
 CHECKS: dict[str, Experiment] = {"theorem": check_theorem, "block": check_block}

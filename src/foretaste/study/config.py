@@ -3,7 +3,7 @@
 Each class is a table of the TOML file.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar
 
@@ -397,40 +397,6 @@ class Study:
     def plain(self) -> dict[str, Any]:
         """As JSON stores it."""
         return _plain_settings(self)
-
-
-def study(strategies: Iterable[str], **settings: Any) -> Study:
-    """A study of strategies by name, each an arm.
-
-    Args:
-        strategies: names such as "gain", or "gain sequential": a strategy, and after a space how points are selected.
-        settings: the other fields of ``Study``: seeds, data, labels, network, train, query, title, ...
-
-    Returns:
-        The study, validated. ``foretaste.study.run`` runs it.
-
-    Raises:
-        SettingsError: with all that is wrong.
-
-    Example:
-        >>> from foretaste.study import Labels, study
-        >>> of = study(["gain sequential", "random"], seeds=(0, 1), labels=Labels(init=20, per_cycle=5, cycles=3))
-        >>> of.names, of.size
-        (('gain sequential', 'random'), 16)
-    """
-    return Study(arms=tuple(arm_of(name) for name in strategies), **settings)
-
-
-def arm_of(spec: str) -> Arm:
-    """The arm named "gain sequential": its strategy, and how points are selected."""
-    strategy, select = split_spec(spec)
-    return Arm(spec, strategy, select)
-
-
-def split_spec(spec: str) -> tuple[str, str]:
-    """ "gain sequential" → its strategy, and how points are selected."""
-    strategy, *select = spec.split() or [spec]
-    return strategy, " ".join(select) or "auto"
 
 
 def _plain_settings(of: "Study | Trial") -> dict[str, Any]:

@@ -133,11 +133,7 @@ def _growth_of_query(trial: Trial, data: Images) -> tuple[float, float]:
         )  # fmt: skip
         _wait_for(data)
         found.append((len(ids), time.perf_counter() - began))
-    (n, s), (m, t) = found
-    if n == m:  # the whole of a small pool, twice
-        return t / m, 0.0
-    square = max((t / m - s / n) / (m - n), 0.0)
-    return max(t / m - square * m, 0.0), square
+    return _growth(found, power=1)
 
 
 def _growth_of_pool(model: Model) -> tuple[float, float]:
@@ -150,9 +146,14 @@ def _growth_of_pool(model: Model) -> tuple[float, float]:
         _ = linearize(model.net, x[: len(y)], y, x[len(y) :], pool=Graph()).mean
         _wait_for(model.data)
         found.append((len(x), time.perf_counter() - began))
+    return _growth(found, power=2)
+
+
+def _growth(found: list[tuple[int, float]], power: int) -> tuple[float, float]:
+    """a and b of t = a nᵖ + b nᵖ⁺¹ through two points (n, t); of a small pool both may be the whole of it."""
     (n, s), (m, t) = found
-    cubic = max((t / m**2 - s / n**2) / (m - n), 0.0) if n < m else 0.0
-    return max(t / m**2 - cubic * m, 0.0), cubic
+    b = max((t / m**power - s / n**power) / (m - n), 0.0) if n < m else 0.0
+    return max(t / m**power - b * m, 0.0), b
 
 
 def _wait_for(data: Images) -> None:

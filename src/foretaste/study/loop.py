@@ -158,19 +158,10 @@ def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, 
         loo = leave_one_out_scale(model.net, x_L, y_L, model.settings)
         options[scale] = ratio * loo
     q = query(
-        model.net,
-        x_L,
-        y_L,
-        x_U,
-        strategy=trial.strategy,
-        select=trial.select,
-        batch_size=trial.labels.per_cycle,
-        oracle=(lambda i: int(data.y[i])) if trial.select == "sequential" else None,
-        ids=split.U.tolist(),
-        seed=derive_seed(record["seed"], record["cycle"], "query"),
-        options=options,
-        **model.settings,
-    )
+        model.net, x_L, y_L, x_U, strategy=trial.strategy, select=trial.select, batch_size=trial.labels.per_cycle,
+        oracle=(lambda i: int(data.y[i])) if trial.select == "sequential" else None, ids=split.U.tolist(),
+        seed=derive_seed(record["seed"], record["cycle"], "query"), options=options, **model.settings,
+    )  # fmt: skip
     record["cost"] |= {"query": time.perf_counter() - began, "stages": q.seconds}
     ids = np.asarray(q.ids, dtype=np.int64)
     record["candidates"], record["queried"], record["labels"] = len(split.U), ids.tolist(), data.y[ids].tolist()

@@ -102,13 +102,11 @@ def stand_in(name: str) -> Images:
     x = F.interpolate(data.x.float(), (side, side), mode="bilinear").round().to(torch.uint8)
     note = f"{name} was not found: these are scikit-learn's digits in its shape. A look at the machinery, not a result"
     return replace(
-        data,
-        name=f"digits for {name}",
-        x=x.expand(-1, channels, -1, -1).contiguous(),
+        data, name=f"digits for {name}", x=x.expand(-1, channels, -1, -1).contiguous(),
         classes=tuple(map(str, range(classes))),
         normalise=(data.normalise[0] * channels, data.normalise[1] * channels) if data.normalise else None,
         notes=(*data.notes, note),
-    )
+    )  # fmt: skip
 
 
 def altered(data: Images, how: Data, seed: int) -> Images:

@@ -1,4 +1,4 @@
-"""A study from TOML: a file of the user's, or one that comes with the package; and the plugins that it names."""
+"""A study from strategies by name, or from TOML: the user's own file, or one in the package; and its plugins."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.errors import did_you_mean
-from foretaste.study.config import NO_ARMS, Study, split_spec
+from foretaste.study.config import NO_ARMS, Study
 from foretaste.study.settings import SettingsError
 
 CONFIGS = files("foretaste.study").joinpath("configs")
@@ -58,6 +58,28 @@ def read_study(source: str | Path, changes: Iterable[str] = (), *, plugins: Iter
         return study_of(table, plugins=plugins)
     except SettingsError as error:
         raise SettingsError(error.faults, where) from None
+
+
+def study(strategies: Iterable[str], **settings: Any) -> Study:
+    """A study of strategies by name, each an arm.
+
+    Args:
+        strategies: names such as "gain", or "gain sequential": a strategy, and after a space how points are selected.
+        settings: the other fields of ``Study``: seeds, data, labels, network, train, query, title, ...
+
+    Returns:
+        The study, validated. ``foretaste.study.run`` runs it.
+
+    Raises:
+        SettingsError: with all that is wrong.
+
+    Example:
+        >>> from foretaste.study import Labels, study
+        >>> of = study(["gain sequential", "random"], seeds=(0, 1), labels=Labels(init=20, per_cycle=5, cycles=3))
+        >>> of.names, of.size
+        (('gain sequential', 'random'), 16)
+    """
+    return study_of({"strategies": tuple(strategies), **settings})
 
 
 def study_of(table: Mapping[str, Any], *, plugins: Iterable[str] = ()) -> Study:
@@ -166,8 +188,9 @@ def _toml_text(source: str | Path) -> str:
 
 
 def _arm_from_spec(spec: str) -> dict[str, str]:
-    strategy, select = split_spec(spec)
-    return {"name": spec, "strategy": strategy, "select": select}
+    """ "gain sequential": a strategy, and how points are selected."""
+    strategy, *select = spec.split() or [spec]
+    return {"name": spec, "strategy": strategy, "select": " ".join(select) or "auto"}
 
 
 def _named_arm(arm: Any, number: int) -> Any:
