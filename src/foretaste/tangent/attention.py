@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretaste.tangent.stand_ins import RowsOf, Spread, TakenApart, linear_stand_in, stand_in
+from foretaste.tangent.stand_ins import RowsOf, Spread, TakenApart, as_stand_in, linear_stand_in
 
 PROJECTIONS = ("q", "k", "v")
 PARAMETERS = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v"}
@@ -38,9 +38,9 @@ class AttentionParts(TakenApart, nn.MultiheadAttention):
             first = dict.fromkeys(PROJECTIONS, 0)
         for i, name in enumerate(PROJECTIONS):
             rows = RowsOf(E, {"weight": first[name], "bias": i * E})
-            made[name] = stand_in(rows, weight=weights[name], bias=self.in_proj_bias)
+            made[name] = as_stand_in(rows, weight=weights[name], bias=self.in_proj_bias)
         if self.bias_k is not None:
-            made |= {"bias_k": stand_in(Spread(), weight=self.bias_k), "bias_v": stand_in(Spread(), weight=self.bias_v)}
+            made |= {"bias_k": as_stand_in(Spread(), weight=self.bias_k), "bias_v": as_stand_in(Spread(), weight=self.bias_v)}
         return made
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

@@ -108,7 +108,7 @@ class LSTMCell(Cell):
         gates, cs, tanhs = states.slopes
         i, f, g, o = gates.chunk(4, 2)
         H = i.shape[2]
-        # ∂z of i, f and g is ∂c times these, ∂z of o is ∂h times ``slope_o``, and ∂h adds ``slope_c`` times itself to ∂c.
+        # ∂z of i, f and g is ∂c times its slope, ∂z of o is ∂h times its slope, and ∂c grows by ∂h times ``slope_c``.
         slopes = torch.empty_like(gates)
         slopes[..., :H] = i * (1 - i) * g
         slopes[..., H : 2 * H] = f * (1 - f) * cs[:-1]
@@ -200,7 +200,7 @@ class RecurrentParts(TakenApart):
                 made[name[0].replace("weight_ih", kind)] = linear_stand_in(weight, bias)
         return made
 
-    def compose(self: Any, input: Tensor | PackedSequence, hx: Any = None) -> Any:
+    def compose(self: Any, input: Any, hx: Any = None) -> Any:
         packed = input if isinstance(input, PackedSequence) else None
         lengths: Tensor | None = None
         if packed is not None:  # padded, in the order of the caller's points
@@ -246,19 +246,17 @@ class RecurrentParts(TakenApart):
     ) -> tuple[Tensor, ...]:
         """h of every step, and the last state, of one layer in one direction."""
 
-        def own(kind: str) -> Tensor | None:
+        def own(kind: str) -> Any:
             return getattr(self, kind + suffix) if self.bias or kind.startswith("weight") else None
 
         x_TND = x_TND.contiguous()
         z = self.stand_ins["ih" + suffix](x_TND, F.linear(x_TND, own("weight_ih"), own("bias_ih")))
-        weight = own("weight_hh")
-        assert weight is not None
-        cell = CELLS[self.mode](weight, own("bias_hh"))
+        cell = CELLS[self.mode](own("weight_hh"), own("bias_hh"))
         with torch.no_grad():
             states = cell.run(z.detach(), tuple(t.detach() for t in first), lengths)
             before = torch.cat([first[0].detach()[None], states.h_TNH[:-1]])
         r = self.stand_ins["hh" + suffix](before, states.r_TNG)
-        h, *last = Recurrence.apply(cell, states, z, r, *first)  # type: ignore[no-untyped-call]
+        h, *last = Recurrence.apply(cell, states, z, r, *first)
         if lengths is None:
             return h, *last
         return h, h[lengths - 1, torch.arange(h.shape[1], device=h.device)], *last[1:]

@@ -163,12 +163,14 @@ def rows_of(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     start, stop = (min(max(k - first, 0), m.size) for k in (at.start, at.stop))
     inside = linear(m, name, a, g, slice(start, stop))
     each = 1 if name == "bias" else a.shape[-1]
-    return F.pad(inside, ((start + first - at.start) * each, (at.stop - stop - first) * each)) if stop > start else (
-        inside.new_zeros(len(a), (at.stop - at.start) * each)
+    return (
+        F.pad(inside, ((start + first - at.start) * each, (at.stop - stop - first) * each))
+        if stop > start
+        else (inside.new_zeros(len(a), (at.stop - at.start) * each))
     )
 
 
-def spread(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+def repeated(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """G itself, for a weight of which every point has a copy."""
     return g.reshape(len(g), *m.weight.shape)[:, at].flatten(1)
 
@@ -295,7 +297,7 @@ RULES: dict[type, Rule] = {
     nn.Embedding: embedding,
     nn.PReLU: prelu,
     RowsOf: rows_of,
-    Spread: spread,
+    Spread: repeated,
 }
 
 

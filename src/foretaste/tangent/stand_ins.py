@@ -1,9 +1,9 @@
 """Modules that use several weights in one forward, taken apart: a stand-in for each use of a weight.
 
-A rule (rules.py) needs the input A and the output of one use of a weight. ``nn.MultiheadAttention`` and ``nn.LSTM`` have
-no module for each of theirs. So in the frozen copy of a network such a module gets a class that computes the same, and
-hands each A and output to a stand-in: a module that is in no network and only passes its output on. ``record_calls``
-hooks it as it hooks any layer. While no stand-in has a hook, the module's own forward runs.
+A rule (rules.py) needs the input A and the output of one use of a weight. ``nn.MultiheadAttention`` and ``nn.LSTM``
+have no module for each of theirs. So in the frozen copy of a network such a module gets a class that computes the same,
+and hands each A and output to a stand-in: a module that is in no network and only passes its output on.
+``record_calls`` hooks it as it hooks any layer. While no stand-in has a hook, the module's own forward runs.
 
 attention.py and recurrent.py have these classes; ``frozen.TAKEN_APART`` lists them.
 """
@@ -33,20 +33,20 @@ class Spread(nn.Module):
     """A weight that is repeated for every point."""
 
 
-def stand_in(m: nn.Module, **params: nn.Parameter | None) -> nn.Module:
+def as_stand_in(m: nn.Module, **params: Any) -> nn.Module:
     """``m`` as a stand-in for a use of these parameters, which stay those of the network."""
     for name in ("weight", "bias"):
         m._parameters[name] = params.get(name)
-    m.forward = pass_on  # type: ignore[method-assign]
+    m.forward = pass_on
     return m.eval()
 
 
-def linear_stand_in(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
+def linear_stand_in(weight: Any, bias: Any) -> nn.Module:
     """For a weight that is used as a Linear layer uses it."""
     m = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(m)
     m.out_features, m.in_features = weight.shape[0], weight[0].numel()
-    return stand_in(m, weight=weight, bias=bias)
+    return as_stand_in(m, weight=weight, bias=bias)
 
 
 class TakenApart:

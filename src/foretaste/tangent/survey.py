@@ -53,6 +53,7 @@ LOST = 0.3  # share of a gradient: if torch.func loses a parameter it misses mor
 CHECK_POINTS = 12  # points of each set that are checked (rule_checks.py)
 SOME_ENTRIES = 256  # entries of A and G of a point, enough to tell points apart
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
+ONEDNN_BYTES = 1 << 14  # of a recurrence on a CPU beside its weights, however small it is
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
 
@@ -193,6 +194,7 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     g_bytes = sum([g.nbytes for pairs in calls.values() for _, g in pairs])
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
     parameters = sum([p.nbytes for p in frozen.params.values()])
+    parameters += ONEDNN_BYTES * any(isinstance(m, nn.RNNBase) for m in frozen.net.modules())
     # An estimate: passes of k points and their gradients by autograd, stacked, and by the rules. A PeakMemory around
     # them would take longer than they do.
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
