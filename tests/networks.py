@@ -143,6 +143,10 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(x)[0][:, -1])
 
 
+class OwnPReLU(nn.PReLU):
+    """A subclass has no rule: it may compute something else."""
+
+
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -210,8 +214,6 @@ def ids(high: int, length: int) -> Callable[[int], Tensor]:
     return lambda n: torch.randint(0, high, (n, length))
 
 
-LSTM = tuple(f"lstm.{kind}_{side}_l0" for kind in ("weight", "bias") for side in ("ih", "hh"))
-ENCODER = tuple(f"layer.self_attn.{n}" for n in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"))
 NETWORKS = [
     Network("mlp", lambda: MLP(6, (16, 12), 3), (6,)),
     Network("linear without bias", lambda: seq(nn.Linear(6, 9, bias=False), nn.Tanh(), nn.Linear(9, 3, bias=False)), (6,)),
@@ -242,8 +244,8 @@ NETWORKS = [
             functional=("1.weight", "1.bias")),
     Network("attention on an embedding", Text, draw=ids(12, 4)),
     Network("embedding, long texts", Text, draw=ids(12, 20)),
-    Network("transformer layer", Encoder, (4, 8), functional=ENCODER),
-    Network("lstm", Recurrent, (5, 4), functional=LSTM),
+    Network("transformer layer", Encoder, (4, 8)),
+    Network("lstm", Recurrent, (5, 4)),
     Network("tokens first", TokensFirst, (5, 4)),
     Network("frames", Frames, (3, 5, 5)),
     Network("a module called twice", Twice, (2, 4, 8)),
@@ -251,8 +253,9 @@ NETWORKS = [
     Network("tied linear", TiedLinear, (6,)),
     Network("tied convolutions", TiedConvolutions, (16, 6), functional=("a.weight",)),
     Network("a weight used outside its module", UsedOutside, (6,), functional=("a.weight",)),
-    Network("prelu", lambda: seq(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, 3)), (6,), functional=("1.weight",)),
-    Network("prelu of channels", lambda: seq(nn.Conv2d(2, 4, 3), nn.PReLU(4), *flat(36)), (2, 5, 5), functional=("1.weight",)),
+    Network("prelu", lambda: seq(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, 3)), (6,)),
+    Network("prelu of channels", lambda: seq(nn.Conv2d(2, 4, 3), nn.PReLU(4), *flat(36)), (2, 5, 5)),
+    Network("prelu of its own class", lambda: seq(nn.Linear(6, 8), OwnPReLU(), nn.Linear(8, 3)), (6,), functional=("1.weight",)),
     Network("bare parameters", Bare, (6,), functional=("w", "scale")),
     Network("weight norm", lambda: seq(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)), (6,),
             functional=("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),

@@ -15,7 +15,7 @@ import foretaste as ft
 import oracles
 from foretaste.tangent import GramJob, PeakMemory, count_points, freeze, gram, plan, resolve_budget, take_points
 from foretaste.tangent.frozen import balanced_signs
-from networks import NETWORKS, Network
+from networks import NETWORKS, Network, OwnPReLU
 
 N = 7
 
@@ -49,8 +49,8 @@ def without_rule(name: str, layer: Callable[[], torch.nn.Module], C: int = 3) ->
 
 
 WITHOUT_RULES = [case for case in NETWORKS if case.functional] + [
-    without_rule("prelu of units", lambda: torch.nn.PReLU(6)),
-    without_rule("prelu, one output", torch.nn.PReLU, C=1),
+    without_rule("prelu of units", lambda: OwnPReLU(6)),
+    without_rule("prelu, one output", OwnPReLU, C=1),
     without_rule("spectral norm", lambda: torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(6, 6))),
 ]
 
@@ -80,7 +80,7 @@ def test_as_many_points_as_classes_without_a_rule(case: Network, output: str | i
 def test_a_batching_rule_that_is_wrong_is_found(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case = next(c for c in NETWORKS if c.name == "prelu")
+    case = next(c for c in NETWORKS if c.name == "prelu of its own class")
     net, x = case.built(dtype), case.points(12, dtype)
     want = oracle(case.built(), case.points(12), case.points(12), "full")
     monkeypatch.setattr("foretaste.tangent.functional.jacrev", lambda f, chunk_size: torch.func.jacrev(f))

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foretaste.errors import counted, did_you_mean, whole_number
+from foretaste.tangent.attention import AttentionParts
+from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
+from foretaste.tangent.stand_ins import BilinearParts, TakenApart
 
 log = logging.getLogger("foretaste")
 
@@ -31,6 +34,11 @@ Params = Callable[[str], bool] | Sequence[str] | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
 # How much an output may change in another batch, as a share of the largest output.
 OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
+# By the exact type of a module, the class that takes it apart in a copy.
+TAKEN_APART: dict[type, type[TakenApart]] = {
+    nn.MultiheadAttention: AttentionParts, nn.Bilinear: BilinearParts,
+    nn.LSTM: LSTMParts, nn.GRU: GRUParts, nn.RNN: RNNParts,
+}  # fmt: skip
 PROBE_POINTS = 3  # run through the network before anything else
 
 
@@ -207,10 +215,27 @@ def share_tensors(net: nn.Module) -> nn.Module:
             elif type(value) in (dict, OrderedDict, set) and not value:
                 memo[id(value)] = type(value)()  # empty dicts of hooks: a dozen per module, half of deepcopy's time
     try:
-        return copy.deepcopy(net, memo)
+        made = copy.deepcopy(net, memo)
+        take_apart(made)
+        return made
     except Exception as e:
         log.debug("the network cannot be copied (%s: %s) and is used as it is", type(e).__name__, e)
         return net
+
+
+def take_apart(net: nn.Module) -> None:
+    """Give each module of a copy of a network the class that takes it apart (stand_ins.py), if there is one."""
+    for m in list(net.modules()):
+        own: Any = m
+        if isinstance(m, nn.TransformerEncoderLayer):
+            own.activation_relu_or_gelu = 0  # its fast path would not call its modules
+        if isinstance(m, nn.TransformerEncoder):
+            own.use_nested_tensor = False  # likewise; and its outputs at padded positions are others
+        parts = TAKEN_APART.get(type(m))
+        if parts is not None and "forward" not in vars(m) and parts.fits(m):
+            own.__class__ = parts
+            own.covered = ()
+            own.__dict__["stand_ins"] = own.make_stand_ins()  # not registered: the network's modules stay as they are
 
 
 def outside_inference(t: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from foretaste.tangent.accumulate import EVEN, slices
 from foretaste.tangent.frozen import to_float64
+from foretaste.tangent.stand_ins import RowsOf, Spread
 from foretaste.tangent.triton_kernels import fused_products, fusible, lay_fused
 
 Rule = Callable[[Any, str, Tensor, Tensor, slice], Tensor]
@@ -151,6 +152,30 @@ def last_norm(normalise: Callable[..., Tensor]) -> Rule:
     return rows
 
 
+def prelu(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    """G times the negative part of A: summed over all, or over space for each channel (the second dimension)."""
+    rows = g * a.clamp(max=0)
+    return rows.flatten(1).sum(1, keepdim=True) if m.num_parameters == 1 else per_channel(rows[:, at])
+
+
+def rows_of(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    """``linear`` at the rows of a larger parameter that the layer uses, and 0 at the others."""
+    first = m.first[name]
+    start, stop = (min(max(k - first, 0), m.size) for k in (at.start, at.stop))
+    inside = linear(m, name, a, g, slice(start, stop))
+    each = 1 if name == "bias" else a.shape[-1]
+    return (
+        F.pad(inside, ((start + first - at.start) * each, (at.stop - stop - first) * each))
+        if stop > start
+        else (inside.new_zeros(len(a), (at.stop - at.start) * each))
+    )
+
+
+def repeated(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+    """G itself, for a weight of which every point has a copy."""
+    return g.reshape(len(g), *m.weight.shape)[:, at].flatten(1)
+
+
 def embedding(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     """G at the rows of the table that a point looks up, summed if it looks one up twice. The padding row has none."""
     n, width = a.shape[0], at.stop - at.start
@@ -271,6 +296,9 @@ RULES: dict[type, Rule] = {
     nn.LayerNorm: last_norm(F.layer_norm),
     nn.RMSNorm: last_norm(F.rms_norm),
     nn.Embedding: embedding,
+    nn.PReLU: prelu,
+    RowsOf: rows_of,
+    Spread: repeated,
 }
 
 

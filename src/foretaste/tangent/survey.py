@@ -11,7 +11,7 @@ tells whether the rules hold for it.
 import logging
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -43,6 +43,7 @@ from foretaste.tangent.rules import (
     has_rule,
     parameter_order,
 )
+from foretaste.tangent.stand_ins import TakenApart
 
 log = logging.getLogger("foretaste")
 # How far two computations of a gradient may differ: as a share of its size, and of the network's largest gradient.
@@ -51,6 +52,7 @@ LOST = 0.3  # share of a gradient: if torch.func loses a parameter it misses mor
 CHECK_POINTS = 12  # points of each set that are checked (rule_checks.py)
 SOME_ENTRIES = 256  # entries of A and G of a point, enough to tell points apart
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
+ONEDNN_BYTES = 1 << 14  # of a recurrence on a CPU beside its weights, however small it is
 ParameterUse = tuple[nn.Module, str]  # a module, and its own name for a parameter: "weight"
 
 
@@ -80,6 +82,11 @@ class LayerParameter:
     def width(self, at: slice) -> int:
         """The number of entries in the slice ``at``."""
         return (at.stop - at.start) * (self.numel // self.length)
+
+    def of_calls(self, calls: Mapping[nn.Module, Sequence[Any]]) -> "LayerParameter":
+        """Without the uses that a pass does not make: an attention projects its inputs together or one by one."""
+        called = tuple(use for use in self.uses if calls[use[0]])
+        return replace(self, uses=called or self.uses)
 
     def head_rows(self, at: slice, calls: LayerCalls, head: int) -> Tensor:
         """(n, width): the gradient of one head in the slice ``at``, summed over all uses and calls."""
@@ -155,7 +162,8 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         with PeakMemory() as memory:
             layers, alone, f_1C = record_or_none(one_head, layers, take_points(points, slice(1)))
         layers, together, f_kC = record_or_none(one_head, layers, points)
-        modules = list(together)
+        layers = [layer.of_calls(together) for layer in layers]
+        modules = modules_of(layers)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
         folds = {m: [call.a.shape[axis] // k for call in together[m]] for m, axis in axes.items()}
         calls = align_calls(together, axes, folds, k, 1)
@@ -182,6 +190,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     g_bytes = sum([g.nbytes for pairs in calls.values() for _, g in pairs])
     pass_bytes = memory.peak + (backward_passes - 1) * g_bytes // k
     parameters = sum([p.nbytes for p in frozen.params.values()])
+    parameters += ONEDNN_BYTES * any(isinstance(m, nn.RNNBase) for m in frozen.net.modules())
     # An estimate: passes of k points and their gradients by autograd, stacked, and by the rules. A PeakMemory around
     # them would take longer than they do.
     survey_bytes = 2 * k * memory.peak + 6 * k * sum(frozen.params[name].nbytes for name in functional)
@@ -195,7 +204,10 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
 def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
     """The chosen parameters that only modules with a rule own, in the network's order."""
     owners: dict[int, list[ParameterUse | None]] = {}
-    for m in frozen.net.modules():
+    modules = list(frozen.net.modules())
+    apart = [m for m in modules if isinstance(m, TakenApart)]
+    covered = {*apart, *(m for one in apart for m in one.covered)}
+    for m in [m for m in modules if m not in covered] + [m for one in apart for m in one.stand_ins.values()]:
         usable = has_rule(m)
         for local, p in m._parameters.items():
             if p is not None:
