@@ -32,12 +32,14 @@ class Coverage:
     covered_W: c_i, how well what is labelled covers point i.
     weight_W: w_i ≥ 0.
     info: what goes into ``q.info``.
+    first_U: what each candidate alone would add, where that is known already.
     """
 
     rows: KernelRows
     covered_W: Tensor
     weight_W: Tensor
     info: Mapping[str, Any] = field(default_factory=dict)
+    first_U: Tensor | None = None
 
 
 def added_coverage(rows: KernelRows, at_n: Tensor, covered_W: Tensor, weight_W: Tensor) -> Tensor:
@@ -60,6 +62,7 @@ def cover_greedily(
     order_U: Tensor | None = None,
     equal: float = 0.0,
     progress: Callable[[int, int], object] | None = None,
+    first_U: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
 
@@ -73,6 +76,7 @@ def cover_greedily(
         order_U: that order, where it is given.
         equal: gains that differ by less, relatively, are ties.
         progress: called with (done, total) after each pick.
+        first_U: what each candidate alone would add, where that is known already.
 
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
@@ -85,7 +89,7 @@ def cover_greedily(
     def gains(at: Tensor) -> Tensor:
         return added_coverage(rows, at, covered_W, weight_W)
 
-    first_U = gains(torch.arange(U, device=covered_W.device))
+    first_U = gains(torch.arange(U, device=covered_W.device)) if first_U is None else first_U
     if (bad := first_U.isnan()).any():
         first = int(bad.nonzero()[0])
         raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
