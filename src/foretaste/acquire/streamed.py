@@ -6,6 +6,9 @@ is the F of cover.py with W a sample of the pool, in place of the pool. κ is ce
 pass over the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose
 points are read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
 
+A watched point stands for U / W points of the pool, but for itself only once. So κ of a point with itself is left out:
+else candidates that happen to be watched would seem to cover U / W points each. It counts if all of the pool is watched.
+
 F of a batch on W is a little too high, because the batch was chosen by it. So some points of the pool are held out: F
 of the batch on these is an honest estimate. ``value`` gives both.
 """
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +54,8 @@ class StreamedCover:
 
     state: of L, with the points W and then those held out watched, and a few of W as candidates.
     frozen: the network. C: its outputs. x_L: the labelled points, or None.
-    pool: the candidates. scale, space: the options of ``cover``.
+    pool: the candidates. at_W: the watched ones among them, in order, where W is a sample of the pool.
+    scale, space: the options of ``cover``.
     """
 
     state: State
@@ -59,6 +64,7 @@ class StreamedCover:
     x_W: Inputs
     x_H: Inputs | None
     pool: PointSource
+    at_W: np.ndarray | None = None
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
@@ -91,7 +97,17 @@ class StreamedCover:
     def rows(self, at: Tensor) -> Tensor:
         """(n, W): κ² of candidates, whose points are read now."""
         self.rows_read.append(len(at))
-        return self.held.rows(self.pool.take(at.cpu().numpy())).square_()
+        at_n = at.cpu().numpy()
+        kappa_nW = self.held.rows(self.pool.take(at_n))
+        return self.without_own(kappa_nW, at_n).square_()
+
+    def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
+        """κ of candidates ``at_n`` without that of a watched point with itself, in place."""
+        if self.at_W is not None:
+            i_n = np.searchsorted(self.at_W, at_n).clip(0, len(self.at_W) - 1)
+            n = np.flatnonzero(self.at_W[i_n] == at_n)
+            kappa_nW[n, i_n[n]] = 0.0
+        return kappa_nW
 
     def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
         """F, with what each candidate alone adds to it: one pass over the pool."""
@@ -100,15 +116,17 @@ class StreamedCover:
         chunks = self.pool.chunks(self.chunk_size)
         parts = []
         for at, x in chunks:
-            parts.append(self.gains(x, covered_W, weight_W))
+            parts.append(self.gains(x, np.arange(at.start, at.stop), covered_W, weight_W))
             seen(at, x)
+        own = {} if self.at_W is None else {int(j): i for i, j in enumerate(self.at_W)}
         info = {"space": self.used_space}
-        return Coverage(self.rows, covered_W, weight_W, info, to_float64(torch.cat(parts)))
+        return Coverage(self.rows, covered_W, weight_W, info, to_float64(torch.cat(parts)), own)
 
-    def gains(self, x: Inputs, covered_W: Tensor, weight_W: Tensor) -> Tensor:
-        """(n,): Σ_i e_i max(κ_ij² − c_i, 0), in the precision of κ."""
+    def gains(self, x: Inputs, at_n: np.ndarray, covered_W: Tensor, weight_W: Tensor) -> Tensor:
+        """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""
         parts = []
-        for _, kappa_nW in self.held.blocks(x):
+        for at, kappa_nW in self.held.blocks(x):
+            self.without_own(kappa_nW, at_n[at])
             c_W, e_W = covered_W.to(kappa_nW), weight_W.to(kappa_nW)
             kappa_nW.clamp_(min=c_W.sqrt())
             parts.append(torch.addcmul(-c_W, kappa_nW, kappa_nW, out=kappa_nW).clamp_min_(0) @ e_W)
@@ -116,8 +134,8 @@ class StreamedCover:
 
     def value(self, F: Coverage, picks: list[int]) -> Mapping[str, Any]:
         """What a batch adds to F, as a mean over the watched points and over those held out, and the latter's error."""
-        x_B = self.pool.take(picks)
-        added_W = self._added(self.held, x_B, F.covered_W, F.weight_W)
+        x_B, at_B = self.pool.take(picks), np.asarray(picks)
+        added_W = self._added(self.held, x_B, F.covered_W, F.weight_W, at_B)
         told = {"watched": float(added_W.mean())}
         if self.x_H is None:
             return told  # the whole pool is watched
@@ -125,8 +143,15 @@ class StreamedCover:
         added_H = self._added(held, x_B, self.covered(held), self.chances[len(added_W) :])
         return told | {"held_out": float(added_H.mean()), "error": float(added_H.std()) / math.sqrt(len(added_H))}
 
-    def _added(self, held: HeldTangents, x_B: Inputs, covered_W: Tensor, weight_W: Tensor) -> Tensor:
-        best_W = torch.stack([kappa_bW.amax(0) for _, kappa_bW in held.blocks(x_B)]).amax(0)
+    def _added(
+        self, held: HeldTangents, x_B: Inputs, covered_W: Tensor, weight_W: Tensor, at_B: np.ndarray | None = None
+    ) -> Tensor:
+        """(W,): e_i max(max_B κ_ij² − c_i, 0). at_B: positions of the batch, where held points are watched ones."""
+        blocks = [
+            (kappa_bW if at_B is None else self.without_own(kappa_bW, at_B[at])).amax(0)
+            for at, kappa_bW in held.blocks(x_B)
+        ]
+        best_W = torch.stack(blocks).amax(0)
         return (to_float64(best_W).square() - covered_W).clamp_min(0) * weight_W
 
     @cached_property
@@ -147,7 +172,8 @@ class StreamedCover:
     def estimate_seconds(self) -> float:
         """Of the pass over the pool, from a trial on some watched points."""
         trial = take_points(self.x_W, slice(TRIAL_POINTS))
+        none = np.full(count_points(trial), -1)
         covered_W, weight_W = self.covered(self.held), self.chances[: len(self.held)]
         begin = time.perf_counter()
-        self.gains(trial, covered_W, weight_W)
+        self.gains(trial, none, covered_W, weight_W)
         return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)

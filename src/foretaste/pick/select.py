@@ -269,6 +269,7 @@ def pick_covering(F: Coverage, pool_size: int, batch: Batch) -> Picked:
         F.rows if at_U is None else lambda at: F.rows(at_U[at]), F.covered_W, U, min(batch.n, U), batch.generator,
         weight_W=F.weight_W, order_U=None if rank_U is None else rank_U.argsort(), equal=batch.equal,
         progress=batch.progress, first_U=first_U if first_U is None or at_U is None else first_U[at_U],
+        own=lambda j: F.own.get(j if at_U is None else int(at_U[j])),
     )  # fmt: skip
     got = Picked(picks.tolist(), scores_U=gains_U, info=F.info)
     if others is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -154,12 +155,12 @@ def _stream_cover(
     C, x_L = request.C, request.x_L if request.L else None
     # κ of the full kernel is that of its blocks' mean diagonals.
     frozen = freeze(request.frozen, output="trace" if kernel.output == "full" else kernel.output, params=kernel.params)
-    x_W, x_H = watched_and_held_out(kernel, pool, FactorSource(frozen, request.x_U, C).width, frozen.device)
+    x_W, x_H, at_W = watched_and_held_out(kernel, pool, FactorSource(frozen, request.x_U, C).width, frozen.device)
     both = x_W if x_H is None else join_points(x_W, x_H)
     few = take_points(x_W, slice(None, None, -(-count_points(x_W) // SAMPLE_CANDIDATES)))
     own = replace(kernel, watch=both, watch_by="random")
     asked = replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C)
-    cover = StreamedCover(asked.state, frozen, x_L, x_W, x_H, pool, **options)
+    cover = StreamedCover(asked.state, frozen, x_L, x_W, x_H, pool, at_W, **options)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -183,13 +184,15 @@ def _stream_cover(
 
 def watched_and_held_out(
     kernel: KernelSettings, pool: PointSource, width: int, device: torch.device
-) -> tuple[Inputs, Inputs | None]:
-    """The watched points W, and as many as W / 4 others of the pool that are held out; None if there are none.
+) -> tuple[Inputs, Inputs | None, np.ndarray | None]:
+    """The watched points W; as many as W / 4 others of the pool that are held out; where W is in the pool.
+
+    The latter two are None if the whole pool is watched, or other points.
 
     width: numbers of a point's tangent. Fewer points are watched if their tangents do not fit into half of the budget.
     """
     if kernel.watched_points is not None:
-        return kernel.watched_points, None
+        return kernel.watched_points, None, None
     U = len(pool)
     budget = resolve_budget(kernel.budget, device)
     if kernel.budget is None and device.type == "cpu":
@@ -202,7 +205,7 @@ def watched_and_held_out(
         )
     W = min(W, U, fit)
     if W == U:
-        return pool.all(), None
+        return pool.all(), None, None
     order_U = torch.randperm(U, generator=torch.Generator().manual_seed(int(kernel.seed)))
     at_W, at_H = (part.sort().values.numpy() for part in (order_U[:W], order_U[W : W + max(1, W // HELD_OUT)]))
-    return pool.take(at_W), pool.take(at_H)
+    return pool.take(at_W), pool.take(at_H), at_W
