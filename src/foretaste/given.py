@@ -1,6 +1,7 @@
 """What users give, as tensors: points from arrays, data frames, lists or datasets; labels as numbers or names.
 
-A tensor is used as it is. Everything else is moved to the network's device and converted to its dtype.
+A tensor is used as it is. Everything else is moved to the network's device and converted to its dtype. A pool that need
+not be in memory is a ``PointSource``, which reads some points at a time.
 
     floats                    the network's dtype
     bytes (uint8, pictures)   scaled to [0, 1], as in ``ft.fit``
@@ -8,8 +9,10 @@ A tensor is used as it is. Everything else is moved to the network's device and 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,17 +58,28 @@ class GivenSets:
 
 
 def read_sets(
-    net: Any, x_L: Any, y_L: Any, x_U: Any, watch: Any, classes: Any = None, *, pool_only: bool = False
+    net: Any,
+    x_L: Any,
+    y_L: Any,
+    x_U: Any,
+    watch: Any,
+    classes: Any = None,
+    *,
+    pool_only: bool = False,
+    unread: bool = False,
 ) -> GivenSets:
     """The points of a query for a network. Raises with all faults at once.
 
     From what ``ft.open`` returns, x_L takes the labelled points, with their labels if y_L is None. x_U takes all
-    points, or with ``pool_only`` the unlabelled ones.
+    points, or with ``pool_only`` the unlabelled ones. unread: x_U may be a ``PointSource``, whose points are not read.
     """
     watch = int(watch) if isinstance(watch, np.integer) else watch
     watched = None if isinstance(watch, int) else watch
     read = given_tensors(
-        net, {"x_U": x_U, "x_L": x_L, "watch": watched}, {"x_L": "labelled", "x_U": "pool" if pool_only else "all"}
+        net,
+        {"x_U": x_U, "x_L": x_L, "watch": watched},
+        {"x_L": "labelled", "x_U": "pool" if pool_only else "all"},
+        unread=("x_U",) if unread else (),
     )
     known_L = read["x_L"].x
     check_order(read["x_L"], y_L, "x_L", "y_L")
@@ -108,12 +122,18 @@ def _own_labels(x: Any, y: Any, classes: Any) -> tuple[Any, Any]:
 
 
 def given_tensors(
-    net: Any, sources: Mapping[str, Any], parts: Mapping[str, str] | None = None
+    net: Any, sources: Mapping[str, Any], parts: Mapping[str, str] | None = None, unread: Sequence[str] = ()
 ) -> dict[str, GivenPoints]:
-    """Several sets of points, by argument name. Data frames must have the same columns in the same order."""
+    """Several sets of points, by argument name. Data frames must have the same columns in the same order.
+
+    unread: names of sets that become a ``PointSource`` where they can.
+    """
     form, read, faults = point_format(net), dict[str, GivenPoints](), list[Exception]()
     for name, source in sources.items():
         try:
+            if name in unread and (points := point_source(source, name, form)) is not None:
+                read[name] = GivenPoints(points)
+                continue
             read[name] = read_given(source, name, form, (parts or {}).get(name, "all"))
         except (TypeError, ValueError) as error:
             faults.append(error)
@@ -140,22 +160,30 @@ class PointFormat:
     dtype: torch.dtype
     embeds: bool  # whole numbers are token ids
 
-    def convert(self, t: Tensor, name: str) -> Tensor:
-        """Points as this network takes them. Raises if numbers are not finite, or overflow its dtype."""
+    def convert(self, t: Tensor, name: str, rows: Sequence[int] | None = None) -> Tensor:
+        """Points as this network takes them. Raises if numbers are not finite, or overflow its dtype.
+
+        rows: the positions of these points in their source, for the error; None: they are all of it.
+        """
         if t.dtype == torch.uint8:
             return t.to(self.device, self.dtype) / 255
         if not t.is_floating_point():
             return t.to(self.device, torch.int64 if self.embeds else self.dtype)
-        if bad := int((~torch.isfinite(t)).sum()):
-            first = int((~torch.isfinite(t)).flatten(1).any(1).nonzero()[0])
-            raise ValueError(
-                f"{name} has {bad} NaN or infinite values, first in point {first}; fill them in, or leave those points "
-                "out"
-            )
+        check_finite(t, name, rows)
         made = t.to(self.device, self.dtype)
         if not torch.isfinite(made).all():
             raise ValueError(f"{name} has numbers that are too large for {self.dtype}; scale them, or use net.double()")
         return made
+
+
+def check_finite(t: Tensor, name: str, rows: Sequence[int] | None = None) -> None:
+    """Raise with the first point that has a NaN or an infinity. rows: the positions of these points in their source."""
+    if t.is_floating_point() and (bad := int((~torch.isfinite(t)).sum())):
+        first = int((~torch.isfinite(t)).flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"{name} has {bad} NaN or infinite values{'' if rows is None else ' among the points read so far'}, first "
+            f"in point {first if rows is None else rows[first]}; fill them in, or leave those points out"
+        )
 
 
 def point_format(net: Any) -> PointFormat:
@@ -199,8 +227,7 @@ def read_given(source: Any, name: str, form: PointFormat | None = None, part: st
         return GivenPoints(_format_points(array_tensor(source, name), name, form), ids)
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(f"{name} is a {type(source).__name__}; expected {POINTS_WANTED}")
-    with torch.random.fork_rng([]):  # a dataset may draw
-        items = stack_items([source[i] for i in range(len(source))], name)
+    items = stack_items(_read_items(source, slice(0, len(source))), name)
     return GivenPoints(_format_points(items, name, form))
 
 
@@ -252,13 +279,104 @@ def _read_opened(source: Any, name: str, form: PointFormat | None, part: str) ->
     return GivenPoints(_format_points(x, name, form), [source.ids[i] for i in at], at=at)
 
 
-def _format_points(x: TensorInputs, name: str, form: PointFormat | None) -> TensorInputs:
+def _format_points(
+    x: TensorInputs, name: str, form: PointFormat | None, rows: Sequence[int] | None = None
+) -> TensorInputs:
     """Points as a network takes them. One number for each point is a column, unless it may be a token."""
     if isinstance(x, Tensor):
         if x.dim() == 1 and (x.is_floating_point() or (form is not None and not form.embeds)):
             x = x[:, None]
-        return x if form is None else form.convert(x, name)
-    return x if form is None else {key: form.convert(t, f"{name}[{key!r}]") for key, t in x.items()}
+        return x if form is None else form.convert(x, name, rows)
+    return x if form is None else {key: form.convert(t, f"{name}[{key!r}]", rows) for key, t in x.items()}
+
+
+# --- points that are read when they are asked for ---
+
+
+class PointSource:
+    """Points that are read some at a time: a mapped array, a dataset, a DataLoader, or tensors. ``len`` counts them.
+
+    read: positions, a slice or an array of integers -> those points as they are stored.
+    form: what they become; None: they stay as they are, and are only checked.
+    """
+
+    def __init__(
+        self, count: int, read: Callable[[slice | np.ndarray], TensorInputs], name: str, form: PointFormat | None
+    ) -> None:
+        self.count, self.read, self.name, self.form = count, read, name, form
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, at: slice | Sequence[int] | np.ndarray) -> Any:
+        """Some points as tensors, as the network takes them. Raises with the position of one that is not finite."""
+        rows: Any = range(self.count)[at] if isinstance(at, slice) else np.asarray(at, dtype=np.int64)
+        named = None if len(rows) == self.count else rows
+        x = self.read(slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
+        if self.form is not None:
+            return _format_points(x, self.name, self.form, named)
+        for key, t in x.items() if isinstance(x, Mapping) else [("", x)]:
+            check_finite(t, f"{self.name}[{key!r}]" if key else self.name, rows)
+        return x
+
+    def all(self) -> Any:
+        """All points as tensors."""
+        return self.take(slice(0, self.count))
+
+    def chunks(self, step: int) -> Iterator[tuple[slice, Any]]:
+        """All points, ``step`` at a time. While a chunk is in use, a thread reads the next."""
+        cuts = [slice(start, min(start + step, self.count)) for start in range(0, self.count, step)]
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self.take, cuts[0])
+            for k, cut in enumerate(cuts):
+                x = ahead.result()
+                if k + 1 < len(cuts):
+                    ahead = reader.submit(self.take, cuts[k + 1])
+                yield cut, x
+
+    @cached_property
+    def point_bytes(self) -> int:
+        """Of one point as a tensor; the first is read."""
+        x = self.take(slice(0, 1))
+        return sum(t.nbytes for t in (x.values() if isinstance(x, Mapping) else [x]))
+
+
+def point_source(source: Any, name: str, form: PointFormat | None) -> PointSource | None:
+    """A source that need not be read whole; None if it is in memory as tensors already, or must be."""
+    if isinstance(source, Tensor | Mapping | str | bytes | list | tuple) or is_opened(source) or is_frame(source):
+        return None
+    if isinstance(source, DataLoader):
+        dataset, collate = source.dataset, source.collate_fn
+        if isinstance(dataset, IterableDataset) or source.batch_sampler is None or not hasattr(dataset, "__len__"):
+            return None
+        check_loader(source, name)
+        return PointSource(len(dataset), lambda at: _batch_inputs(collate(_read_items(dataset, at)), name), name, form)
+    if isinstance(source, np.ndarray):
+        if source.ndim == 0 or source.dtype.kind not in "biuf" or len(source) == 0 or np.ma.isMaskedArray(source):
+            return None
+        return PointSource(len(source), lambda at: array_tensor(np.array(source[at]), name), name, form)
+    if hasattr(source, "__array__") or has_plain_columns(source) or not hasattr(source, "__getitem__"):
+        return None
+    if not hasattr(source, "__len__") or len(source) == 0 or hasattr(source, "getbands"):
+        return None
+    return PointSource(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
+
+
+def tensor_source(x: TensorInputs, name: str) -> PointSource:
+    """Points that are tensors already."""
+    parts = {"": x} if isinstance(x, Tensor) else dict(x)
+
+    def read(at: slice | np.ndarray) -> TensorInputs:
+        at_n = at if isinstance(at, slice) else torch.from_numpy(at).to(next(iter(parts.values())).device)
+        return x[at_n] if isinstance(x, Tensor) else {key: t[at_n] for key, t in x.items()}
+
+    return PointSource(len(next(iter(parts.values()))), read, name, None)
+
+
+def _read_items(dataset: Any, at: slice | np.ndarray) -> list[Any]:
+    rows = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
+    with torch.random.fork_rng([]):  # a dataset may draw
+        return [dataset[i] for i in rows]
 
 
 def check_index(ids: Sequence[Any], name: str) -> None:
@@ -393,14 +511,20 @@ def _holds_objects(source: Sequence[Any]) -> bool:
     return _is_object(first) or (isinstance(first, tuple | list) and _is_pair(first))
 
 
-def read_loader(loader: "DataLoader[Any]", name: str) -> TensorInputs:
-    """All points of a DataLoader. Raises if it shuffles or drops points: then positions mean nothing."""
+def check_loader(loader: "DataLoader[Any]", name: str) -> None:
+    """Raise if a DataLoader shuffles or drops points: then positions mean nothing."""
     known, batches = not isinstance(loader.dataset, IterableDataset), loader.batch_sampler
     order = loader.sampler if batches is None else getattr(batches, "sampler", None)
     if known and not (isinstance(order, SequentialSampler) and type(batches) in (BatchSampler, type(None))):
         raise ValueError(f"{name} is a DataLoader that shuffles, so positions in it mean nothing; use shuffle=False")
     if known and loader.drop_last and loader.batch_size and len(loader.dataset) % loader.batch_size:  # type: ignore[arg-type]
         raise ValueError(f"{name} is a DataLoader that drops its last points; use drop_last=False")
+
+
+def read_loader(loader: "DataLoader[Any]", name: str) -> TensorInputs:
+    """All points of a DataLoader."""
+    check_loader(loader, name)
+    batches = loader.batch_sampler
     with torch.random.fork_rng([]):  # a loader draws a seed for its workers
         read = list(loader)
     if not read:

@@ -15,6 +15,7 @@ from foretaste.acquire.change import emoc as emoc
 from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
 from foretaste.acquire.cover import cover as cover
+from foretaste.acquire.cover import covered_errors as covered_errors
 from foretaste.acquire.coverage import Coverage as Coverage
 from foretaste.acquire.coverage import KernelRows as KernelRows
 from foretaste.acquire.coverage import LazyGains as LazyGains
@@ -33,6 +34,8 @@ from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies
+from foretaste.acquire.streamed import STREAM_CHUNK as STREAM_CHUNK
+from foretaste.acquire.streamed import StreamedCover as StreamedCover
 from foretaste.acquire.uncertainty import eer as eer
 from foretaste.acquire.uncertainty import entropy as entropy
 from foretaste.acquire.uncertainty import least_confidence as least_confidence

@@ -28,7 +28,7 @@ from foretaste.acquire.registry import register
 from foretaste.errors import check_known
 from foretaste.lookahead import KernelSettings, PoolState, PriorKernel, State
 from foretaste.losses import probabilities
-from foretaste.tangent import float32_products, to_float64
+from foretaste.tangent import NO_SPREAD, float32_products, to_float64
 
 log = logging.getLogger("foretaste")
 
@@ -41,7 +41,6 @@ SPREAD_POINTS = 512  # on which spreads are compared
 CORRELATION_CHUNK = 2**20  # numbers of κ made at a time: 8 MB, which stay in the cache
 CORRELATION_CHUNK_GPU = 2**24
 SINGLE_PRECISION = 2**20  # pairs (i, j) from which κ is kept in float32: it is between 0 and 1
-NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,16 @@ class Coverage:
     covered_W: c_i, how well what is labelled covers point i.
     weight_W: w_i ≥ 0.
     info: what goes into ``q.info``.
+    first_U: what each candidate alone would add, where that is known already.
+    own: candidates that are watched points -> which; for those whose k with itself is left out of ``rows``.
     """
 
     rows: KernelRows
     covered_W: Tensor
     weight_W: Tensor
     info: Mapping[str, Any] = field(default_factory=dict)
+    first_U: Tensor | None = None
+    own: Mapping[int, int] = field(default_factory=dict)
 
 
 def added_coverage(rows: KernelRows, at_n: Tensor, covered_W: Tensor, weight_W: Tensor) -> Tensor:
@@ -60,6 +64,8 @@ def cover_greedily(
     order_U: Tensor | None = None,
     equal: float = 0.0,
     progress: Callable[[int, int], object] | None = None,
+    first_U: Tensor | None = None,
+    own: Callable[[int], int | None] = lambda j: None,
 ) -> tuple[Tensor, Tensor]:
     """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
 
@@ -73,6 +79,9 @@ def cover_greedily(
         order_U: that order, where it is given.
         equal: gains that differ by less, relatively, are ties.
         progress: called with (done, total) after each pick.
+        first_U: what each candidate alone would add, where that is known already.
+        own: a candidate -> the point to cover that it is, if ``rows`` leave out its k with itself: once picked, it is
+            covered.
 
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
@@ -85,7 +94,7 @@ def cover_greedily(
     def gains(at: Tensor) -> Tensor:
         return added_coverage(rows, at, covered_W, weight_W)
 
-    first_U = gains(torch.arange(U, device=covered_W.device))
+    first_U = gains(torch.arange(U, device=covered_W.device)) if first_U is None else first_U
     if (bad := first_U.isnan()).any():
         first = int(bad.nonzero()[0])
         raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
@@ -98,6 +107,8 @@ def cover_greedily(
             break
         picks.append(best)
         covered_W = torch.maximum(covered_W, rows(torch.tensor([best], device=covered_W.device))[0])
+        if (itself := own(best)) is not None:
+            covered_W[itself] = 1.0
         if progress is not None:
             progress(len(picks), batch_size)
     return torch.tensor(picks, dtype=torch.int64), first_U

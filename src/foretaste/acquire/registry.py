@@ -65,6 +65,7 @@ class Strategy:
     kernel: KernelSettings = field(default_factory=KernelSettings)
     study: StudyHints = field(default_factory=StudyHints)
     coverage: Callable[..., Coverage] | None = None
+    pointwise: bool = False
 
     @property
     def picks(self) -> bool:
@@ -124,6 +125,7 @@ def register(
     options: type | None = None,
     kernel: KernelSettings | None = None,
     study: StudyHints | None = None,
+    pointwise: bool = False,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
@@ -142,6 +144,8 @@ def register(
             ``foretaste.lookahead.KernelSettings(output=..., ridge=..., watch_by=...)``. See ``ft.linearize``.
         study: what a study does for it, a ``foretaste.acquire.StudyHints``: its own training, a calibration, options
             for a small run.
+        pointwise: whether a candidate's score is of its own outputs alone, whatever else is in the pool. Then a pool
+            that does not fit into memory is read and scored in chunks. Default False.
 
     Returns:
         A decorator, which returns the function itself.
@@ -178,7 +182,7 @@ def register(
                     f"calibrates or small of strategy {name!r} names {option!r}, which is not one of its options"
                     f"{did_you_mean(option, known, 'It takes')}"
                 )
-        _strategies[name] = Strategy(name, fn, how, needs, own, kernel or KernelSettings(), hints, coverage)
+        _strategies[name] = Strategy(name, fn, how, needs, own, kernel or KernelSettings(), hints, coverage, pointwise)
         return fn
 
     return keep

@@ -18,13 +18,13 @@ from foretaste.lookahead import State
 from foretaste.losses import probabilities, shannon_entropy
 
 
-@register("entropy", needs="classes")
+@register("entropy", needs="classes", pointwise=True)
 def entropy(state: State) -> Tensor:
     """The entropy of the candidate's probabilities, −Σ_y p_j(y) log p_j(y). Costs one forward pass; no options."""
     return finish_scores(state, shannon_entropy(_beliefs(state, "entropy")), "entropy")
 
 
-@register("margin", needs="classes")
+@register("margin", needs="classes", pointwise=True)
 def margin(state: State) -> Tensor:
     """Minus the lead of the likeliest class over the next: p_j(2nd) − p_j(1st). Costs one forward pass; no options.
 
@@ -34,7 +34,7 @@ def margin(state: State) -> Tensor:
     return finish_scores(state, top_U2[:, 1] - top_U2[:, 0], "margin")
 
 
-@register("least_confidence", needs="classes")
+@register("least_confidence", needs="classes", pointwise=True)
 def least_confidence(state: State) -> Tensor:
     """1 − the probability of the candidate's likeliest class. Costs one forward pass; no options."""
     return finish_scores(state, 1 - _beliefs(state, "least_confidence").amax(1), "least_confidence")

@@ -11,7 +11,8 @@ from foretaste.lookahead.graph import Graph, read_pool
 from foretaste.losses import LOSSES
 from foretaste.tangent import PRECISIONS, Inputs, Output, Params, read_output, resolve_budget
 
-METHODS = ("auto", "dense", "direct")
+METHODS = ("auto", "dense", "direct")  # of a state
+QUERY_METHODS = (*METHODS, "streamed")
 PRECISION_CHOICES = ("auto", *PRECISIONS, "float64")
 WATCH_BY = ("random", "contested")
 
@@ -45,7 +46,7 @@ class KernelSettings:
             raise TypeError("watch is a bool; expected None, inputs, or a number of pool points")
         faults = Faults()
         for name, word, words, listed in (
-            ("method", self.method, METHODS, "Known"),
+            ("method", self.method, QUERY_METHODS, "Known"),
             ("loss", self.loss, LOSSES, "The network was trained with one of"),
             ("precision", self.precision, PRECISION_CHOICES, "Known"),
             ("watch_by", self.watch_by, WATCH_BY, "Known"),
@@ -80,7 +81,7 @@ class KernelSettings:
         faults.raise_all()
 
     def _check_together(self, faults: Faults) -> None:
-        if self.method == "dense" and not math.isinf(self.time):
+        if self.method in ("dense", "streamed") and not math.isinf(self.time):
             faults.add(f'time={self.time:g} is solved directly; use method="auto" or "direct"')
         if self.pool is not None and (self.method == "direct" or not math.isinf(self.time)):
             faults.add('method="direct" and finite time are of the network; with pool= use method="auto"')

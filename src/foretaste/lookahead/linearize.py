@@ -149,6 +149,8 @@ def linearise(
     eager: bool = False,
 ) -> State:
     """``linearize`` of a network of C outputs and of points that are checked already (``check_points``)."""
+    if settings.method == "streamed":
+        raise ValueError('method="streamed" is a way to pick, of ft.query; a state is "dense" or "direct"')
     check_output(frozen, C)
     if (x_L is None) != (y_L is None):
         raise ValueError("one of x_L and y_L is None; give both, or None for both if nothing is labelled")

@@ -174,7 +174,8 @@ class NetworkKernels(KernelSource):
             try:
                 found = gram(replace(self.job, precision=way))
             except BudgetError as e:
-                raise ValueError(f"{e}{suggest_watch(e, self.w == 'W')}") from None
+                said = f"{e}{suggest_watch(e, self.w == 'W')}"
+                raise BudgetError(said, e.job, e.needed, e.budget) from None
             why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != way else ""]))
             self.precision = replace(self.precision, used=found.precision, why=why)
             self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)

@@ -17,9 +17,11 @@ from foretaste.given import (
     ClassName,
     GivenPoints,
     GivenSets,
+    PointSource,
     check_index,
     labels_as_numbers,
     names_to_ids,
+    point_format,
     read_sets,
     resolve_class_names,
     text_labels,
@@ -27,8 +29,11 @@ from foretaste.given import (
 from foretaste.lookahead import KernelSettings, PoolState, State, check_points, settle_binary
 from foretaste.losses import BinaryOutputs
 from foretaste.pick.request import Query, Request
-from foretaste.pick.select import Batch, Oracle, ProgressCounter, labelled_copies, pick
+from foretaste.pick.select import Batch, Oracle, Picked, ProgressCounter, labelled_copies, pick
+from foretaste.pick.streamed import as_source, choose_way, pick_streamed
 from foretaste.tangent import (
+    PROBE_POINTS,
+    BudgetError,
     Output,
     Params,
     check_inputs,
@@ -162,7 +167,7 @@ def query(
     if not isinstance(x_U, Tensor | Mapping):
         check()  # before a dataset is read
     try:
-        given = read_sets(net, x_L, y_L, x_U, watch, classes, pool_only=True)
+        given = read_sets(net, x_L, y_L, x_U, watch, classes, pool_only=True, unread=True)
     except (TypeError, ValueError) as unread:
         faults = Faults()
         with faults:
@@ -175,6 +180,60 @@ def query(
     asked = check(x_U=given.x_U, watch=given.watch, ids=ids, unlabelled=_is_empty(given.x_L))
     how, select, chosen = asked.how, asked.select, asked.options
     generator, counter = torch.Generator().manual_seed(int(seed)), ProgressCounter(progress)
+    way, extra = choose_query_way(net, given, asked), dict[str, Any]()
+    if way != "streamed":
+        try:
+            whole = replace(given, x_U=given.x_U.all()) if isinstance(given.x_U, PointSource) else given
+            request, got, seconds = pick_dense(net, whole, asked, batch_size, generator, counter, oracle, ids, begin)
+        except BudgetError as too_small:
+            if way == "dense":
+                raise
+            log.info("%s; so the pool is streamed", too_small)
+            way, generator = "streamed", torch.Generator().manual_seed(int(seed))
+    if way == "streamed":
+        points = as_source(given.x_U)
+        n, probe = fewer_than_pool(batch_size, len(points)), replace(given, x_U=points.take(slice(0, PROBE_POINTS)))
+        request = replace(make_request(net, probe, asked, 1, generator, counter), batch_size=n)
+        how.settings(chosen, request.x_U)
+        got, extra = pick_streamed(request, points, how, select, chosen)
+        seconds = {"outputs": 0.0, "kernel": 0.0}
+    # Answer.
+    seconds |= got.seconds | {"total": time.perf_counter() - begin}
+    info = {"strategy": how.name, "select": select, "options": chosen, "loss": loss, "seed": seed}
+    if (state := got.state) is not None:
+        info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
+        info["output"] = asked.kernel.output
+        if state.pool is not None:
+            info["pool"] = state.pool.as_dict()
+    # If no kernel was needed, λ and s² are not worth one.
+    alone = 0 if select == "sequential" else 1
+    kernel = request.eager or (select not in ("top", "own") and len(got.indices) > alone)
+    info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
+    info |= request.info | dict(got.info) | extra
+    indices, scores_U = np.asarray(got.indices, dtype=np.int64), got.scores_U
+    picked = indices.tolist() if ids is None else [ids[j] for j in got.indices]
+    if (at := given.candidates.at) is not None:  # of what ft.open returned, the points without a label
+        indices = np.asarray(at, dtype=np.int64)[indices]
+        if scores_U is not None:
+            scores_U = scores_U.new_full((len(x_U),), -torch.inf).index_copy(
+                0, torch.as_tensor(at, device=scores_U.device), scores_U
+            )
+    return Query(indices, picked, scores_U, got.labels, seconds, info)
+
+
+def pick_dense(
+    net: nn.Module,
+    given: GivenSets,
+    asked: "CheckedQuery",
+    batch_size: int,
+    generator: torch.Generator,
+    counter: ProgressCounter,
+    oracle: Callable[[Any], Any] | None,
+    ids: Any,
+    begin: float,
+) -> tuple[Request, Picked, dict[str, float]]:
+    """The batch where all points are in memory; the request, and the seconds since ``begin``."""
+    how, select, chosen = asked.how, asked.select, asked.options
     request = make_request(net, given, asked, batch_size, generator, counter)
     how.settings(chosen, request.x_U)
     last_U = labelled_copies(request.x_L, request.x_U)
@@ -192,29 +251,26 @@ def query(
         if names:
             answers = replace(answers, read=partial(labels_as_numbers, names=names, binary=binary, name="y"))
     # Score and pick.
-    got = pick(how, request if how.picks else request.state, batch, select=select, options=chosen, oracle=answers)
-    # Answer.
-    seconds |= got.seconds | {"total": time.perf_counter() - begin}
-    info = {"strategy": how.name, "select": select, "options": chosen, "loss": loss, "seed": seed}
-    if (state := got.state) is not None:
-        info |= {"method": state.method, "residual_L": state.residual_L, "watched": state.W} | state.precision_info
-        info["output"] = asked.kernel.output
-        if state.pool is not None:
-            info["pool"] = state.pool.as_dict()
-    # If no kernel was needed, λ and s² are not worth one.
-    alone = 0 if select == "sequential" else 1
-    kernel = request.eager or (select not in ("top", "own") and len(got.indices) > alone)
-    info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
-    info |= request.info | dict(got.info)
-    indices, scores_U = np.asarray(got.indices, dtype=np.int64), got.scores_U
-    picked = indices.tolist() if ids is None else [ids[j] for j in got.indices]
-    if (at := given.candidates.at) is not None:  # of what ft.open returned, the points without a label
-        indices = np.asarray(at, dtype=np.int64)[indices]
-        if scores_U is not None:
-            scores_U = scores_U.new_full((len(x_U),), -torch.inf).index_copy(
-                0, torch.as_tensor(at, device=scores_U.device), scores_U
-            )
-    return Query(indices, picked, scores_U, got.labels, seconds, info)
+    subject = request if how.picks else request.state
+    return request, pick(how, subject, batch, select=select, options=chosen, oracle=answers), seconds
+
+
+def choose_query_way(net: nn.Module, given: GivenSets, asked: "CheckedQuery") -> str:
+    """``choose_way`` of a query. A pool that is no points is dense, where other checks report it."""
+    x_U = given.x_U
+    if not isinstance(x_U, PointSource):
+        parts = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
+        if not parts or not all(isinstance(p, Tensor) and p.dim() for p in parts):
+            return "dense"
+    L = 0 if _is_empty(given.x_L) else count_points(given.x_L)
+    return choose_way(asked.how, asked.select, asked.kernel, x_U, L, point_format(net).device)
+
+
+def fewer_than_pool(batch_size: int, U: int) -> int:
+    """At most U, with a warning if that is less than ``batch_size``."""
+    if batch_size > U:
+        log.warning("batch_size is %d and the pool has %s; all of it is picked", batch_size, counted(U, "point"))
+    return min(batch_size, U)
 
 
 def candidate_ids(candidates: GivenPoints, ids: Any, source: Any) -> Any:
@@ -266,12 +322,9 @@ def make_request(
     if not isinstance(x_U, Tensor) or x_U.dim() == 0:
         tensors = [t for t in (x_U.values() if isinstance(x_U, Mapping) else ()) if isinstance(t, Tensor)]
         check_inputs(x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
-    if batch_size > (U := count_points(x_U)):
-        log.warning("batch_size is %d and the pool has %s; all of it is picked", batch_size, counted(U, "point"))
+    n = fewer_than_pool(batch_size, count_points(x_U))
     eager = not how.picks and "kernel" in how.needs
-    request = Request(
-        net, given.x_L, y_L, x_U, min(batch_size, U), generator, asked.kernel, classes, eager, progress, info
-    )
+    request = Request(net, given.x_L, y_L, x_U, n, generator, asked.kernel, classes, eager, progress, info)
     if how.picks and not how.needs and classes is None and text_labels(y_L) is None:
         return request
     own, C, kernel = settle_binary(request.frozen.net, request.C, y_L, asked.kernel, classes)
@@ -371,6 +424,10 @@ def resolve_select(how: Strategy | None, select: Any) -> str:
 
 def _check_pool(x_U: Any, watch: Any, ids: Any, faults: Faults) -> None:
     """The faults of ids and of watched points; those of a pool that is no points are raised later."""
+    if isinstance(x_U, PointSource):
+        if ids is not None:
+            _check_ids(ids, len(x_U), faults)
+        return
     tensors = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
     if not tensors or not isinstance(tensors[0], Tensor) or tensors[0].dim() == 0:
         return

@@ -176,17 +176,22 @@ def _pick_top(state: State, score: ScoreFunction, batch: Batch) -> Picked:
     got = Picked()
     got.scores_U = _timed_scores(got, score, state)
     start = time.perf_counter()
-    order_U = batch.order(state.U)
-    ranked_U = order_U[got.scores_U.cpu()[order_U].argsort(descending=True, stable=True)]
+    got.indices = highest(got.scores_U, batch)
+    got.seconds["select"] += time.perf_counter() - start
+    batch.progress.count_all(batch.n)
+    return got
+
+
+def highest(scores_U: Tensor, batch: Batch) -> list[int]:
+    """The positions of the highest scores, best first, without what the batch avoids."""
+    order_U = batch.order(len(scores_U))
+    ranked_U = order_U[scores_U.cpu()[order_U].argsort(descending=True, stable=True)]
     if batch.closed_U is not None:
         ranked_U = ranked_U[~batch.closed_U[ranked_U]]
     if batch.last_U is not None:
         last_U = batch.last_U[ranked_U]
         ranked_U = torch.cat([ranked_U[~last_U], ranked_U[last_U]])
-    got.indices = ranked_U[: batch.n].tolist()
-    got.seconds["select"] += time.perf_counter() - start
-    batch.progress.count_all(batch.n)
-    return got
+    return ranked_U[: batch.n].tolist()
 
 
 def _pick_each(state: State, score: ScoreFunction, select: str, batch: Batch, oracle: Oracle | None) -> Picked:
@@ -245,24 +250,32 @@ def _grow(got: Picked, state: State, score: ScoreFunction, select: str, batch: B
 
 
 def _pick_covering(state: State, coverage: Callable[[State], Coverage], batch: Batch) -> Picked:
-    """A batch grown greedily on a coverage F, lazily. Scores are what single points would add to it."""
+    """A batch grown greedily on the coverage F of a state."""
     start = time.perf_counter()
     F = coverage(state)
-    middle, others = time.perf_counter(), batch.others
-    U = state.U if others is None else len(others)
+    middle = time.perf_counter()
+    got = pick_covering(F, state.U, batch)
+    got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
+    return got
+
+
+def pick_covering(F: Coverage, pool_size: int, batch: Batch) -> Picked:
+    """A batch grown greedily on a coverage F, lazily. Scores are what single points would add to it."""
+    others, first_U = batch.others, F.first_U
+    U = pool_size if others is None else len(others)
     at_U = None if others is None else others.to(F.covered_W.device)
     rank_U = batch.rank_U if batch.rank_U is None or others is None else batch.rank_U[others]
     picks, gains_U = cover_greedily(
         F.rows if at_U is None else lambda at: F.rows(at_U[at]), F.covered_W, U, min(batch.n, U), batch.generator,
         weight_W=F.weight_W, order_U=None if rank_U is None else rank_U.argsort(), equal=batch.equal,
-        progress=batch.progress,
+        progress=batch.progress, first_U=first_U if first_U is None or at_U is None else first_U[at_U],
+        own=lambda j: F.own.get(j if at_U is None else int(at_U[j])),
     )  # fmt: skip
     got = Picked(picks.tolist(), scores_U=gains_U, info=F.info)
     if others is not None:
-        got = batch.put_back(got, others, state.U)
+        got = batch.put_back(got, others, pool_size)
     if not batch.progress.called:
         batch.progress.count_all(batch.n)
-    got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
     return got
 
 
@@ -340,7 +353,7 @@ def _pick_by_itself(how: Strategy, whole: Request, options: Mapping[str, Any], b
     return got if others is None else batch.put_back(got, others, whole.U)
 
 
-@register("random", select="own", study=StudyHints(instant=True))
+@register("random", select="own", study=StudyHints(instant=True), pointwise=True)
 def random(request: Request) -> tuple[Tensor, Tensor]:
     """Random points, the baseline: the ``batch_size`` largest of U uniform draws. Costs nothing; no options."""
     draws_U = torch.rand(request.U, generator=request.generator, dtype=torch.float64)
@@ -355,6 +368,12 @@ def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
 
     Such a point is labelled already. Costs a hash of 64 numbers of each point, and of all numbers where those agree.
     """
+    copies_U = find_copies(x_L, x_U)
+    return copies_U if copies_U is not None and not copies_U.all() else None
+
+
+def find_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
+    """``labelled_copies``, also if all points are copies; None if none are."""
     parts = [] if x_L is None else _matching_parts(x_L, x_U)
     if not parts:
         return None
@@ -365,7 +384,7 @@ def labelled_copies(x_L: Inputs | None, x_U: Inputs) -> Tensor | None:
     copies_U = torch.zeros(len(parts_U[0]), dtype=torch.bool)
     alike = torch.isin(_hash_points([x[near_U] for x in parts_U]), _hash_points(parts_L))
     copies_U[near_U[alike].cpu()] = True
-    return copies_U if copies_U.any() and not copies_U.all() else None
+    return copies_U if copies_U.any() else None
 
 
 def _matching_parts(x_L: Inputs, x_U: Inputs) -> list[tuple[Tensor, Tensor]]:

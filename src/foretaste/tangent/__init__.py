@@ -1,5 +1,10 @@
 """The neural tangent kernel Θ of a network (Eq. 4), within a memory budget. kernel.py says what is in which file."""
 
+from foretaste.tangent.centred import BLOCK_POINTS as BLOCK_POINTS
+from foretaste.tangent.centred import NO_SPREAD as NO_SPREAD
+from foretaste.tangent.centred import CentredTangents as CentredTangents
+from foretaste.tangent.centred import FactorSource as FactorSource
+from foretaste.tangent.centred import HeldTangents as HeldTangents
 from foretaste.tangent.frozen import OUTPUTS as OUTPUTS
 from foretaste.tangent.frozen import PRECISIONS as PRECISIONS
 from foretaste.tangent.frozen import PROBE_POINTS as PROBE_POINTS

@@ -1,0 +1,140 @@
+"""Queries of pools that are files: seconds and peak memory from 10⁴ to 10⁶ candidates, each in a process of its own.
+
+    python -m benchmarks.scale              features: 10⁴, 10⁵ and 10⁶ rows of 384 numbers, a head of 256 units
+    python -m benchmarks.scale images       200,000 images of 28×28 through a WideResNet of one layer
+
+Memory is what the process allocates (RssAnon) above what it had before the query. The file is mapped, and its
+pages do not count: the system can drop them.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import foretaste as ft
+from benchmarks.growth import fit_power
+from foretaste.network import WideResNet
+
+LABELLED, BATCH, CLASSES = 500, 100, 20
+WIDTH, UNITS, DIRECTIONS = 384, 256, 12  # of the features; in how many directions a class varies
+IMAGES = 200_000
+WRITE_ROWS = 50_000
+
+
+def write_features(path: Path, rows: int, dtype: str = "float16", seed: int = 0) -> np.ndarray:
+    """A .npy of unit vectors around CLASSES means, as sentence embeddings are; returns the classes."""
+    g = np.random.default_rng(seed)
+    means, spread = g.normal(size=(CLASSES, WIDTH)), g.normal(size=(CLASSES, DIRECTIONS, WIDTH)) / 2
+    out = np.lib.format.open_memmap(path, "w+", dtype, (rows, WIDTH))
+    y = g.integers(CLASSES, size=rows)
+    for start in range(0, rows, WRITE_ROWS):
+        at = y[start : start + WRITE_ROWS]
+        x = means[at] + 0.3 * g.normal(size=(len(at), WIDTH))
+        for c in range(CLASSES):
+            x[at == c] += g.normal(size=((at == c).sum(), DIRECTIONS)) @ spread[c]
+        out[start : start + len(at)] = x / np.linalg.norm(x, axis=1, keepdims=True)
+    out.flush()
+    return y
+
+
+def write_images(path: Path, rows: int, seed: int = 0) -> np.ndarray:
+    """A .npy of bytes (rows, 1, 28, 28): a smooth pattern for each class, shifted, with noise; returns the classes."""
+    g = np.random.default_rng(seed)
+    patterns = np.kron(g.random((10, 7, 7)), np.ones((4, 4)))
+    out = np.lib.format.open_memmap(path, "w+", "uint8", (rows, 1, 28, 28))
+    y = g.integers(10, size=rows)
+    for start in range(0, rows, WRITE_ROWS):
+        at = y[start : start + WRITE_ROWS]
+        x = patterns[at] + 0.5 * g.normal(size=(len(at), 28, 28))
+        out[start : start + len(at), 0] = (255 * np.roll(x, int(g.integers(-2, 3)), 2).clip(0, 1)).astype(np.uint8)
+    out.flush()
+    return y
+
+
+def anonymous_bytes() -> int:
+    """What this process has allocated and touched, without pages of files."""
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+
+class PeakAllocated(threading.Thread):
+    """Reads RssAnon fifty times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = self.peak = anonymous_bytes()
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.02):
+            self.peak = max(self.peak, anonymous_bytes())
+
+
+def measure_query(path: Path, rows: int, images: bool) -> dict[str, Any]:
+    """Train on the first points of a file, query the others with no setting, and measure the query."""
+    x = np.load(path, mmap_mode="r")[: LABELLED + rows]
+    y = np.load(path.with_suffix(".y.npy"))
+    torch.manual_seed(0)
+    if images:
+        net: nn.Module = WideResNet(widen=1, classes=10)
+    else:
+        net = nn.Sequential(nn.Linear(WIDTH, UNITS), nn.ReLU(), nn.Linear(UNITS, CLASSES))
+    x_L, y_L = np.array(x[:LABELLED]), torch.from_numpy(y[:LABELLED])
+    ft.fit(net, x_L, y_L, seed=0)
+    net.eval()
+    memory = PeakAllocated()
+    memory.start()
+    start = time.perf_counter()
+    q = ft.query(net, x_L, y_L, x[LABELLED:], batch_size=BATCH)
+    seconds = time.perf_counter() - start
+    memory.done.set()
+    kept = ("method", "watched", "batch_value", "rows_read", "space")
+    return {
+        "U": rows,
+        "seconds": round(seconds, 2),
+        "gigabytes": round((memory.peak - memory.before) / 1e9, 3),
+        "parts": {k: round(v, 2) for k, v in q.seconds.items()},
+        **{k: q.info[k] for k in kept if k in q.info},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", default="features", choices=("features", "images"))
+    parser.add_argument("--rows", type=int, nargs="+", help="sizes of the pool")
+    parser.add_argument("--dtype", default="float16", choices=("float16", "float32"))
+    parser.add_argument("--file", type=Path, help="measure this file in this process")
+    args = parser.parse_args()
+    images = args.what == "images"
+    if args.file:
+        print(json.dumps(measure_query(args.file, args.rows[0], images)))
+        return
+    sizes = args.rows or ([IMAGES] if images else [10**4, 10**5, 10**6])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pool.npy"
+        total = LABELLED + max(sizes)
+        y = write_images(path, total) if images else write_features(path, total, args.dtype)
+        np.save(path.with_suffix(".y.npy"), y)
+        found = []
+        for rows in sizes:
+            command = [sys.executable, "-m", "benchmarks.scale", args.what, "--file", str(path), "--rows", str(rows)]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found.append(json.loads(said.splitlines()[-1]))
+            print(json.dumps(found[-1]), flush=True)
+    if len(found) > 1:
+        power = fit_power([float(r["U"]) for r in found], [r["seconds"] for r in found])
+        print(f"time grows as U to the power {power:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""``cover`` for pools of any size: the watched points are a sample, and candidates are read chunk by chunk.
+
+    F(B) = Σ_{i ∈ W} e_i max_{j ∈ L∪B} κ_ij²
+
+is the F of cover.py with W a sample of the pool, in place of the pool. κ is centred by the mean tangent of W ∪ L. One
+pass over the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose
+points are read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
+
+A watched point stands for U / W points of the pool, but for itself only once. So κ of a point with itself is left out:
+else candidates that happen to be watched would seem to cover U / W points each. It counts if all of the pool is watched.
+
+F of a batch on W is a little too high, because the batch was chosen by it. So some points of the pool are held out: F
+of the batch on these is an honest estimate. ``value`` gives both.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretaste.acquire.cover import choose_space, error_chances
+from foretaste.acquire.coverage import Coverage
+from foretaste.acquire.predictions import need_classes
+from foretaste.given import PointSource
+from foretaste.lookahead import State
+from foretaste.tangent import (
+    BLOCK_POINTS,
+    CentredTangents,
+    FactorSource,
+    FrozenNetwork,
+    HeldTangents,
+    Inputs,
+    count_points,
+    join_points,
+    take_points,
+    to_float64,
+)
+
+STREAM_CHUNK = 4096  # candidates that are read at a time, at most
+STREAM_NUMBERS = 1 << 25  # of their factors at a time. Not of the budget: it must not change rounding, and so a pick
+TRIAL_POINTS = 512  # on which the time of a pass is estimated
+Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedCover:
+    """F on a sample of the pool.
+
+    state: of L, with the points W and then those held out watched, and a few of W as candidates.
+    frozen: the network. C: its outputs. x_L: the labelled points, or None.
+    pool: the candidates. at_W: the watched ones among them, in order, where W is a sample of the pool.
+    scale, space: the options of ``cover``.
+    """
+
+    state: State
+    frozen: FrozenNetwork
+    x_L: Inputs | None
+    x_W: Inputs
+    x_H: Inputs | None
+    pool: PointSource
+    at_W: np.ndarray | None = None
+    scale: float | None = None
+    space: str = "auto"
+    rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
+
+    @cached_property
+    def used_space(self) -> str:
+        need_classes(self.state, "cover", "variance: there is no chance of error")
+        return choose_space(self.state.prior()) if self.space == "auto" else self.space
+
+    @cached_property
+    def centred(self) -> CentredTangents:
+        source = FactorSource(self.frozen, self.x_W, self.state.C, inputs_only=self.used_space == "inputs")
+        return CentredTangents(source, self.x_W if self.x_L is None else join_points(self.x_W, self.x_L))
+
+    @cached_property
+    def held(self) -> HeldTangents:
+        return self.centred.hold(self.x_W)
+
+    @cached_property
+    def chances(self) -> Tensor:
+        """e of the watched points and of those held out."""
+        return error_chances(self.state, self.scale, tangents=self.used_space == "tangent")
+
+    def covered(self, held: HeldTangents) -> Tensor:
+        """How well L covers the held points: max over L of κ², float64."""
+        if self.x_L is None:
+            return self.chances.new_zeros(len(held))
+        return to_float64(torch.stack([kappa_lW.amax(0) for _, kappa_lW in held.blocks(self.x_L)]).amax(0)).square()
+
+    def rows(self, at: Tensor) -> Tensor:
+        """(n, W): κ² of candidates, whose points are read now."""
+        self.rows_read.append(len(at))
+        at_n = at.cpu().numpy()
+        kappa_nW = self.held.rows(self.pool.take(at_n))
+        return self.without_own(kappa_nW, at_n).square_()
+
+    def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
+        """κ of candidates ``at_n`` without that of a watched point with itself, in place."""
+        if self.at_W is not None:
+            i_n = np.searchsorted(self.at_W, at_n).clip(0, len(self.at_W) - 1)
+            n = np.flatnonzero(self.at_W[i_n] == at_n)
+            kappa_nW[n, i_n[n]] = 0.0
+        return kappa_nW
+
+    def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
+        """F, with what each candidate alone adds to it: one pass over the pool."""
+        covered_W = self.covered(self.held)
+        weight_W = self.chances[: len(self.held)]
+        chunks = self.pool.chunks(self.chunk_size)
+        parts = []
+        for at, x in chunks:
+            parts.append(self.gains(x, np.arange(at.start, at.stop), covered_W, weight_W))
+            seen(at, x)
+        own = {} if self.at_W is None else {int(j): i for i, j in enumerate(self.at_W)}
+        info = {"space": self.used_space}
+        return Coverage(self.rows, covered_W, weight_W, info, to_float64(torch.cat(parts)), own)
+
+    def gains(self, x: Inputs, at_n: np.ndarray, covered_W: Tensor, weight_W: Tensor) -> Tensor:
+        """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""
+        parts = []
+        for at, kappa_nW in self.held.blocks(x):
+            self.without_own(kappa_nW, at_n[at])
+            c_W, e_W = covered_W.to(kappa_nW), weight_W.to(kappa_nW)
+            kappa_nW.clamp_(min=c_W.sqrt())
+            parts.append(torch.addcmul(-c_W, kappa_nW, kappa_nW, out=kappa_nW).clamp_min_(0) @ e_W)
+        return torch.cat(parts)
+
+    def value(self, F: Coverage, picks: list[int]) -> Mapping[str, Any]:
+        """What a batch adds to F, as a mean over the watched points and over those held out, and the latter's error."""
+        x_B, at_B = self.pool.take(picks), np.asarray(picks)
+        added_W = self._added(self.held, x_B, F.covered_W, F.weight_W, at_B)
+        told = {"watched": float(added_W.mean())}
+        if self.x_H is None:
+            return told  # the whole pool is watched
+        held = self.centred.hold(self.x_H)
+        added_H = self._added(held, x_B, self.covered(held), self.chances[len(added_W) :])
+        return told | {"held_out": float(added_H.mean()), "error": float(added_H.std()) / math.sqrt(len(added_H))}
+
+    def _added(
+        self, held: HeldTangents, x_B: Inputs, covered_W: Tensor, weight_W: Tensor, at_B: np.ndarray | None = None
+    ) -> Tensor:
+        """(W,): e_i max(max_B κ_ij² − c_i, 0). at_B: positions of the batch, where held points are watched ones."""
+        blocks = [
+            (kappa_bW if at_B is None else self.without_own(kappa_bW, at_B[at])).amax(0)
+            for at, kappa_bW in held.blocks(x_B)
+        ]
+        best_W = torch.stack(blocks).amax(0)
+        return (to_float64(best_W).square() - covered_W).clamp_min(0) * weight_W
+
+    @cached_property
+    def chunk_size(self) -> int:
+        """Candidates that are read at a time."""
+        fit = STREAM_NUMBERS // max(1, self.held.factors.rows.shape[1])
+        return max(64, min(STREAM_CHUNK, 1 << max(fit, 1).bit_length() - 1))
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is in memory during the pass: factors of W and of a chunk, a few numbers a candidate, blocks of κ."""
+        each = self.held.nbytes // len(self.held)
+        blocks = 3 * min(BLOCK_POINTS["cpu"], self.chunk_size) * len(self.held) * 8
+        return (
+            self.held.nbytes + self.chunk_size * (3 * each + 2 * self.pool.point_bytes) + blocks + 64 * len(self.pool)
+        )
+
+    def estimate_seconds(self) -> float:
+        """Of the pass over the pool, from a trial on some watched points."""
+        trial = take_points(self.x_W, slice(TRIAL_POINTS))
+        none = np.full(count_points(trial), -1)
+        covered_W, weight_W = self.covered(self.held), self.chances[: len(self.held)]
+        begin = time.perf_counter()
+        self.gains(trial, none, covered_W, weight_W)
+        return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)

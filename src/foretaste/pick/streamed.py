@@ -1,0 +1,211 @@
+"""Batches from pools that are read chunk by chunk: ``cover`` on a sample of watched points, scores of outputs alone.
+
+``choose_way`` says whether a query is dense (all points in memory, all pairs in Θ) or streamed, from sizes and the
+budget, before anything is computed. What fits is dense: then nothing is estimated.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretaste.acquire import STREAM_CHUNK, Strategy, StreamedCover, covered_errors
+from foretaste.errors import format_bytes, format_seconds
+from foretaste.given import PointSource, tensor_source
+from foretaste.lookahead import KernelSettings
+from foretaste.pick.request import Request
+from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
+from foretaste.tangent import FactorSource, Inputs, count_points, freeze, join_points, resolve_budget, take_points
+
+log = logging.getLogger("foretaste")
+
+WATCHED = 4096  # points of the pool that a streamed query watches
+WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as with convolutions
+WIDE = 1 << 13
+HELD_OUT = 4  # watched points for each one held out, on which the value of a batch is estimated
+STREAM_BUDGET = 1_500_000_000  # bytes, by default on a CPU: more would not make it faster
+SAMPLE_CANDIDATES = 512  # of W, as ``acquire.cover.some_points`` takes them
+STREAMING = "cover (greedy or top), margin, entropy, least_confidence and random"
+SHARE_IN_MEMORY = 4  # scores of outputs alone: a pool that takes less than 1/4 of the budget is read whole
+
+
+def as_source(x_U: Any) -> PointSource:
+    """The pool as points that can be read in chunks."""
+    return x_U if isinstance(x_U, PointSource) else tensor_source(x_U, "x_U")
+
+
+def can_stream(how: Strategy, select: str, kernel: KernelSettings) -> bool:
+    """Whether a strategy can be asked about a pool that is read in chunks."""
+    if kernel.pool is not None or kernel.method == "direct":
+        return False
+    if how.coverage is covered_errors:
+        return select in ("greedy", "top")
+    return how.pointwise and select in ("top", "own")
+
+
+def choose_way(how: Strategy, select: str, kernel: KernelSettings, x_U: Any, L: int, device: torch.device) -> str:
+    """ "dense", "streamed", or "either": dense unless the planner finds that it does not fit.
+
+    Raises if neither can be: the pool has to be in memory, and is too large for it.
+    """
+    able, stored, U = can_stream(how, select, kernel), isinstance(x_U, PointSource), _count(x_U)
+    if kernel.method == "streamed":
+        if not able:
+            raise ValueError(
+                f'method="streamed" is for {STREAMING}; strategy {how.name!r} with select={select!r} needs all points '
+                'at once: use method="auto"'
+            )
+        return "streamed"
+    budget = resolve_budget(kernel.budget, device)
+    points = U * x_U.point_bytes if stored else 0
+    if able and how.pointwise:
+        return "streamed" if points > budget // SHARE_IN_MEMORY else "dense"
+    if able and kernel.method == "auto":
+        W = kernel.watch if isinstance(kernel.watch, int) else U
+        if kernel.watched_points is not None:
+            W = count_points(kernel.watched_points)
+        return "streamed" if points + 8 * U * (min(W, U) + L) >= budget else "either"
+    if points > budget:
+        raise ValueError(
+            f"x_U has {U} points, {format_bytes(points)} in memory, and the budget is {format_bytes(budget)}; strategy "
+            f"{how.name!r} needs all points at once. These read a pool in chunks: {STREAMING}. Or give a random part "
+            "of x_U, or a larger budget="
+        )
+    return "dense"
+
+
+def _count(x_U: Any) -> int:
+    return len(x_U) if isinstance(x_U, PointSource) else count_points(x_U)
+
+
+@dataclass
+class SeenPool:
+    """What is collected while a pool is read: copies of labelled points, and progress."""
+
+    x_L: Inputs | None
+    U: int
+    n: int
+    report: ProgressCounter
+    copies_U: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.copies_U = torch.zeros(self.U, dtype=torch.bool)
+
+    def __call__(self, at: slice, x: Inputs) -> None:
+        if (found := find_copies(self.x_L, x)) is not None:
+            self.copies_U[at] = found
+        self.report(at.stop, self.U + self.n)
+
+    def batch(self, generator: torch.Generator) -> Batch:
+        """The batch to pick from what was read. Progress goes on counting, from U."""
+        some = bool(self.copies_U.any()) and not bool(self.copies_U.all())
+        counted = ProgressCounter(lambda done, n: self.report(self.U + done, self.U + n))
+        return Batch(self.n, generator, self.copies_U if some else None, progress=counted)
+
+
+def pick_streamed(
+    request: Request, pool: PointSource, how: Strategy, select: str, options: Mapping[str, Any]
+) -> tuple[Picked, dict[str, Any]]:
+    """A batch of ``request.batch_size`` points of the pool, and what goes into ``q.info``.
+
+    request: the question, with a few points of the pool in the place of all.
+    """
+    request = replace(request, kernel=replace(request.kernel, method="auto"))  # of the states
+    seen = SeenPool(request.x_L, len(pool), request.batch_size, _counter(request))
+    if how.coverage is covered_errors:
+        return _stream_cover(request, pool, select, options, seen)
+    if how.picks:  # it looks at no point
+        for at, x in pool.chunks(STREAM_CHUNK):
+            seen(at, x)
+        got = pick(how, replace(request, x_U=torch.empty(len(pool), 0)), seen.batch(request.generator), options=options)
+        return got, {"method": "streamed"}
+    start, scores = time.perf_counter(), list[Tensor]()
+    first = None
+    for at, x in pool.chunks(STREAM_CHUNK):
+        # The first state has the labels: they say whether the network fits. Scores do not depend on them.
+        part = replace(request, x_U=x) if first is None else replace(request, x_U=x, x_L=None, y_L=None)
+        state = part.state
+        first = state if first is None else first
+        scores.append(scores_by(how, options, state))
+        seen(at, x)
+    middle, batch, scores_U = time.perf_counter(), seen.batch(request.generator), torch.cat(scores)
+    got = Picked(highest(scores_U, batch), state=first)
+    got.scores_U = (
+        scores_U if batch.last_U is None else scores_U.masked_fill(batch.last_U.to(scores_U.device), -torch.inf)
+    )
+    got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
+    batch.progress.count_all(batch.n)
+    return got, {"method": "streamed", "watched": len(pool)}
+
+
+def _counter(request: Request) -> ProgressCounter:
+    report = request.progress
+    return report if isinstance(report, ProgressCounter) else ProgressCounter(report)
+
+
+def _stream_cover(
+    request: Request, pool: PointSource, select: str, options: Mapping[str, Any], seen: SeenPool
+) -> tuple[Picked, dict[str, Any]]:
+    start, kernel = time.perf_counter(), request.kernel
+    C, x_L = request.C, request.x_L if request.L else None
+    # κ of the full kernel is that of its blocks' mean diagonals.
+    frozen = freeze(request.frozen, output="trace" if kernel.output == "full" else kernel.output, params=kernel.params)
+    x_W, x_H, at_W = watched_and_held_out(kernel, pool, FactorSource(frozen, request.x_U, C).width, frozen.device)
+    both = x_W if x_H is None else join_points(x_W, x_H)
+    few = take_points(x_W, slice(None, None, -(-count_points(x_W) // SAMPLE_CANDIDATES)))
+    own = replace(kernel, watch=both, watch_by="random")
+    asked = replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C)
+    cover = StreamedCover(asked.state, frozen, x_L, x_W, x_H, pool, at_W, **options)
+    log.info(
+        "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
+        len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
+    )  # fmt: skip
+    ready = time.perf_counter()
+    F = cover.coverage(seen)
+    assert F.first_U is not None
+    middle, batch = time.perf_counter(), seen.batch(request.generator)
+    if select == "top":
+        got = Picked(highest(F.first_U, batch), scores_U=F.first_U, info=F.info)
+        batch.progress.count_all(batch.n)
+    else:
+        got = pick_covering(F, len(pool), batch)
+    got.state = asked.state
+    value = cover.value(F, got.indices)
+    got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
+    return got, {
+        "method": "streamed", "watched": len(cover.held), "batch_value": value, "rows_read": sum(cover.rows_read),
+    }  # fmt: skip
+
+
+def watched_and_held_out(
+    kernel: KernelSettings, pool: PointSource, width: int, device: torch.device
+) -> tuple[Inputs, Inputs | None, np.ndarray | None]:
+    """The watched points W; as many as W / 4 others of the pool that are held out; where W is in the pool.
+
+    The latter two are None if the whole pool is watched, or other points.
+
+    width: numbers of a point's tangent. Fewer points are watched if their tangents do not fit into half of the budget.
+    """
+    if kernel.watched_points is not None:
+        return kernel.watched_points, None, None
+    U = len(pool)
+    budget = resolve_budget(kernel.budget, device)
+    if kernel.budget is None and device.type == "cpu":
+        budget = min(budget, STREAM_BUDGET)
+    W = kernel.watch if isinstance(kernel.watch, int) else WATCHED if width <= WIDE else WATCHED_WIDE
+    fit = max(1, budget // 2 // (8 * width))
+    if min(W, U) > fit:
+        log.warning(
+            "%d watched points do not fit into a budget of %s; %d are watched", min(W, U), format_bytes(budget), fit
+        )
+    W = min(W, U, fit)
+    if W == U:
+        return pool.all(), None, None
+    order_U = torch.randperm(U, generator=torch.Generator().manual_seed(int(kernel.seed)))
+    at_W, at_H = (part.sort().values.numpy() for part in (order_U[:W], order_U[W : W + max(1, W // HELD_OUT)]))
+    return pool.take(at_W), pool.take(at_H), at_W

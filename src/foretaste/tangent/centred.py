@@ -1,0 +1,238 @@
+"""Correlations of tangents between held points and any number of others, chunk by chunk: for pools of any size.
+
+    κ_ij = (J_i − μ)·(J_j − μ) / (‖J_i − μ‖ ‖J_j − μ‖)
+
+J_i is the tangent ∇f(x_i), μ the mean tangent of a sample. No tangent of a Linear layer is formed: its part of J_i·J_j
+is (A_i·A_j)(G_i·G_j), with A its input and G the gradient of its output, and μ of that layer is Σ_i G_i A_iᵀ / N. All
+other layers give rows of gradients, less their mean. What of μ and of the lengths can be folded into the factors is:
+then κ of a block is one product for the rows, two for each Linear layer, and one entrywise product.
+
+The products are in the network's own precision. What subtracts nearly equal numbers, ‖J_i − μ‖², is in float64.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from foretaste.tangent.accumulate import slices
+from foretaste.tangent.frozen import (
+    FrozenNetwork,
+    Inputs,
+    count_points,
+    float32_products,
+    isolated,
+    take_points,
+    to_float64,
+)
+from foretaste.tangent.functional import functional_rows
+from foretaste.tangent.planning import CHUNK_BYTES
+from foretaste.tangent.rule_checks import settle_rules
+from foretaste.tangent.rules import positions
+from foretaste.tangent.survey import LayerParameter, Survey, align_calls, modules_of, record_pass, survey_network
+
+PASS_POINTS = 4096  # at most, in one pass
+BLOCK_POINTS = {"cpu": 512, "cuda": 16384}  # whose κ is made at once: on a CPU it stays in the cache
+FLOAT64_NUMBERS = 1 << 21  # of formed rows that are in float64 at once
+NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
+
+
+@dataclass(frozen=True, eq=False)
+class TangentFactors:
+    """Tangents of n points: J_i·J_j = Σ (A_i·A_j)(G_i·G_j) + R_i·R_j. The sum is over Linear layers."""
+
+    products: list[tuple[Tensor, Tensor]]  # (n, D) and (n, O) of each
+    rows: Tensor  # (n, p): gradients that are formed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, cut: slice) -> "TangentFactors":
+        return TangentFactors([(a[cut], g[cut]) for a, g in self.products], self.rows[cut])
+
+
+def sums_like(part: TangentFactors) -> Tensor:
+    return to_float64(part.rows[:0]).sum(0)
+
+
+class FactorSource:
+    """Where the factors of a network's tangents come from.
+
+    x: some points, at least two where there are two. C: the network's outputs. ``inputs_only``: the inputs take the
+    place of the tangents.
+    """
+
+    def __init__(self, frozen: FrozenNetwork, x: Inputs, C: int, inputs_only: bool = False) -> None:
+        self.inputs_only = inputs_only
+        self.flat: set[nn.Module] = set()  # Linear layers whose G is the same at every point
+        if inputs_only:
+            return
+        self.frozen = settle_rules(frozen, x, C)
+        self.survey: Survey = survey_network(self.frozen, x, C)
+        (first,) = self.parts(take_points(x, slice(self.pass_points)))
+        for m, (_, g) in zip(self.layers[0], first.products):
+            # Only of the layer that gives the outputs: its G is that of the head, at any point.
+            if g.shape[1] // self.survey.folded == C and bool((g == g[:1]).all()):
+                self.flat.add(m)
+
+    def parts(self, x: Inputs) -> Iterator[TangentFactors]:
+        """The factors of some points, one part for each pass."""
+        if self.inputs_only:
+            assert isinstance(x, Tensor)
+            yield TangentFactors([], x.detach().flatten(1))
+            return
+        for at in slices(count_points(x), self.pass_points):
+            with isolated(self.frozen.device):
+                part = self._pass(take_points(x, at))
+            yield part
+
+    @cached_property
+    def layers(self) -> tuple[dict[nn.Module, tuple[bool, bool]], list[LayerParameter]]:
+        """Linear layers that act once on a point, with whether weight and bias are wanted; and all other parameters."""
+        linear: dict[nn.Module, tuple[bool, bool]] = {}
+        for layer in self.survey.layers:
+            m, name = layer.uses[0]
+            alone = len(layer.uses) == 1 and len(self.survey.folds[m]) == 1 and self.survey.positions[m] == 1
+            if type(m) is nn.Linear and alone and name == "weight":
+                bias = any(other.uses == ((m, "bias"),) for other in self.survey.layers)
+                linear[m] = (True, bias)
+        rest = [layer for layer in self.survey.layers if not (len(layer.uses) == 1 and layer.uses[0][0] in linear)]
+        return linear, rest
+
+    @property
+    def width(self) -> int:
+        """Numbers of a point's factors: the multiplications that one κ costs."""
+        linear, rest = self.layers
+        wide = self.survey.folded
+        products = sum(m.in_features + wide * m.out_features for m in linear if isinstance(m, nn.Linear))
+        functional = sum(self.frozen.params[name].numel() for name in self.survey.functional)
+        return products + wide * (sum(layer.numel for layer in rest) + functional)
+
+    @cached_property
+    def pass_points(self) -> int:
+        """Points in one pass. By the network alone: a budget must not change rounding, and so a pick."""
+        s = self.survey
+        formed = sum(layer.numel for layer in self.layers[1])
+        each = 3 * s.pass_bytes + 4 * s.mark_bytes + 3 * s.heads * s.folded * formed * 4
+        return max(1, min(PASS_POINTS, CHUNK_BYTES.get(self.frozen.device.type, 1 << 28) // max(each, 1)))
+
+    def _pass(self, x: Inputs) -> TangentFactors:
+        (linear, rest), s, n = self.layers, self.survey, count_points(x)
+        products, rows = list[tuple[Tensor, Tensor]](), list[Tensor]()
+        modules = list(dict.fromkeys([*linear, *modules_of(rest)]))
+        if modules:
+            calls, f_nC = record_pass(self.frozen, modules, x)
+            if not torch.isfinite(f_nC).all():
+                raise ValueError("net returns NaN or infinite outputs for some of the points")
+            ready = align_calls(calls, s.axes, s.folds, n, s.heads * s.folded)
+            for m, (_, bias) in linear.items():
+                ((a, g),) = ready[m]
+                a, g = positions(a)[:, 0], g.flatten(1)
+                a = torch.cat([a, a.new_ones(n, 1)], 1) if bias else a
+                if m in self.flat:
+                    rows.append(a * torch.linalg.vector_norm(g[:1]))
+                else:
+                    products.append((a, g))
+            rows += [layer.rows(slice(0, layer.length), ready).flatten(1) for layer in rest]
+        if s.functional:
+            rows += [r.flatten(1) for r in functional_rows(self.frozen, x, s.functional).values()]
+        like = next(iter(self.frozen.params.values()))
+        return TangentFactors(products, torch.cat(rows, 1) if rows else like.new_empty(n, 0))
+
+
+class CentredTangents:
+    """Tangents less the mean tangent μ of the points ``x_M``."""
+
+    def __init__(self, source: FactorSource, x_M: Inputs) -> None:
+        self.source, M = source, count_points(x_M)
+        means: list[Tensor] = []
+        for part in source.parts(x_M):
+            sums = [to_float64(g).T @ to_float64(a) for a, g in part.products]
+            sums.append(sum((to_float64(part.rows[at]).sum(0) for at in self._some(part)), start=sums_like(part)))
+            means = [mu + more for mu, more in zip(means, sums)] if means else sums
+        *self.mean_products, self.mean_rows = [mu / M for mu in means]  # (O, D) of each Linear layer; (p,)
+        self.square = sum(float(mu.square().sum()) for mu in self.mean_products)  # ‖μ‖² of the Linear layers
+
+    def _some(self, part: TangentFactors) -> Iterator[slice]:
+        """Points whose rows are in float64 at a time."""
+        return slices(len(part), max(1, FLOAT64_NUMBERS // max(1, part.rows.shape[1])))
+
+    def correlatable(self, x: Inputs, held: bool, least: float | None = None) -> tuple[TangentFactors, float]:
+        """Factors of points such that their products with those of held points are κ.
+
+        held: whether these are the held points. Two columns carry −J·μ of both sides and ‖μ‖², and differ.
+        least: the variance up to which a point counts as the mean itself, which covers nothing. None: of these points.
+        Returned too.
+        """
+        n, start = count_points(x), 0
+        products, mean_n, var_n = list[list[tuple[Tensor, Tensor]]](), *self.mean_rows.new_zeros(2, n)
+        rows: Tensor | None = None
+        for part in self.source.parts(x):
+            at = slice(start, start := start + len(part))
+            rows = part.rows.new_empty(n, part.rows.shape[1] + 2) if rows is None else rows
+            torch.sub(part.rows, self.mean_rows.to(part.rows), out=rows[at, :-2])
+            for (a, g), mu in zip(part.products, self.mean_products):
+                a, g = to_float64(a), to_float64(g)
+                mean_n[at] += ((g @ mu) * a).sum(1)
+                var_n[at] += a.square().sum(1) * g.square().sum(1)
+            for cut in self._some(part):
+                here = slice(at.start + cut.start, at.start + cut.stop)
+                var_n[here] += (to_float64(part.rows[cut]) - self.mean_rows).square().sum(1)
+            products.append(part.products)
+        assert rows is not None
+        var_n += self.square - 2 * mean_n
+        least = NO_SPREAD * float(var_n.clamp_min(0).mean()) if least is None else least
+        by_n = torch.where(var_n > least, var_n, torch.inf).rsqrt()
+        rows[:, -2] = 1.0 if held else self.square - mean_n
+        rows[:, -1] = -mean_n if held else 1.0
+        by_n1 = by_n.to(rows)[:, None]
+        joined = [(torch.cat([a for a, _ in of]), torch.cat([g for _, g in of]).mul_(by_n1)) for of in zip(*products)]
+        return TangentFactors(joined, rows.mul_(by_n1)), least
+
+    def hold(self, x_W: Inputs) -> "HeldTangents":
+        """Keep some points, to be correlated with others."""
+        return HeldTangents(self, x_W)
+
+
+class HeldTangents:
+    """W points whose factors are kept; κ of any others with them."""
+
+    def __init__(self, centred: CentredTangents, x_W: Inputs) -> None:
+        self.centred = centred
+        self.factors, self.least = centred.correlatable(x_W, held=True)
+
+    def __len__(self) -> int:
+        return len(self.factors)
+
+    @property
+    def nbytes(self) -> int:
+        return self.factors.rows.nbytes + sum(a.nbytes + g.nbytes for a, g in self.factors.products)
+
+    def blocks(self, x: Inputs) -> Iterator[tuple[slice, Tensor]]:
+        """κ of points with the W held ones, cut at 0 and 1, some points at a time. Each block overwrites the last."""
+        factors, _ = self.centred.correlatable(x, held=False, least=self.least)
+        step, W = BLOCK_POINTS.get(factors.rows.device.type, 512), len(self)
+        rooms = [factors.rows.new_empty(min(step, len(factors)), W) for _ in range(min(len(factors.products), 2) + 1)]
+        for at in slices(len(factors), step):
+            with float32_products("float32"):  # never TF32
+                yield at, self._multiply(factors.at(at), [room[: at.stop - at.start] for room in rooms])
+
+    def _multiply(self, n: TangentFactors, rooms: list[Tensor]) -> Tensor:
+        kappa_nW, *others = rooms
+        for k, ((a, g), (a_W, g_W)) in enumerate(zip(n.products, self.factors.products)):
+            to = kappa_nW if k == 0 else others[1]
+            torch.mm(a, a_W.T, out=to)
+            to.mul_(torch.mm(g, g_W.T, out=others[0]))
+            if k:
+                kappa_nW += to
+        if n.products:
+            kappa_nW.addmm_(n.rows, self.factors.rows.T)
+        else:
+            torch.mm(n.rows, self.factors.rows.T, out=kappa_nW)
+        return kappa_nW.clamp_(0, 1)
+
+    def rows(self, x: Inputs) -> Tensor:
+        """(n, W): κ of some points."""
+        return torch.cat([kappa_nW.clone() for _, kappa_nW in self.blocks(x)])
