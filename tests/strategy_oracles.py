@@ -332,3 +332,82 @@ def falcun(p: Tensor, n: int, gamma: float, draw) -> list[int]:
         picks.append(draw(weights))
         d = [min(d[i], sum(abs(float(a - b)) for a, b in zip(p[i], p[picks[-1]]))) for i in range(len(p))]
     return picks
+
+
+# Fisher information of the last layer; a batch by its trace.
+
+
+def fisher(p: Tensor, h: Tensor) -> Tensor:
+    """E over labels y of ∇ log p(y) ∇ log p(y)ᵀ, with ∇ = (e_y − p) ⊗ h: (C·D, C·D)."""
+    total = torch.zeros(len(p) * len(h), len(p) * len(h), dtype=h.dtype)
+    for y in range(len(p)):
+        g = torch.cat([(float(c == y) - p[c]) * h for c in range(len(p))])
+        total += p[y] * torch.outer(g, g)
+    return total
+
+
+def bait(info: list[Tensor], L: int, n: int, prior: float) -> list[int]:
+    """tr(M⁻¹F) of each set anew: the candidate that makes it least, until 2n; then without the one missed least."""
+    F = sum(info) / len(info)
+    start = prior * torch.eye(len(F), dtype=F.dtype) + sum(info[:L], torch.zeros_like(F)) / (L + n)
+
+    def value(batch: list[int]) -> float:
+        return float(torch.trace(torch.linalg.inv(start + n * sum(info[L + j] for j in batch) / (L + n)) @ F))
+
+    batch: list[int] = []
+    open_ = list(range(len(info) - L))
+    while len(batch) < min(2 * n, len(info) - L):
+        batch.append(min((j for j in open_ if j not in batch), key=lambda j: value([*batch, j])))
+    while len(batch) > n:
+        batch.remove(min(batch, key=lambda j: value([i for i in batch if i != j])))
+    return batch
+
+
+# Coverage and margin, mixed by competence.
+
+
+def dcom(
+    x: Tensor, p: Tensor, y: list[int], n: int, first: float, known: list[float], *, largest: float = 1.1,
+    resolution: float = 0.05, a: float = 0.8, k: float = 50.0,
+) -> tuple[list[int], list[float], list[list[int]]]:  # fmt: skip
+    """The picks, the radii of the labelled points, and for each pick all candidates of the highest score."""
+    L, N, d = len(y), len(x), all_distances(x)
+    guess = [int(row.argmax()) for row in p]
+
+    def covered(radii: list[float]) -> set[int]:
+        return {j for i, r in enumerate(radii) for j in range(N) if d[i][j] < r}
+
+    mean = sum(known) / len(known) if known else first
+    threshold = 0.4 + 0.2 * len(covered(known + [mean] * (L - len(known)))) / N
+    radii = list(known)
+    for i in range(len(known), L):
+        low, high = 0.0, largest
+        while high - low > resolution:
+            middle = (low + high) / 2
+            ball = [j for j in range(N) if d[i][j] < middle]
+            if ball and sum(guess[j] == y[i] for j in ball) / len(ball) >= threshold:
+                low = middle
+            else:
+                high = middle
+        radii.append(round((low + high) / 2, 2))
+    seen, reach = covered(radii), sum(radii) / L if L else first
+    s = (1 + math.exp(-k * (1 - a))) / (1 + math.exp(-k * (len(seen) / N - a)))
+
+    def scaled(values: list[float]) -> list[float]:
+        low, high = min(values), max(values)
+        return [(v - low) / ((high - low) or 1.0) for v in values]
+
+    margin = scaled([-gap(row) for row in p])
+    margin[:L] = [0.0] * L
+    picks, ties = [], []
+    while len(picks) < n:
+        density = [0.0] * L + [float(sum(d[i][j] < reach and j not in seen for j in range(N))) for i in range(L, N)]
+        score = [s * e + (1 - s) * r for e, r in zip(scaled(margin), scaled(density))]
+        open_ = [i for i in range(L, N) if i - L not in picks]
+        best = max(score[i] for i in open_)
+        ties.append([i - L for i in open_ if score[i] > best - 1e-12])
+        pick = ties[-1][0]
+        picks.append(pick)
+        seen |= {j for j in range(N) if d[L + pick][j] < reach}
+        margin[L + pick] = 0.0
+    return picks, radii, ties
