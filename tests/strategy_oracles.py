@@ -241,3 +241,173 @@ def batchbald(p: Tensor, n: int) -> list[int]:
         open_ = [j for j in range(p.shape[1]) if j not in batch]
         batch.append(max(open_, key=lambda j: batch_information(p, [*batch, j])))
     return batch
+
+
+# Contested points, spread out.
+
+
+def gap(p: Tensor) -> float:
+    first, second = sorted(p.tolist(), reverse=True)[:2]
+    return first - second
+
+
+def dropquery_contested(
+    head, h: Tensor, masks: list[Tensor], rate: float, n: int, candidates: int
+) -> list[int]:  # fmt: skip
+    """Points whose prediction changes in more than half of the masks, or in fewer while there are too few points."""
+    changed = []
+    for i, row in enumerate(h):
+        guess = int(head(row).argmax())
+        changed.append(sum(int(head(row * m[i] / (1 - rate)).argmax()) != guess for m in masks))
+    enough = len(masks) // 2
+    while enough > 0 and sum(c > enough for c in changed) < candidates * n:
+        enough -= 1
+    return [i for i, c in enumerate(changed) if c > enough]
+
+
+def alfamix_contested(
+    z_U: Tensor, z_L: Tensor, y_L: list[int], weight: Tensor, bias: Tensor, loss: str, n: int, step: float
+) -> list[int]:
+    """α = ε ‖z* − z‖ ∇ℓ / ‖∇ℓ‖ ⊘ (z* − z), features α z* + (1 − α) z; ε grows until more than n predictions change."""
+    C, D, contested, cap = len(weight), z_U.shape[1], set(), 0.0
+    while cap < 1 - 1e-9:
+        cap += step
+        for i, z in enumerate(z_U):
+            at = z.clone().requires_grad_()
+            f = weight @ at + bias
+            guess = int(f.argmax())
+            target = torch.eye(C, dtype=f.dtype)[guess]
+            value = 0.5 * (f - target).square().sum() if loss == "l2" else -f.log_softmax(0)[guess]
+            (g,) = torch.autograd.grad(value, at)
+            for c in range(C):
+                own = [z_L[k] for k in range(len(y_L)) if y_L[k] == c] or list(z_L)
+                anchor = torch.stack(own).mean(0)
+                alpha = cap / math.sqrt(D) * (anchor - z).norm() / g.norm() * g / (anchor - z)
+                alpha = torch.where(anchor == z, 0.0, alpha)
+                if int((weight @ (alpha * anchor + (1 - alpha) * z) + bias).argmax()) != guess:
+                    contested.add(i)
+        if len(contested) > n:
+            break
+    return sorted(contested)
+
+
+def average_linkage(x: Tensor, K: int) -> list[set[int]]:
+    clusters, d = [{i} for i in range(len(x))], all_distances(x)
+    while len(clusters) > K:
+        pairs = [(a, b) for a in range(len(clusters)) for b in range(a)]
+
+        def mean_distance(pair: tuple[int, int]) -> float:
+            own, other = clusters[pair[0]], clusters[pair[1]]
+            return sum(d[i][j] for i in own for j in other) / (len(own) * len(other))
+
+        a, b = min(pairs, key=mean_distance)
+        clusters[b] |= clusters.pop(a)
+    return clusters
+
+
+def clustermargin(near: list[int], clusters: list[set[int]], n: int, choose) -> list[int]:
+    """``near``: the candidates of the smallest margins, in the order in which ``choose(size)`` counts them."""
+    members = [[j for j in near if j in c] for c in clusters]
+    first = {id(m): near.index(m[0]) for m in members if m}
+    turns = sorted((m for m in members if m), key=lambda m: (len(m), first[id(m)]))
+    picks: list[int] = []
+    while len(picks) < n:
+        for own in turns:
+            if own and len(picks) < n:
+                picks.append(own.pop(choose(len(own))))
+    return picks
+
+
+def falcun(p: Tensor, n: int, gamma: float, draw) -> list[int]:
+    """``draw``: a dict of weights -> one of its keys."""
+    u = [1 - gap(row) for row in p]
+    d, picks = list(u), []
+    while len(picks) < n:
+        left = [i for i in range(len(p)) if i not in picks]
+        low, high = min(d[i] for i in left), max(d[i] for i in left)
+        if sum(d[i] for i in left) > 0:
+            weights = {i: ((d[i] - low) / ((high - low) or 1.0) + u[i]) ** gamma for i in left}
+        else:
+            weights = dict.fromkeys(left, 1.0)
+        picks.append(draw(weights))
+        d = [min(d[i], sum(abs(float(a - b)) for a, b in zip(p[i], p[picks[-1]]))) for i in range(len(p))]
+    return picks
+
+
+# Fisher information of the last layer; a batch by its trace.
+
+
+def fisher(p: Tensor, h: Tensor) -> Tensor:
+    """E over labels y of ∇ log p(y) ∇ log p(y)ᵀ, with ∇ = (e_y − p) ⊗ h: (C·D, C·D)."""
+    total = torch.zeros(len(p) * len(h), len(p) * len(h), dtype=h.dtype)
+    for y in range(len(p)):
+        g = torch.cat([(float(c == y) - p[c]) * h for c in range(len(p))])
+        total += p[y] * torch.outer(g, g)
+    return total
+
+
+def bait(info: list[Tensor], L: int, n: int, prior: float) -> list[int]:
+    """tr(M⁻¹F) of each set anew: the candidate that makes it least, until 2n; then without the one missed least."""
+    F = sum(info) / len(info)
+    start = prior * torch.eye(len(F), dtype=F.dtype) + sum(info[:L], torch.zeros_like(F)) / (L + n)
+
+    def value(batch: list[int]) -> float:
+        return float(torch.trace(torch.linalg.inv(start + n * sum(info[L + j] for j in batch) / (L + n)) @ F))
+
+    batch: list[int] = []
+    open_ = list(range(len(info) - L))
+    while len(batch) < min(2 * n, len(info) - L):
+        batch.append(min((j for j in open_ if j not in batch), key=lambda j: value([*batch, j])))
+    while len(batch) > n:
+        batch.remove(min(batch, key=lambda j: value([i for i in batch if i != j])))
+    return batch
+
+
+# Coverage and margin, mixed by competence.
+
+
+def dcom(
+    x: Tensor, p: Tensor, y: list[int], n: int, first: float, known: list[float], *, largest: float = 1.1,
+    resolution: float = 0.05, a: float = 0.8, k: float = 50.0,
+) -> tuple[list[int], list[float], list[list[int]]]:  # fmt: skip
+    """The picks, the radii of the labelled points, and for each pick all candidates of the highest score."""
+    L, N, d = len(y), len(x), all_distances(x)
+    guess = [int(row.argmax()) for row in p]
+
+    def covered(radii: list[float]) -> set[int]:
+        return {j for i, r in enumerate(radii) for j in range(N) if d[i][j] < r}
+
+    mean = sum(known) / len(known) if known else first
+    threshold = 0.4 + 0.2 * len(covered(known + [mean] * (L - len(known)))) / N
+    radii = list(known)
+    for i in range(len(known), L):
+        low, high = 0.0, largest
+        while high - low > resolution:
+            middle = (low + high) / 2
+            ball = [j for j in range(N) if d[i][j] < middle]
+            if ball and sum(guess[j] == y[i] for j in ball) / len(ball) >= threshold:
+                low = middle
+            else:
+                high = middle
+        radii.append(round((low + high) / 2, 2))
+    seen, reach = covered(radii), sum(radii) / L if L else first
+    s = (1 + math.exp(-k * (1 - a))) / (1 + math.exp(-k * (len(seen) / N - a)))
+
+    def scaled(values: list[float]) -> list[float]:
+        low, high = min(values), max(values)
+        return [(v - low) / ((high - low) or 1.0) for v in values]
+
+    margin = scaled([-gap(row) for row in p])
+    margin[:L] = [0.0] * L
+    picks, ties = [], []
+    while len(picks) < n:
+        density = [0.0] * L + [float(sum(d[i][j] < reach and j not in seen for j in range(N))) for i in range(L, N)]
+        score = [s * e + (1 - s) * r for e, r in zip(scaled(margin), scaled(density))]
+        open_ = [i for i in range(L, N) if i - L not in picks]
+        best = max(score[i] for i in open_)
+        ties.append([i - L for i in open_ if score[i] > best - 1e-12])
+        pick = ties[-1][0]
+        picks.append(pick)
+        seen |= {j for j in range(N) if d[L + pick][j] < reach}
+        margin[L + pick] = 0.0
+    return picks, radii, ties

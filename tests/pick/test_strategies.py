@@ -16,6 +16,7 @@ from foretaste.testing.contracts import describe_changes, snapshot_network
 
 # Settings that a strategy cannot do without, or that keep it quick here.
 SETTINGS = {
+    "bait": {"fisher": "binary"},
     "naive": {"epochs": 1},
     "eer_retrain": {"epochs": 1},
     "bald": {"rate": 0.3, "samples": 20},

@@ -4,10 +4,16 @@ from foretaste.acquire import cover_greedily as cover_greedily
 from foretaste.lookahead import soft_labels
 from foretaste.network import teach_soft_labels
 from foretaste.pick.badge import badge as badge
+from foretaste.pick.bait import bait as bait
 from foretaste.pick.clusters import coreset as coreset
 from foretaste.pick.clusters import kmeans as kmeans
 from foretaste.pick.clusters import lcmd as lcmd
 from foretaste.pick.clusters import typiclust as typiclust
+from foretaste.pick.contested import alfamix as alfamix
+from foretaste.pick.contested import clustermargin as clustermargin
+from foretaste.pick.contested import dropquery as dropquery
+from foretaste.pick.contested import falcun as falcun
+from foretaste.pick.dcom import dcom as dcom
 from foretaste.pick.determinant import dpp as dpp
 from foretaste.pick.dropout import bald as bald
 from foretaste.pick.dropout import batchbald as batchbald

@@ -212,6 +212,17 @@ def last_layer_inputs(
     return torch.cat(f_chunks), torch.cat(h_chunks)
 
 
+def last_layer_map(frozen: FrozenNetwork, last: nn.Linear) -> tuple[Tensor, Tensor]:
+    """The network's outputs as a map of its last layer's inputs, f = W h + b: (C, D) and (C,), in float64."""
+    W_CD = last.weight.detach().double()
+    b_C = W_CD.new_zeros(len(W_CD)) if last.bias is None else last.bias.detach().double()
+    if not isinstance(frozen.net, BinaryOutputs):
+        return W_CD, b_C
+    if frozen.net.quadratic:
+        return torch.cat([-W_CD, W_CD]), torch.cat([1 - b_C, b_C])
+    return torch.cat([torch.zeros_like(W_CD), W_CD]), torch.cat([torch.zeros_like(b_C), b_C])
+
+
 def _of_last_layer(frozen: FrozenNetwork, f_NC: Tensor) -> Tensor:
     """What the last layer returns if the network returns f_NC."""
     return f_NC[:, 1:] if isinstance(frozen.net, BinaryOutputs) else f_NC

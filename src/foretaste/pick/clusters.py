@@ -82,15 +82,20 @@ def kmeans(request: Request, space: str = "auto", layer: str | None = None) -> T
     empty L it is the batch of Zhdanov (2019) without weights. Cost: 30 rounds of N(L + b) distances at most.
     """
     points = find_space(request, space, layer, means=request.L + request.batch_size)
-    means = cluster_points(points, points.L + request.batch_size, request.generator, fixed=points.L)
-    of_N, d_N = points.nearest_means(means)
-    of_U, d_U = of_N[points.L :], d_N[points.L :]
+    return fill_batch(central_points(points, points.L + request.batch_size, request.generator, points.L), request)
+
+
+def central_points(space: Space, K: int, generator: torch.Generator, fixed: int = 0) -> Tensor:
+    """Of each of K clusters, the candidate nearest to its mean, those of large clusters first; none of fixed ones."""
+    means = cluster_points(space, K, generator, fixed=fixed)
+    of_N, d_N = space.nearest_means(means)
+    of_U, d_U = of_N[space.L :], d_N[space.L :]
     picks = []
-    for k in torch.bincount(of_U, minlength=means.K)[points.L :].argsort(descending=True, stable=True) + points.L:
+    for k in torch.bincount(of_U, minlength=means.K)[fixed:].argsort(descending=True, stable=True) + fixed:
         own = (of_U == k).nonzero()[:, 0]
         if len(own):
             picks.append(own[_first_least(d_U[own])])
-    return fill_batch(torch.stack(picks) if picks else of_U[:0], request)
+    return torch.stack(picks) if picks else of_U[:0]
 
 
 def _first_least(values: Tensor) -> int:

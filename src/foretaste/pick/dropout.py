@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from foretaste.acquire import LazyGains, StudyHints, register
 from foretaste.errors import real_number, whole_number
-from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import probabilities
-from foretaste.pick.badge import find_last_layer, last_layer_inputs
+from foretaste.pick.badge import find_last_layer, last_layer_inputs, last_layer_map
 from foretaste.pick.request import Request
 from foretaste.pick.select import highest_scores
 from foretaste.tangent import FrozenNetwork, check_inputs, outputs
@@ -193,13 +192,10 @@ def draw_networks(request: Request, samples: int, rate: float | None, layer: str
     if layer is not None or not isinstance(module, nn.Linear):
         return _collect(request, samples, lambda: _outputs_with(frozen, request, {module: rate}, inputs=True))
     _, h_UD = last_layer_inputs(frozen, request.x_U, name, last=True)
-    weight, bias = module.weight.detach().double(), None if module.bias is None else module.bias.detach().double()
+    W_CD, b_C = last_layer_map(frozen, module)
 
     def drawn() -> Tensor:
-        out_UC = F.linear(h_UD * _mask((1, h_UD.shape[1]), rate, request.generator, h_UD), weight, bias)
-        if isinstance(frozen.net, BinaryOutputs):
-            return torch.cat([1 - out_UC if frozen.net.quadratic else torch.zeros_like(out_UC), out_UC], 1)
-        return out_UC
+        return F.linear(h_UD * _mask((1, h_UD.shape[1]), rate, request.generator, h_UD), W_CD, b_C)
 
     return _collect(request, samples, drawn)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretaste.acquire import KernelRows, cover_greedily, register
 from foretaste.errors import real_number, whole_number
-from foretaste.lookahead import BinaryOutputs, label_rules
+from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import probabilities
 from foretaste.network import fit
 from foretaste.pick.clusters import cluster_points
@@ -217,9 +217,7 @@ def calibrate_by_split(request: Request) -> float:
         raise ValueError(f'temperature="split" of uherding trains by ft.fit, which does not take {came}; {OTHER_WAY}')
     if not held:
         return 1.0
-    binary = isinstance(request.net, BinaryOutputs)
-    rules = label_rules(request.y_L, request.C, request.loss, x_L.device, x_L.device, binary=binary)
-    net, y_L = deepcopy(request.net), rules.targets(request.y_L).argmax(1)
+    net, y_L = deepcopy(request.net), request.classes_L
     try:
         fit(net, x_L[:-held], y_L[:-held], loss=request.loss, start="cold", seed=request.seed)
     except ValueError as e:

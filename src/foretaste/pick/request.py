@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foretaste.errors import counted
 from foretaste.given import ClassName
-from foretaste.lookahead import KernelSettings, State, check_points, linearise, watched_points
+from foretaste.lookahead import KernelSettings, State, check_points, label_rules, linearise, watched_points
 from foretaste.losses import BinaryOutputs
 from foretaste.tangent import (
     FrozenNetwork,
@@ -104,6 +104,13 @@ class Request:
         # After the probe: an x_U that the network does not take must not be blamed on x_L.
         check_points(self.x_L, self.x_U, self.kernel.watched_points, self.frozen.device)
         return C
+
+    @cached_property
+    def classes_L(self) -> Tensor:
+        """(L,): the class id of each labelled point; of soft labels the likeliest."""
+        device = self.frozen.device
+        binary = isinstance(self.net, BinaryOutputs)
+        return label_rules(self.y_L, self.C, self.loss, device, device, binary=binary).targets(self.y_L).argmax(1)
 
     @cached_property
     def frozen(self) -> FrozenNetwork:
