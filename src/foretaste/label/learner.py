@@ -13,6 +13,7 @@ from foretaste.data import note_test_side
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
+from foretaste.label.mistakes import doubt_labels
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
 from foretaste.label.pool_model import resolve_graph
 from foretaste.label.progress import explain_item
@@ -378,6 +379,60 @@ class Learner:
             model.admit([p])
             known = None if label is None else kind.read(label)
             return explain_item(model, self._now.book, p, known, whole_number("most", most))
+
+    def mistakes(self, also: Mapping[Hashable, Any] | None = None) -> list[dict[str, Any]]:
+        """Labels by how surely they are wrong: each is held against what all other labels say of its item.
+
+        One solve for all labels, no training. The chances of the first n add up to how many of them are expected to be
+        wrong. Answers of other threads do not wait for it.
+
+        Args:
+            also: id -> label of items that the learner was not taught, to be judged with the others; for example
+                those that are kept for a test. The learner does not learn them.
+
+        Returns:
+            One dict for each label, the most doubtful first: "id", "label", "wrong", the chance that the label is
+            wrong, "likely", the class that the other labels say, and "probability", how sure they are of it. Empty
+            while nothing has been learned, or with fewer than ten labels.
+
+        Raises:
+            KeyError: an id is not in the pool.
+            ValueError: this is regression, or a label is of no class.
+
+        Example:
+            >>> import torch, foretaste as ft
+            >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+            >>> labels = {i: int(x[i, 0] > 0) for i in range(40)}
+            >>> labels[7] = 1 - labels[7]
+            >>> learner = ft.Learner(pool=x, classes=2, labels=labels, fit_options={"steps": 50})
+            >>> found = learner.mistakes()
+            >>> found[0]["id"], found[0]["likely"] == 1 - labels[7]
+            (7, True)
+        """
+        kind = self._now.kind
+        if kind.regression:
+            raise ValueError("regression has no classes, so no wrong ones; look at predict() and the labels")
+        with self._lock:
+            given = self._read_labels((also or {}).keys(), (also or {}).values())
+            found = self._now.judged_labels(given)
+        if found is None:
+            return []
+        at, y_L, theta_LL = found
+        wrong_L, p_LC = doubt_labels(theta_LL, y_L, kind.C)
+        sure_L, likely_L = p_LC.max(1)
+        order = wrong_L.argsort(descending=True, stable=True).tolist()
+        rows = zip(at, y_L.tolist(), wrong_L.tolist(), likely_L.tolist(), sure_L.tolist())
+        judged = [
+            {
+                "id": self._now.pool.ids[p],
+                "label": kind.show(y),
+                "wrong": wrong,
+                "likely": kind.show(likely),
+                "probability": sure,
+            }
+            for p, y, wrong, likely, sure in rows
+        ]
+        return [judged[n] for n in order]
 
     def drift(self) -> dict[str, Any]:
         """How far the linearised model has left the network it was taken of, and whether to train it anew.

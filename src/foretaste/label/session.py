@@ -23,6 +23,7 @@ from foretaste.label.live_model import (
     linearise_pool,
     note_prediction,
 )
+from foretaste.label.mistakes import FEWEST_LABELS
 from foretaste.label.pool import Pool, make_pool
 from foretaste.label.pool_model import (
     ItemGraph,
@@ -186,6 +187,23 @@ class Session:
         for some in self.pool.chunks(others):
             f_nC[list(some)] = model.outputs_of(model.read([positions[i] for i in some]), self.book)
         return f_nC
+
+    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], Tensor, Tensor] | None:
+        """Positions, labels and Θ of all labels and some others, for ``doubt_labels``; None if there are too few.
+
+        With a graph, Θ̃ of the last γ. A network's own Θ is centred: its labels share a large part of it.
+        """
+        model, labels = self.pool_model or self.model, {**also, **self.book.labels}
+        if model is None or len(labels) < FEWEST_LABELS:
+            return None
+        model.admit(list(labels))
+        model.follow(self.book)  # the γ of the labels that hold now
+        at = sorted(labels)
+        rows_L = torch.tensor([model.row[p] for p in at], device=model.theta_MM.device)
+        theta_LL = model.theta_MM[rows_L][:, rows_L]
+        if self.pool_model is None:
+            theta_LL = theta_LL - theta_LL.mean(0) - theta_LL.mean(1, keepdim=True) + theta_LL.mean()
+        return at, torch.tensor([int(labels[p]) for p in at], device=rows_L.device), theta_LL
 
     # Trainings.
 
