@@ -1,7 +1,7 @@
 """Which labels are likely to be mistakes: each against what all others say of its item.
 
 Kernel regression from equal probabilities, 1/C, without label n predicts f_n = y_n − α_n/d_n, with A = Θ_LL + λI,
-α = A⁻¹(Y − 1/C) and d = diag A⁻¹ (``leave_out``): one solve for all labels. Probabilities are f_n on the simplex, with
+α = A⁻¹(Y − 1/C) and d = diag A⁻¹ (``leave_one_out``): one solve for all labels. Probabilities are f_n on the simplex, with
 a floor, to a power k. Labels are wrong at a rate ε, and then any other class with equal chance, so that a label y has
 
     wrong_n = ε(1 − p_n(y))/(C − 1) / [ε(1 − p_n(y))/(C − 1) + (1 − ε) p_n(y)]
@@ -14,7 +14,7 @@ differs: the log-odds of three are averaged (results/findings/mistakes).
 import torch
 from torch import Tensor
 
-from foretaste.lookahead import leave_out
+from foretaste.lookahead import leave_one_out, ridge_factor
 from foretaste.losses import simplex
 
 RIDGES = (0.1, 1.0, 10.0)  # of the mean diagonal of Θ_LL
@@ -32,7 +32,8 @@ def doubt_labels(theta_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]
     size = float(theta_LL.diagonal().mean())
     odds_L, p_LC = torch.zeros_like(e_LC[:, 0]), torch.zeros_like(e_LC)
     for share in RIDGES:
-        f_LC = 1 / C + e_LC - leave_out(theta_LL, e_LC, share * size)
+        alpha_LC, d_L1 = leave_one_out(ridge_factor(theta_LL, share * size), e_LC)
+        f_LC = 1 / C + e_LC - alpha_LC / d_L1
         own_LC, wrong_L = likeliest_mistakes(f_LC, y_L)
         odds_L += wrong_L.log() - (1 - wrong_L).log()
         p_LC += own_LC / len(RIDGES)

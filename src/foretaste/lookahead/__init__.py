@@ -14,7 +14,6 @@ from foretaste.lookahead.graph import Placed as Placed
 from foretaste.lookahead.graph import PoolEvidence as PoolEvidence
 from foretaste.lookahead.graph import PoolKernel as PoolKernel
 from foretaste.lookahead.graph import choose_gamma as choose_gamma
-from foretaste.lookahead.graph import leave_out as leave_out
 from foretaste.lookahead.graph import read_pool as read_pool
 from foretaste.lookahead.graph import weigh_ridges as weigh_ridges
 from foretaste.lookahead.kernel_settings import METHODS as METHODS
