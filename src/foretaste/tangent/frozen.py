@@ -507,12 +507,11 @@ def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, error: Exception) -
 
     A module that is not torch's own may fail for any reason, so its message must speak of types.
     """
-    m: Any = None
-    got: Any = None
-    for frame, _ in walk_tb(error.__traceback__):
-        own, given, *_ = *(frame.f_locals.get(local) for local in frame.f_code.co_varnames[:2]), None, None
-        if frame.f_code.co_name == "forward" and isinstance(own, nn.Module):
-            m, got = own, given
+    m, got = frozen.net, None
+    for frame, _ in walk_tb(error.__traceback__):  # the innermost forward is last
+        code, running = frame.f_code, frame.f_locals.get("self")
+        if code.co_name == "forward" and isinstance(running, nn.Module):
+            m, got = running, next((frame.f_locals.get(argument) for argument in code.co_varnames[1:2]), None)
     if not isinstance(got, Tensor):
         return []
     label = next((label for label, inner in frozen.net.named_modules() if inner is m), "")
