@@ -1,10 +1,8 @@
 """Count what makes a tree easy or hard to find one's way in: ``python tools/tree.py [PACKAGE FOLDER]``.
 
 Modules and their median length, modules with a leading underscore, imports that reach into another folder's files,
-top-level names that are defined in several files, cycles between files, and how many of our files a default
-``ft.query`` on forty points runs code in, with how many calls and forward passes.
-top-level names that are defined in several files, cycles between files, and how many of our files a call of
-``ft.query(strategy="gain")`` runs code in, and an answer on the labelling page.
+top-level names that are defined in several files, cycles between files. Then how many of our files a default
+``ft.query`` on forty points runs code in, with how many calls and forward passes; and an answer on the labelling page.
 """
 
 import ast

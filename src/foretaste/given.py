@@ -9,7 +9,7 @@ not be in memory is a ``PointSource``, which reads some points at a time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -193,6 +193,33 @@ def point_format(net: Any) -> PointFormat:
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules())
     return PointFormat(like.device, like.dtype, embeds)
+
+
+def chosen_names(params: Any, names: Sequence[str]) -> list[str]:
+    """The parameters that ``params=`` selects: by a function of a name, or by their names. At least one."""
+    chosen: list[Any] = []
+    if callable(params):
+        for name in names:
+            try:
+                chosen += [name] if params(name) else []
+            except Exception as e:
+                raise TypeError(
+                    f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
+                    "expected a function of a parameter's name that returns True or False"
+                ) from e
+        if not chosen:
+            raise ValueError(f"params= selects none of the {len(names)} parameters: {', '.join(names[:8])}, ...")
+        return chosen
+    if isinstance(params, str):
+        raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
+    chosen = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
+    if not all(isinstance(name, str) for name in chosen):
+        raise TypeError(f"params is a {type(params).__name__}; expected a sequence of parameter names, or a callable")
+    if unknown := [name for name in chosen if name not in names]:
+        raise ValueError(f"unknown parameter {unknown[0]!r}{did_you_mean(unknown[0], names)}")
+    if not chosen:
+        raise ValueError("params= is empty; expected at least one parameter name")
+    return chosen
 
 
 # --- points ---

@@ -176,7 +176,7 @@ def exact_rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
 
 
 def quick_rise(tau: Tensor, z: Tensor, g: Tensor, out: Tensor) -> None:
-    """τψ(z / BITS) = τ 2^(−z²) over(z) / under(z), for float32 (fused.py has the coefficients). Overwrites τ and z."""
+    """τψ(z / BITS) = τ 2^(−z²) over(z) / under(z), for float32. Overwrites τ and z. Coefficients: watched_sums.py."""
     zero, over, under = _rise_constants(z.dtype, z.device)
     torch.addcmul(zero, z.clamp_max_(RISE_FAR * RISE_BITS), z, value=-1, out=out).exp2_().mul_(tau)
     out.mul_(_horner(over, RISE_OVER_BITS[-1], z, tau))

@@ -123,7 +123,9 @@ class RunningPosterior:
     @torch.no_grad()
     def follow(self, base_WU: Tensor, factors: Factors) -> None:
         """Subtract all factors but the last if more than ``WAITING_FACTORS`` wait. For another order, begin anew."""
-        if not self.room or self._waiting(factors) <= WAITING_FACTORS or not _running_lock.acquire(blocking=False):
+        taken = self.taken
+        waiting = len(factors.js) - (len(taken.js) if taken and taken.starts(factors) else 0)
+        if not self.room or waiting <= WAITING_FACTORS or not _running_lock.acquire(blocking=False):
             return
         try:
             taken, self.taken = self.taken, None
@@ -141,10 +143,6 @@ class RunningPosterior:
             log.warning("no memory for a second S of %d × %d: each pick of a large batch takes longer", *base_WU.shape)
         finally:
             _running_lock.release()
-
-    def _waiting(self, factors: Factors) -> int:
-        taken = self.taken
-        return len(factors.js) - (len(taken.js) if taken and taken.starts(factors) else 0)
 
     def read(self, base_WU: Tensor, factors: Factors, use: UseParts) -> Tensor:
         """``use(S_WU, F_W, F_U)``, where S_WU − F_WᵀF_U is the S of ``factors``. It must not keep or change S_WU."""

@@ -64,7 +64,6 @@ def linearize(
     eager: bool = False,
     classes: Sequence[ClassName] | None = None,
     watch_by: str = "random",
-    outputs_known: int | None = None,
     pool: Any = None,
 ) -> State:
     """Linearise a trained network: what it becomes with one more label, without training (Eq. 11, 12).
@@ -106,7 +105,6 @@ def linearize(
         pool: whether the unlabelled points enter the kernel: None (default), they do not; "auto", along a graph of
             nearest neighbours of the inputs, if leave-one-out says that it helps; or an ``ft.Graph``. The state is then
             kernel regression from the class prior on L and the pool, and ``net`` its mean after L: docs/pool.md.
-        outputs_known: C, if it is known that the network takes x_U and gives C outputs. Default: three points are run.
 
     Returns:
         A ``State``. It is lazy: outputs are computed now, Θ when S is first needed.
@@ -131,7 +129,7 @@ def linearize(
     frozen = freeze(net, output=output, params=params)
     check_precision(precision, frozen.dtype)
     check_points(given.x_L, given.x_U, settings.watched_points, frozen.device)
-    C = probe_outputs(frozen, given.x_U, "x_U") if outputs_known is None else outputs_known
+    C = probe_outputs(frozen, given.x_U, "x_U")
     own, C, settings = settle_binary(frozen.net, C, given.y_L, settings, given.classes)
     if own is not frozen.net:
         frozen = freeze(own, output=settings.output, params=settings.params)

@@ -267,7 +267,7 @@ class Problem:
     same: bool  # W = U
     at_W: dict[int, int]  # candidate -> watched point, where that is known
     settings: KernelSettings
-    told: bool = False  # whether it was said that the network does not fit its labels
+    told: bool = False  # the warning that the network does not fit its labels was given, or does not apply
     pool: PoolEvidence | None = None  # what the pool is worth in the kernel, where that was asked
 
     @property

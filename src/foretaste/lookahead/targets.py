@@ -62,14 +62,14 @@ class LabelRules:
             raise ValueError(f"{name} holds integers, which are class ids; regression wants floats: {name}.double()")
         return self._classes(t, name)
 
-    def target(self, y: Any, name: str = "y") -> Tensor:
+    def target(self, y: Any) -> Tensor:
         """(C,) of one label: a class id or name, a (C,) target, or a number in regression."""
-        t = labels_as_numbers(y, self.names, self.binary, name)
+        t = labels_as_numbers(y, self.names, self.binary, "y")
         if t.dim() > 1 or (t.dim() == 1 and (t.shape[0] != self.C or not t.is_floating_point())):
-            raise ValueError(f"{name} has shape {tuple(t.shape)}; expected {self.expected(one=True)}")
+            raise ValueError(f"y has shape {tuple(t.shape)}; expected {self.expected(one=True)}")
         if t.dim() and isinstance(y, Tensor):  # a single number may come from any device
-            self._check_device(y, name)
-        return self._rows(t.reshape(1, -1) if t.dim() else t[None], 1, name)[0]
+            self._check_device(y, "y")
+        return self._rows(t.reshape(1, -1) if t.dim() else t[None], 1, "y")[0]
 
     def expected(self, one: bool = False) -> str:
         """What a label may be, for an error message."""

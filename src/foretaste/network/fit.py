@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from foretaste.errors import check_known, whole_number
 from foretaste.given import (
     ClassName,
+    chosen_names,
     given_tensors,
     holds_classes,
     labels_as_numbers,
@@ -359,14 +360,8 @@ def only_trained(net: nn.Module, params: TrainedParameters) -> Iterator[None]:
     if params is None or not isinstance(net, nn.Module):
         yield
         return
-    if isinstance(params, str):
-        raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
     named = dict(net.named_parameters())
-    chosen = {name for name in named if params(name)} if callable(params) else set(params)
-    for name in chosen:
-        check_known("parameter", name, named)
-    if not chosen:
-        raise ValueError(f"params= selects none of the {len(named)} parameters: {', '.join(list(named)[:8])}, ...")
+    chosen = set(chosen_names(params, list(named)))
     before = {name: p.requires_grad for name, p in named.items()}
     try:
         for name, p in named.items():

@@ -21,9 +21,7 @@ LLOYD_ROUNDS = 30
 # --- k-means (Lloyd 1982), seeded by k-means++ ---
 
 
-def cluster_points(
-    space: Space, K: int, generator: torch.Generator, *, fixed: int = 0, rounds: int = LLOYD_ROUNDS
-) -> ClusterMeans:
+def cluster_points(space: Space, K: int, generator: torch.Generator, *, fixed: int = 0) -> ClusterMeans:
     """K clusters, of which the first ``fixed`` have the points 0 to fixed − 1 as centres that do not move.
 
     Seeds are drawn with probability d²/Σd², d to the nearest before. Each round assigns every point to the nearest
@@ -31,7 +29,7 @@ def cluster_points(
     """
     seeds = seed_centres(space, K, generator, fixed)
     of_N = _nearest_points(space, seeds)
-    for _ in range(rounds):
+    for _ in range(LLOYD_ROUNDS):
         near_N, d_N = space.nearest_means(ClusterMeans(of_N, K, fixed))
         near_N = _refill(near_N, d_N, K, fixed)
         if torch.equal(near_N, of_N):
@@ -99,8 +97,7 @@ def central_points(space: Space, K: int, generator: torch.Generator, fixed: int 
 
 
 def _first_least(values: Tensor) -> int:
-    """The position of the least value, the first among equals. Two points are equally far from their mean, but for
-    rounding."""
+    """The position of the least value, the first among equals: two points are equally far from their mean."""
     return int((values <= (1 + 1e-9) * values.min()).nonzero()[0])
 
 

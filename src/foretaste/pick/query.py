@@ -280,7 +280,7 @@ def candidate_ids(candidates: GivenPoints, ids: Any, source: Any) -> Any:
             check_index(candidates.ids, "x_U")
         return candidates.ids
     if not hasattr(ids, "__len__") or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
-        return ids  # told by check_query
+        return ids  # check_query reports it
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # a Series would be asked by its index
     if candidates.at is None or not isinstance(listed, list) or len(listed) != len(source):
         return listed

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from traceback import walk_tb
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foretaste.errors import counted, did_you_mean, whole_number
+from foretaste.given import chosen_names
 from foretaste.tangent.attention import AttentionParts
 from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
 from foretaste.tangent.stand_ins import BilinearParts, TakenApart
@@ -326,37 +327,12 @@ def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
     every = {k: p for k, p in net.named_parameters() if p.numel()}
     if not every:
         raise ValueError("net has no parameters; its tangent kernel is zero")
-    if params is None:
-        chosen = {k: p.detach() for k, p in every.items() if p.requires_grad}
-        if not chosen:
-            raise ValueError("no parameter of net requires grad; unfreeze some, or name them with params=")
-        return chosen
-    if callable(params):
-        chosen = {k: p.detach() for k, p in every.items() if _wanted(params, k)}
-        if not chosen:
-            raise ValueError(f"params= selects none of the {len(every)} parameters: {', '.join(list(every)[:8])}, ...")
-        return chosen
-    if isinstance(params, str):
-        raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
-    kind = type(params).__name__
-    params = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
-    if not all(isinstance(k, str) for k in params):
-        raise TypeError(f"params is a {kind}; expected a sequence of parameter names, or a callable")
-    if unknown := [k for k in params if k not in every]:
-        raise ValueError(f"unknown parameter {unknown[0]!r}{did_you_mean(unknown[0], every)}")
-    if not params:
-        raise ValueError("params= is empty; expected at least one parameter name")
-    return {k: every[k].detach() for k in params}
-
-
-def _wanted(params: Callable[[str], bool], name: str) -> bool:
-    try:
-        return bool(params(name))
-    except Exception as e:
-        raise TypeError(
-            f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
-            "expected a function of a parameter's name that returns True or False"
-        ) from e
+    if params is not None:
+        return {k: every[k].detach() for k in chosen_names(params, list(every))}
+    chosen = {k: p.detach() for k, p in every.items() if p.requires_grad}
+    if not chosen:
+        raise ValueError("no parameter of net requires grad; unfreeze some, or name them with params=")
+    return chosen
 
 
 # ---- The state of torch during a pass ----
@@ -556,12 +532,11 @@ def find_misfit(frozen: FrozenNetwork, x: Inputs, name: str, error: Exception) -
 
     A module that is not torch's own may fail for any reason, so its message must speak of types.
     """
-    m: Any = None
-    got: Any = None
-    for frame, _ in walk_tb(error.__traceback__):
-        own, given, *_ = *(frame.f_locals.get(local) for local in frame.f_code.co_varnames[:2]), None, None
-        if frame.f_code.co_name == "forward" and isinstance(own, nn.Module):
-            m, got = own, given
+    m, got = frozen.net, None
+    for frame, _ in walk_tb(error.__traceback__):  # the innermost forward is last
+        code, running = frame.f_code, frame.f_locals.get("self")
+        if code.co_name == "forward" and isinstance(running, nn.Module):
+            m, got = running, next((frame.f_locals.get(argument) for argument in code.co_varnames[1:2]), None)
     if not isinstance(got, Tensor):
         return []
     label = next((label for label, inner in frozen.net.named_modules() if inner is m), "")

@@ -557,13 +557,8 @@ class LayerPass:
             channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
             rows: GradientRows | None = None
             for cut in slices(layer.length, channels):
-                rows = self.form_slab(layer, cut, plan.slab_size, rows)
+                rows = self.new_rows(layer.width(cut), rows)
+                for at in slices(self.points, plan.slab_size):
+                    part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
+                    self.write(rows, at, 0, layer.rows(cut, part))
                 theta.add_rows(rows)
-
-    def form_slab(self, layer: LayerParameter, cut: slice, slab_size: int, old: GradientRows | None) -> GradientRows:
-        """The rows of all points for a slice of a stashed layer, formed from the A and G that were kept."""
-        rows = self.new_rows(layer.width(cut), old)
-        for at in slices(self.points, slab_size):
-            part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
-            self.write(rows, at, 0, layer.rows(cut, part))
-        return rows

@@ -443,10 +443,12 @@ def split_products(job: KernelJob) -> tuple[list[ProductLayer], list[LayerParame
             products.setdefault(layer.modules, {})[local] = True
         else:
             rest.append(layer)
-    return [
-        ProductLayer(modules, of.get("weight", False), of.get("bias", False), product_entries(survey, modules))
-        for modules, of in products.items()
-    ], rest
+    made = []
+    for modules, of in products.items():
+        d, o = weight_shape(modules[0])
+        entries = sum(survey.positions[m] for m in modules) * (d + survey.heads * survey.folded * o)
+        made.append(ProductLayer(modules, of.get("weight", False), of.get("bias", False), entries))
+    return made, rest
 
 
 def product_is_cheaper(job: KernelJob, layer: LayerParameter, t: int) -> bool:
@@ -462,12 +464,6 @@ def product_operations(job: KernelJob, t: int, d: int, o: int) -> int:
     heads, folded = job.survey.heads, job.survey.folded
     product = t * t * d + (t * t * o * folded if heads == 1 else t * heads * o * (t + heads))
     return EXACT_COST.get(job.device, 2) * product
-
-
-def product_entries(survey: Survey, modules: tuple[nn.Module, ...]) -> int:
-    """The entries of A and G of a ProductLayer, for each point."""
-    d, o = weight_shape(modules[0])
-    return sum(survey.positions[m] for m in modules) * (d + survey.heads * survey.folded * o)
 
 
 def weight_shape(m: nn.Module) -> tuple[int, int]:

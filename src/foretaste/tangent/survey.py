@@ -12,6 +12,7 @@ import logging
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -280,8 +281,9 @@ def record_pass(
             out.register_hook(lambda g: call.grads.__setitem__(head, g))
         return out
 
-    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
-    try:
+    with ExitStack() as hooks:
+        for m in calls:
+            hooks.enter_context(m.register_forward_hook(record, with_kwargs=True))
         if heads == 0:
             return calls, frozen.call(x, attached=True)
         f_NC = frozen.call(x)
@@ -290,9 +292,6 @@ def record_pass(
             for head in range(f_NB.shape[1]):
                 last = head == f_NB.shape[1] - 1
                 torch.autograd.grad(f_NB[:, head].sum(), token, retain_graph=not last, allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls, f_NC.detach()
 
 
