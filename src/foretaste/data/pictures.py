@@ -21,6 +21,7 @@ from torch import Tensor
 
 from foretaste.data.class_names import NAMES_SHOWN
 from foretaste.data.dataset import LARGEST_DATASET
+from foretaste.errors import shorten
 
 ImageSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
 Layout = Literal["NHWC", "NCHW"]  # of arrays of pictures
@@ -320,9 +321,8 @@ def one_size(count: Counter[tuple[int, int]], at: str = "") -> tuple[int, int]:
     """The (height, width) that all pictures share; an error lists the sizes if there are several."""
     if len(count) == 1:
         return next(iter(count))
-    met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in count.most_common(5))
-    more = f" and {len(count) - 5} more" if len(count) > 5 else ""
-    raise ValueError(f"{at}pictures of {len(count)} sizes, width × height: {met}{more}; {HOW_TO_RESIZE}")
+    met = shorten([f"{w}×{h} ({n})" for (h, w), n in count.most_common()], 5)
+    raise ValueError(f"{at}pictures of {len(count)} sizes, width × height: {met}; {HOW_TO_RESIZE}")
 
 
 def run_on_each(
@@ -371,9 +371,8 @@ def short_reason(error: Exception) -> str:
 
 def describe_broken(broken: dict[int, str], names: Sequence[str], what: str, most: int = NAMES_SHOWN) -> str:
     """How many ``what`` cannot be read, and the first of them with reasons."""
-    shown = ", ".join(f"{names[i]} ({broken[i]})" for i in sorted(broken)[:most])
-    more = f" and {len(broken) - most} more" if len(broken) > most else ""
-    return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}{more}"
+    shown = shorten([f"{names[i]} ({broken[i]})" for i in sorted(broken)], most)
+    return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}"
 
 
 def raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str) -> None:

@@ -429,9 +429,8 @@ def points_of_rows(points: Points) -> Points:
     kinds, notes = column_kinds(table)  # raises on infinite numbers
     if is_complete_numbers(table):
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
-    names = tuple(name for name in table.columns if name in kinds.names)
-    rows = TableRows(table.only(names), table)
-    return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))
+    rows, names, notes = TableRows(table.only([*kinds]), table), tuple(kinds), (*points.notes, *notes)
+    return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=notes)
 
 
 def content_names(points: Points) -> list[str]:

@@ -201,9 +201,9 @@ def _name_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> Non
     for name, y in zip(names, places):
         colour = inks[name].colour
         ax.annotate(
-            brief[name], xy=(x, ends[name]), xytext=(x + 0.05 * (right - left), y), color=colour,
-            arrowprops=LEADER | {"color": colour}, fontsize=11 if len(names) <= MANY_CURVES else 10, va="center", annotation_clip=False,
-            parse_math=False,
+            brief[name], xy=(x, ends[name]), xytext=(x + 0.05 * (right - left), y), color=colour, va="center",
+            arrowprops=LEADER | {"color": colour}, fontsize=11 if len(names) <= MANY_CURVES else 10,
+            annotation_clip=False, parse_math=False,
         )  # fmt: skip
 
 
