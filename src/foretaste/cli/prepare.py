@@ -63,18 +63,10 @@ class LabellingProblem:
 
 
 def make_problem(
-    points: "Points",
-    truth: "Sequence[str | None] | None" = None,
-    *,
-    network: str | None,
-    options: dict[str, Any],
-    weights: Path | None,
-    classes: str | None = None,
-    loss: str | None = None,
-    normalise: str | None = None,
-    device: str = "auto",
-    seed: int = 0,
-) -> LabellingProblem:
+    points: "Points", truth: "Sequence[str | None] | None" = None, *, network: str | None, options: dict[str, Any],
+    weights: Path | None, classes: str | None = None, loss: str | None = None, normalise: str | None = None,
+    device: str = "auto", seed: int = 0,
+) -> LabellingProblem:  # fmt: skip
     """Check that everything fits together; raise with what does not. Without weights the network is untrained.
 
     ``truth`` are the labels of the pool, where they are known. Where nothing is labelled, a network is made all the
@@ -120,9 +112,8 @@ def make_problem(
         if names:
             _check_class_count(C, names, points.where, bool(labels))
         if weights and not named and not all(label.isdecimal() for label in labels):
-            notes.append(
-                f"outputs are taken to be, in this order: {shorten(names, NAMED_CLASSES)}; give --classes if they are not"
-            )
+            order = shorten(names, NAMED_CLASSES)
+            notes.append(f"outputs are taken to be, in this order: {order}; give --classes if they are not")
         y_L = torch.from_numpy(class_ids(labels, names, points.where))
         true = [label for label in truth or () if label is not None]
         if true and len(true) == len(U):

@@ -37,12 +37,9 @@ def count_names(names: Iterable[str], one: str, many: str, most: int = NAMES_SHO
 
 
 def differing_labels(
-    names: Sequence[str],
-    labels: Sequence[str | None],
-    rough: Sequence[object],
-    digest_of: Callable[[int], object],
+    names: Sequence[str], labels: Sequence[str | None], rough: Sequence[object], digest_of: Callable[[int], object],
     what: tuple[str, str],
-) -> str | None:
+) -> str | None:  # fmt: skip
     """A note on items that are equal and have different labels; None if there are none.
 
     Only items of equal ``rough`` are read by ``digest_of``. ``what`` is the word for one item, and for several.

@@ -84,14 +84,9 @@ class ColumnRoles:
 
 
 def choose_columns(
-    table: Table,
-    *,
-    id: str | None = None,
-    label: str | bool | None = None,
-    text: str | bool | None = None,
-    regression: bool = False,
-    ask: bool = True,
-) -> ColumnRoles:
+    table: Table, *, id: str | None = None, label: str | bool | None = None, text: str | bool | None = None,
+    regression: bool = False, ask: bool = True,
+) -> ColumnRoles:  # fmt: skip
     """The id, the label, and the text or the features, by the rules of ``ft.open``; a note says which is what, and why.
 
     ``ask``: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.

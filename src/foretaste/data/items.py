@@ -33,13 +33,9 @@ class PictureItems(Sequence[Image.Image]):
     """Pictures of any sizes; ``items[i]`` reads one from disk: upright, in colour, eight bits a channel."""
 
     def __init__(
-        self,
-        opened: OpenPicture,
-        stored: StoredBytes,
-        names: Sequence[str],
-        sizes: Sequence[tuple[int, int]],
+        self, opened: OpenPicture, stored: StoredBytes, names: Sequence[str], sizes: Sequence[tuple[int, int]],
         lengths: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.opened, self.stored, self.names = opened, stored, list(names)
         self.sizes, self.lengths = list(sizes), list(lengths)  # (height, width) upright; bytes as stored
         self._digests: list[bytes] | None = None
@@ -125,14 +121,9 @@ def join_pictures(a: PictureItems, b: PictureItems) -> PictureItems:
 
 
 def checked_pictures(
-    opened: OpenPicture,
-    stored: StoredBytes,
-    names: Sequence[str],
-    *,
-    skip_broken: bool,
-    where: object,
+    opened: OpenPicture, stored: StoredBytes, names: Sequence[str], *, skip_broken: bool, where: object,
     progress: PictureProgress | None = None,
-) -> tuple[PictureItems, list[int], tuple[str, ...]]:
+) -> tuple[PictureItems, list[int], tuple[str, ...]]:  # fmt: skip
     """The pictures that can be read, which of ``names`` they are, and a note that names the others.
 
     Headers and ends of files are read, not pixels. Without ``skip_broken`` the others are an error, all at once.

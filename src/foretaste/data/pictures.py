@@ -136,7 +136,7 @@ def picture_pixels(
         if image.size != (w, h):
             if not resize:
                 raise ValueError(f"{image.width}×{image.height} pixels where the others have {w}×{h}; {HOW_TO_RESIZE}")
-            image = image.resize((w, h), Image.Resampling.BILINEAR, box=_middle_box(image.size, w, h))
+            image = ImageOps.fit(image, (w, h), Image.Resampling.BILINEAR)
     array = np.asarray(image)
     return (array[None] if channels == 1 else array.transpose(2, 0, 1)), remark
 
@@ -179,13 +179,6 @@ def _ends_with_mark(file: Any) -> bool:
         return b"\xff\xd9" in file.read(JPEG_TRAILER)
     finally:
         file.seek(here)
-
-
-def _middle_box(size: tuple[int, int], w: int, h: int) -> tuple[float, float, float, float]:
-    """The largest box in the middle of ``size`` with the proportions of (w, h)."""
-    scale = min(size[0] / w, size[1] / h)
-    left, top = (size[0] - w * scale) / 2, (size[1] - h * scale) / 2
-    return left, top, min(left + w * scale, size[0]), min(top + h * scale, size[1])  # rounding may step outside
 
 
 def sixteen_bits(image: Image.Image) -> np.ndarray:
@@ -239,17 +232,10 @@ class DecodedPictures:
 
 
 def decode_pictures(
-    opened: OpenPicture,
-    names: Sequence[str],
-    *,
-    size: ImageSize = None,
-    channels: int | None = None,
-    most: int = LARGEST_DATASET,
-    skip_broken: bool = False,
-    progress: PictureProgress | None = None,
-    workers: int | None = None,
-    where: object = None,
-) -> DecodedPictures:
+    opened: OpenPicture, names: Sequence[str], *, size: ImageSize = None, channels: int | None = None,
+    most: int = LARGEST_DATASET, skip_broken: bool = False, progress: PictureProgress | None = None,
+    workers: int | None = None, where: object = None,
+) -> DecodedPictures:  # fmt: skip
     """Every picture ``opened(i)`` as bytes, channels first; errors call it ``names[i]``, and its folder ``where``.
 
     An error counts and names the pictures that cannot be read; with ``skip_broken`` they are left out and a note says

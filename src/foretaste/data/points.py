@@ -311,14 +311,9 @@ def note_test_side(n: int) -> str:
 
 
 def picture_points(
-    where: str,
-    opened: OpenPicture,
-    stored: StoredBytes,
-    names: Sequence[str],
-    labels: Sequence[str | None] | None,
-    how: ReadOptions,
-    side: Sequence[str] = (),
-) -> Points:
+    where: str, opened: OpenPicture, stored: StoredBytes, names: Sequence[str], labels: Sequence[str | None] | None,
+    how: ReadOptions, side: Sequence[str] = (),
+) -> Points:  # fmt: skip
     """Pictures, read when asked for, or at once for a study; those that are broken are left out, with their labels."""
     shown, known = printable(where), [None] * len(names) if labels is None else list(labels)
     pixel_options: dict[str, Any] = {

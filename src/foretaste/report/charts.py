@@ -221,12 +221,8 @@ def _draw_area_leads(ax: "Axes", s: Summary) -> None:
 
 
 def _draw_dots(
-    ax: "Axes",
-    s: Summary,
-    values: dict[str, Interval],
-    hollow: bool,
-    within: tuple[float, float] = (-np.inf, np.inf),
-) -> None:
+    ax: "Axes", s: Summary, values: dict[str, Interval], hollow: bool, within: tuple[float, float] = (-np.inf, np.inf),
+) -> None:  # fmt: skip
     """A dot and its interval. With ``hollow``, dots whose sign is not decided are left empty."""
     inks = arm_inks(s)
     for k, (name, e) in enumerate(values.items()):

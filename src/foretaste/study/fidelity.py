@@ -194,14 +194,8 @@ class FidelitySettings:
 
 
 def check_fidelity(
-    U: int,
-    loss: str,
-    candidates: int,
-    repeats: int,
-    watch: int,
-    outputs: Sequence[str],
-    ridges: Sequence[float | str],
-) -> None:
+    U: int, loss: str, candidates: int, repeats: int, watch: int, outputs: Sequence[str], ridges: Sequence[float | str],
+) -> None:  # fmt: skip
     """Raise with all that is wrong with the settings, for a pool of U points."""
     faults = []
     if candidates > U:

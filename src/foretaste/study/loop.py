@@ -98,14 +98,9 @@ def replay(trial: Trial, data: Images, seed: int, done: Sequence[Record]) -> Spl
 
 
 def learn(
-    trial: Trial,
-    data: Images,
-    split: Split,
-    model: Model,
-    seed: int,
-    cycle: int,
+    trial: Trial, data: Images, split: Split, model: Model, seed: int, cycle: int,
     first: Callable[[Model, np.ndarray, int], Fit] | None = None,
-) -> Record:
+) -> Record:  # fmt: skip
     """Train f on L and measure it on the test points."""
     trained = model.train(split.L, seed, cycle) if first is None else first(model, split.L, seed)
     began = time.perf_counter()
