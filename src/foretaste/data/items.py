@@ -83,12 +83,9 @@ class PictureItems(Sequence[Image.Image]):
         """Some of the pictures, in that order."""
         rows = list(rows)
         return PictureItems(
-            lambda i: self.opened(rows[i]),
-            lambda i: self.stored(rows[i]),
-            [self.names[i] for i in rows],
-            [self.sizes[i] for i in rows],
-            [self.lengths[i] for i in rows],
-        )
+            lambda i: self.opened(rows[i]), lambda i: self.stored(rows[i]), [self.names[i] for i in rows],
+            [self.sizes[i] for i in rows], [self.lengths[i] for i in rows],
+        )  # fmt: skip
 
 
 def pixels(
@@ -112,12 +109,9 @@ def join_pictures(a: PictureItems, b: PictureItems) -> PictureItems:
     """The pictures of both, one after the other."""
     n = len(a)
     return PictureItems(
-        lambda i: a.opened(i) if i < n else b.opened(i - n),
-        lambda i: a.stored(i) if i < n else b.stored(i - n),
-        a.names + b.names,
-        a.sizes + b.sizes,
-        a.lengths + b.lengths,
-    )
+        lambda i: a.opened(i) if i < n else b.opened(i - n), lambda i: a.stored(i) if i < n else b.stored(i - n),
+        a.names + b.names, a.sizes + b.sizes, a.lengths + b.lengths,
+    )  # fmt: skip
 
 
 def checked_pictures(

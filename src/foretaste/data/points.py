@@ -127,14 +127,14 @@ class Points:
     @property
     def labelled(self) -> np.ndarray:
         """Positions of the points that have a label, but for the test side."""
-        has_label = np.array([label is not None for label in self.labels], dtype=bool)
-        return np.setdiff1d(np.flatnonzero(has_label), self.held_out)
+        known = [i for i, label in enumerate(self.labels) if label is not None]
+        return np.setdiff1d(np.array(known, dtype=np.int64), self.held_out)
 
     @property
     def pool(self) -> np.ndarray:
         """Positions of the points without a label, but for the test side."""
-        no_label = np.array([label is None for label in self.labels], dtype=bool)
-        return np.setdiff1d(np.flatnonzero(no_label), self.held_out)
+        unknown = [i for i, label in enumerate(self.labels) if label is None]
+        return np.setdiff1d(np.array(unknown, dtype=np.int64), self.held_out)
 
     @property
     def held_out(self) -> np.ndarray:

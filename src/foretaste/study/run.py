@@ -193,13 +193,10 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
                     return
             return
         description = {
-            "network": trial.network.name,
+            "network": trial.network.name, "classes": data.classes, "normalise": data.normalise,
             "options": None if trial.network.built_in else trial.network.options,  # built-in ones know their own
-            "classes": data.classes,
-            "normalise": data.normalise,
-            "loss": trial.train.loss,
-            "shape": data.x[0].shape,
-        }
+            "loss": trial.train.loss, "shape": data.x[0].shape,
+        }  # fmt: skip
         first = partial(train_first, task.folder)
         for record, net in cycles(trial, own, task.seed, against=against, done=done, weights=weights, first=first):
             if record["cycle"] < len(done):
