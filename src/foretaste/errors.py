@@ -32,9 +32,8 @@ def did_you_mean(name: object, names: Iterable[str], listed: str | None = "Known
     guess = "" if near is None else f"; did you mean {near!r}?"
     if listed is None:
         return guess
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     start = f"{guess} {listed}" if guess else f"; {listed[0].lower()}{listed[1:]}"
-    return f"{start}: {', '.join(names[:LISTED]) or 'none'}{more}"
+    return f"{start}: {shorten(names) or 'none'}"
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str | None:
@@ -204,6 +203,11 @@ def counted(n: int, one: str, many: str | None = None) -> str:
     ('1 file', '2 files', '1 class is')
     """
     return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def shorten(names: Sequence[str], most: int = LISTED) -> str:
+    """The first names, and how many more there are: a, b and 3 more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def join_words(parts: Sequence[str]) -> str:

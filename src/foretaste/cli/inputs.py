@@ -158,24 +158,11 @@ def check_inputs_exist(data: Path | None, labelled: Path | None, pool: Path | No
 
 
 def read_inputs(
-    data: Path | None,
-    labelled: Path | None,
-    pool: Path | None,
-    *,
-    network: str | None,
-    weights: Path | None,
-    encoder: str | None = None,
-    label: str | None = None,
-    text: str | None = None,
-    id: str | None = None,
-    regression: bool = False,
-    size: int | None = None,
-    channels: int | None = None,
-    skip_broken: bool = True,
-    store: str | None = None,
-    device: str = "auto",
-    needs_labels: bool = True,
-) -> "tuple[Points, list[str | None] | None]":
+    data: Path | None, labelled: Path | None, pool: Path | None, *, network: str | None, weights: Path | None,
+    encoder: str | None = None, label: str | None = None, text: str | None = None, id: str | None = None,
+    regression: bool = False, size: int | None = None, channels: int | None = None, skip_broken: bool = True,
+    store: str | None = None, device: str = "auto", needs_labels: bool = True,
+) -> "tuple[Points, list[str | None] | None]":  # fmt: skip
     """Points of which some are labelled, encoded when ``x`` is asked for; and the labels of --pool, in its order.
 
     Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
@@ -280,13 +267,9 @@ def column_or_none(name: str | None) -> str | bool | None:
 
 
 def choose_encoder(
-    points: "Points",
-    encoder: str | None,
-    network: str | None,
-    weights: Path | None,
-    size: int | None,
+    points: "Points", encoder: str | None, network: str | None, weights: Path | None, size: int | None,
     channels: int | None,
-) -> tuple[str, Any, list[str]]:
+) -> tuple[str, Any, list[str]]:  # fmt: skip
     """The encoder, the size of pixels, and notes.
 
     A network or weights that the user names take pixels, and so does a size; otherwise pictures go to a backbone.

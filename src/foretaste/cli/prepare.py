@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretaste.cli.app import name_options, progress_bar, say
 from foretaste.cli.inputs import find_device, split_classes
-from foretaste.errors import check_known, counted
+from foretaste.errors import check_known, counted, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,6 +24,7 @@ PICTURE_NETWORK: tuple[str, dict[str, Any]] = ("wrn1", {"widen": 1})
 NETWORK_FOR: dict[str, tuple[str, dict[str, Any]]] = {
     "features": ("mlp", {}), "table": ("mlp", {}), "text": ("mlp", {"hidden": [512]}),
 }  # fmt: skip
+NAMED_CLASSES = 12  # in one message
 FIRST_OUTPUTS = 2  # of a network for points without labels, whose classes nobody has told yet
 ChannelScale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
@@ -62,18 +63,10 @@ class LabellingProblem:
 
 
 def make_problem(
-    points: "Points",
-    truth: "Sequence[str | None] | None" = None,
-    *,
-    network: str | None,
-    options: dict[str, Any],
-    weights: Path | None,
-    classes: str | None = None,
-    loss: str | None = None,
-    normalise: str | None = None,
-    device: str = "auto",
-    seed: int = 0,
-) -> LabellingProblem:
+    points: "Points", truth: "Sequence[str | None] | None" = None, *, network: str | None, options: dict[str, Any],
+    weights: Path | None, classes: str | None = None, loss: str | None = None, normalise: str | None = None,
+    device: str = "auto", seed: int = 0,
+) -> LabellingProblem:  # fmt: skip
     """Check that everything fits together; raise with what does not. Without weights the network is untrained.
 
     ``truth`` are the labels of the pool, where they are known. Where nothing is labelled, a network is made all the
@@ -119,7 +112,8 @@ def make_problem(
         if names:
             _check_class_count(C, names, points.where, bool(labels))
         if weights and not named and not all(label.isdecimal() for label in labels):
-            notes.append(f"outputs are taken to be, in this order: {shorten(names)}; give --classes if they are not")
+            order = shorten(names, NAMED_CLASSES)
+            notes.append(f"outputs are taken to be, in this order: {order}; give --classes if they are not")
         y_L = torch.from_numpy(class_ids(labels, names, points.where))
         true = [label for label in truth or () if label is not None]
         if true and len(true) == len(U):
@@ -232,7 +226,7 @@ def _count_outputs(net: "nn.Module", x: "Tensor", name: str) -> int:
 
 def _check_class_count(C: int, names: Sequence[str], where: str, labelled: bool) -> None:
     if C < 2:
-        there = f"{where} labels of {shorten(names)} alone" if labelled else f"{where} no labels"
+        there = f"{where} labels of {shorten(names, NAMED_CLASSES)} alone" if labelled else f"{where} no labels"
         raise ValueError(
             f"the network has {C} output and {there}; expected two classes or more (--classes names those without "
             "points yet), or numbers and --regression"
@@ -240,11 +234,6 @@ def _check_class_count(C: int, names: Sequence[str], where: str, labelled: bool)
     if len(names) != C:
         are = "is 1 class" if len(names) == 1 else f"are {len(names)} classes"
         raise ValueError(
-            f"the network has {C} outputs and there {are} ({shorten(names)}); give --classes, "
+            f"the network has {C} outputs and there {are} ({shorten(names, NAMED_CLASSES)}); give --classes, "
             "all of them in the order of the outputs, or another network"
         )
-
-
-def shorten(names: Sequence[str], most: int = 12) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -360,16 +360,9 @@ def show_ranked(rows: list[dict[str, Any]]) -> None:
 
 
 def write_picks(
-    problem: "LabellingProblem",
-    q: "Query",
-    f_UC: "Tensor | None",
-    out: Path,
-    ask: dict[str, Any],
-    *,
-    summary: str,
-    warnings: list[str],
-    made: dict[str, str],
-) -> Path:
+    problem: "LabellingProblem", q: "Query", f_UC: "Tensor | None", out: Path, ask: dict[str, Any], *, summary: str,
+    warnings: list[str], made: dict[str, str],
+) -> Path:  # fmt: skip
     """Write the page of the chosen points. ``made`` says how: the command, the seed, the versions, the date."""
     from foretaste.losses import probabilities
     from foretaste.report import Pick, picks_page

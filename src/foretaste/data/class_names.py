@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foretaste.errors import counted, did_you_mean, is_utf8, printable
+from foretaste.errors import counted, did_you_mean, is_utf8, printable, shorten
 
 NAMES_SHOWN = 10  # in one message
 MOST_CLASSES = 100_000  # where labels are numbers: each number up to the largest is a class
@@ -33,18 +33,13 @@ def count_names(names: Iterable[str], one: str, many: str, most: int = NAMES_SHO
     '2 links (a, b) lead'
     """
     ordered = sorted(names, key=natural_key)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    text, shown = one if len(ordered) == 1 else many, f"({', '.join(ordered[:most])}{more})"
-    return f"{len(ordered)} {text.replace('{}', shown)}"
+    return counted(len(ordered), one, many).replace("{}", f"({shorten(ordered, most)})")
 
 
 def differing_labels(
-    names: Sequence[str],
-    labels: Sequence[str | None],
-    rough: Sequence[object],
-    digest_of: Callable[[int], object],
+    names: Sequence[str], labels: Sequence[str | None], rough: Sequence[object], digest_of: Callable[[int], object],
     what: tuple[str, str],
-) -> str | None:
+) -> str | None:  # fmt: skip
     """A note on items that are equal and have different labels; None if there are none.
 
     Only items of equal ``rough`` are read by ``digest_of``. ``what`` is the word for one item, and for several.
@@ -60,10 +55,9 @@ def differing_labels(
     if not told:
         return None
     one = len(told) == 1
-    more = f" and {len(told) - NAMES_SHOWN} more" if len(told) > NAMES_SHOWN else ""
     head = f"1 {what[0]} has" if one else f"{len(told)} {what[1]} have"
     return (
-        f"{head} several labels: {', '.join(told[:NAMES_SHOWN])}{more}. No network can learn both: "
+        f"{head} several labels: {shorten(told, NAMES_SHOWN)}. No network can learn both: "
         f"give {'it' if one else 'each'} one label"
     )
 
@@ -188,10 +182,9 @@ def class_ids(labels: Sequence[str], classes: Sequence[str], where: object) -> n
     if unknown and all_digits(labels) and max(map(int, labels)) < len(classes):
         return np.array([int(label) for label in labels], dtype=np.int64)  # ids of classes that have names
     if unknown:
-        more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
         raise ValueError(
             f"{where}: {counted(len(unknown), 'label is', 'labels are')} no class of the network: "
-            f"{', '.join(map(repr, unknown[:NAMES_SHOWN]))}{more}{did_you_mean(unknown[0], classes, 'Its classes')}"
+            f"{shorten([*map(repr, unknown)], NAMES_SHOWN)}{did_you_mean(unknown[0], classes, 'Its classes')}"
         )
     return np.array([at[label] for label in labels], dtype=np.int64)
 

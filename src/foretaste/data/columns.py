@@ -18,7 +18,7 @@ from torch import Tensor
 from foretaste.data.class_names import NAMES_SHOWN, count_names, join_faults
 from foretaste.data.pictures import PICTURE_ENDINGS
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS, Cells, Table, column_sides, is_finite_number
-from foretaste.errors import counted, did_you_mean
+from foretaste.errors import counted, did_you_mean, shorten
 
 TEXT_COLUMNS = (
     "text", "texts", "sentence", "review", "document", "content", "body", "message", "comment", "abstract", "tweet",
@@ -83,28 +83,10 @@ class ColumnRoles:
     side: tuple[str, ...] = ()  # as in Points; empty where no column says so
 
 
-@dataclass(frozen=True)
-class ColumnKinds:
-    """The columns of a table that become numbers, by how they do."""
-
-    numbers: tuple[str, ...] = ()
-    dates: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.numbers, *self.dates, *self.words)
-
-
 def choose_columns(
-    table: Table,
-    *,
-    id: str | None = None,
-    label: str | bool | None = None,
-    text: str | bool | None = None,
-    regression: bool = False,
-    ask: bool = True,
-) -> ColumnRoles:
+    table: Table, *, id: str | None = None, label: str | bool | None = None, text: str | bool | None = None,
+    regression: bool = False, ask: bool = True,
+) -> ColumnRoles:  # fmt: skip
     """The id, the label, and the text or the features, by the rules of ``ft.open``; a note says which is what, and why.
 
     ``ask``: stop where no column has the name of a label, and one with few values is mostly empty: it may be the label.
@@ -148,7 +130,7 @@ def choose_columns(
         rest = [name for name in rest if name not in more]
         notes.append(f"{count_names(more, 'column {} has', 'columns {} have')} ids, mostly different: left out")
     if rest:
-        said.append(f"features = {', '.join(rest[:NAMES_SHOWN])}" + _and_more(rest))
+        said.append(f"features = {shorten(rest, NAMES_SHOWN)}")
     if len(names) > 1:
         notes.insert(0, f"columns: {'; '.join(said)}")
     return ColumnRoles(of_id, of_label, chosen, tuple(rest), tuple(notes), side)
@@ -157,16 +139,16 @@ def choose_columns(
 def describe_columns(table: Table, names: Sequence[str]) -> str:
     """Columns and what they hold, for messages: width (numbers), city (3 different words)."""
     shown = [f"{name} ({_describe_cells(table.columns[name])})" for name in names[:NAMES_SHOWN]]
-    return ", ".join(shown) + _and_more(names)
+    return shorten([*shown, *names[NAMES_SHOWN:]], NAMES_SHOWN)
 
 
-def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
-    """How each column becomes numbers, and notes on columns left out and on missing values.
+def column_kinds(table: Table) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Columns by name, each of "numbers", "dates" or "words"; and notes on columns left out and on missing values.
 
     A column of words of which most occur once (names, addresses) is left out; so is one without a value. A column of
     numbers with a few words in it is an error, for those are mistakes.
     """
-    kinds: dict[str, list[str]] = {"numbers": [], "dates": [], "words": []}
+    kinds: dict[str, str] = {}
     faults, notes, empty, names = list[str](), list[str](), list[str](), list[str]()
     gaps: dict[str, int] = {}
     for name, cells in table.columns.items():
@@ -179,13 +161,13 @@ def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
         elif bad:
             faults += [f"{table.row} {table.lines[i]}: {name} is {cells[i]!r}, not a finite number" for i in bad]
         elif all(map(_is_float, present)):
-            kinds["numbers"].append(name)
+            kinds[name] = "numbers"
         elif all(map(_is_date, present)):
-            kinds["dates"].append(name)
+            kinds[name] = "dates"
         elif len(set(present)) > max(MANY_VALUES, len(present) / 2):
             names.append(name)
         else:
-            kinds["words"].append(name)
+            kinds[name] = "words"
         if present and len(present) < len(cells) and name not in names:
             gaps[name] = len(cells) - len(present)
     if faults:
@@ -194,21 +176,20 @@ def column_kinds(table: Table) -> tuple[ColumnKinds, tuple[str, ...]]:
         notes.append(f"{count_names(empty, 'column {} is', 'columns {} are')} empty: left out")
     if names:
         notes.append(f"{count_names(names, 'column {} has', 'columns {} have')} mostly different words: left out")
-    if kinds["dates"]:
-        notes.append(f"{count_names(kinds['dates'], 'column {} holds', 'columns {} hold')} dates: taken as days")
+    if dates := [name for name, kind in kinds.items() if kind == "dates"]:
+        notes.append(f"{count_names(dates, 'column {} holds', 'columns {} hold')} dates: taken as days")
     if gaps:
         listed = ", ".join(f"{name} {n}" for name, n in list(gaps.items())[:NAMES_SHOWN])
         notes.append(
             f"{counted(sum(gaps.values()), 'cell is', 'cells are')} missing ({listed}): numbers are filled "
             "with the median, words are a category of their own"
         )
-    found = ColumnKinds(*(tuple(kinds[k]) for k in ("numbers", "dates", "words")))
-    if not found.names:
+    if not kinds:
         raise ValueError(
             f"{table.where} has no features: {describe_columns(table, list(table.columns)) or 'no columns'}; expected "
             "numbers, categories or text beside id and label"
         )
-    return found, tuple(notes)
+    return kinds, tuple(notes)
 
 
 def is_complete_numbers(table: Table) -> bool:
@@ -235,13 +216,13 @@ def encode_table(rows: Sequence[Any]) -> Tensor:
     assert isinstance(rows, TableRows)
     table = rows.table
     kinds, _ = column_kinds(table)
-    at = len(kinds.numbers) + len(kinds.dates)
-    cells = np.empty((len(table), len(kinds.names)), dtype=object)
-    for k, name in enumerate(kinds.names):
-        value: Any = float if name in kinds.numbers else _days_of if name in kinds.dates else str
-        gap: Any = math.nan if k < at else "(missing)"
+    names = sorted(kinds, key=lambda name: tuple(VALUE_OF).index(kinds[name]))
+    cells = np.empty((len(table), len(names)), dtype=object)
+    for k, name in enumerate(names):
+        value, gap = VALUE_OF[kinds[name]]
         cells[:, k] = [gap if _is_missing(cell) else value(cell) for cell in table.columns[name]]
-    numbers, words = list(range(at)), list(range(at, len(kinds.names)))
+    words = [k for k, name in enumerate(names) if kinds[name] == "words"]
+    numbers = [k for k in range(len(names)) if k not in words]
     one_hot = OneHotEncoder(
         min_frequency=RARE_VALUES, max_categories=MOST_CATEGORIES, handle_unknown="ignore", sparse_output=False
     )
@@ -361,10 +342,6 @@ def _may_be_label(cells: Cells, regression: bool) -> bool:
     return few and not any(map(_is_fraction, present)) and not all(map(_is_date, present))
 
 
-def _and_more(names: Sequence[str]) -> str:
-    return f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-
-
 def _mostly(test: Any, cells: Cells) -> bool:
     present = _present(cells)
     return sum(map(test, present)) >= MOSTLY_NUMBERS * len(present) if present else True
@@ -425,3 +402,8 @@ def _days_of(cell: str) -> float:
     away = when.utcoffset()
     days = (when.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds() / DAY
     return days - (away.total_seconds() / DAY if away else 0)
+
+
+VALUE_OF: dict[str, tuple[Any, Any]] = {  # what a cell of each kind becomes, and what a gap does; in this order
+    "numbers": (float, math.nan), "dates": (_days_of, math.nan), "words": (str, "(missing)"),
+}  # fmt: skip

@@ -115,10 +115,11 @@ def download_file(
                 pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=download)
                 return folder / file.name
             except (ValueError, RequestException) as error:
-                if left and _is_transient(error, download.done):
+                why, transient = _describe_failure(error, file, download.done)
+                if left and transient:
                     time.sleep(patience.wait * 2 ** (patience.tries - left - 1))
                     continue
-                failures.append(f"{url}: {_describe_failure(error, file)}")
+                failures.append(f"{url}: {why}")
                 break
             except OSError as error:
                 if is_disk_full(error):
@@ -158,36 +159,27 @@ class BoundedDownload:
         """After each block; nobody reads the file before it is closed."""
 
 
-def _is_transient(error: Exception, done: int) -> bool:
-    """Whether the same address may do better: a busy server, or a connection that broke or stalled."""
-    from requests import HTTPError, RequestException
+def _describe_failure(error: Exception, file: RemoteFile, done: int) -> tuple[str, bool]:
+    """What went wrong at an address, and whether it may do better when it is asked again.
+
+    It may where the server is busy, and where the connection broke (after ``done`` bytes) or stalled.
+    """
+    from requests import ConnectionError, HTTPError, RequestException
     from requests.exceptions import ChunkedEncodingError
 
+    broke = isinstance(error, RequestException) and done > 0
     if isinstance(error, HTTPError) and error.response is not None:
-        return error.response.status_code in TRANSIENT_STATUS
-    broke = done > 0 or isinstance(error, ChunkedEncodingError) or _stalled(error)
-    return isinstance(error, RequestException) and broke
-
-
-def _stalled(error: Exception) -> bool:
-    return "timed out" in str(error)  # requests has several errors for it
-
-
-def _describe_failure(error: Exception, file: RemoteFile) -> str:
-    from requests import ConnectionError, HTTPError
-    from requests.exceptions import ChunkedEncodingError
-
-    if isinstance(error, HTTPError) and error.response is not None:
-        return f"the server says {error.response.status_code} {error.response.reason}"
+        code = error.response.status_code
+        return f"the server says {code} {error.response.reason}", code in TRANSIENT_STATUS
     if isinstance(error, ChunkedEncodingError):
-        return "the connection broke off before the end"
-    if _stalled(error):
-        return "the server stalled"
+        return "the connection broke off before the end", True
+    if "timed out" in str(error):  # requests has several errors for it
+        return "the server stalled", isinstance(error, RequestException)
     if isinstance(error, ConnectionError):
-        return f"cannot be reached ({error}); is there a network?"
+        return f"cannot be reached ({error}); is there a network?", broke
     if "does not match the known hash" in str(error):
-        return f"its MD5 is not {file.md5}"
-    return str(error) or type(error).__name__
+        return f"its MD5 is not {file.md5}", False
+    return str(error) or type(error).__name__, broke
 
 
 def md5_of(path: Path) -> str:

@@ -29,14 +29,9 @@ def is_saved_dataset(path: Path) -> bool:
 
 
 def read_hugging_face(
-    source: Any,
-    where: str,
-    how: ReadOptions,
-    *,
-    image: str | None = None,
-    pool: str | None = None,
+    source: Any, where: str, how: ReadOptions, *, image: str | None = None, pool: str | None = None,
     test: float | str = 0.2,
-) -> Points:
+) -> Points:  # fmt: skip
     """A dataset, given as its folder or as the object: pictures, numbers and lists of them, or rows as in a CSV.
 
     Of several splits, train is read; a study also reads test, or validation. A label may be missing (null, or −1 for a

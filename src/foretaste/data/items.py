@@ -33,13 +33,9 @@ class PictureItems(Sequence[Image.Image]):
     """Pictures of any sizes; ``items[i]`` reads one from disk: upright, in colour, eight bits a channel."""
 
     def __init__(
-        self,
-        opened: OpenPicture,
-        stored: StoredBytes,
-        names: Sequence[str],
-        sizes: Sequence[tuple[int, int]],
+        self, opened: OpenPicture, stored: StoredBytes, names: Sequence[str], sizes: Sequence[tuple[int, int]],
         lengths: Sequence[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.opened, self.stored, self.names = opened, stored, list(names)
         self.sizes, self.lengths = list(sizes), list(lengths)  # (height, width) upright; bytes as stored
         self._digests: list[bytes] | None = None
@@ -87,12 +83,9 @@ class PictureItems(Sequence[Image.Image]):
         """Some of the pictures, in that order."""
         rows = list(rows)
         return PictureItems(
-            lambda i: self.opened(rows[i]),
-            lambda i: self.stored(rows[i]),
-            [self.names[i] for i in rows],
-            [self.sizes[i] for i in rows],
-            [self.lengths[i] for i in rows],
-        )
+            lambda i: self.opened(rows[i]), lambda i: self.stored(rows[i]), [self.names[i] for i in rows],
+            [self.sizes[i] for i in rows], [self.lengths[i] for i in rows],
+        )  # fmt: skip
 
 
 def pixels(
@@ -116,23 +109,15 @@ def join_pictures(a: PictureItems, b: PictureItems) -> PictureItems:
     """The pictures of both, one after the other."""
     n = len(a)
     return PictureItems(
-        lambda i: a.opened(i) if i < n else b.opened(i - n),
-        lambda i: a.stored(i) if i < n else b.stored(i - n),
-        a.names + b.names,
-        a.sizes + b.sizes,
-        a.lengths + b.lengths,
-    )
+        lambda i: a.opened(i) if i < n else b.opened(i - n), lambda i: a.stored(i) if i < n else b.stored(i - n),
+        a.names + b.names, a.sizes + b.sizes, a.lengths + b.lengths,
+    )  # fmt: skip
 
 
 def checked_pictures(
-    opened: OpenPicture,
-    stored: StoredBytes,
-    names: Sequence[str],
-    *,
-    skip_broken: bool,
-    where: object,
+    opened: OpenPicture, stored: StoredBytes, names: Sequence[str], *, skip_broken: bool, where: object,
     progress: PictureProgress | None = None,
-) -> tuple[PictureItems, list[int], tuple[str, ...]]:
+) -> tuple[PictureItems, list[int], tuple[str, ...]]:  # fmt: skip
     """The pictures that can be read, which of ``names`` they are, and a note that names the others.
 
     Headers and ends of files are read, not pixels. Without ``skip_broken`` the others are an error, all at once.

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from foretaste.data.class_names import NAMES_SHOWN
 from foretaste.data.dataset import LARGEST_DATASET
+from foretaste.errors import shorten
 
 ImageSize = int | tuple[int, int] | None  # pixels a side, or (height, width)
 Layout = Literal["NHWC", "NCHW"]  # of arrays of pictures
@@ -135,7 +136,7 @@ def picture_pixels(
         if image.size != (w, h):
             if not resize:
                 raise ValueError(f"{image.width}×{image.height} pixels where the others have {w}×{h}; {HOW_TO_RESIZE}")
-            image = image.resize((w, h), Image.Resampling.BILINEAR, box=_middle_box(image.size, w, h))
+            image = ImageOps.fit(image, (w, h), Image.Resampling.BILINEAR)
     array = np.asarray(image)
     return (array[None] if channels == 1 else array.transpose(2, 0, 1)), remark
 
@@ -178,13 +179,6 @@ def _ends_with_mark(file: Any) -> bool:
         return b"\xff\xd9" in file.read(JPEG_TRAILER)
     finally:
         file.seek(here)
-
-
-def _middle_box(size: tuple[int, int], w: int, h: int) -> tuple[float, float, float, float]:
-    """The largest box in the middle of ``size`` with the proportions of (w, h)."""
-    scale = min(size[0] / w, size[1] / h)
-    left, top = (size[0] - w * scale) / 2, (size[1] - h * scale) / 2
-    return left, top, min(left + w * scale, size[0]), min(top + h * scale, size[1])  # rounding may step outside
 
 
 def sixteen_bits(image: Image.Image) -> np.ndarray:
@@ -238,17 +232,10 @@ class DecodedPictures:
 
 
 def decode_pictures(
-    opened: OpenPicture,
-    names: Sequence[str],
-    *,
-    size: ImageSize = None,
-    channels: int | None = None,
-    most: int = LARGEST_DATASET,
-    skip_broken: bool = False,
-    progress: PictureProgress | None = None,
-    workers: int | None = None,
-    where: object = None,
-) -> DecodedPictures:
+    opened: OpenPicture, names: Sequence[str], *, size: ImageSize = None, channels: int | None = None,
+    most: int = LARGEST_DATASET, skip_broken: bool = False, progress: PictureProgress | None = None,
+    workers: int | None = None, where: object = None,
+) -> DecodedPictures:  # fmt: skip
     """Every picture ``opened(i)`` as bytes, channels first; errors call it ``names[i]``, and its folder ``where``.
 
     An error counts and names the pictures that cannot be read; with ``skip_broken`` they are left out and a note says
@@ -320,9 +307,8 @@ def one_size(count: Counter[tuple[int, int]], at: str = "") -> tuple[int, int]:
     """The (height, width) that all pictures share; an error lists the sizes if there are several."""
     if len(count) == 1:
         return next(iter(count))
-    met = ", ".join(f"{w}×{h} ({n})" for (h, w), n in count.most_common(5))
-    more = f" and {len(count) - 5} more" if len(count) > 5 else ""
-    raise ValueError(f"{at}pictures of {len(count)} sizes, width × height: {met}{more}; {HOW_TO_RESIZE}")
+    met = shorten([f"{w}×{h} ({n})" for (h, w), n in count.most_common()], 5)
+    raise ValueError(f"{at}pictures of {len(count)} sizes, width × height: {met}; {HOW_TO_RESIZE}")
 
 
 def run_on_each(
@@ -371,9 +357,8 @@ def short_reason(error: Exception) -> str:
 
 def describe_broken(broken: dict[int, str], names: Sequence[str], what: str, most: int = NAMES_SHOWN) -> str:
     """How many ``what`` cannot be read, and the first of them with reasons."""
-    shown = ", ".join(f"{names[i]} ({broken[i]})" for i in sorted(broken)[:most])
-    more = f" and {len(broken) - most} more" if len(broken) > most else ""
-    return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}{more}"
+    shown = shorten([f"{names[i]} ({broken[i]})" for i in sorted(broken)], most)
+    return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}"
 
 
 def raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str) -> None:

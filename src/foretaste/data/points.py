@@ -127,14 +127,14 @@ class Points:
     @property
     def labelled(self) -> np.ndarray:
         """Positions of the points that have a label, but for the test side."""
-        has_label = np.array([label is not None for label in self.labels], dtype=bool)
-        return np.setdiff1d(np.flatnonzero(has_label), self.held_out)
+        known = [i for i, label in enumerate(self.labels) if label is not None]
+        return np.setdiff1d(np.array(known, dtype=np.int64), self.held_out)
 
     @property
     def pool(self) -> np.ndarray:
         """Positions of the points without a label, but for the test side."""
-        no_label = np.array([label is None for label in self.labels], dtype=bool)
-        return np.setdiff1d(np.flatnonzero(no_label), self.held_out)
+        unknown = [i for i, label in enumerate(self.labels) if label is None]
+        return np.setdiff1d(np.array(unknown, dtype=np.int64), self.held_out)
 
     @property
     def held_out(self) -> np.ndarray:
@@ -311,14 +311,9 @@ def note_test_side(n: int) -> str:
 
 
 def picture_points(
-    where: str,
-    opened: OpenPicture,
-    stored: StoredBytes,
-    names: Sequence[str],
-    labels: Sequence[str | None] | None,
-    how: ReadOptions,
-    side: Sequence[str] = (),
-) -> Points:
+    where: str, opened: OpenPicture, stored: StoredBytes, names: Sequence[str], labels: Sequence[str | None] | None,
+    how: ReadOptions, side: Sequence[str] = (),
+) -> Points:  # fmt: skip
     """Pictures, read when asked for, or at once for a study; those that are broken are left out, with their labels."""
     shown, known = printable(where), [None] * len(names) if labels is None else list(labels)
     pixel_options: dict[str, Any] = {
@@ -429,9 +424,8 @@ def points_of_rows(points: Points) -> Points:
     kinds, notes = column_kinds(table)  # raises on infinite numbers
     if is_complete_numbers(table):
         return replace(points, kind="features", items=number_matrix(table), encode=None, columns=tuple(table.columns))
-    names = tuple(name for name in table.columns if name in kinds.names)
-    rows = TableRows(table.only(names), table)
-    return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=(*points.notes, *notes))
+    rows, names, notes = TableRows(table.only([*kinds]), table), tuple(kinds), (*points.notes, *notes)
+    return replace(points, kind="table", items=rows, encode=encode_table, columns=names, notes=notes)
 
 
 def content_names(points: Points) -> list[str]:

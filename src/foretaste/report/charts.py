@@ -201,9 +201,9 @@ def _name_lines(ax: "Axes", s: Summary, lines: dict[str, list[Interval]]) -> Non
     for name, y in zip(names, places):
         colour = inks[name].colour
         ax.annotate(
-            brief[name], xy=(x, ends[name]), xytext=(x + 0.05 * (right - left), y), color=colour,
-            arrowprops=LEADER | {"color": colour}, fontsize=11 if len(names) <= MANY_CURVES else 10, va="center", annotation_clip=False,
-            parse_math=False,
+            brief[name], xy=(x, ends[name]), xytext=(x + 0.05 * (right - left), y), color=colour, va="center",
+            arrowprops=LEADER | {"color": colour}, fontsize=11 if len(names) <= MANY_CURVES else 10,
+            annotation_clip=False, parse_math=False,
         )  # fmt: skip
 
 
@@ -221,12 +221,8 @@ def _draw_area_leads(ax: "Axes", s: Summary) -> None:
 
 
 def _draw_dots(
-    ax: "Axes",
-    s: Summary,
-    values: dict[str, Interval],
-    hollow: bool,
-    within: tuple[float, float] = (-np.inf, np.inf),
-) -> None:
+    ax: "Axes", s: Summary, values: dict[str, Interval], hollow: bool, within: tuple[float, float] = (-np.inf, np.inf),
+) -> None:  # fmt: skip
     """A dot and its interval. With ``hollow``, dots whose sign is not decided are left empty."""
     inks = arm_inks(s)
     for k, (name, e) in enumerate(values.items()):

@@ -20,14 +20,9 @@ WidthGaps = dict[int, list[float]]  # relative gaps of finite networks, by width
 
 
 def check_page(
-    experiment: str,
-    records: Sequence[Any],
-    out: Path,
-    *,
-    planned: Sequence[int],
-    about: Mapping[str, str],
+    experiment: str, records: Sequence[Any], out: Path, *, planned: Sequence[int], about: Mapping[str, str],
     **shown: Any,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write the page of experiment "theorem" or "block" into the folder ``out`` and return its path."""
     headline, sentences, sections = theorem_page(records, out) if experiment == "theorem" else block_page(records)
     lost = [s for s in planned if s not in {r["seed"] for r in records}]

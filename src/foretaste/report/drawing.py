@@ -20,6 +20,7 @@ from foretaste.report.summary import Summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL import Image
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, on light and on dark ground. Each arm also has a
 # marker of its own, for grey print.
@@ -167,16 +168,18 @@ def css_colours() -> str:
 
 def thumbnail(pixels: np.ndarray) -> str:
     """Pixels in [0, 1] or uint8, (h, w) or (h, w, 3), as the data address of a small PNG."""
-    from matplotlib.image import imsave
+    from PIL import Image
 
-    x = pixels.astype(float) / 255 if pixels.dtype == np.uint8 else np.clip(pixels, 0, 1)
-    k = -(-max(x.shape[:2]) // THUMBNAIL_SIDE)
-    if k > 1:  # means of k × k pixels
-        h, w = (max(n // k, 1) for n in x.shape[:2])
-        x = x[: h * k, : w * k].reshape(h, min(k, x.shape[0]), w, min(k, x.shape[1]), *x.shape[2:]).mean((1, 3))
+    shown = pixels if pixels.dtype == np.uint8 else np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    image = Image.fromarray(np.ascontiguousarray(shown))
+    return picture_address(image.reduce(-(-max(image.size) // THUMBNAIL_SIDE)))  # means of k × k pixels
+
+
+def picture_address(image: "Image.Image", kind: str = "png") -> str:
+    """A picture as a data address: "png", or "jpeg"."""
     out = io.BytesIO()
-    imsave(out, x, cmap="gray", vmin=0, vmax=1, format="png", metadata=UNDATED["png"])
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    image.save(out, kind, quality=82)
+    return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def plain_axes(ax: "Axes", title: str, grid: str = "y") -> None:
@@ -212,13 +215,13 @@ def shorten_names(names: Sequence[str]) -> list[str]:
 def spread_apart(places: Sequence[float], gap: float, low: float = -np.inf, high: float = np.inf) -> list[float]:
     """Move rising ``places`` as little as possible, so that they lie in [low, high] and rise by ``gap`` or more.
 
-    "As little as possible" is in least squares. With z_k = place_k − k·gap the constraint is that z rises, which is
-    isotonic regression: pool neighbours that fall. Its solution within bounds is the free one, clipped.
+    "As little as possible" is in least squares. With z_k = place_k − k·gap the constraint is that z rises: isotonic
+    regression.
     """
-    pools: list[list[float]] = []
-    for k, place in enumerate(places):
-        pools.append([place - k * gap])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    z = [float(np.mean(pool)) for pool in pools for _ in pool]
-    return [min(max(z_k, low), high - (len(z) - 1) * gap) + k * gap for k, z_k in enumerate(z)]
+    from sklearn.isotonic import isotonic_regression
+
+    if not places:
+        return []
+    steps = gap * np.arange(len(places))
+    z = isotonic_regression(np.array(places, float) - steps, y_min=low, y_max=high - steps[-1])
+    return (z + steps).tolist()

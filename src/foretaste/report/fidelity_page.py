@@ -249,10 +249,15 @@ def fidelity_charts(records: Sequence[Any]) -> dict[str, Chart]:
     """The charts that these records give, by the names of their files."""
     out = {}
     for points in records_of_kind(records, "points"):
-        title = "predicted against real changes of outputs"
-        out["changes"] = Chart(title, partial(_draw_changes, points=points), 4.4)
+        changes = partial(
+            _draw_pairs, pairs=(points["predicted"], points["real"]), title="Change of an output", colour="blue", s=7,
+            alpha=0.35,
+        )  # fmt: skip
+        out["changes"] = Chart("predicted against real changes of outputs", changes, 4.4)
         if len(points["scores"][0]) > 1:
-            out["scores"] = Chart("predicted against real movement", partial(_draw_scores, points=points), 4.4)
+            moves = "How far a candidate moves the network"
+            scores = partial(_draw_pairs, pairs=points["scores"], title=moves, colour="vermillion", s=38)
+            out["scores"] = Chart("predicted against real movement", scores, 4.4)
     if found := records_of_kind(records, "calibration"):
         out["scale"] = Chart("error against the scale of the kernel", partial(_draw_scales, found=found), 4.4)
     return out
@@ -264,31 +269,17 @@ def _chart_section(records: Sequence[Any], charts: Mapping[str, Chart]) -> PageS
     notes = []
     for points in records_of_kind(records, "points"):
         drawn = f"{len(points['real'])} of {points['of']}" if points["of"] > len(points["real"]) else str(points["of"])
-        note = f"With {describe_setting(points)}. In the first chart a point is one output at one watched point "
-        note += (
-            f"({drawn}); in the second, one candidate with its likeliest label."
-            if "scores" in charts
-            else f"({drawn})."
-        )
-        notes = [note]
+        second = "; in the second, one candidate with its likeliest label" if "scores" in charts else ""
+        first = f"In the first chart a point is one output at one watched point ({drawn}){second}."
+        notes = [f"With {describe_setting(points)}. {first}"]
     drawings = [drawing for name, chart in charts.items() for drawing in inline_charts([chart], name)]
     return PageSection("Predicted and real", notes, drawings)
 
 
-def _draw_changes(ax: "Axes", points: Mapping[str, Any]) -> None:
-    x, y = np.array(points["predicted"]), np.array(points["real"])
-    ax.scatter(x, y, s=7, color=COLOURS["blue"][0], alpha=0.35, linewidths=0, zorder=3)
-    _predicted_against_real(ax, x, y, "Change of an output")
-
-
-def _draw_scores(ax: "Axes", points: Mapping[str, Any]) -> None:
-    x, y = (np.array(values) for values in points["scores"])
-    ax.scatter(x, y, s=38, color=COLOURS["vermillion"][0], linewidths=0, zorder=3)
-    _predicted_against_real(ax, x, y, "How far a candidate moves the network")
-
-
-def _predicted_against_real(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
-    """The diagonal, the title and the axes of a scatter."""
+def _draw_pairs(ax: "Axes", pairs: Sequence[Sequence[float]], title: str, colour: str, **dots: Any) -> None:
+    """Predicted against real, with the diagonal."""
+    x, y = map(np.array, pairs)
+    ax.scatter(x, y, color=COLOURS[colour][0], linewidths=0, zorder=3, **dots)
     low, high = float(min(x.min(), y.min())), float(max(x.max(), y.max()))
     ax.plot([low, high], [low, high], color=QUIET, linewidth=1, linestyle="--", zorder=2)
     plain_axes(ax, title, grid="both")

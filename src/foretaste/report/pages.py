@@ -83,15 +83,9 @@ def page(
 
 
 def render_page(
-    template: str,
-    out: Path,
-    *,
-    title: str,
-    headline: str,
-    notes: Sequence[str] = (),
-    warnings: Sequence[str] = (),
+    template: str, out: Path, *, title: str, headline: str, notes: Sequence[str] = (), warnings: Sequence[str] = (),
     **context: Any,
-) -> Path:
+) -> Path:  # fmt: skip
     """Fill a template, write it to ``out`` and return that path."""
     html = templates().get_template(template).render(
         title=title, headline=headline, notes=[line.strip() for line in notes if line.strip()], warnings=warnings,

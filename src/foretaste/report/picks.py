@@ -1,13 +1,12 @@
 """The page of one query: the points to label next, as pictures, texts or rows, with what the network thinks of each."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretaste.errors import counted
+from foretaste.report.drawing import picture_address
 from foretaste.report.pages import render_page
 
 if TYPE_CHECKING:
@@ -37,8 +36,12 @@ class Pick:
 
     @property
     def src(self) -> str | None:
-        """The picture as a data address."""
-        return None if self.picture is None else picture_address(self.picture)
+        """The picture as the data address of a small JPEG; of a tiny picture, as a PNG with its own pixels."""
+        if self.picture is None:
+            return None
+        copy = self.picture.convert("RGB")
+        copy.thumbnail((PICK_SIDE, PICK_SIDE))
+        return picture_address(copy, "png" if self.small else "jpeg")
 
     @property
     def small(self) -> bool:
@@ -70,17 +73,3 @@ def picks_page(
         picks=shown, wide=any(pick.picture is None for pick in shown), most_cells=MOST_CELLS,
         most_characters=MOST_CHARACTERS, about=dict(about or {}),
     )  # fmt: skip
-
-
-def picture_address(image: "Image.Image") -> str:
-    """A picture as the data address of a small JPEG; of a tiny picture, as a PNG with its own pixels."""
-    small = image.convert("RGB")
-    out = io.BytesIO()
-    if max(image.size) < SMALL_PICTURE:
-        small.save(out, "PNG")
-        kind = "png"
-    else:
-        small.thumbnail((PICK_SIDE, PICK_SIDE))
-        small.save(out, "JPEG", quality=82)
-        kind = "jpeg"
-    return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()

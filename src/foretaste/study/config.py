@@ -365,14 +365,14 @@ class Study:
         return table
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name; a check of the mathematics has one that is never queried."""
+        """The arm of that name; an experiment without a loop has one, which is never queried."""
         if self.experiment != "loop":
             return Arm(name=self.experiment, strategy=BASELINE)
         return next(arm for arm in self.arms if arm.name == name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its arms; a check of the mathematics has one, its own name."""
+        """The names of its arms; an experiment without a loop has one, its own name."""
         return tuple(arm.name for arm in self.arms) if self.experiment == "loop" else (self.experiment,)
 
     @property
@@ -400,7 +400,7 @@ class Study:
 
 
 def _plain_settings(of: "Study | Trial") -> dict[str, Any]:
-    """Without the settings that files of earlier versions do not have, where they are not given."""
+    """As JSON stores it. Settings that earlier versions did not have are left out where they are None."""
     plain = {key: value for key, value in _jsonable(asdict(of)).items() if key != "features" or value is not None}
     later = ("pool", "graph_points")
     query = {key: value for key, value in plain["query"].items() if key not in later or value is not None}

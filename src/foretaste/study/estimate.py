@@ -176,34 +176,25 @@ def smoke(study: Study) -> Study:
     labels = study.labels
     per_cycle = min(labels.per_cycle, 4)
     subset = min(labels.subset or 16, 16)
+    data = replace(
+        study.data, test_points=_at_most(study.data.test_points, 40), pixels=_at_most(study.data.pixels, 8),
+        # A backbone takes far longer for a point than anything else here.
+        pool_points=_at_most(study.data.pool_points, 400 if study.features is None else 60),
+    )  # fmt: skip
+    labels = replace(
+        labels, init=min(labels.init, 16), per_cycle=per_cycle, subset=max(subset, per_cycle),
+        cycles=min(labels.cycles, 2),
+    )  # fmt: skip
+    train = replace(
+        study.train, steps=min(study.train.steps or 12, 12), epochs=None, batch=min(study.train.batch, 8),
+        max_lr=min(study.train.max_lr or 0.1, 0.1),
+    )  # fmt: skip
     return replace(
-        study,
-        seeds=study.seeds[:2],
+        study, seeds=study.seeds[:2], data=data, labels=labels, train=train,
         widths=tuple(sorted({min(width, 64 * 4**k) for k, width in enumerate(study.widths)})),
-        data=replace(
-            study.data,
-            # A backbone takes far longer for a point than anything else here.
-            pool_points=_at_most(study.data.pool_points, 400 if study.features is None else 60),
-            test_points=_at_most(study.data.test_points, 40),
-            pixels=_at_most(study.data.pixels, 8),
-        ),
-        labels=replace(
-            labels,
-            init=min(labels.init, 16),
-            per_cycle=per_cycle,
-            subset=max(subset, per_cycle),
-            cycles=min(labels.cycles, 2),
-        ),
         network=Network(study.network.name, narrow(study.network.name, study.network.options)),
-        train=replace(
-            study.train,
-            steps=min(study.train.steps or 12, 12),
-            epochs=None,
-            batch=min(study.train.batch, 8),
-            max_lr=min(study.train.max_lr or 0.1, 0.1),
-        ),
         arms=tuple(_small_arm(arm, study.network.name) for arm in study.arms),
-    )
+    )  # fmt: skip
 
 
 def narrow(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,7 +131,10 @@ def fidelity(
     if precisions is None:
         precisions = ("float32", "tf32", "half") if like.is_cuda and like.dtype == torch.float32 else ("float32",)
     ridges = tuple(dict.fromkeys(plain_ridge(ridge, loss) for ridge in ridges))
-    kernels = make_kernels(net, feed, y_L, loss, tuple(dict.fromkeys(outputs)), precisions, budget)
+    pairs = [(output, precision) for output in dict.fromkeys(outputs) for precision in precisions]
+    kernels = [TangentKernel(net, feed, y_L, loss, *pair, budget) for pair in pairs]
+    if kernels and all(kernel.fault for kernel in kernels):  # before the retrainings, which take long
+        raise ValueError(kernels[0].fault)
     how = {"loss": loss, **(train or {}), "normalise": normalise}
     real, retrainings = retrain(net, x_L, y_L, x_U[at_c], feed["W"], jobs, names, how, repeats, seed, progress)
     own_output, own_ridge = query_setting(loss)
@@ -191,14 +194,8 @@ class FidelitySettings:
 
 
 def check_fidelity(
-    U: int,
-    loss: str,
-    candidates: int,
-    repeats: int,
-    watch: int,
-    outputs: Sequence[str],
-    ridges: Sequence[float | str],
-) -> None:
+    U: int, loss: str, candidates: int, repeats: int, watch: int, outputs: Sequence[str], ridges: Sequence[float | str],
+) -> None:  # fmt: skip
     """Raise with all that is wrong with the settings, for a pool of U points."""
     faults = []
     if candidates > U:
@@ -369,17 +366,6 @@ class TangentKernel:
     def predictions(self, state: State, jobs: Sequence[RetrainingJob]) -> Tensor:
         """f_lin⁺ on the watched points, (J, W, C)."""
         return torch.stack([state.lookahead(job.candidate, job.label) for job in jobs])
-
-
-def make_kernels(
-    net: nn.Module, feed: Mapping[str, Tensor], y_L: Tensor, loss: str, outputs: Sequence[str],
-    precisions: Sequence[str], budget: int | str | None,
-) -> list[TangentKernel]:  # fmt: skip
-    """A kernel of each output and precision. Raises if there is none, before the retrainings, which take long."""
-    kernels = [TangentKernel(net, feed, y_L, loss, o, precision, budget) for o in outputs for precision in precisions]
-    if kernels and all(kernel.fault for kernel in kernels):
-        raise ValueError(kernels[0].fault)
-    return kernels
 
 
 def compare_ridges(

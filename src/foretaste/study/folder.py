@@ -184,7 +184,7 @@ def check_folder(folder: Path, study: Study) -> None:
 
     The output of the kernel is compared arm by arm: "auto", or what it stands for, is the same run.
     """
-    if before := stored_study(folder):
+    if before := stored_json(folder).get("study"):
         both = before, study.plain()
         there, here = ({key: value for key, value in one.items() if key not in MAY_DIFFER} for one in both)
         for one in (there, here):
@@ -200,21 +200,11 @@ def check_folder(folder: Path, study: Study) -> None:
 def check_data(folder: Path, study: Study, data: Images) -> dict[str, Any]:
     """Raise if the folder's records were made with other data or code; returns the digests that study.json keeps."""
     begun = any((folder / "records").glob("*/*.jsonl"))
-    return check_digest(folder, stored_description(folder).get("digest"), data, study, begun)
+    return check_digest(folder, stored_json(folder).get("digest"), data, study, begun)
 
 
-def stored_study(folder: Path) -> dict[str, Any] | None:
-    """The configuration in study.json. None if it is missing or damaged: records hold their settings too."""
-    return _stored_json(folder).get("study")
-
-
-def stored_description(folder: Path) -> dict[str, Any]:
-    """What study.json holds besides the configuration."""
-    return {key: value for key, value in _stored_json(folder).items() if key != "study"}
-
-
-def _stored_json(folder: Path) -> dict[str, Any]:
-    """study.json; empty if it is missing or damaged, for then it is written anew."""
+def stored_json(folder: Path) -> dict[str, Any]:
+    """study.json; empty if it is missing or damaged: it is written anew then, and records hold their settings too."""
     path = folder / "study.json"
     if path.exists():
         check_regular(path)  # raises for a pipe, which is no damaged file
@@ -226,8 +216,8 @@ def _stored_json(folder: Path) -> dict[str, Any]:
 
 def write_study(folder: Path, study: Study, description: Mapping[str, Any]) -> None:
     """Write study.json. Arms and seeds of earlier runs stay in it if the folder has records of them."""
-    now, rest = study.plain(), dict(description)
-    if before := stored_study(folder):
+    now, rest = study.plain(), {key: value for key, value in description.items() if key != "study"}
+    if before := stored_json(folder).get("study"):
         names = [*study.names]
         kept = [arm for arm in before["arms"] if arm["name"] not in names and _has_records(folder, arm["name"])]
         now["arms"] += kept

@@ -98,50 +98,28 @@ def replay(trial: Trial, data: Images, seed: int, done: Sequence[Record]) -> Spl
 
 
 def learn(
-    trial: Trial,
-    data: Images,
-    split: Split,
-    model: Model,
-    seed: int,
-    cycle: int,
+    trial: Trial, data: Images, split: Split, model: Model, seed: int, cycle: int,
     first: Callable[[Model, np.ndarray, int], Fit] | None = None,
-) -> Record:
+) -> Record:  # fmt: skip
     """Train f on L and measure it on the test points."""
     trained = model.train(split.L, seed, cycle) if first is None else first(model, split.L, seed)
     began = time.perf_counter()
     model.settle(split.L, seed, cycle)
     right_N = model.classes(split.test) == data.y[split.test]
     return {
-        "arm": trial.arm,
-        "against": None,
-        "seed": seed,
-        "cycle": cycle,
-        "labelled": len(split.L),
-        "labelled_ids": split.L.tolist(),
-        "accuracy": float(right_N.double().mean()),
-        "residual": trained.residual,
-        "interpolates": trained.interpolates,
-        "retries": trained.retries,
-        "steps": trained.steps,
-        "max_lr": model.max_lr if trained.max_lr is None else trained.max_lr,
-        "candidates": 0,
-        "queried": [],
-        "predicted": [],
-        "labels": [],
-        "scale": None,
-        "ratio": FIRST_RATIO,
-        "ridge": None,
-        "pool": trained.pool or model.pool,
+        "arm": trial.arm, "against": None, "seed": seed, "cycle": cycle,
+        "labelled": len(split.L), "labelled_ids": split.L.tolist(), "accuracy": float(right_N.double().mean()),
+        "residual": trained.residual, "interpolates": trained.interpolates, "retries": trained.retries,
+        "steps": trained.steps, "max_lr": model.max_lr if trained.max_lr is None else trained.max_lr,
+        # What ``ask`` fills in
+        "candidates": 0, "queried": [], "predicted": [], "labels": [], "scale": None, "ratio": FIRST_RATIO,
+        "ridge": None, "pool": trained.pool or model.pool,
         "cost": {
-            "train": trained.seconds,
-            "measure": time.perf_counter() - began,
-            "query": None,
-            "stages": {},
+            "train": trained.seconds, "measure": time.perf_counter() - began, "query": None, "stages": {},
             "peak_memory": 0,
         },
-        "config": trial.plain(),
-        "versions": software_versions(data.x.device),
-    }
+        "config": trial.plain(), "versions": software_versions(data.x.device),
+    }  # fmt: skip
 
 
 def ask(trial: Trial, data: Images, split: Split, model: Model, record: Record, ratio: float) -> None:

@@ -33,7 +33,7 @@ from foretaste.study.folder import (
     check_folder,
     describe,
     lock_folder,
-    stored_description,
+    stored_json,
     write_study,
 )
 from foretaste.study.loop import check_goes_on, check_trials, cycles, is_cut_short, replay
@@ -114,7 +114,7 @@ def run(
         check_more_cycles(study, tasks)
         pictures, digest = None, None
         if folder is not None and data is not None:
-            description = description or stored_description(root)
+            description = description or stored_json(root)
             made = description or describe(study, data, processes=max(1, processes), device=devices[0])
             digest = check_data(root, study, data)
             write_study(root, study, {**made, "digest": digest})
@@ -122,7 +122,7 @@ def run(
         if here and data is not None:
             stream = _run_here(study, tasks, data, deadline)
         else:
-            stream = _run_in_processes(study, tasks, processes, devices, standin, digest, deadline, answers)
+            stream = _run_in_processes(WorkOrder(study, standin, digest, deadline, answers), tasks, processes, devices)
         records = []
         try:
             for record in stream:
@@ -193,13 +193,10 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
                     return
             return
         description = {
-            "network": trial.network.name,
+            "network": trial.network.name, "classes": data.classes, "normalise": data.normalise,
             "options": None if trial.network.built_in else trial.network.options,  # built-in ones know their own
-            "classes": data.classes,
-            "normalise": data.normalise,
-            "loss": trial.train.loss,
-            "shape": data.x[0].shape,
-        }
+            "loss": trial.train.loss, "shape": data.x[0].shape,
+        }  # fmt: skip
         first = partial(train_first, task.folder)
         for record, net in cycles(trial, own, task.seed, against=against, done=done, weights=weights, first=first):
             if record["cycle"] < len(done):
@@ -214,6 +211,17 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
 
 
 # Processes
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """What every worker needs besides its tasks."""
+
+    study: Study
+    standin: bool
+    digest: Mapping[str, Any] | None
+    deadline: float
+    answers: Answers | None
 
 
 @dataclass(frozen=True)
@@ -234,25 +242,14 @@ def _run_here(study: Study, tasks: Sequence[Task], data: Images, deadline: float
 
 
 def _run_in_processes(
-    study: Study,
-    tasks: Sequence[Task],
-    processes: int,
-    devices: Sequence[str],
-    standin: bool,
-    digest: Mapping[str, Any] | None,
-    deadline: float,
-    answers: Answers | None,
+    order: WorkOrder, tasks: Sequence[Task], processes: int, devices: Sequence[str]
 ) -> Iterator[Record]:
     context = mp.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
     for task in [*tasks, *[None] * processes]:
         todo.put(task)
     workers = [
-        context.Process(
-            target=_work,
-            args=(study, devices[k % len(devices)], standin, digest, deadline, answers, todo, done),
-            daemon=True,
-        )
+        context.Process(target=_work, args=(order, devices[k % len(devices)], todo, done), daemon=True)
         for k in range(processes)
     ]
     working = processes
@@ -288,20 +285,12 @@ def _run_in_processes(
             queue.close()
 
 
-def _work(
-    study: Study,
-    device: str,
-    standin: bool,
-    digest: Mapping[str, Any] | None,
-    deadline: float,
-    answers: Answers | None,
-    todo: Any,
-    done: Any,
-) -> None:
+def _work(order: WorkOrder, device: str, todo: Any, done: Any) -> None:
     """A worker: runs tasks from one queue, and puts records, then None, or its failure, into the other.
 
     It reads the data itself. They must be those that the parent has read (``digest``).
     """
+    study, digest = order.study, order.digest
     _die_with_parent()
     torch.set_num_threads(1)
     parent = mp.parent_process()
@@ -309,11 +298,11 @@ def _work(
     try:
         for plugin in study.plugins:
             import_plugin(plugin)
-        data = prepared(study.data, device, standin, features=study.features, answers=answers)
+        data = prepared(study.data, device, order.standin, features=study.features, answers=order.answers)
         if digest is not None and data_digest(data) != digest["data"]:
             raise ValueError(f"the data {data.name!r} changes while the run reads it; start again when it is complete")
         while (task := todo.get()) is not None:
-            for record in run_task(study, data, task, deadline):
+            for record in run_task(study, data, task, order.deadline):
                 done.put(record)
                 if parent is not None and not parent.is_alive():
                     return
