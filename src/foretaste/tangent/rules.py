@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretaste.tangent.accumulate import EVEN, slices
+from foretaste.tangent.bare import Contraction, Spreading, contracted_rows, spread_rows
 from foretaste.tangent.frozen import to_float64
 from foretaste.tangent.stand_ins import RowsOf, Spread
 from foretaste.tangent.triton_kernels import fused_products, fusible, lay_fused
@@ -298,6 +299,8 @@ RULES: dict[type, Rule] = {
     nn.PReLU: prelu,
     RowsOf: rows_of,
     Spread: repeated,
+    Spreading: spread_rows,
+    Contraction: contracted_rows,
 }
 
 
@@ -339,6 +342,8 @@ def cut_axis(m: nn.Module, name: str) -> tuple[int, int]:
     groups = getattr(m, "groups", 1) if name == "weight" else 1
     p = m._parameters[name]
     assert p is not None
+    if not p.dim():
+        return 0, 1
     if RULES[type(m)] is conv and name == "weight" and by_inputs(m):
         return 1, EVEN if p.is_cuda and p.shape[1] % EVEN == 0 else 1
     return 0, p.shape[0] // groups if groups > 1 else 1
