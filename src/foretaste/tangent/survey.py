@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretaste.errors import format_bytes
 from foretaste.tangent.bare import BareUses, places_points, watch_bare
 from foretaste.tangent.frozen import (
     OWN_OUTPUT,
@@ -185,8 +186,10 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
             check_sum(frozen, points)
     if functional:
         log.info(
-            "no rule for %d of %d parameters (%s%s): their gradients go through torch.func, which is slower",
-            len(functional), len(frozen.params), ", ".join(functional[:4]), ", ..." if len(functional) > 4 else "",
+            "no rule for %d of %d parameters (%s): their gradients go through torch.func, with one more forward and "
+            "backward for each point and %s of gradients; ft.register_rule adds a rule for a module",
+            len(functional), len(frozen.params), name_modules(frozen, functional),
+            format_bytes(sum(frozen.params[name].nbytes for name in functional)),
         )  # fmt: skip
     call_bytes, positions = {}, {}
     for m, pairs in calls.items():
@@ -239,6 +242,16 @@ def find_ruled_parameters(frozen: FrozenNetwork, x: Inputs) -> list[LayerParamet
                 shape = every[name].shape or torch.Size([1])
                 layers.append(LayerParameter(name, tuple(uses), shape, axis, grain))
     return layers
+
+
+def name_modules(frozen: FrozenNetwork, names: Sequence[str]) -> str:
+    """The modules that own these parameters, by class: "Gate: a.w, b.w and 3 more; Norm: c.weight"."""
+    owned: dict[str, list[str]] = {}
+    for name in names:
+        owned.setdefault(type(frozen.net.get_submodule(name.rpartition(".")[0])).__name__, []).append(name)
+    return "; ".join(
+        f"{kind}: {', '.join(of[:2])}{f' and {len(of) - 2} more' if len(of) > 2 else ''}" for kind, of in owned.items()
+    )
 
 
 def find_bare_uses(frozen: FrozenNetwork, params: list[nn.Parameter], x: Inputs) -> list[nn.Module]:
