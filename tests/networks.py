@@ -256,9 +256,9 @@ NETWORKS = [
     Network("prelu", lambda: seq(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, 3)), (6,)),
     Network("prelu of channels", lambda: seq(nn.Conv2d(2, 4, 3), nn.PReLU(4), *flat(36)), (2, 5, 5)),
     Network("prelu of its own class", lambda: seq(nn.Linear(6, 8), OwnPReLU(), nn.Linear(8, 3)), (6,), functional=("1.weight",)),
-    Network("bare parameters", Bare, (6,), functional=("w", "scale")),
+    Network("bare parameters", Bare, (6,)),
     Network("weight norm", lambda: seq(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)), (6,),
-            functional=("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
+            functional=("0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
             device_gap=1e-7),  # its fused kernel divides in float32 on a GPU
     Network("dict input", Pair, draw=lambda n: {"image": torch.randn(n, 6), "tag": torch.randint(0, 5, (n,))}),
     Network("wrn", lambda: WideResNet(layers=2, blocks=1, widen=1, channels=1, classes=4), (1, 8, 8)),

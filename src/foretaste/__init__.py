@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foretaste.pick import Query as Query
     from foretaste.pick import query as query
     from foretaste.tangent import ntk as ntk
+    from foretaste.tangent import register_rule as register_rule
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ _PUBLIC = {
     "Query": "pick",
     "query": "pick",
     "ntk": "tangent",
+    "register_rule": "tangent",
 }
 _FOLDERS = ("acquire", "testing")
 

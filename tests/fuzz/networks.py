@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import torch.nn.utils.prune
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import foretaste as ft
 from foretaste.testing.contracts import describe_changes, snapshot_network
@@ -106,23 +107,55 @@ def convolutional(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 class Sequence(nn.Module):
-    """An embedding, then attention, a recurrent layer or a mean over tokens."""
+    """An embedding, then attention, a recurrent layer, bare parameters or a mean over tokens."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
         d = 4
         self.embed = nn.Embedding(9, d, padding_idx=draw.choice([None, 0]), scale_grad_by_freq=draw.random() < 0.1)
-        self.kind = draw.choice(["mean", "lstm", "attention", "first"])
-        self.lstm = nn.LSTM(d, d, batch_first=True) if self.kind == "lstm" else None
-        self.attention = nn.MultiheadAttention(d, 2, batch_first=True) if self.kind == "attention" else None
+        self.kind = draw.choice(["mean", "recurrent", "packed", "attention", "encoder", "decoder", "bare", "first"])
+        self.bias, self.masked = draw.random() < 0.7, draw.random() < 0.5
+        first, layers, both = draw.random() < 0.7, draw.choice([1, 1, 2]), draw.random() < 0.3
+        self.first, self.memory = first, draw.choice(["itself", "others", "three"])
+        if self.kind in ("recurrent", "packed"):
+            kind = draw.choice([nn.LSTM, nn.GRU, nn.RNN])
+            extra = {"proj_size": 3} if kind is nn.LSTM and draw.random() < 0.2 else {}
+            self.inner: nn.Module = kind(d, d, layers, bias=self.bias, batch_first=first, bidirectional=both, **extra)
+            d = (3 if extra else d) * (2 if both else 1)
+        elif self.kind == "attention":
+            more = {"add_bias_kv": draw.random() < 0.2, "add_zero_attn": draw.random() < 0.2, "batch_first": first}
+            self.inner = nn.MultiheadAttention(d, draw.choice([1, 2]), bias=self.bias, **more)
+        elif self.kind in ("encoder", "decoder"):
+            make = nn.TransformerEncoderLayer if self.kind == "encoder" else nn.TransformerDecoderLayer
+            self.inner = make(d, 2, 6, batch_first=first, norm_first=draw.random() < 0.3)
+        elif self.kind == "bare":
+            self.place, self.mix = nn.Parameter(torch.randn(1, 5, d)), nn.Parameter(torch.randn(d, d))
         self.out = nn.Linear(d, draw.randint(2, 4))
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.embed(ids)
-        if self.lstm is not None:
-            h = self.lstm(h)[0]
-        if self.attention is not None:
-            h = self.attention(h, h, h, need_weights=False)[0]
+        mask = ids == 1 if self.masked else None
+        if mask is not None:
+            mask[:, 0] = False
+        turned = h if self.first else h.transpose(0, 1)
+        if self.kind == "recurrent":
+            h = self.inner(turned)[0]
+        elif self.kind == "packed":
+            lengths = (ids != 1).sum(1).clamp(min=1).cpu()
+            packed = pack_padded_sequence(turned, lengths, self.first, enforce_sorted=False)
+            h = pad_packed_sequence(self.inner(packed)[0], self.first, total_length=5)[0]
+        elif self.kind == "attention":
+            others = torch.tanh(turned) if self.memory != "itself" else turned
+            third = others.square() if self.memory == "three" else others
+            h = self.inner(turned, others, third, key_padding_mask=mask, need_weights=self.bias)[0]
+        elif self.kind == "encoder":
+            h = self.inner(turned, src_key_padding_mask=mask)
+        elif self.kind == "decoder":
+            h = self.inner(turned, torch.tanh(turned), memory_key_padding_mask=mask)
+        elif self.kind == "bare":
+            h = torch.einsum("ntd,de->nte", h + self.place, self.mix) if self.bias else (h * self.place) @ self.mix.T
+        if self.kind not in ("bare", "mean", "first") and not self.first:
+            h = h.transpose(0, 1)
         return self.out(h[:, 0] if self.kind == "first" else h.mean(1))
 
 

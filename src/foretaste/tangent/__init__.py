@@ -42,4 +42,6 @@ from foretaste.tangent.precision import double_inputs as double_inputs
 from foretaste.tangent.precision import kernel_holds as kernel_holds
 from foretaste.tangent.precision import rank_correlation as rank_correlation
 from foretaste.tangent.precision import unmeasured_precision as unmeasured_precision
+from foretaste.tangent.rules import REGISTERED as REGISTERED
+from foretaste.tangent.rules import register_rule as register_rule
 from foretaste.tangent.survey import PeakMemory as PeakMemory

@@ -40,7 +40,7 @@ class AttentionParts(TakenApart, nn.MultiheadAttention):
             rows = RowsOf(E, {"weight": first[name], "bias": i * E})
             made[name] = as_stand_in(rows, weight=weights[name], bias=self.in_proj_bias)
         if self.bias_k is not None:
-            made |= {"bias_k": as_stand_in(Spread(), weight=self.bias_k), "bias_v": as_stand_in(Spread(), weight=self.bias_v)}
+            made |= {name: as_stand_in(Spread(), weight=getattr(self, name)) for name in ("bias_k", "bias_v")}
         return made
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretaste.tangent.accumulate import EVEN, slices
+from foretaste.tangent.bare import Contraction, Spreading, contracted_rows, spread_rows
 from foretaste.tangent.frozen import to_float64
 from foretaste.tangent.stand_ins import RowsOf, Spread
 from foretaste.tangent.triton_kernels import fused_products, fusible, lay_fused
@@ -299,7 +300,64 @@ RULES: dict[type, Rule] = {
     nn.PReLU: prelu,
     RowsOf: rows_of,
     Spread: repeated,
+    Spreading: spread_rows,
+    Contraction: contracted_rows,
 }
+
+
+OwnRule = Callable[[Any, str, Tensor, Tensor], Tensor]
+REGISTERED: dict[type, OwnRule] = {}
+
+
+def register_rule(kind: type[nn.Module]) -> Callable[[OwnRule], OwnRule]:
+    """Register a rule: how the gradient of a module's parameters is formed, for every point of a batch at once.
+
+    A module without a rule works too, through torch.func: one more forward and backward for each point. Each kernel
+    compares its rules with autograd on a dozen points, and gives up one that fails. ``foretaste.testing.check_rule``
+    is the contract test.
+
+    Args:
+        kind: the class of the module, exactly: a subclass needs a rule of its own. Its forward takes one tensor first
+            and returns one tensor, both with a dimension for the points, and uses its parameters on each point alone.
+
+    Returns:
+        A decorator for ``rule(module, name, a, g) -> (n, ...)``: the gradient of the parameter ``name`` at each of n
+        points, of shape (n, *parameter.shape). ``a`` is the module's input, (n, ...), and ``g`` the gradient of a
+        number for each point with respect to the module's output, of the output's shape.
+
+    Raises:
+        TypeError: if ``kind`` is no class of modules.
+        ValueError: if it has a rule.
+
+    Example:
+        >>> import foretaste as ft
+        >>> import torch
+        >>> class Scale(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.factor = torch.nn.Parameter(torch.ones(4))
+        ...     def forward(self, x):
+        ...         return torch.tanh(x) * self.factor
+        >>> @ft.register_rule(Scale)
+        ... def scale_rows(module, name, a, g):
+        ...     return g * torch.tanh(a)
+        >>> ft.testing.check_rule(Scale(), torch.randn(5, 4))
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise TypeError(f"kind is {kind!r}; expected a class of modules, as in @ft.register_rule(MyLayer)")
+    if kind in RULES:
+        raise ValueError(f"{kind.__name__} has a rule; a rule is registered once, for one exact class")
+
+    def add(rule: OwnRule) -> OwnRule:
+        def rows(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
+            with torch.no_grad():  # a rule may use the module's parameters
+                found = rule(m, name, a, g)
+            return found.reshape(len(g), *(m._parameters[name].shape or (1,)))[:, at].flatten(1)
+
+        REGISTERED[kind], RULES[kind] = rule, rows
+        return rule
+
+    return add
 
 
 # Rules for all heads at once, for "full" and "trace".
@@ -326,6 +384,8 @@ def parameter_order(m: Any, name: str, row_p: Tensor) -> Tensor:
 
 def has_rule(m: nn.Module) -> bool:
     """Whether RULES has this very type. A subclass, or a parametrised or pruned module, may compute something else."""
+    if type(m) in REGISTERED:
+        return bool(m._parameters)
     if "weight" not in m._parameters or not m._parameters.keys() <= {"weight", "bias"}:
         return False
     if type(m) is nn.Embedding:
@@ -340,6 +400,8 @@ def cut_axis(m: nn.Module, name: str) -> tuple[int, int]:
     groups = getattr(m, "groups", 1) if name == "weight" else 1
     p = m._parameters[name]
     assert p is not None
+    if not p.dim() or type(m) in REGISTERED:
+        return 0, 1
     if RULES[type(m)] is conv and name == "weight" and by_inputs(m):
         return 1, EVEN if p.is_cuda and p.shape[1] % EVEN == 0 else 1
     return 0, p.shape[0] // groups if groups > 1 else 1

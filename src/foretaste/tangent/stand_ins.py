@@ -3,7 +3,7 @@
 A rule (rules.py) needs the input A and the output of one use of a weight. ``nn.MultiheadAttention`` and ``nn.LSTM``
 have no module for each of theirs. So in the frozen copy of a network such a module gets a class that computes the same,
 and hands each A and output to a stand-in: a module that is in no network and only passes its output on.
-``record_calls`` hooks it as it hooks any layer. While no stand-in has a hook, the module's own forward runs.
+``record_pass`` hooks it as it hooks any layer. While no stand-in has a hook, the module's own forward runs.
 
 attention.py and recurrent.py have these classes; ``frozen.TAKEN_APART`` lists them.
 """

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretaste.errors import format_bytes
+from foretaste.tangent.bare import BareUses, places_points, watch_bare
 from foretaste.tangent.frozen import (
     OWN_OUTPUT,
     FrozenNetwork,
@@ -158,7 +160,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     heads, folded = (classes if frozen.output == kind else 1 for kind in ("full", "trace"))
     backward_passes = heads * folded
     one_head = replace(frozen, output="sum")
-    layers = find_ruled_parameters(frozen)
+    layers = find_ruled_parameters(frozen, points)
     with isolated(frozen.device):
         with PeakMemory() as memory:
             layers, alone, f_1C = record_or_none(one_head, layers, take_points(points, slice(1)))
@@ -166,6 +168,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         layers = [layer.of_calls(together) for layer in layers]
         modules = modules_of(layers)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
+        axes = {m: axis for m, axis in axes.items() if places_points(m, axis)}
         folds = {m: [call.a.shape[axis] // k for call in together[m]] for m, axis in axes.items()}
         calls = align_calls(together, axes, folds, k, 1)
         readable = [layer for layer in layers if all(m in axes for m in layer.modules)]
@@ -180,8 +183,10 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
             check_sum(frozen, points)
     if functional:
         log.info(
-            "no rule for %d of %d parameters (%s%s): their gradients go through torch.func, which is slower",
-            len(functional), len(frozen.params), ", ".join(functional[:4]), ", ..." if len(functional) > 4 else "",
+            "no rule for %d of %d parameters (%s): their gradients go through torch.func, with one more forward and "
+            "backward for each point and %s of gradients; ft.register_rule adds a rule for a module",
+            len(functional), len(frozen.params), name_modules(frozen, functional),
+            format_bytes(sum(frozen.params[name].nbytes for name in functional)),
         )  # fmt: skip
     call_bytes, positions = {}, {}
     for m, pairs in calls.items():
@@ -202,8 +207,11 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
     return found
 
 
-def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
-    """The chosen parameters that only modules with a rule own, in the network's order."""
+def find_ruled_parameters(frozen: FrozenNetwork, x: Inputs) -> list[LayerParameter]:
+    """The chosen parameters that only modules with a rule own, or that a forward uses itself, in the network's order.
+
+    x: a few points, run where there are parameters of the second kind.
+    """
     owners: dict[int, list[ParameterUse | None]] = {}
     modules = list(frozen.net.modules())
     apart = [m for m in modules if isinstance(m, TakenApart)]
@@ -214,14 +222,41 @@ def find_ruled_parameters(frozen: FrozenNetwork) -> list[LayerParameter]:
             if p is not None:
                 owners.setdefault(id(p), []).append((m, local) if usable else None)
     every = dict(frozen.net.named_parameters())
+    names = [name for name in frozen.params if name not in frozen.unruled]
+    bare = [every[name] for name in names if not any(owners[id(every[name])])]
+    if bare:
+        for p in bare:
+            owners[id(p)] = []
+        for m in find_bare_uses(frozen, bare, x):
+            for local, p in m._parameters.items():
+                if p is not None:
+                    owners[id(p)].append((m, local))
     layers = []
-    for name in [name for name in frozen.params if name not in frozen.unruled]:
+    for name in names:
         uses = [use for use in owners[id(every[name])] if use is not None]
-        if len(uses) == len(owners[id(every[name])]):
+        if uses and len(uses) == len(owners[id(every[name])]):
             (axis, grain), *others = {cut_axis(m, local) for m, local in uses}
             if not others:
-                layers.append(LayerParameter(name, tuple(uses), every[name].shape, axis, grain))
+                shape = every[name].shape or torch.Size([1])
+                layers.append(LayerParameter(name, tuple(uses), shape, axis, grain))
     return layers
+
+
+def name_modules(frozen: FrozenNetwork, names: Sequence[str]) -> str:
+    """The modules that own these parameters, by class: "Gate: a.w, b.w and 3 more; Norm: c.weight"."""
+    owned: dict[str, list[str]] = {}
+    for name in names:
+        owned.setdefault(type(frozen.net.get_submodule(name.rpartition(".")[0])).__name__, []).append(name)
+    return "; ".join(
+        f"{kind}: {', '.join(of[:2])}{f' and {len(of) - 2} more' if len(of) > 2 else ''}" for kind, of in owned.items()
+    )
+
+
+def find_bare_uses(frozen: FrozenNetwork, params: list[nn.Parameter], x: Inputs) -> list[nn.Module]:
+    """Stand-ins for the uses of parameters that no module with a rule owns (bare.py)."""
+    with isolated(frozen.device), torch.no_grad(), BareUses(params) as found:
+        frozen.call(x)
+    return list(found.made.values())
 
 
 def count_positions(m: nn.Module, a: Tensor, g: Tensor) -> int:
@@ -284,6 +319,7 @@ def record_pass(
     with ExitStack() as hooks:
         for m in calls:
             hooks.enter_context(m.register_forward_hook(record, with_kwargs=True))
+        hooks.enter_context(watch_bare(calls))
         if heads == 0:
             return calls, frozen.call(x, attached=True)
         f_NC = frozen.call(x)

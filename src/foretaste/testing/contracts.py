@@ -1,4 +1,4 @@
-"""The contracts of acquisition functions, strategies and networks, as tests that anybody can run on their own."""
+"""The contracts of acquisition functions, strategies, networks and rules, as tests that anybody can run."""
 
 import copy
 import random
@@ -17,6 +17,7 @@ from foretaste.lookahead import State, linearize
 from foretaste.network import MLPSpec
 from foretaste.pick import query
 from foretaste.tangent import (
+    REGISTERED,
     FrozenNetwork,
     Inputs,
     Output,
@@ -439,3 +440,60 @@ def _squares(frozen: FrozenNetwork, x: Inputs, heads: slice, r_KNB: Tensor, batc
                 for sum_KP, g in zip(sums, grads):
                     sum_KP[k] += (g.to_dense() if g.is_sparse else g).flatten().double()
     return sum((sum_KP.square().sum(1) for sum_KP in sums), r_KNB.new_zeros(VECTORS))
+
+
+# --- rules: what they form is the gradient of plain autograd, point by point ---
+
+
+@without_modes()
+def check_rule(module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
+    """Hold a rule of ``ft.register_rule`` against plain autograd, one point at a time, in float64.
+
+    For random gradients of the output, the rule must give every parameter's gradient at every point, whatever the other
+    points are; and nothing may change on the module. Then Θ of a network with the module inside is compared.
+
+    Args:
+        module: a module of a registered class. Give parameters that are not all alike; a copy is put in eval mode.
+        x: a few points as the module takes them, (n, ...); n is at least 2.
+        seed: of the random gradients.
+
+    Raises:
+        AssertionError: names the parameter and by how much its gradient is off.
+        ValueError: the module's class has no registered rule, or there are fewer than two points.
+
+    Example:
+        See ``ft.register_rule``.
+    """
+    rule = REGISTERED.get(type(module))
+    if rule is None:
+        raise ValueError(f"{type(module).__name__} has no registered rule; add one with @ft.register_rule")
+    if len(x) < 2:
+        raise ValueError(f"x has {len(x)} points; expected at least 2, so that points can be told apart")
+    m = copy.deepcopy(module).double().eval().requires_grad_()
+    x = x.double() if x.is_floating_point() else x
+    draws = torch.Generator().manual_seed(seed)
+    out = m(x)
+    g = torch.randn(out.shape, generator=draws, dtype=torch.float64).to(out.device)
+    before = {name: t.clone() for name, t in m.state_dict().items()}
+    for name, p in m.named_parameters(recurse=False):
+        with torch.no_grad():
+            got = rule(m, name, x, g)
+        if got.shape[0] != len(x) or got.numel() != len(x) * p.numel():
+            raise AssertionError(
+                f"the rule of {type(m).__name__} gives {tuple(got.shape)} for {name!r}; expected {(len(x), *p.shape)}"
+            )
+        for i in range(len(x)):
+            total = (m(x[i : i + 1]) * g[i : i + 1]).sum()
+            (want,) = torch.autograd.grad(total, p, materialize_grads=True)
+            gap, size = float((got[i].reshape(p.shape) - want).norm()), float(want.norm())
+            if not gap <= 1e-8 * size + 1e-12:
+                raise AssertionError(
+                    f"the rule of {type(m).__name__} is wrong for {name!r}: at point {i} it is {gap:.3g} away from "
+                    f"autograd's gradient, whose length is {size:.3g}"
+                )
+    if changed := [name for name, t in m.state_dict().items() if not torch.equal(t, before[name])]:
+        raise AssertionError(f"the rule of {type(m).__name__} changes {', '.join(changed)}")
+    head = nn.Linear(out[0].numel(), 3, dtype=torch.float64, device=out.device)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(head.weight.shape, generator=draws, dtype=torch.float64))
+    check_network(nn.Sequential(m, nn.Tanh(), nn.Flatten(), head).eval(), x)
