@@ -145,12 +145,15 @@ def pick_streamed(
         seen(at, x)
     middle, batch, scores_U = time.perf_counter(), seen.batch(request.generator), torch.cat(scores)
     got = Picked(highest(scores_U, batch), state=first)
-    got.scores_U = (
-        scores_U if batch.last_U is None else scores_U.masked_fill(batch.last_U.to(scores_U.device), -torch.inf)
-    )
+    got.scores_U = without_copies(scores_U, batch)
     got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
     batch.progress.count_all(batch.n)
     return got, {"method": "streamed", "watched": len(pool)}
+
+
+def without_copies(scores_U: Tensor, batch: Batch) -> Tensor:
+    """The scores, −inf for copies of labelled points."""
+    return scores_U if batch.last_U is None else scores_U.masked_fill(batch.last_U.to(scores_U.device), -torch.inf)
 
 
 def _counter(request: Request) -> ProgressCounter:
@@ -165,7 +168,7 @@ def _stream_cover(
     C, x_L = request.C, request.x_L if request.L else None
     # κ of the full kernel is that of its blocks' mean diagonals.
     frozen = freeze(request.frozen, output="trace" if kernel.output == "full" else kernel.output, params=kernel.params)
-    W = watched_count(kernel, len(pool), FactorSource(frozen, request.x_U, C).width, frozen.device)
+    W = watched_count(kernel, len(pool), request.L, FactorSource(frozen, request.x_U, C).width, frozen.device)
     x_W, x_H, sample = kernel.watched_points, None, None
     if x_W is None and len(pool) == W:
         x_W = pool.all()
@@ -187,7 +190,7 @@ def _stream_cover(
     assert F.first_U is not None
     middle, batch = time.perf_counter(), seen.batch(request.generator)
     if select == "top":
-        got = Picked(highest(F.first_U, batch), scores_U=F.first_U, info=F.info)
+        got = Picked(highest(F.first_U, batch), scores_U=without_copies(F.first_U, batch), info=F.info)
         batch.progress.count_all(batch.n)
     else:
         got = pick_covering(F, len(pool), batch)
@@ -199,16 +202,16 @@ def _stream_cover(
     }  # fmt: skip
 
 
-def watched_count(kernel: KernelSettings, U: int, width: int, device: torch.device) -> int:
+def watched_count(kernel: KernelSettings, U: int, L: int, width: int, device: torch.device) -> int:
     """How many points of the pool are watched.
 
-    width: numbers of a point's tangent. Fewer points are watched if their tangents do not fit into half of the budget.
+    width: numbers of a point's tangent. Fewer points are watched if these and Θ_WL do not fit into half of the budget.
     """
     budget = resolve_budget(kernel.budget, device)
     if kernel.budget is None and device.type == "cpu":
         budget = min(budget, STREAM_BUDGET)
     W = kernel.watch if isinstance(kernel.watch, int) else WATCHED if width <= WIDE else WATCHED_WIDE
-    fit = max(1, budget // 2 // (8 * width))
+    fit = max(1, budget // 2 // (8 * width + 24 * (SAMPLE_CANDIDATES + L)))
     if min(W, U) > fit:
         log.warning(
             "%d watched points do not fit into a budget of %s; %d are watched", min(W, U), format_bytes(budget), fit
