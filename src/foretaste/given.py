@@ -382,9 +382,9 @@ def point_source(source: Any, name: str, form: PointFormat | None) -> PointSourc
         if source.ndim == 0 or source.dtype.kind not in "biuf" or len(source) == 0 or np.ma.isMaskedArray(source):
             return None
         return PointSource(len(source), lambda at: array_tensor(np.array(source[at]), name), name, form)
-    if hasattr(source, "__array__") or has_plain_columns(source) or not hasattr(source, "__getitem__"):
+    if any(hasattr(source, key) for key in ("__array__", "toarray", "getbands")) or has_plain_columns(source):
         return None
-    if not hasattr(source, "__len__") or len(source) == 0 or hasattr(source, "getbands"):
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or len(source) == 0:
         return None
     return PointSource(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
 

@@ -1,13 +1,15 @@
 """``cover`` for pools of any size: the watched points are a sample, and candidates are read chunk by chunk.
 
-    F(B) = Σ_{i ∈ W} e_i max_{j ∈ L∪B} κ_ij²
+    F(B) = Σ_{i ∈ W} (e_i / π_i) max_{j ∈ L∪B} κ_ij²
 
-is the F of cover.py with W a sample of the pool, in place of the pool. κ is centred by the mean tangent of W ∪ L. One
-pass over the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose
-points are read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
+is the F of cover.py with W a sample of the pool, in place of the pool. π_i is the chance that i is in the sample: half
+of it is equal for all points, half goes with the network's own chance of error, so that W is not spent on points whose
+e_i is nothing (``sample_watched``). κ is centred by the mean tangent of U ∪ L, as W and L estimate it. One pass over
+the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose points are
+read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
 
 A watched point stands for U / W points of the pool, but for itself only once. So κ of a point with itself is left out:
-else candidates that happen to be watched would seem to cover U / W points each. It counts if all of the pool is watched.
+else candidates that happen to be watched would seem to cover U / W points each. It counts if the whole pool is watched.
 
 F of a batch on W is a little too high, because the batch was chosen by it. So some points of the pool are held out: F
 of the batch on these is an honest estimate. ``value`` gives both.
@@ -54,7 +56,7 @@ class StreamedCover:
 
     state: of L, with the points W and then those held out watched, and a few of W as candidates.
     frozen: the network. C: its outputs. x_L: the labelled points, or None.
-    pool: the candidates. at_W: the watched ones among them, in order, where W is a sample of the pool.
+    pool: the candidates. sample: which of them are watched and held out; None if all are watched, or other points.
     scale, space: the options of ``cover``.
     """
 
@@ -64,7 +66,7 @@ class StreamedCover:
     x_W: Inputs
     x_H: Inputs | None
     pool: PointSource
-    at_W: np.ndarray | None = None
+    sample: "WatchedSample | None" = None
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
@@ -77,7 +79,12 @@ class StreamedCover:
     @cached_property
     def centred(self) -> CentredTangents:
         source = FactorSource(self.frozen, self.x_W, self.state.C, inputs_only=self.used_space == "inputs")
-        return CentredTangents(source, self.x_W if self.x_L is None else join_points(self.x_W, self.x_L))
+        x_M = self.x_W if self.x_L is None else join_points(self.x_W, self.x_L)
+        if self.sample is None:
+            return CentredTangents(source, x_M)
+        weight_M = self.chances.new_ones(count_points(x_M))
+        weight_M[: len(self.sample.at_W)] = torch.from_numpy(1 / self.sample.chance_W).to(weight_M)
+        return CentredTangents(source, x_M, weight_M)
 
     @cached_property
     def held(self) -> HeldTangents:
@@ -87,6 +94,17 @@ class StreamedCover:
     def chances(self) -> Tensor:
         """e of the watched points and of those held out."""
         return error_chances(self.state, self.scale, tangents=self.used_space == "tangent")
+
+    @cached_property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """e_i / π_i, in units that make Σ_i 1/π_i about W: of the watched points, and of those held out."""
+        W = len(self.held)
+        e_W, e_H = self.chances[:W], self.chances[W:]
+        if self.sample is None:
+            return e_W, e_H
+        s, U = self.sample, len(self.pool)
+        by_W, by_H = (torch.from_numpy(1 / chance).to(e_W) for chance in (s.chance_W, s.chance_H))
+        return e_W * by_W * (W / U), e_H * by_H * (W / U)
 
     def covered(self, held: HeldTangents) -> Tensor:
         """How well L covers the held points: max over L of κ², float64."""
@@ -103,22 +121,23 @@ class StreamedCover:
 
     def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
         """κ of candidates ``at_n`` without that of a watched point with itself, in place."""
-        if self.at_W is not None:
-            i_n = np.searchsorted(self.at_W, at_n).clip(0, len(self.at_W) - 1)
-            n = np.flatnonzero(self.at_W[i_n] == at_n)
+        if self.sample is not None:
+            at_W = self.sample.at_W
+            i_n = np.searchsorted(at_W, at_n).clip(0, len(at_W) - 1)
+            n = np.flatnonzero(at_W[i_n] == at_n)
             kappa_nW[n, i_n[n]] = 0.0
         return kappa_nW
 
     def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
         """F, with what each candidate alone adds to it: one pass over the pool."""
         covered_W = self.covered(self.held)
-        weight_W = self.chances[: len(self.held)]
+        weight_W, _ = self.weights
         chunks = self.pool.chunks(self.chunk_size)
         parts = []
         for at, x in chunks:
             parts.append(self.gains(x, np.arange(at.start, at.stop), covered_W, weight_W))
             seen(at, x)
-        own = {} if self.at_W is None else {int(j): i for i, j in enumerate(self.at_W)}
+        own = {} if self.sample is None else {int(j): i for i, j in enumerate(self.sample.at_W)}
         info = {"space": self.used_space}
         return Coverage(self.rows, covered_W, weight_W, info, to_float64(torch.cat(parts)), own)
 
@@ -140,7 +159,7 @@ class StreamedCover:
         if self.x_H is None:
             return told  # the whole pool is watched
         held = self.centred.hold(self.x_H)
-        added_H = self._added(held, x_B, self.covered(held), self.chances[len(added_W) :])
+        added_H = self._added(held, x_B, self.covered(held), self.weights[1])
         return told | {"held_out": float(added_H.mean()), "error": float(added_H.std()) / math.sqrt(len(added_H))}
 
     def _added(
@@ -173,7 +192,42 @@ class StreamedCover:
         """Of the pass over the pool, from a trial on some watched points."""
         trial = take_points(self.x_W, slice(TRIAL_POINTS))
         none = np.full(count_points(trial), -1)
-        covered_W, weight_W = self.covered(self.held), self.chances[: len(self.held)]
+        covered_W, (weight_W, _) = self.covered(self.held), self.weights
         begin = time.perf_counter()
         self.gains(trial, none, covered_W, weight_W)
         return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)
+
+
+# --- which points are watched ---
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedSample:
+    """Positions in the pool of the watched points and of those held out, in order, and their chances to be there."""
+
+    at_W: np.ndarray
+    at_H: np.ndarray
+    chance_W: np.ndarray
+    chance_H: np.ndarray
+
+
+def sample_watched(error_U: np.ndarray, W: int, H: int, seed: int) -> WatchedSample:
+    """W points of a pool to watch and H to hold out, half of them at random and half by their chance of error.
+
+    Systematic sampling: in random order, with q_i = 1 + error_i / mean and π_i = min(1, c q_i) so that Σ_i π_i = W + H,
+    point i is drawn if a multiple of 1, shifted at random, lies between Σ_{k<i} π_k and Σ_{k≤i} π_k.
+    """
+    g, n = np.random.default_rng(abs(seed)), W + H
+    mean = float(error_U.mean())
+    q_U = 1.0 + (error_U / mean if mean > 0 else 0.0 * error_U)
+    chance_U = np.minimum(1.0, n / q_U.sum() * q_U)
+    while n - chance_U.sum() > 1e-9 * n and (open_U := chance_U < 1).any():  # share out what the ones have cut off
+        chance_U[open_U] = np.minimum(1.0, chance_U[open_U] * (1 + (n - chance_U.sum()) / chance_U[open_U].sum()))
+    order_U = g.permutation(len(chance_U))
+    ends_U = np.cumsum(chance_U[order_U]) * (n / chance_U.sum())
+    ends_U[-1] = n
+    drawn = order_U[np.searchsorted(ends_U, np.arange(n) + g.random(), side="right").clip(0, len(order_U) - 1)]
+    drawn = g.permutation(drawn)
+    at_W, at_H = np.sort(drawn[:W]), np.sort(drawn[W:])
+    chance_U *= W / n
+    return WatchedSample(at_W, at_H, chance_U[at_W], chance_U[at_H])

@@ -92,7 +92,8 @@ def query(
             is binary classification: the network then counts as one with two outputs, (0, f) with loss="ce" and
             (1 − f, f) with "l2".
         x_U: the pool of candidates, as x_L. Of what ``ft.open`` returns, these are the points without a label. Exact
-            copies of labelled points are picked only when nothing else is left.
+            copies of labelled points are picked only when nothing else is left. An array that is mapped from a file
+            (``np.load(path, mmap_mode="r")``), a dataset or a DataLoader need not fit into memory: docs/scaling.md.
         strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "cover"
             (docs/findings.md); in regression name "variance".
         select: how a batch is made from scores. "top": the highest. "greedy": one by one; after each pick the state
@@ -116,7 +117,10 @@ def query(
         output: the output whose gradient makes Θ: "auto" (default, the strategy's own: "signs" for cover, else "sum"),
             "sum", "signs", "first", a number, "trace", or "full", which costs
             C² times the memory. See ``ft.ntk``.
-        method: "auto" (default), "dense" (Eq. 12), or "direct" (Eq. 11 for each candidate, slow). See ``ft.linearize``.
+        method: "dense" (Eq. 12), "direct" (Eq. 11 for each candidate, slow), or "streamed": the pool is read in chunks,
+            and cover watches a sample of it, 4096 points unless ``watch`` says otherwise. For cover, margin, entropy,
+            least_confidence and random. "auto" (default): dense if that fits the budget, else streamed where that is
+            possible. ``q.info["method"]`` says which. See docs/scaling.md and ``ft.linearize``.
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
             nine tenths on a GPU.
         params: the parameters to differentiate: a function of the name, or names. None (default): all that require
@@ -132,6 +136,7 @@ def query(
             ``ft.linearize``. For a model that learns from the pool too, as ``ft.fit(..., pool=x_U)`` trains it. What
             leave-one-out says of it is in ``q.info["pool"]``.
         progress: ``progress(done, total)``, called after each pick, or by a strategy that retrains for each candidate.
+            A streamed query counts the candidates that were read, and then the picks.
 
     Returns:
         A ``Query``: ``q.indices`` are positions in x_U, best first; also ids, scores, labels, seconds and info.

@@ -160,7 +160,8 @@ class Query:
         seconds: time of each stage: "outputs", "kernel", "score", "select", "total".
         info: what was used: "strategy", "select", "options", "loss", "seed", "ridge" and "scale" (None if no kernel was
             needed); with a state also "method", "output", "watched", "residual_L" and "precision"; "classes" if classes
-            have names, "binary" if one output tells two classes apart, and what the strategy adds.
+            have names, "binary" if one output tells two classes apart, and what the strategy adds. A streamed cover has
+            "batch_value" and "rows_read" besides (docs/scaling.md).
     """
 
     indices: np.ndarray

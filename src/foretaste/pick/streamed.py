@@ -14,13 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.acquire import STREAM_CHUNK, Strategy, StreamedCover, covered_errors
+from foretaste.acquire import STREAM_CHUNK, Strategy, StreamedCover, covered_errors, sample_watched
 from foretaste.errors import format_bytes, format_seconds
 from foretaste.given import PointSource, tensor_source
 from foretaste.lookahead import KernelSettings
+from foretaste.losses import probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
-from foretaste.tangent import FactorSource, Inputs, count_points, freeze, join_points, resolve_budget, take_points
+from foretaste.tangent import (
+    FactorSource,
+    Inputs,
+    count_points,
+    freeze,
+    join_points,
+    outputs,
+    resolve_budget,
+    take_points,
+)
 
 log = logging.getLogger("foretaste")
 
@@ -135,12 +145,15 @@ def pick_streamed(
         seen(at, x)
     middle, batch, scores_U = time.perf_counter(), seen.batch(request.generator), torch.cat(scores)
     got = Picked(highest(scores_U, batch), state=first)
-    got.scores_U = (
-        scores_U if batch.last_U is None else scores_U.masked_fill(batch.last_U.to(scores_U.device), -torch.inf)
-    )
+    got.scores_U = without_copies(scores_U, batch)
     got.seconds = {"score": middle - start, "select": time.perf_counter() - middle}
     batch.progress.count_all(batch.n)
     return got, {"method": "streamed", "watched": len(pool)}
+
+
+def without_copies(scores_U: Tensor, batch: Batch) -> Tensor:
+    """The scores, −inf for copies of labelled points."""
+    return scores_U if batch.last_U is None else scores_U.masked_fill(batch.last_U.to(scores_U.device), -torch.inf)
 
 
 def _counter(request: Request) -> ProgressCounter:
@@ -155,12 +168,19 @@ def _stream_cover(
     C, x_L = request.C, request.x_L if request.L else None
     # κ of the full kernel is that of its blocks' mean diagonals.
     frozen = freeze(request.frozen, output="trace" if kernel.output == "full" else kernel.output, params=kernel.params)
-    x_W, x_H, at_W = watched_and_held_out(kernel, pool, FactorSource(frozen, request.x_U, C).width, frozen.device)
+    W = watched_count(kernel, len(pool), request.L, FactorSource(frozen, request.x_U, C).width, frozen.device)
+    x_W, x_H, sample = kernel.watched_points, None, None
+    if x_W is None and len(pool) == W:
+        x_W = pool.all()
+    elif x_W is None:
+        error_U = error_of_outputs(request, pool) if request.L else np.zeros(len(pool))
+        sample = sample_watched(error_U, W, min(max(1, W // HELD_OUT), len(pool) - W), int(kernel.seed))
+        x_W, x_H = pool.take(sample.at_W), pool.take(sample.at_H)
     both = x_W if x_H is None else join_points(x_W, x_H)
     few = take_points(x_W, slice(None, None, -(-count_points(x_W) // SAMPLE_CANDIDATES)))
     own = replace(kernel, watch=both, watch_by="random")
     asked = replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C)
-    cover = StreamedCover(asked.state, frozen, x_L, x_W, x_H, pool, at_W, **options)
+    cover = StreamedCover(asked.state, frozen, x_L, x_W, x_H, pool, sample, **options)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -170,7 +190,7 @@ def _stream_cover(
     assert F.first_U is not None
     middle, batch = time.perf_counter(), seen.batch(request.generator)
     if select == "top":
-        got = Picked(highest(F.first_U, batch), scores_U=F.first_U, info=F.info)
+        got = Picked(highest(F.first_U, batch), scores_U=without_copies(F.first_U, batch), info=F.info)
         batch.progress.count_all(batch.n)
     else:
         got = pick_covering(F, len(pool), batch)
@@ -182,30 +202,27 @@ def _stream_cover(
     }  # fmt: skip
 
 
-def watched_and_held_out(
-    kernel: KernelSettings, pool: PointSource, width: int, device: torch.device
-) -> tuple[Inputs, Inputs | None, np.ndarray | None]:
-    """The watched points W; as many as W / 4 others of the pool that are held out; where W is in the pool.
+def watched_count(kernel: KernelSettings, U: int, L: int, width: int, device: torch.device) -> int:
+    """How many points of the pool are watched.
 
-    The latter two are None if the whole pool is watched, or other points.
-
-    width: numbers of a point's tangent. Fewer points are watched if their tangents do not fit into half of the budget.
+    width: numbers of a point's tangent. Fewer points are watched if these and Θ_WL do not fit into half of the budget.
     """
-    if kernel.watched_points is not None:
-        return kernel.watched_points, None, None
-    U = len(pool)
     budget = resolve_budget(kernel.budget, device)
     if kernel.budget is None and device.type == "cpu":
         budget = min(budget, STREAM_BUDGET)
     W = kernel.watch if isinstance(kernel.watch, int) else WATCHED if width <= WIDE else WATCHED_WIDE
-    fit = max(1, budget // 2 // (8 * width))
+    fit = max(1, budget // 2 // (8 * width + 24 * (SAMPLE_CANDIDATES + L)))
     if min(W, U) > fit:
         log.warning(
             "%d watched points do not fit into a budget of %s; %d are watched", min(W, U), format_bytes(budget), fit
         )
-    W = min(W, U, fit)
-    if W == U:
-        return pool.all(), None, None
-    order_U = torch.randperm(U, generator=torch.Generator().manual_seed(int(kernel.seed)))
-    at_W, at_H = (part.sort().values.numpy() for part in (order_U[:W], order_U[W : W + max(1, W // HELD_OUT)]))
-    return pool.take(at_W), pool.take(at_H), at_W
+    return min(W, U, fit)
+
+
+def error_of_outputs(request: Request, pool: PointSource) -> np.ndarray:
+    """(U,): 1 − p, p the largest probability: the network's own chance of error. One forward pass over the pool."""
+    parts = [
+        1 - probabilities(outputs(request.frozen, x, name="x_U"), request.loss).amax(1).cpu().numpy()
+        for _, x in pool.chunks(STREAM_CHUNK)
+    ]
+    return np.concatenate(parts)

@@ -143,16 +143,18 @@ class FactorSource:
 
 
 class CentredTangents:
-    """Tangents less the mean tangent μ of the points ``x_M``."""
+    """Tangents less the mean tangent μ of the points ``x_M``. weight_M: their weights in the mean; None: all equal."""
 
-    def __init__(self, source: FactorSource, x_M: Inputs) -> None:
-        self.source, M = source, count_points(x_M)
-        means: list[Tensor] = []
+    def __init__(self, source: FactorSource, x_M: Inputs, weight_M: Tensor | None = None) -> None:
+        self.source, start, means = source, 0, list[Tensor]()
         for part in source.parts(x_M):
-            sums = [to_float64(g).T @ to_float64(a) for a, g in part.products]
-            sums.append(sum((to_float64(part.rows[at]).sum(0) for at in self._some(part)), start=sums_like(part)))
+            w_n = to_float64(part.rows.new_ones(len(part))) if weight_M is None else weight_M[start:][: len(part)]
+            start += len(part)
+            sums = [(to_float64(g) * w_n[:, None]).T @ to_float64(a) for a, g in part.products]
+            sums += [sum((w_n[at] @ to_float64(part.rows[at]) for at in self._some(part)), start=sums_like(part))]
             means = [mu + more for mu, more in zip(means, sums)] if means else sums
-        *self.mean_products, self.mean_rows = [mu / M for mu in means]  # (O, D) of each Linear layer; (p,)
+        total = float(start if weight_M is None else weight_M.sum())
+        *self.mean_products, self.mean_rows = [mu / total for mu in means]  # (O, D) of each Linear layer; (p,)
         self.square = sum(float(mu.square().sum()) for mu in self.mean_products)  # ‖μ‖² of the Linear layers
 
     def _some(self, part: TangentFactors) -> Iterator[slice]:
