@@ -17,6 +17,7 @@ from statistics import fmean as mean
 from typing import Any
 
 from foretaste.errors import did_you_mean, whole_number
+from foretaste.label.review import LabelReview
 from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
 
@@ -83,6 +84,7 @@ class LabelDesk:
         self.check_ids = dict.fromkeys(list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))])
         self.shuffled = [item for item in shuffled if item not in self.check_ids]
         self._left_out = {*self.check_ids, *self.twins}  # never taught
+        self.review = LabelReview(self)
         worker.connect(self)
 
     # What the learner should know
@@ -175,7 +177,7 @@ class LabelDesk:
     def state(self, who: str = "") -> dict[str, Any]:
         """Progress, balance, curves, advice: all that the page shows and that is not about one item."""
         view, total = self.worker.view, len(self.open_ids)
-        here = {item: event for item, event in self._answers().items() if item in self.number}
+        here = {item: event for item, event in self.answers().items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
         counts = Counter(event.label for event in here.values() if event.label is not None)
         people = Counter(event.who for event in here.values() if event.who != GIVEN)
@@ -251,7 +253,7 @@ class LabelDesk:
 
     # Inside
 
-    def _answers(self) -> dict[str, LabelEvent]:
+    def answers(self) -> dict[str, LabelEvent]:
         """The answer that counts for each item that is asked for."""
         return self.copies.in_force(self.store.current())
 
@@ -286,7 +288,7 @@ class LabelDesk:
     def _pick(self, count: int, taken: set[str]) -> list[str]:
         """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
         taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
-        current = self._answers()
+        current = self.answers()
 
         def first(items: Iterable[str], skipped: bool = False) -> str | None:
             return next((i for i in items if i not in taken and (i in current) == skipped), None)

@@ -380,7 +380,7 @@ class Learner:
             known = None if label is None else kind.read(label)
             return explain_item(model, self._now.book, p, known, whole_number("most", most))
 
-    def mistakes(self, also: Mapping[Hashable, Any] | None = None) -> list[dict[str, Any]]:
+    def mistakes(self, also: Mapping[Any, Any] | None = None) -> list[dict[str, Any]]:
         """Labels by how surely they are wrong: each is held against what all other labels say of its item.
 
         One solve for all labels, no training. The chances of the first n add up to how many of them are expected to be

@@ -17,11 +17,11 @@ from torch import Tensor
 from foretaste.lookahead import leave_out
 from foretaste.losses import simplex
 
-RIDGES = (0.1, 1.0, 10.0)  # of the mean diagonal of Θ_LL
+MISTAKE_RIDGES = (0.1, 1.0, 10.0)  # of the mean diagonal of Θ_LL
 FLOOR = 0.1  # over all classes, before the power
 POWERS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 RATE_STEPS = 60
-PRIOR_LABELS, PRIOR_WRONG = 20.0, 1.0  # labels that count before any, and how many of them are wrong
+PRIOR_JUDGED, PRIOR_WRONG = 20.0, 1.0  # labels that count before any, and how many of them are wrong
 FEWEST_LABELS = 10
 LEAST_CHANCE = 1e-12
 
@@ -31,12 +31,12 @@ def doubt_labels(theta_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]
     e_LC = torch.nn.functional.one_hot(y_L, C).to(theta_LL) - 1 / C
     size = float(theta_LL.diagonal().mean())
     odds_L, p_LC = torch.zeros_like(e_LC[:, 0]), torch.zeros_like(e_LC)
-    for share in RIDGES:
+    for share in MISTAKE_RIDGES:
         f_LC = 1 / C + e_LC - leave_out(theta_LL, e_LC, share * size)
         own_LC, wrong_L = likeliest_mistakes(f_LC, y_L)
         odds_L += wrong_L.log() - (1 - wrong_L).log()
-        p_LC += own_LC / len(RIDGES)
-    return torch.sigmoid(odds_L / len(RIDGES)), p_LC
+        p_LC += own_LC / len(MISTAKE_RIDGES)
+    return torch.sigmoid(odds_L / len(MISTAKE_RIDGES)), p_LC
 
 
 def likeliest_mistakes(f_LC: Tensor, y_L: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,10 +49,10 @@ def likeliest_mistakes(f_LC: Tensor, y_L: Tensor) -> tuple[Tensor, Tensor]:
         p_LC = p_LC / p_LC.sum(1, keepdim=True)
         right_L = p_LC.gather(1, y_L[:, None])[:, 0]
         other_L = (1 - right_L) / (C - 1)
-        rate = PRIOR_WRONG / PRIOR_LABELS
+        rate = PRIOR_WRONG / PRIOR_JUDGED
         for _ in range(RATE_STEPS):  # EM
             wrong_L = rate * other_L / (rate * other_L + (1 - rate) * right_L)
-            rate = float(wrong_L.sum() + PRIOR_WRONG) / (len(y_L) + PRIOR_LABELS)
+            rate = float(wrong_L.sum() + PRIOR_WRONG) / (len(y_L) + PRIOR_JUDGED)
         fit = float((rate * other_L + (1 - rate) * right_L).log().sum())
         if best is None or fit > best[0]:
             best = fit, p_LC, wrong_L.clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)

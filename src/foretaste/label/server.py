@@ -23,14 +23,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageOps
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
 from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import export_text, label_rows, prediction_text
-from foretaste.label.guard import AsgiApp, Guard
+from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
+from foretaste.label.review import ReviewFilter
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,15 @@ SLOW_SECONDS = 30.0  # for a whole request to come, for a part of an answer to b
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in PAGE_SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
 ShortText = Annotated[str, StringConstraints(max_length=200)]
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+ClassFilter = Annotated[str, StringConstraints(max_length=4096)]
+Day = Annotated[str, StringConstraints(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$")]
+Start = Annotated[int, Field(ge=0)]
 Person = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
 TabName = Annotated[str, StringConstraints(min_length=8, max_length=80, pattern=r"^[A-Za-z0-9_-]+$")]
 
@@ -176,6 +180,18 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     @app.get("/api/recent")
     def recent() -> dict[str, Any]:
         return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
+
+    @app.get("/api/review")
+    def review(
+        label: ShortText = "",
+        who: ShortText = "",
+        since: Day = "",
+        until: Day = "",
+        only: ShortText = "",
+        start: Start = 0,
+    ) -> dict[str, Any]:
+        found = desk.review.rows(ReviewFilter(label, who, since, until, only), start)
+        return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     encoded = picture_cache(desk)
     threads = CapacityLimiter(PICTURE_THREADS)  # of their own: those who wait for room to decode hold up no answer

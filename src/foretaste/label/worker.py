@@ -159,6 +159,11 @@ class LearnerWorker(threading.Thread):
             for n, (i, c) in enumerate(zip(self._desk.data.ids, p_NC.argmax(1)))
         ]
 
+    def mistakes(self, also: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What ``Learner.mistakes`` says of the labels, and of others that it was not taught; empty without a model."""
+        learner = self._learner
+        return [] if learner is None or not learner.ready else learner.mistakes(also)
+
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
         learner, phase = self._learner, self._phase

@@ -113,7 +113,8 @@ function take(data, entry) {
     queue = fresh.map((i) => Object.assign(old.get(i.item) || {}, i));
     finished = data.items.length === 0;
   }
-  if (entry.path === "/api/undo") {
+  if (entry.from) views[entry.from].took?.(data, entry);
+  if (entry.path === "/api/undo" && !(entry.from && data.item.answer && data.item.answer.kind !== "skip")) {
     queue = [data.item, ...queue.filter((i) => i.item !== data.item.item)];
     finished = false;
     say("Taken back.");
@@ -427,6 +428,23 @@ async function recall(number) {
   show("asked");
 }
 
+/* Views: the desk itself, and pages beside it, each with a script of its own: { open, actionOf, took }. The item on the
+   screen stays held meanwhile. */
+
+const views = { label: {} };
+const VIEW_KEYS = { f2: "review" };
+let view = "label";
+
+function openView(name) {
+  view = name;
+  for (const other of Object.keys(views)) $(other).hidden = other !== name;
+  document.querySelectorAll("#views button").forEach((b) => (b.dataset.view === name ? b.setAttribute("aria-current", "page") : b.removeAttribute("aria-current")));
+  views[name].open?.();
+  if (name === "label") columns();
+  atItem();
+}
+document.querySelectorAll("#views button").forEach((b) => b.addEventListener("click", () => openView(b.dataset.view)));
+
 /* Small things */
 
 function made(tag, text, className) {
@@ -488,14 +506,15 @@ function press(kind, label) {
 /* Keys mean what the page says, wherever the focus is. Only typing is typing, and a button that was reached with Tab is
    pressed with Enter or Space. Whatever was pressed, the focus is at the item again. */
 
-const atItem = () => $("stage").focus({ preventScroll: true });
+const atItem = () => $(view === "label" ? "stage" : view).focus({ preventScroll: true });
 const inDialog = (event) => Boolean(event.target.closest?.("dialog"));
 
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.isComposing || inDialog(event)) return;
   const key = event.key.toLowerCase();
-  if (event.target.matches("input, textarea")) {
-    if (key === "enter" || key === "escape") { event.preventDefault(); atItem(); }
+  if (VIEW_KEYS[key]) { event.preventDefault(); return openView(VIEW_KEYS[key]); }
+  if (event.target.matches("input, textarea, select")) {
+    if ((key === "enter" && event.target.matches("input")) || key === "escape") { event.preventDefault(); atItem(); }
     return;
   }
   const action = actionOf(key, event.ctrlKey || event.metaKey);
@@ -506,6 +525,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 function actionOf(key, withControl) {
+  if (view !== "label") return views[view].actionOf(key, withControl) || (key === "escape" ? () => openView("label") : null);
   if (withControl) return key === "z" ? undo : null;
   if (key === "escape") return revising && (() => { revising = null; show("answered"); });
   const found = state?.classes.find((c) => c.keys.includes(key));
