@@ -93,6 +93,10 @@ class PlainLearner:
         drift = {"retrain": False, "reason": "the network still fits"}
         return {"stop": False, "reason": "3 of 20 open items are expected to be wrong", "drift": drift}
 
+    def change_classes(self, classes, renamed=None):
+        self.classes = list(classes)
+        self.labels = {i: (renamed or {}).get(y, y) for i, y in self.labels.items()}
+
     def mistakes(self, also=None):
         """The later an item stands, the more doubtful its label; others say the first class."""
         given, n = {**(also or {}), **self.labels}, len(self.ids)

@@ -28,6 +28,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
+from foretaste.label.classes import LONGEST_GUIDELINES
 from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import export_text, label_rows, prediction_text
 from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
@@ -41,6 +42,7 @@ PICTURES_KEPT = 200  # encoded, in memory
 PICTURE_THREADS = 4  # that make them
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
+CHANGES_SHOWN = 200
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
 OPEN_CONNECTIONS = 256
 OPEN_PER_ADDRESS = 128
@@ -87,6 +89,19 @@ class AnswerBody(TabBody):
 class UndoBody(TabBody):
     """Take back the last answer."""
 
+    request: ShortText | None = None
+
+
+class ClassBody(TabBody):
+    """A change of the classes, as ``ClassChange`` has it."""
+
+    kind: Literal["add", "rename", "merge", "split", "order", "describe", "guidelines"]
+    name: ClassFilter = ""
+    to: ClassFilter = ""
+    names: list[ItemName] = Field(default_factory=list, max_length=10_000)
+    colour: ShortText = ""
+    key: ShortText = ""
+    guidance: Annotated[str, StringConstraints(max_length=LONGEST_GUIDELINES)] = ""
     request: ShortText | None = None
 
 
@@ -156,6 +171,12 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         desk.leave(body.tab)
         return {"ok": True}
 
+    @app.post("/api/classes")
+    def change_class(body: ClassBody) -> dict[str, Any]:
+        about = body.model_dump(exclude={"tab", "who", "kind", "names"})
+        change = desk.change_class(body.kind, who=body.who, names=tuple(body.names), **about)
+        return {"seq": change.seq, "state": desk.state(body.who), **class_history(desk)}
+
     @app.post("/api/retrain")
     def retrain(body: TabBody) -> dict[str, Any]:
         desk.worker.ask_retrain()
@@ -180,6 +201,10 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     @app.get("/api/recent")
     def recent() -> dict[str, Any]:
         return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
+
+    @app.get("/api/classes")
+    def classes() -> dict[str, Any]:
+        return class_history(desk)
 
     @app.get("/api/review")
     def review(
@@ -221,6 +246,12 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
             name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(text, media_type=media[kind], headers=headers)
+
+
+def class_history(desk: LabelDesk) -> dict[str, Any]:
+    """What was changed, newest first, and which merges can be taken back."""
+    changes = [change.as_json() for change in reversed(desk.store.class_changes())]
+    return {"changes": changes[:CHANGES_SHOWN], "merged": list(desk.store.guide.merged)}
 
 
 def _item_name(desk: LabelDesk, number: int) -> str:
