@@ -93,6 +93,17 @@ class PlainLearner:
         drift = {"retrain": False, "reason": "the network still fits"}
         return {"stop": False, "reason": "3 of 20 open items are expected to be wrong", "drift": drift}
 
+    def change_classes(self, classes, renamed=None):
+        self.classes = list(classes)
+        self.labels = {i: (renamed or {}).get(y, y) for i, y in self.labels.items()}
+
+    def mistakes(self, also=None):
+        """The later an item stands, the more doubtful its label; others say the first class."""
+        given, n = {**(also or {}), **self.labels}, len(self.ids)
+        found = [(self.ids.index(i) / n, i, y) for i, y in given.items()]
+        rows = [{"id": i, "label": y, "wrong": w, "likely": self.classes[0], "probability": 0.8} for w, i, y in found]
+        return sorted(rows, key=lambda row: -row["wrong"])
+
     def track_record(self):
         return [{"id": i, "predicted": label, "error": 0.1} for i, label in self.labels.items()]
 

@@ -1,161 +1,15 @@
 """The labelling page in a real browser: keyboard and mouse, undo, reload, late replies, a killed server, a restart."""
 
-import asyncio
-import os
 import random
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
 
 import pytest
-import uvicorn
-from PIL import Image
 from sklearn.datasets import load_digits
 
-from foretaste.label import LabelStore, make_app, open_port
-from foretaste.label.guard import Guard
-from label_cases import close_desk, open_desk, pictures
+from browser_cases import IN_CHROMIUM, OPEN, Server, count, focused, in_memory, log_of, shown, until_true
+from foretaste.label import LabelStore
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: install chromium with the system's package manager"),
-]
-PATIENCE = 60_000  # milliseconds; only a failure waits so long
-
-
-class Server:
-    """``foretaste label`` in a process of its own."""
-
-    def __init__(self, folder, *options):
-        command = [sys.executable, "-m", "foretaste", "label", str(folder), "--no-browser", "--backbone", "none"]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=env)
-        self.lines = []
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if found := re.search(r"open (http://127\.0\.0\.1:(\d+)/)", line):
-                self.address, self.port = found[1], found[2]
-                return
-        raise AssertionError("".join(self.lines))
-
-    def kill(self):
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    digits = load_digits()
-    root = tmp_path / "digits"
-    root.mkdir()
-    for k, pixels in enumerate(digits.images[:150]):
-        Image.fromarray((pixels * 15).astype("uint8")).save(root / f"{k:03d}.png")
-    return root
-
-
-class LateServer:
-    """The page over a desk in memory, in a thread. Replies come late by a random time, or wait until they may go.
-
-    Args:
-        desk: Of ``label_cases``; closed with the server.
-        delays: Seconds, drawn from for each request and again for its reply.
-        seed: Of the draws.
-    """
-
-    def __init__(self, desk, delays=(0.0,), seed=0):
-        self.desk, self.delays, self.rng = desk, delays, random.Random(seed)
-        self.held = ()  # paths that begin so wait
-        self.app = make_app(desk)
-        self.opened = open_port("127.0.0.1", 0)
-        self.address = f"http://127.0.0.1:{self.opened.getsockname()[1]}/"
-        config = uvicorn.Config(Guard(self), log_level="warning", lifespan="off", ws="none")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.opened]})
-
-    async def __call__(self, scope, receive, send):
-        path = scope["path"]
-
-        async def late(message):
-            if message["type"] == "http.response.start" and path.startswith("/api/"):
-                await asyncio.sleep(self.rng.choice(self.delays))
-                while path.startswith(self.held) and not self.server.should_exit:
-                    await asyncio.sleep(0.002)
-            await send(message)
-
-        if path.startswith("/api/"):
-            await asyncio.sleep(self.rng.choice(self.delays))
-        await self.app(scope, receive, late)
-
-    def hold(self, *paths):
-        self.held = paths or ("/api/answer", "/api/undo", "/api/next", "/api/item")
-
-    def let_go(self):
-        self.held = ()
-
-    def __enter__(self):
-        self.thread.start()
-        self.desk.worker.start()
-        return self
-
-    def __exit__(self, *exc):
-        self.server.should_exit = True
-        self.thread.join()
-        self.opened.close()
-        close_desk(self.desk)
-
-
-def in_memory(folder, n=12, classes=("cat", "dog", "cow", "hen"), **rest):
-    """A desk of n small pictures whose leases outlast any test."""
-    return LateServer(open_desk(folder / "store", pictures(n), classes, start=False, lease=3600.0), **rest)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with sync.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser):
-    context = browser.new_context(viewport={"width": 1200, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    page.faults = []
-    page.on("pageerror", lambda error: page.faults.append(str(error)))
-    yield page
-    context.close()
-    assert page.faults == []
-
-
-OPEN = "document.getElementById('name').textContent !== '' && !document.querySelector('#classes button').disabled"
-
-
-def shown(page, item=None):
-    """The item on the screen, once one may be answered; a certain one if it is named."""
-    page.wait_for_function(f"i => {OPEN} && [null, document.getElementById('name').textContent].includes(i)", arg=item)
-    return page.text_content("#name")
-
-
-def count(page, n):
-    page.wait_for_function("n => document.getElementById('labelled').textContent === String(n)", arg=n)
-
-
-def focused(page):
-    return page.evaluate("document.activeElement.id")
-
-
-def log_of(server):
-    """What was kept, in order: (item, kind, label)."""
-    return [(e.item, e.kind, e.label) for e in server.desk.store.events()]
+pytestmark = IN_CHROMIUM
 
 
 def test_fifty_digits_by_keyboard(folder, page):
@@ -373,14 +227,6 @@ def test_a_key_or_a_click_on_an_item_that_has_just_come_does_not_count(tmp_path,
         until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
         assert [label for _, _, label in log_of(server)] == ["cat", "dog", "hen"]
         assert log_of(server)[-1][0] == item
-
-
-def until_true(page, condition):
-    """Wait without the page's clock."""
-    end = time.monotonic() + PATIENCE / 1000
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
-        time.sleep(0.01)
 
 
 def test_a_picture_that_is_late_is_not_answered_for_the_one_before(tmp_path, page):

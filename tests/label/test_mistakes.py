@@ -51,20 +51,20 @@ def projected(f: list[float]) -> list[float]:
 
 def oracle(theta: torch.Tensor, y: list[int]) -> list[float]:
     size, odds = sum(float(theta[n, n]) for n in range(len(y))) / len(y), [0.0] * len(y)
-    for share in mistakes.RIDGES:
+    for share in mistakes.MISTAKE_RIDGES:
         q = [[v + mistakes.FLOOR / C for v in projected(f)] for f in left_out(theta, y, share * size)]
         best = (-math.inf, [])
         for k in mistakes.POWERS:
             p = [row[c] ** k / sum(v**k for v in row) for row, c in zip(q, y)]
-            rate = mistakes.PRIOR_WRONG / mistakes.PRIOR_LABELS
+            rate = mistakes.PRIOR_WRONG / mistakes.PRIOR_JUDGED
             for _ in range(mistakes.RATE_STEPS):
                 wrong = [rate * (1 - v) / (C - 1) for v in p]
                 wrong = [w / (w + (1 - rate) * v) for w, v in zip(wrong, p)]
-                rate = (sum(wrong) + mistakes.PRIOR_WRONG) / (len(y) + mistakes.PRIOR_LABELS)
+                rate = (sum(wrong) + mistakes.PRIOR_WRONG) / (len(y) + mistakes.PRIOR_JUDGED)
             fit = sum(math.log(rate * (1 - v) / (C - 1) + (1 - rate) * v) for v in p)
             kept = [min(max(w, mistakes.LEAST_CHANCE), 1 - mistakes.LEAST_CHANCE) for w in wrong]
             best = max(best, (fit, kept), key=lambda one: one[0])
-        odds = [o + math.log(w / (1 - w)) / len(mistakes.RIDGES) for o, w in zip(odds, best[1])]
+        odds = [o + math.log(w / (1 - w)) / len(mistakes.MISTAKE_RIDGES) for o, w in zip(odds, best[1])]
     return [1 / (1 + math.exp(-o)) for o in odds]
 
 

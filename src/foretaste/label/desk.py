@@ -17,6 +17,8 @@ from statistics import fmean as mean
 from typing import Any
 
 from foretaste.errors import did_you_mean, whole_number
+from foretaste.label.classes import ClassChange
+from foretaste.label.review import LabelReview
 from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
 
@@ -83,6 +85,7 @@ class LabelDesk:
         self.check_ids = dict.fromkeys(list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))])
         self.shuffled = [item for item in shuffled if item not in self.check_ids]
         self._left_out = {*self.check_ids, *self.twins}  # never taught
+        self.review = LabelReview(self)
         worker.connect(self)
 
     # What the learner should know
@@ -146,6 +149,13 @@ class LabelDesk:
         self.worker.wait_for(self.worker.tell(self.copies.first(event.item)), patience)
         return event
 
+    def change_class(self, kind: str, *, who: str, **about: Any) -> ClassChange:
+        """Change the classes (``LabelStore.change_class``), and tell the learner."""
+        change = self.store.change_class(kind, who=who, **about)
+        if kind in ("add", "rename", "merge", "split"):
+            self.worker.tell_classes()
+        return change
+
     def alive(self, tab: str, who: str) -> list[str]:
         """A sign of life: the tab keeps what it holds. Returns what that is."""
         with self._lock:
@@ -174,8 +184,8 @@ class LabelDesk:
 
     def state(self, who: str = "") -> dict[str, Any]:
         """Progress, balance, curves, advice: all that the page shows and that is not about one item."""
-        view, total = self.worker.view, len(self.open_ids)
-        here = {item: event for item, event in self._answers().items() if item in self.number}
+        view, total, guide = self.worker.view, len(self.open_ids), self.store.guide
+        here = {item: event for item, event in self.answers().items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
         counts = Counter(event.label for event in here.values() if event.label is not None)
         people = Counter(event.who for event in here.values() if event.who != GIVEN)
@@ -192,9 +202,17 @@ class LabelDesk:
             "parked": sum(self._is_parked(event) for event in here.values()),
             "copies": len(self.twins),
             "classes": [
-                {"name": name, "count": counts[name], "keys": keys}
-                for name, keys in zip(self.store.classes, class_keys(self.store.classes))
+                {
+                    "name": name,
+                    "count": counts[name],
+                    "keys": keys,
+                    "own_key": guide.keys.get(name, ""),
+                    "colour": guide.colours.get(name, ""),
+                    "guidance": guide.guidance.get(name, ""),
+                }
+                for name, keys in zip(guide.names, class_keys(guide.names, guide.keys))
             ],
+            "guidelines": guide.guidelines,
             "people": [{"who": name, "count": n} for name, n in people.most_common(20)],
             "mine": people[who],
             "events": len(self.store.events()),
@@ -251,7 +269,7 @@ class LabelDesk:
 
     # Inside
 
-    def _answers(self) -> dict[str, LabelEvent]:
+    def answers(self) -> dict[str, LabelEvent]:
         """The answer that counts for each item that is asked for."""
         return self.copies.in_force(self.store.current())
 
@@ -286,7 +304,7 @@ class LabelDesk:
     def _pick(self, count: int, taken: set[str]) -> list[str]:
         """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
         taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
-        current = self._answers()
+        current = self.answers()
 
         def first(items: Iterable[str], skipped: bool = False) -> str | None:
             return next((i for i in items if i not in taken and (i in current) == skipped), None)
@@ -306,8 +324,10 @@ class LabelDesk:
         return picked
 
 
-def class_keys(classes: Sequence[str]) -> list[list[str]]:
+def class_keys(classes: Sequence[str], own: Mapping[str, str] | None = None) -> list[list[str]]:
     """The keys of each class: itself if all are single characters; else 1 to 9 and 0, and a letter of its name.
+
+    A class of ``own`` has that key alone, and no other class has it.
 
     With more classes than letters, those that have a digit get no letter. 36 classes have a key each.
 
@@ -316,6 +336,11 @@ def class_keys(classes: Sequence[str]) -> list[list[str]]:
     >>> class_keys(["0", "1"])
     [['0'], ['1']]
     """
+    if own:
+        taken_keys = set(own.values())
+        plain = class_keys([name for name in classes if name not in own])
+        rest = iter([[key for key in keys if key not in taken_keys] for keys in plain])
+        return [[own[name]] if name in own else next(rest) for name in classes]
     names = [name.lower() for name in classes]
     if all(len(name) == 1 and name.isalnum() for name in names) and len(set(names)) == len(names):
         return [[name] for name in names]

@@ -236,7 +236,7 @@ def import_labels(store: LabelStore, rows: Sequence[LabelRow], *, who: str = "im
     Raises:
         ValueError: a class that the store does not have.
     """
-    strange = sorted({str(row.label) for row in rows if row.label is not None} - set(store.classes))
+    strange = sorted({str(row.label) for row in rows if row.label is not None} - set(store.known_classes))
     if strange:
         raise ValueError(
             f"{_named(strange, 'class {} is', 'classes {} are')} not among {', '.join(store.classes)}; "

@@ -32,7 +32,10 @@ COOKIE = "foretaste"
 SESSIONS_KEPT = 1000  # cookies that are known at a time; the oldest go
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 SAFE_METHODS = ("GET", "HEAD")
-OPEN_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/api/login", "/health")  # the page asks for the token
+PAGE_SCRIPTS = ("page", "review", "classes")
+OPEN_PATHS = (  # the page asks for the token
+    "/", "/page.css", "/icon.svg", "/api/login", "/health", *(f"/{name}.js" for name in PAGE_SCRIPTS),
+)  # fmt: skip
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 HEADERS = {
     "content-security-policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foretaste.data import note_test_side
 from foretaste.errors import check_callable, counted, real_number, whole_number
-from foretaste.given import POINTS_WANTED, ClassName, is_frame
+from foretaste.given import POINTS_WANTED, ClassName, check_class_names, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
 from foretaste.label.mistakes import doubt_labels
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
@@ -316,6 +316,45 @@ class Learner:
             for p in list(self._now.book.pending) if ids is None else self._positions(ids):
                 self._now.book.pending.pop(p, None)
 
+    def change_classes(
+        self, classes: Sequence[ClassName], renamed: Mapping[ClassName, ClassName] | None = None
+    ) -> None:
+        """Add, rename, merge or reorder classes. Labels follow, and predictions go on at once; ``retrain`` later.
+
+        The last layer of the network keeps what it knows of each class: outputs of merged classes are added up, and a
+        new class begins with an output of 0. With the pool in the kernel nothing but columns changes. A training in
+        the background is stopped first.
+
+        Args:
+            classes: the names from now on.
+            renamed: old name -> new name. Two old names with one new name are merged. Names that are left out stay.
+
+        Raises:
+            ValueError: classes have no names, an old class is not among the new ones, or classes are added or merged
+                and the network was given.
+
+        Example:
+            >>> import torch, foretaste as ft
+            >>> x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+            >>> labels = {0: "cat", 1: "dog", 2: "hen"}
+            >>> learner = ft.Learner(pool=x, classes=["cat", "dog", "hen"], labels=labels, fit_options={"steps": 20})
+            >>> learner.change_classes(["cat", "bird", "cow"], {"hen": "bird", "dog": "cat"})
+            >>> learner.labels, learner.predict_proba().shape
+            ({0: 'cat', 1: 'cat', 2: 'bird'}, torch.Size([30, 3]))
+        """
+        names, renamed = check_class_names(classes), dict(renamed or {})
+        old = self._now.kind.names
+        if old is None:
+            raise ValueError("the classes have no names, so none can change; give classes= as names")
+        if lost := [name for name in old if renamed.get(name, name) not in names]:
+            raise ValueError(f"class {lost[0]!r} is not among the new ones; keep it, or say in renamed= what it is now")
+        if len(names) < 2:
+            raise ValueError(f"there is {len(names)} class; expected at least two")
+        self.stop_training()
+        self.wait()
+        with self._lock:
+            self._now.change_classes(names, [names.index(renamed.get(name, name)) for name in old])
+
     # What it knows.
 
     def predict(self, items: Any = None) -> np.ndarray:
@@ -380,7 +419,7 @@ class Learner:
             known = None if label is None else kind.read(label)
             return explain_item(model, self._now.book, p, known, whole_number("most", most))
 
-    def mistakes(self, also: Mapping[Hashable, Any] | None = None) -> list[dict[str, Any]]:
+    def mistakes(self, also: Mapping[Any, Any] | None = None) -> list[dict[str, Any]]:
         """Labels by how surely they are wrong: each is held against what all other labels say of its item.
 
         One solve for all labels, no training. The chances of the first n add up to how many of them are expected to be

@@ -103,7 +103,12 @@ class LogContents:
 
     @property
     def classes(self) -> list[str]:
+        """All names of classes that ever were."""
         return json.loads(self.settings.get("classes", "[]"))
+
+    @property
+    def class_changes(self) -> list[dict[str, Any]]:
+        return json.loads(self.settings.get("class_changes", "[]"))
 
 
 COLUMNS = ", ".join(one.name for one in fields(LabelEvent))
@@ -161,6 +166,7 @@ def write_journal(path: Path, contents: LogContents) -> int:
     """Write a journal anew, whole or not at all; returns its length in bytes."""
     entries: list[dict[str, Any]] = [{"version": STORE_VERSION}]
     entries += [{"classes": contents.classes}] if contents.classes else []
+    entries += [{"change": change} for change in contents.class_changes]
     with whole_file(path) as part, part.open("wb") as file:
         for entry in (*entries, *map(event_entry, contents.events)):
             file.write(journal_lines([entry]))
@@ -229,6 +235,8 @@ class LabelLog:
         self._insert("settings", setting_row(name, text))
         if name == "classes":
             self._entries.append({"classes": json.loads(text)})
+        elif name == "class_changes":
+            self._entries.append({"change": json.loads(text)[-1]})
 
     def put_lease(self, held: Lease) -> None:
         self._insert("leases", tuple(vars(held).values()))

@@ -1,8 +1,8 @@
 """Which labels are likely to be mistakes: each against what all others say of its item.
 
 Kernel regression from equal probabilities, 1/C, without label n predicts f_n = y_n − α_n/d_n, with A = Θ_LL + λI,
-α = A⁻¹(Y − 1/C) and d = diag A⁻¹ (``leave_one_out``): one solve for all labels. Probabilities are f_n on the simplex, with
-a floor, to a power k. Labels are wrong at a rate ε, and then any other class with equal chance, so that a label y has
+α = A⁻¹(Y − 1/C) and d = diag A⁻¹ (``leave_one_out``): one solve for all labels. Probabilities are f_n on the simplex,
+with a floor, to a power k. Labels are wrong at a rate ε, and then any other class with equal chance, so that a label y has
 
     wrong_n = ε(1 − p_n(y))/(C − 1) / [ε(1 − p_n(y))/(C − 1) + (1 − ε) p_n(y)]
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from foretaste.lookahead import leave_one_out, ridge_factor
 from foretaste.losses import simplex
 
-RIDGES = (0.1, 1.0, 10.0)  # of the mean diagonal of Θ_LL
+MISTAKE_RIDGES = (0.1, 1.0, 10.0)  # of the mean diagonal of Θ_LL
 FLOOR = 0.1  # over all classes, before the power
 POWERS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 RATE_STEPS = 60
-PRIOR_LABELS, PRIOR_WRONG = 20.0, 1.0  # labels that count before any, and how many of them are wrong
+PRIOR_JUDGED, PRIOR_WRONG = 20.0, 1.0  # labels that count before any, and how many of them are wrong
 FEWEST_LABELS = 10
 LEAST_CHANCE = 1e-12
 
@@ -31,13 +31,13 @@ def doubt_labels(theta_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]
     e_LC = torch.nn.functional.one_hot(y_L, C).to(theta_LL) - 1 / C
     size = float(theta_LL.diagonal().mean())
     odds_L, p_LC = torch.zeros_like(e_LC[:, 0]), torch.zeros_like(e_LC)
-    for share in RIDGES:
+    for share in MISTAKE_RIDGES:
         alpha_LC, d_L1 = leave_one_out(ridge_factor(theta_LL, share * size), e_LC)
         f_LC = 1 / C + e_LC - alpha_LC / d_L1
         own_LC, wrong_L = likeliest_mistakes(f_LC, y_L)
         odds_L += wrong_L.log() - (1 - wrong_L).log()
-        p_LC += own_LC / len(RIDGES)
-    return torch.sigmoid(odds_L / len(RIDGES)), p_LC
+        p_LC += own_LC / len(MISTAKE_RIDGES)
+    return torch.sigmoid(odds_L / len(MISTAKE_RIDGES)), p_LC
 
 
 def likeliest_mistakes(f_LC: Tensor, y_L: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,10 +50,10 @@ def likeliest_mistakes(f_LC: Tensor, y_L: Tensor) -> tuple[Tensor, Tensor]:
         p_LC = p_LC / p_LC.sum(1, keepdim=True)
         right_L = p_LC.gather(1, y_L[:, None])[:, 0]
         other_L = (1 - right_L) / (C - 1)
-        rate = PRIOR_WRONG / PRIOR_LABELS
+        rate = PRIOR_WRONG / PRIOR_JUDGED
         for _ in range(RATE_STEPS):  # EM
             wrong_L = rate * other_L / (rate * other_L + (1 - rate) * right_L)
-            rate = float(wrong_L.sum() + PRIOR_WRONG) / (len(y_L) + PRIOR_LABELS)
+            rate = float(wrong_L.sum() + PRIOR_WRONG) / (len(y_L) + PRIOR_JUDGED)
         fit = float((rate * other_L + (1 - rate) * right_L).log().sum())
         if best is None or fit > best[0]:
             best = fit, p_LC, wrong_L.clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.errors import checksum, counted, is_utf8, printable
+from foretaste.label.classes import ClassChange
 from foretaste.label.log import (
     APPLICATION_ID,
     COLUMNS,
@@ -206,6 +207,7 @@ class SettledLog:
 
     events: list[LabelEvent]
     classes: list[str]
+    class_changes: list[dict[str, Any]]
     from_journal: list[int]  # events that the database lacks
     from_database: list[int]  # events that the journal lacks
     in_flight: bool  # all that the database lacks is the journal's last transaction
@@ -244,6 +246,7 @@ def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: 
     classes: list[str] = max(named, key=len, default=[])
     if any(names != classes[: len(names)] for names in named):
         raise two_stores
+    changes = settle_changes(path, database, journal, two_stores)
     events = [both[seq] for seq in sorted(both)]
     if strange := [event for event in events if event.label is not None and event.label not in classes]:
         raise StoreError(
@@ -253,8 +256,25 @@ def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: 
     from_journal = sorted(seq for seq, event in kept.items() if here.get(seq) != event)
     last = [event.seq for event, _ in read[len(read) - journal.last :] if event is not None]
     return SettledLog(
-        events, classes, from_journal, sorted(here.keys() - kept.keys()), in_flight=from_journal in ([], last)
+        events, classes, changes, from_journal, sorted(here.keys() - kept.keys()), in_flight=from_journal in ([], last)
     )
+
+
+def settle_changes(
+    path: Path, database: DatabaseText, journal: JournalText, two_stores: StoreError
+) -> list[dict[str, Any]]:
+    """The changes of classes, each from the file that has it. Raises if one is in neither, or they differ."""
+    said = [entry["change"] for entry in journal.entries if "change" in entry]
+    read: dict[int, ClassChange] = {}
+    for change in map(ClassChange.from_json, [*said, *json.loads(database.settings.get("class_changes", "[]"))]):
+        if change is not None and read.setdefault(change.seq, change) != change:
+            raise two_stores
+    if lost := max(read, default=0) - len(read):
+        raise StoreError(
+            f"{path} is damaged: {lost} of {max(read)} changes of classes cannot be read, there or in {JOURNAL_FILE}. "
+            "Put a copy of one of the two files in its place"
+        )
+    return [read[seq].as_json() for seq in sorted(read)]
 
 
 # For a reader, and for the one process that writes
@@ -282,6 +302,8 @@ def _read_files(folder: Path, thorough: bool) -> tuple[DatabaseText, JournalText
     settings = dict(database.settings)
     if settled.classes:
         settings["classes"] = json.dumps(settled.classes)
+    if settled.class_changes:
+        settings["class_changes"] = json.dumps(settled.class_changes)
     leases = {lease.item: lease for lease in database.leases}
     return database, journal, settled, LogContents(settled.events, settings, leases)
 
@@ -312,7 +334,9 @@ def open_log(folder: Path) -> LabelLog:
             if contents.settings != database.settings and not _database_fault(database, settled):
                 # The classes were on the way too.
                 with opened.transaction(flush=True):
-                    opened.put_setting("classes", contents.settings["classes"])
+                    for name in ("classes", "class_changes"):
+                        if contents.settings.get(name) != database.settings.get(name):
+                            opened.put_setting(name, contents.settings[name])
             return opened
     except BaseException:
         lock.release()
@@ -323,7 +347,9 @@ def _mend_journal(
     folder: Path, database: DatabaseText, journal: JournalText | None, settled: SettledLog, contents: LogContents
 ) -> int:
     """Write the journal anew where it lacks something; returns how many bytes of it count."""
-    if journal is not None and journal.entries and not journal.damaged and not settled.from_database:
+    said = [] if journal is None else [entry["change"] for entry in journal.entries if "change" in entry]
+    whole = not settled.from_database and {c["seq"] for c in settled.class_changes} <= {c.get("seq") for c in said}
+    if journal is not None and journal.entries and not journal.damaged and whole:
         return journal.end
     path, kept = folder / JOURNAL_FILE, ""
     if journal is not None and (journal.damaged or journal.torn):

@@ -23,14 +23,16 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageOps
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretaste.errors import check_known, printable
+from foretaste.label.classes import LONGEST_GUIDELINES
 from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import export_text, label_rows, prediction_text
-from foretaste.label.guard import AsgiApp, Guard
+from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
+from foretaste.label.review import ReviewFilter
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ PICTURES_KEPT = 200  # encoded, in memory
 PICTURE_THREADS = 4  # that make them
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
+CHANGES_SHOWN = 200
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
 OPEN_CONNECTIONS = 256
 OPEN_PER_ADDRESS = 128
@@ -47,12 +50,15 @@ SLOW_SECONDS = 30.0  # for a whole request to come, for a part of an answer to b
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in PAGE_SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
 ShortText = Annotated[str, StringConstraints(max_length=200)]
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+ClassFilter = Annotated[str, StringConstraints(max_length=4096)]
+Day = Annotated[str, StringConstraints(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$")]
+Start = Annotated[int, Field(ge=0)]
 Person = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
 TabName = Annotated[str, StringConstraints(min_length=8, max_length=80, pattern=r"^[A-Za-z0-9_-]+$")]
 
@@ -83,6 +89,19 @@ class AnswerBody(TabBody):
 class UndoBody(TabBody):
     """Take back the last answer."""
 
+    request: ShortText | None = None
+
+
+class ClassBody(TabBody):
+    """A change of the classes, as ``ClassChange`` has it."""
+
+    kind: Literal["add", "rename", "merge", "split", "order", "describe", "guidelines"]
+    name: ClassFilter = ""
+    to: ClassFilter = ""
+    names: list[ItemName] = Field(default_factory=list, max_length=10_000)
+    colour: ShortText = ""
+    key: ShortText = ""
+    guidance: Annotated[str, StringConstraints(max_length=LONGEST_GUIDELINES)] = ""
     request: ShortText | None = None
 
 
@@ -152,6 +171,12 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         desk.leave(body.tab)
         return {"ok": True}
 
+    @app.post("/api/classes")
+    def change_class(body: ClassBody) -> dict[str, Any]:
+        about = body.model_dump(exclude={"tab", "who", "kind", "names"})
+        change = desk.change_class(body.kind, who=body.who, names=tuple(body.names), **about)
+        return {"seq": change.seq, "state": desk.state(body.who), **class_history(desk)}
+
     @app.post("/api/retrain")
     def retrain(body: TabBody) -> dict[str, Any]:
         desk.worker.ask_retrain()
@@ -176,6 +201,22 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     @app.get("/api/recent")
     def recent() -> dict[str, Any]:
         return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
+
+    @app.get("/api/classes")
+    def classes() -> dict[str, Any]:
+        return class_history(desk)
+
+    @app.get("/api/review")
+    def review(
+        label: ShortText = "",
+        who: ShortText = "",
+        since: Day = "",
+        until: Day = "",
+        only: ShortText = "",
+        start: Start = 0,
+    ) -> dict[str, Any]:
+        found = desk.review.rows(ReviewFilter(label, who, since, until, only), start)
+        return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     encoded = picture_cache(desk)
     threads = CapacityLimiter(PICTURE_THREADS)  # of their own: those who wait for room to decode hold up no answer
@@ -205,6 +246,12 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
             name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(text, media_type=media[kind], headers=headers)
+
+
+def class_history(desk: LabelDesk) -> dict[str, Any]:
+    """What was changed, newest first, and which merges can be taken back."""
+    changes = [change.as_json() for change in reversed(desk.store.class_changes())]
+    return {"changes": changes[:CHANGES_SHOWN], "merged": list(desk.store.guide.merged)}
 
 
 def _item_name(desk: LabelDesk, number: int) -> str:

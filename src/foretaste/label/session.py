@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import counted, whole_number
-from foretaste.given import check_class_names
+from foretaste.given import ClassName, check_class_names
 from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
 from foretaste.label.choose import AskSettings, InputCover, ask_items
 from foretaste.label.live_model import (
@@ -39,6 +39,7 @@ from foretaste.label.training import (
     TrainFunction,
     TrainingPlan,
     TrainingStopped,
+    carry_outputs,
     copied_network,
     make_own_network,
     stop_at_exit,
@@ -162,6 +163,46 @@ class Session:
         can = self.can_train()
         reason = "there is no trained network yet" + ("" if can else ", and labels of two classes are needed for one")
         return {"retrain": can, "reason": reason, "trained_on": 0, "new": len(self.book.labels)}
+
+    def change_classes(self, names: tuple[ClassName, ...], new_of: Sequence[int]) -> None:
+        """The classes have these names from now on, and class c is ``new_of[c]``. Raises while a training is under way.
+
+        The weights of the network's last layer move with the classes, so that predictions go on; a training comes
+        later. With the same classes only their names change.
+        """
+        if self.under_way is not None:
+            raise RuntimeError("a training is under way; wait for it, or stop it")
+        kind = LabelKind(len(names), False, names)
+        if list(new_of) == list(range(kind.C)):
+            self.kind = kind
+            for each in (self.model, self.pool_model):
+                if each is not None:
+                    each.kind = kind
+            return
+        if not self.plan.own or self.net is None:
+            raise ValueError(
+                f"the network was given, and has {counted(self.kind.C, 'output')}; classes can be added or merged with "
+                "the learner's own network only"
+            )
+        find_strategy(self.ask.how.name).check(kind.C)
+        was, trained = self.net, None if self.model is None else moved_labels(self.model.trained, new_of)
+        before = self.kind, self.net, self.book, self.model, self.pool_model
+        predictions = {p: replace(q, predicted=new_of[int(q.predicted)]) for p, q in self.book.predictions.items()}
+        try:
+            labels = moved_labels(self.book.labels, new_of)
+            self.book = LabelBook(labels, dict(self.book.pending), dict(self.book.ignored), predictions)
+            self.kind = kind
+            self.net = self.own_network()
+            carry_outputs(was, self.net, list(new_of), self.plan.loss == "l2")
+            if trained is not None:
+                self.model = self.linearise(self.net, trained, self.last_trained)
+                self.pool_model = None if self.pool_model is None else self.bend(self.net, trained)
+                for each in (self.model, self.pool_model):
+                    if each is not None:
+                        each.admit([*self.book.labels, *self.book.pending])
+        except BaseException:
+            self.kind, self.net, self.book, self.model, self.pool_model = before
+            raise
 
     # Outputs.
 
@@ -444,6 +485,11 @@ class Session:
             if made.pool_model is not None:
                 made.pool_model.admit([*made.book.labels, *made.book.pending])
         return made
+
+
+def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int]) -> dict[int, Label]:
+    """The same labels where class c has become ``new_of[c]``."""
+    return {p: new_of[int(y)] for p, y in labels.items()}
 
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:

@@ -209,7 +209,7 @@ def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "P
     """The classes that the user names, or those of the last time, or those in the data."""
     found = list(points.classes) if any(label is not None for label in points.labels) else []
     names = list(classes or store.classes or found)
-    if missing := [name for name in found if name not in names]:
+    if missing := [name for name in found if name not in (*names, *store.known_classes)]:
         if classes:
             raise ValueError(
                 f"{source} has labels of {', '.join(missing[:10])}, which {'is' if len(missing) == 1 else 'are'} not "

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.errors import check_known, is_utf8, printable
+from foretaste.label.classes import ClassChange, ClassGuide, replay_changes
 from foretaste.label.log import JOURNAL_FILE, KINDS, LabelLog, Lease
 from foretaste.label.log import STORE_FILE as STORE_FILE
 from foretaste.label.log import LabelEvent as LabelEvent
@@ -74,6 +75,7 @@ class LabelStore:
         self._mutex = threading.RLock()
         self._now: dict[str, LabelEvent] = {}  # the event in force of each item, and those with a name of a request:
         self._requests: dict[str, LabelEvent] = {}  # caches of the log
+        self._guide = ClassGuide()
         self._closed = self._inside = False  # inside a transaction
         self._log: LabelLog | None = None
         journal = self.folder / JOURNAL_FILE
@@ -92,7 +94,42 @@ class LabelStore:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of their keys."""
+        return self._guide.names
+
+    @property
+    def known_classes(self) -> tuple[str, ...]:
+        """All names that ever were those of a class. Labels may be of any; ``guide`` says what each counts as now."""
         return tuple(self._kept.classes)
+
+    @property
+    def guide(self) -> ClassGuide:
+        """The classes, what older names count as, and what is said about each."""
+        return self._guide
+
+    def class_changes(self) -> list[ClassChange]:
+        """All changes of classes, oldest first."""
+        with self._mutex:
+            return [change for c in self._kept.class_changes if (change := ClassChange.from_json(c)) is not None]
+
+    def change_class(self, kind: str, *, who: str, request: str | None = None, **about: Any) -> ClassChange:
+        """Change the classes (``ClassChange``). When this returns, the disk has it. Labels keep what was said.
+
+        Raises ValueError if it cannot be: an unknown class, a name that is taken or was that of another class.
+        """
+        with self._mutex:
+            said = self.class_changes()
+            if request is not None and (there := [c for c in said if c.request == request]):
+                return there[0]
+            change = ClassChange(len(said) + 1, _timestamp(self._clock()), who, kind, request=request, **about)
+            for what, text in (("person", who), *((("class", change.to or change.name),) if change.name else ())):
+                _check_name(what, text)
+            guide, known = self._guide.after(change), list(self._kept.classes)
+            with self.together():
+                if new := [name for name in guide.names if name not in known]:
+                    self.set_setting("classes", known + new)
+                self.set_setting("class_changes", [c.as_json() for c in (*said, change)])
+            self._index()
+            return change
 
     def set_classes(self, classes: Iterable[str]) -> None:
         """Name the classes. Later calls may add some at the end; those that are there stay."""
@@ -103,12 +140,18 @@ class LabelStore:
             raise ValueError(
                 f"classes are {', '.join(map(repr, new)) or 'none'}; expected different names, at least one"
             )
+        if self._kept.class_changes:  # they were changed on the page: old names are known, and others are new classes
+            for name in new:
+                if name not in self.known_classes:
+                    self.change_class("add", who=GIVEN, name=name)
+            return
         if new[: len(self.classes)] != self.classes:
             raise ValueError(
                 f"classes are {', '.join(new)}; the labels here were given for {', '.join(self.classes)}. "
                 "Name those first, in that order; more may follow"
             )
         self.set_setting("classes", list(new))
+        self._index()
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A setting that was kept, or ``otherwise``."""
@@ -183,16 +226,20 @@ class LabelStore:
         for what, text in (("item", item), ("person", who), ("tab", tab), ("request", request or "")):
             _check_name(what, text, least=what in ("item", "person"))
         if kind in ("label", "relabel"):
-            check_known("class", label, self.classes)
+            check_known("class", label, self.classes if label not in self.known_classes else self.known_classes)
         elif label is not None:
             raise ValueError(f"a {kind} has no label; got {label!r}")
         with self._mutex:
             if (there := self._repeated(request, item, kind, label)) is not None:
                 return there
-            before = self._now.get(item)
+            before, now_label = self._now.get(item), None if label is None else self._guide.counts_as(label)
             self._check_free(item, kind, label, who, tab, before)
             # The same answer again changes nothing; but one more skip puts the item behind others.
-            if before is not None and before.label == label and (label is not None or before.kind == kind != "skip"):
+            if (
+                before is not None
+                and before.label == now_label
+                and (label is not None or before.kind == kind != "skip")
+            ):
                 return before
             if kind == "label" and before is not None and before.label is not None:
                 kind = "relabel"
@@ -291,6 +338,7 @@ class LabelStore:
 
     def _index(self) -> None:
         """Make the caches of the log anew."""
+        self._guide = replay_changes(self._kept.classes, self.class_changes())
         self._now.clear()
         self._requests.clear()
         for event in self._kept.events:
@@ -300,11 +348,17 @@ class LabelStore:
         if event.request is not None:
             self._requests[event.request] = event
         if event.undoes is None:
-            self._now[event.item] = event
+            self._now[event.item] = self._as_counted(event)
         elif (was := self._event(self._kept.events[event.undoes - 1].before_seq)) is not None:
-            self._now[event.item] = was
+            self._now[event.item] = self._as_counted(was)
         else:
             self._now.pop(event.item, None)
+
+    def _as_counted(self, event: LabelEvent) -> LabelEvent:
+        """The event with the class that its label counts as now."""
+        if event.label is None or event.label not in self._guide.older:
+            return event
+        return replace(event, label=self._guide.counts_as(event.label))
 
     def _append(
         self,

@@ -253,7 +253,7 @@ class StudioTasks:
         )
         given = [a for _, a in answers if not a.skipped]
         wanted = given[-1].label if given else "" if answers else None
-        if given and wanted not in self.desk.store.classes:
+        if given and wanted not in self.desk.store.known_classes:
             if wanted not in self._strange and len(self._strange) < STRANGE_TOLD:
                 self._strange.add(wanted)
                 said = "no one choice" if wanted is None else f"the label {printable(wanted)!r:.80}, no class here"

@@ -3,7 +3,7 @@
 import copy
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,32 @@ def make_own_network(x: Inputs, kind: LabelKind, seed: int) -> nn.Module:
         x_ND = torch.stack([mean_D - one, mean_D + one])  # two rows with these moments
     with seeded(seed, torch.device("cpu")):
         return make_head(x_ND, kind.C).eval()
+
+
+def carry_outputs(old: nn.Module, new: nn.Module, new_of: Sequence[int], summed: bool) -> None:
+    """Give a network the weights of another whose outputs were other classes: c became ``new_of[c]``.
+
+    Outputs of classes that became one are ``summed``, or averaged; an output that is new says 0 everywhere.
+    """
+    with torch.no_grad():
+        for (name, there), (_, here) in zip(old.state_dict().items(), new.state_dict().items()):
+            if here.shape == there.shape and name not in _last_names(new):
+                here.copy_(there)
+        for there, here in zip(_last_layer(old).parameters(), _last_layer(new).parameters()):
+            here.zero_()
+            counts = torch.tensor([max(1, new_of.count(c)) for c in range(len(here))], dtype=here.dtype)
+            here.index_add_(0, torch.tensor(new_of), there)
+            if not summed:
+                here.div_(counts.view(-1, *[1] * (here.dim() - 1)))
+
+
+def _last_layer(net: nn.Module) -> nn.Linear:
+    return [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
+
+
+def _last_names(net: nn.Module) -> set[str]:
+    last = _last_layer(net)
+    return {name for name, value in net.named_parameters() if any(value is own for own in last.parameters())}
 
 
 def train_network(

@@ -87,7 +87,7 @@ class LearnerWorker(threading.Thread):
         self._missed: dict[str, None] = {}
         self._told = 0
         self._tabs, self._ahead = 1, 0
-        self._closing = self._retrain = self._stale = False
+        self._closing = self._retrain = self._stale = self._classes_changed = False
         self._phase, self._words, self._error = "waiting", "", ""
         self._done = self._total = 0
         self._labels = 0
@@ -135,6 +135,12 @@ class LearnerWorker(threading.Thread):
             self._retrain = True
             self._turn.notify_all()
 
+    def tell_classes(self) -> None:
+        """The classes have changed: the model follows, with all labels."""
+        with self._turn:
+            self._classes_changed = True
+            self._turn.notify_all()
+
     def close(self, seconds: float | None = None) -> None:
         """Stop the thread and a training, and wait until both have ended the step they are in."""
         with self._turn:
@@ -158,6 +164,11 @@ class LearnerWorker(threading.Thread):
             (i, self._classes[c], float(p_NC[n, c]))
             for n, (i, c) in enumerate(zip(self._desk.data.ids, p_NC.argmax(1)))
         ]
+
+    def mistakes(self, also: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What ``Learner.mistakes`` says of the labels, and of others that it was not taught; empty without a model."""
+        learner = self._learner
+        return [] if learner is None or not learner.ready else learner.mistakes(also)
 
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
@@ -213,8 +224,10 @@ class LearnerWorker(threading.Thread):
         with self._turn:
             number, self._dirty = self._told, {}
         self._learner = learner
+        self._follow_classes(learner)
         self._follow(learner, self._desk.data.ids)
-        learner.recall([p for p in self.view.record if p["predicted"] in self._classes])
+        said = [{**p, "predicted": self._desk.store.guide.counts_as(str(p["predicted"]))} for p in self.view.record]
+        learner.recall([p for p in said if p["predicted"] in self._classes])
         self._phase = "ready"
         self._rank(learner, number)
 
@@ -224,7 +237,7 @@ class LearnerWorker(threading.Thread):
         assert learner is not None
         was = learner.training
         with self._turn:
-            while not (self._dirty or self._retrain or self._stale or self._ending):
+            while not (self._dirty or self._retrain or self._stale or self._classes_changed or self._ending):
                 self._turn.wait(IDLE_SECONDS)
                 if was and not learner.training:
                     break
@@ -236,6 +249,10 @@ class LearnerWorker(threading.Thread):
         with self._turn:
             items, number, self._dirty = [*{**self._missed, **self._dirty}], self._told, {}
             retrain, self._retrain, self._stale = self._retrain, False, False
+            classes, self._classes_changed = self._classes_changed, False
+        if classes and self._follow_classes(learner):
+            self._missed, items = dict.fromkeys(self._desk.data.ids), list(self._desk.data.ids)
+            retrain = learner.ready and len(set(learner.labels.values())) > 1
         before, labels = self._predicted, self._labels
         self._missed = dict.fromkeys(items)  # tried again if this turn fails
         self._follow(learner, items)
@@ -250,6 +267,20 @@ class LearnerWorker(threading.Thread):
             self._trimmed = self._labels
             return_free_memory()
         self._error = ""
+
+    def _follow_classes(self, learner: "Learner") -> bool:
+        """Add, rename and merge until the learner has the classes of the store, in an order of its own; whether it did.
+
+        A class that a split brings back gets its labels from ``_follow``.
+        """
+        guide, old = self._desk.store.guide, [str(name) for name in learner.classes or ()]
+        now = [guide.counts_as(name) for name in old]
+        names = [*dict.fromkeys(now), *(name for name in guide.names if name not in now)]
+        if names != old:
+            learner.change_classes(names, dict(zip(old, now)))
+            self._predicted = None
+        self._classes = names
+        return names != old
 
     def _follow(self, learner: "Learner", items: Iterable[str]) -> None:
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""

@@ -113,7 +113,8 @@ function take(data, entry) {
     queue = fresh.map((i) => Object.assign(old.get(i.item) || {}, i));
     finished = data.items.length === 0;
   }
-  if (entry.path === "/api/undo") {
+  if (entry.from) views[entry.from].took?.(data, entry);
+  if (entry.path === "/api/undo" && !(entry.from && data.item.answer && data.item.answer.kind !== "skip")) {
     queue = [data.item, ...queue.filter((i) => i.item !== data.item.item)];
     finished = false;
     say("Taken back.");
@@ -282,11 +283,13 @@ function note(title, text) {
 
 function paint(next) {
   if (!next) return;
-  const classesChanged = !state || state.classes.map((c) => c.name).join("\n") !== next.classes.map((c) => c.name).join("\n");
+  const looks = (s) => JSON.stringify(s.classes.map(({ count, ...rest }) => rest));
+  const classesChanged = !state || looks(state) !== looks(next);
   state = next;
   document.title = `${next.title || "foretaste"} · ${next.labelled}`;
   $("title").textContent = next.title || "foretaste";
   if (classesChanged) buttons();
+  guidelines(next.guidelines);
   $("labelled").textContent = next.labelled.toLocaleString();
   $("of").textContent = `of ${next.total.toLocaleString()} labelled`;
   $("bar").max = next.total || 1;
@@ -314,7 +317,7 @@ function buttons() {
     button.style.setProperty("--shade", colour(c.name));
     button.append(keys, named("span", c.name, "word"));
     button.dataset.name = c.name;
-    button.title = c.name;
+    button.title = c.guidance ? `${c.name}: ${c.guidance}` : c.name;
     button.setAttribute("aria-keyshortcuts", c.keys.join(" "));
     button.addEventListener("click", (event) => clicked(event, "label", c.name));
     return button;
@@ -427,6 +430,24 @@ async function recall(number) {
   show("asked");
 }
 
+/* Views: the desk itself, and pages beside it, each with a script of its own: { open, actionOf, took }. The item on the
+   screen stays held meanwhile. */
+
+const views = { label: {} };
+const VIEW_KEYS = { f2: "review", f8: "classes" };
+const placeOf = (name) => $({ classes: "classes-view" }[name] || name);  // #classes are the buttons
+let view = "label";
+
+function openView(name) {
+  view = name;
+  for (const other of Object.keys(views)) placeOf(other).hidden = other !== name;
+  document.querySelectorAll("#views button").forEach((b) => (b.dataset.view === name ? b.setAttribute("aria-current", "page") : b.removeAttribute("aria-current")));
+  views[name].open?.();
+  if (name === "label") columns();
+  atItem();
+}
+document.querySelectorAll("#views button").forEach((b) => b.addEventListener("click", () => openView(b.dataset.view)));
+
 /* Small things */
 
 function made(tag, text, className) {
@@ -460,7 +481,10 @@ function row(name, share, much, shade) {
   return line;
 }
 
-const colour = (name) => PALETTE[Math.max(0, state?.classes.findIndex((c) => c.name === name) ?? 0) % PALETTE.length];
+const colour = (name) => {
+  const n = Math.max(0, state?.classes.findIndex((c) => c.name === name) ?? 0);
+  return state?.classes[n]?.colour || PALETTE[n % PALETTE.length];
+};
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
 let bannerTimer = 0;
@@ -488,14 +512,16 @@ function press(kind, label) {
 /* Keys mean what the page says, wherever the focus is. Only typing is typing, and a button that was reached with Tab is
    pressed with Enter or Space. Whatever was pressed, the focus is at the item again. */
 
-const atItem = () => $("stage").focus({ preventScroll: true });
+const atItem = () => (view === "label" ? $("stage") : placeOf(view)).focus({ preventScroll: true });
 const inDialog = (event) => Boolean(event.target.closest?.("dialog"));
 
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.isComposing || inDialog(event)) return;
   const key = event.key.toLowerCase();
-  if (event.target.matches("input, textarea")) {
-    if (key === "enter" || key === "escape") { event.preventDefault(); atItem(); }
+  if (VIEW_KEYS[key]) { event.preventDefault(); return openView(VIEW_KEYS[key]); }
+  if (event.target.matches("input, textarea, select")) {
+    if (key === "enter" && event.target.form?.id === "class-add") return;
+    if ((key === "enter" && event.target.matches("input")) || key === "escape") { event.preventDefault(); event.target.blur(); atItem(); }
     return;
   }
   const action = actionOf(key, event.ctrlKey || event.metaKey);
@@ -506,6 +532,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 function actionOf(key, withControl) {
+  if (view !== "label") return views[view].actionOf(key, withControl) || (key === "escape" ? () => openView("label") : null);
   if (withControl) return key === "z" ? undo : null;
   if (key === "escape") return revising && (() => { revising = null; show("answered"); });
   const found = state?.classes.find((c) => c.keys.includes(key));

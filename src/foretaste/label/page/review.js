@@ -1,0 +1,128 @@
+/* Review: what is labelled, the most doubtful first, to be relabelled in place. Answers go through the outbox of the page,
+   so that none is lost; a row shows the new label at once. */
+"use strict";
+
+let reviewed = [];       // rows as the server sent them
+let chosen = 0;          // the row that keys are for
+let reviewChanges = 0;   // relabels here that can still be taken back
+let reviewAsked = 0;     // the latest request; replies to earlier ones are dropped
+
+const reviewFilter = () => Object.fromEntries([...new FormData($("review-filter"))].filter(([, v]) => v));
+
+async function loadReview(start = 0) {
+  const asked = ++reviewAsked;
+  if (!start) $("review-words").textContent = "Looking for likely mistakes…";
+  const data = await call(`/api/review?${new URLSearchParams({ ...reviewFilter(), start })}`).catch((e) => ({ error: e }));
+  if (asked !== reviewAsked) return;
+  if (data.error) {
+    if (data.error.status === 401) return askToken();
+    $("review-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Press Look again.";
+    return;
+  }
+  reviewed = start ? [...reviewed, ...data.items] : data.items;
+  if (!start) { chosen = 0; reviewChanges = 0; }
+  options($("review-filter").elements.label, ["", ...state.classes.map((c) => c.name)], "any");
+  options($("review-filter").elements.who, ["", ...data.people], "anybody");
+  $("review-words").textContent = reviewSummary(data);
+  $("review-more").hidden = reviewed.length >= data.total;
+  $("review-list").replaceChildren(...reviewed.map(reviewRow));
+  choose(Math.min(chosen, reviewed.length - 1), false);
+}
+
+function reviewSummary(data) {
+  const many = `${data.total.toLocaleString()} ${data.total === 1 ? "answer" : "answers"}.`;
+  if (!data.total) return "Nothing fits. Choose other filters.";
+  if (!data.first) return `${many} No doubts yet: they need a model and ten labels.`;
+  const wrong = Math.round(data.expected);
+  return `${many} Of the first ${data.first}, about ${wrong} ${wrong === 1 ? "is" : "are"} expected to be wrong.`;
+}
+
+function options(select, values, none) {
+  const was = select.value;
+  if ([...select.options].map((o) => o.value).join("\n") === values.join("\n") && select.options.length) return;
+  select.replaceChildren(...values.map((v) => { const o = made("option", v || none); o.value = v; return o; }));
+  select.value = values.includes(was) ? was : values[0];
+}
+
+function reviewRow(r, n) {
+  const li = made("li"), about = made("div", "", "about"), doubt = made("div", "", "doubt"), relabel = made("div", "", "relabel");
+  li.dataset.item = r.item;
+  if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; img.loading = "lazy"; li.append(img); } else about.classList.add("text-cell");
+  const title = made("b", r.text || r.item);
+  title.dir = "auto";
+  about.append(title, [r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
+  if (r.doubt) {
+    doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${r.doubt.likely}, ${percent(r.doubt.probability)}`);
+    doubt.classList.toggle("high", r.doubt.wrong >= 0.5);
+  }
+  const select = made("select");
+  select.setAttribute("aria-label", `Label of ${r.item}`);
+  options(select, [...(r.label === null ? [""] : []), ...state.classes.map((c) => c.name)], SAID[r.kind] || "");
+  select.value = r.label ?? "";
+  select.addEventListener("change", () => relabelRow(n, select.value));
+  relabel.append(select);
+  li.append(about, doubt, relabel);
+  li.addEventListener("pointerdown", () => choose(n, false));
+  return li;
+}
+
+const percent = (p) => (p > 0.995 ? "over 99 %" : p < 0.005 ? "under 1 %" : `${Math.round(100 * p)} %`);
+
+function choose(n, move = true) {
+  chosen = Math.max(0, Math.min(n, reviewed.length - 1));
+  [...$("review-list").children].forEach((li, k) => { li.classList.toggle("chosen", k === chosen); if (k === chosen) li.setAttribute("aria-current", "true"); else li.removeAttribute("aria-current"); });
+  const li = $("review-list").children[chosen];
+  if (li && move) { li.scrollIntoView({ block: "nearest" }); $("live").textContent = li.querySelector(".about").textContent + ", " + (reviewed[chosen].label ?? SAID[reviewed[chosen].kind]); }
+}
+
+function relabelRow(n, label) {
+  const r = reviewed[n];
+  if (!r || !label || r.label === label) return;
+  r.label = label;
+  reviewChanges += 1;
+  redrawRow(n, true);
+  say(`${r.item}: ${label}.`);
+  post({ path: "/api/answer", from: "review", body: { ...me(), item: r.item, kind: "relabel", label, request: random() } });
+}
+
+function redrawRow(n, changed) {
+  const old = $("review-list").children[n], li = reviewRow(reviewed[n], n);
+  li.classList.toggle("changed-now", changed);
+  li.classList.toggle("chosen", n === chosen);
+  const inside = old.contains(document.activeElement);
+  old.replaceWith(li);
+  if (inside) atItem();
+}
+
+function undoReview() {
+  if (!reviewChanges) return banner("Nothing was relabelled here since the list was made.", 3000);
+  reviewChanges -= 1;
+  post({ path: "/api/undo", from: "review", body: { ...me(), request: random() } });
+}
+
+$("review-filter").addEventListener("change", () => loadReview());
+$("review-filter").addEventListener("submit", (event) => event.preventDefault());
+$("review-again").addEventListener("click", () => loadReview());
+$("review-more").addEventListener("click", () => loadReview(reviewed.length));
+
+views.review = {
+  open: () => loadReview(),
+  actionOf(key, withControl) {
+    if (withControl) return key === "z" ? undoReview : null;
+    const name = state?.classes.find((c) => c.keys.includes(key))?.name;
+    if (name) return () => { relabelRow(chosen, name); choose(chosen + 1); };
+    const likely = reviewed[chosen]?.doubt?.likely;
+    return {
+      arrowdown: () => choose(chosen + 1), arrowup: () => choose(chosen - 1), backspace: undoReview,
+      enter: likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }),
+    }[key];
+  },
+  took(data, entry) {
+    const item = entry.path === "/api/undo" ? data.item.item : entry.body.item, n = reviewed.findIndex((r) => r.item === item);
+    if (n < 0 || entry.path !== "/api/undo") return;
+    reviewed[n].label = data.item.answer?.label ?? null;
+    redrawRow(n, false);
+    choose(n);
+    say("Taken back.");
+  },
+};

@@ -1,0 +1,101 @@
+"""What is labelled, to be looked at again: filters, the most doubtful first, and how many mistakes are expected.
+
+Doubts are those of ``Learner.mistakes``, of the labels as they were at the last look. They are computed in the thread
+that asks: the learner goes on answering meanwhile.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretaste.errors import check_known
+from foretaste.label.store import LabelEvent
+
+if TYPE_CHECKING:
+    from foretaste.label.desk import LabelDesk
+
+REVIEW_ONLY = ("", "disagrees", "unsure", "measured")
+REVIEW_FIRST = 50  # of these the page says how many are expected to be wrong
+REVIEW_PAGE = 100  # rows sent at once
+
+
+@dataclass(frozen=True)
+class ReviewFilter:
+    """Which answers to list; what is empty does not count.
+
+    label: a class. who: a person. since, until: days, as 2025-03-31, both included. only: "disagrees" (other labels say
+    another class), "unsure" (people were not sure) or "measured" (drawn at random to measure accuracy).
+    """
+
+    label: str = ""
+    who: str = ""
+    since: str = ""
+    until: str = ""
+    only: str = ""
+
+    def __post_init__(self) -> None:
+        check_known("only", self.only, REVIEW_ONLY)
+
+    def takes(self, event: LabelEvent, measured: bool, doubt: dict[str, Any] | None) -> bool:
+        """Whether an answer is listed."""
+        day = event.at[:10]
+        return (
+            (event.kind == "unsure" if self.only == "unsure" else event.label is not None)
+            and self.label in ("", event.label)
+            and self.who in ("", event.who)
+            and (not self.since or day >= self.since)
+            and (not self.until or day <= self.until)
+            and (self.only != "measured" or measured)
+            and (self.only != "disagrees" or (doubt is not None and doubt["likely"] != event.label))
+        )
+
+
+class LabelReview:
+    """The list of answers of a desk. Doubts are kept until an answer changes them."""
+
+    def __init__(self, desk: "LabelDesk") -> None:
+        self.desk = desk
+        self._lock = threading.Lock()
+        self._known: tuple[Any, dict[str, dict[str, Any]]] = (None, {})
+
+    def doubts(self) -> dict[str, dict[str, Any]]:
+        """Item → its row of ``Learner.mistakes``; empty while there is no model."""
+        desk = self.desk
+        with self._lock:  # one look at a time: it takes all of a core
+            now = (len(desk.store.events()), desk.worker.view.absorbed, desk.store.classes)
+            if self._known[0] != now:
+                measured = {i: label for i in desk.check_ids if (label := desk.label_of(i)) is not None}
+                self._known = now, {str(row["id"]): row for row in desk.worker.mistakes(measured)}
+            return self._known[1]
+
+    def rows(self, wanted: ReviewFilter, start: int = 0) -> dict[str, Any]:
+        """A page of the list: the most doubtful first, then those without a doubt, the newest first."""
+        desk, doubts = self.desk, self.doubts()
+        found = []
+        for item, event in desk.answers().items():
+            doubt = doubts.get(item)
+            if doubt is not None and doubt["label"] != event.label:
+                doubt = None  # relabelled since
+            if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt):
+                found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt))
+        found.sort(key=lambda row: row[:2], reverse=True)
+        first = [wrong for wrong, *_ in found[:REVIEW_FIRST] if wrong >= 0]
+        return {
+            "total": len(found),
+            "first": len(first),
+            "expected": sum(first),
+            "people": sorted({event.who for event in desk.answers().values()}),
+            "items": [
+                {
+                    "number": desk.number[item],
+                    "item": item,
+                    "kind": event.kind,
+                    "label": event.label,
+                    "who": event.who,
+                    "at": event.at,
+                    "measured": item in desk.check_ids,
+                    "doubt": None if doubt is None else {k: doubt[k] for k in ("wrong", "likely", "probability")},
+                }
+                for _, _, item, event, doubt in found[start : start + REVIEW_PAGE]
+            ],
+        }
