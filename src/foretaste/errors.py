@@ -1,4 +1,4 @@
-"""What errors, logs and reports share: checks of arguments, nearest names, sizes, durations; names in files; seals."""
+"""What several folders share: checks of arguments, nearest names, sizes, durations; changed settings; seals."""
 
 import logging
 import math
@@ -213,6 +213,19 @@ def shorten(names: Sequence[str], most: int = LISTED) -> str:
 def join_words(parts: Sequence[str]) -> str:
     """a, b and c."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+@contextmanager
+def changed(*settings: tuple[object, str, object]) -> Iterator[None]:
+    """Within, attributes have other values: (owner, name, value). Afterwards, also after an error, the old ones."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings]
+    try:
+        for owner, name, value in settings:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 @contextmanager

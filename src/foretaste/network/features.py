@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import check_callable, check_known, whole_number
+from foretaste.errors import changed, check_callable, check_known, whole_number
 from foretaste.network.backbones import Backbone, as_backbone
 from foretaste.network.feature_cache import (
     CACHE_FORMAT,
@@ -376,15 +376,10 @@ def _moved_by(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
 
 
-@contextlib.contextmanager
-def _true_float32() -> Iterator[None]:
+def _true_float32() -> contextlib.AbstractContextManager[None]:
     """Products on a GPU in true float32, and the same kernels each time, whatever the user has set."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    conv: Any = cudnn.conv  # type: ignore[attr-defined]
-    before = matmul.fp32_precision, conv.fp32_precision, cudnn.deterministic, cudnn.benchmark
-    matmul.fp32_precision = conv.fp32_precision = "ieee"
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        matmul.fp32_precision, conv.fp32_precision, cudnn.deterministic, cudnn.benchmark = before
+    cudnn: Any = torch.backends.cudnn
+    places = (torch.backends.cuda.matmul, cudnn.conv)
+    return changed(
+        (cudnn, "deterministic", True), (cudnn, "benchmark", False), *((p, "fp32_precision", "ieee") for p in places)
+    )

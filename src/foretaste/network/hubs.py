@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import did_you_mean, printable
+from foretaste.errors import changed, did_you_mean, printable
 from foretaste.network.backbones import Backbone, need_packages, upright_picture
 from foretaste.network.feature_cache import ADDRESS
 
@@ -247,17 +247,11 @@ def _torch_hub_file(url: str) -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(url.split("?")[0])
 
 
-@contextlib.contextmanager
-def _hub_offline() -> Iterator[None]:
+def _hub_offline() -> contextlib.AbstractContextManager[None]:
     """Hugging Face's hub reads its cache and connects to nothing."""
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+    return changed((constants, "HF_HUB_OFFLINE", True))
 
 
 # prefix: what makes a backbone, and the kinds of points it takes

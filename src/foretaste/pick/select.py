@@ -206,7 +206,11 @@ def _pick_each(state: State, score: ScoreFunction, select: str, batch: Batch, or
         _grow(got, state, score, select, batch, oracle)
     except BaseException as e:
         if oracle is not None:
-            _add_answers(e, got, oracle)
+            answered = _answered(got, oracle)
+            with suppress(AttributeError):  # an exception with slots has room for the note only
+                e.answered = answered  # type: ignore[attr-defined]
+            if answered and not getattr(e, "__notes__", None):
+                e.add_note(f"answered before it, as (position, label): {answered}; the exception has them as .answered")
         raise
     return got
 
@@ -310,14 +314,6 @@ def _keep_pick(state: State, j: int, select: str, got: Picked, oracle: Oracle | 
 
 def _answered(got: Picked, oracle: Oracle) -> list[tuple[int, Any]]:
     return [(oracle.position(j), y) for j, y in zip(got.indices, got.labels)]
-
-
-def _add_answers(e: BaseException, got: Picked, oracle: Oracle) -> None:
-    answered = _answered(got, oracle)
-    with suppress(AttributeError):  # an exception with slots has room for the note only
-        e.answered = answered  # type: ignore[attr-defined]
-    if answered and not getattr(e, "__notes__", None):
-        e.add_note(f"answered before it, as (position, label): {answered}; the exception has them as .answered")
 
 
 def _timed_scores(got: Picked, score: ScoreFunction, state: State) -> Tensor:

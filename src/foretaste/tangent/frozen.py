@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from traceback import walk_tb
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from foretaste.errors import counted, did_you_mean, whole_number
+from foretaste.errors import changed, counted, did_you_mean, whole_number
 from foretaste.given import chosen_names
 from foretaste.tangent.attention import AttentionParts
 from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
@@ -364,32 +364,17 @@ def isolated(device: torch.device, precision: str = "float32") -> Iterator[None]
         yield
 
 
-@contextmanager
-def without_cudnn() -> Iterator[None]:
+def without_cudnn() -> AbstractContextManager[None]:
     """Use torch's own kernels: vmap can batch their recurrences, and their float64 convolutions are faster."""
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
+    return changed((torch.backends.cudnn, "enabled", False))
 
 
-@contextmanager
-def float32_products(precision: str) -> Iterator[None]:
+def float32_products(precision: str) -> AbstractContextManager[None]:
     """Compute products and convolutions of float32 tensors in true float32 or in TF32, reproducibly."""
     cudnn: Any = torch.backends.cudnn
-    places = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-    before, repeatable = [p.fp32_precision for p in places], cudnn.deterministic
-    try:
-        cudnn.deterministic = True
-        for p in places:
-            p.fp32_precision = "tf32" if precision in ("tf32", "half") else "ieee"
-        yield
-    finally:
-        cudnn.deterministic = repeatable
-        for p, was in zip(places, before):
-            p.fp32_precision = was
+    places = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    used = "tf32" if precision in ("tf32", "half") else "ieee"
+    return changed((cudnn, "deterministic", True), *((place, "fp32_precision", used) for place in places))
 
 
 # Messages of libraries that are out of memory: torch on a CPU, oneDNN, CUDA, cuBLAS, cuDNN (the last two).

@@ -5,17 +5,9 @@ what ``ntk`` would do.
 
 Each pass is one forward and one backward, which give every layer's input A and output gradient G at every point. From
 them each layer's gradient is formed, multiplied, added to Θ and freed. So the gradients of all P parameters are never
-in memory at once. The other files:
-
-    frozen.py          the network, its inputs and their checks
-    survey.py          which parameters have a rule; one pass that records A and G
-    rule_checks.py     whether the rules hold for the batches of a pass
-    rules.py           how a layer's gradient is formed from A and G, and layers that need none
-    functional.py      gradients of whatever has no rule
-    planning.py        how the work is cut to fit the memory budget
-    accumulate.py      how rows of gradients are stored, multiplied and added to Θ
-    triton_kernels.py  kernels for a GPU, written in Triton
-    precision.py       which precision keeps a ranking
+in memory at once. In order: frozen.py checks and freezes the network, survey.py looks at its layers, planning.py cuts
+the work to the memory, ``LayerPass`` runs the points, rules.py and functional.py form gradients, rule_checks.py checks
+them, accumulate.py adds them up.
 """
 
 import logging

@@ -93,8 +93,7 @@ class LayerGroup:
     @property
     def modules(self) -> list[nn.Module]:
         """Those whose A and G the pass records."""
-        formed = [m for layer, _ in self.formed for m in layer.modules]
-        return list(dict.fromkeys([*formed, *self.kept]))
+        return modules_of([*(layer for layer, _ in self.formed), *self.stashed, *self.products])
 
     @property
     def kept(self) -> list[nn.Module]:
