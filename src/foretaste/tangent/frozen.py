@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foretaste.errors import counted, did_you_mean, whole_number
+from foretaste.given import choose_names
 from foretaste.tangent.attention import AttentionParts
 from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
 from foretaste.tangent.stand_ins import BilinearParts, TakenApart
@@ -30,7 +31,7 @@ log = logging.getLogger("foretaste")
 Inputs = Tensor | Mapping[str, Tensor]
 OUTPUTS = ("sum", "signs", "first", "full", "trace")  # or the number of a logit
 Output = str | int
-Params = Callable[[str], bool] | Sequence[str] | None
+Params = Callable[[str], bool] | Sequence[str] | str | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -152,6 +153,7 @@ class FrozenNetwork:
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
     unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
+    shared: set[nn.Module] = field(default_factory=set, repr=False, compare=False)  # see survey.find_shared
     surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a cache of survey.py
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None) -> Tensor:
@@ -337,32 +339,7 @@ def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
         if not chosen:
             raise ValueError("no parameter of net requires grad; unfreeze some, or name them with params=")
         return chosen
-    if callable(params):
-        chosen = {k: p.detach() for k, p in every.items() if _wanted(params, k)}
-        if not chosen:
-            raise ValueError(f"params= selects none of the {len(every)} parameters: {', '.join(list(every)[:8])}, ...")
-        return chosen
-    if isinstance(params, str):
-        raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
-    kind = type(params).__name__
-    params = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
-    if not all(isinstance(k, str) for k in params):
-        raise TypeError(f"params is a {kind}; expected a sequence of parameter names, or a callable")
-    if unknown := [k for k in params if k not in every]:
-        raise ValueError(f"unknown parameter {unknown[0]!r}{did_you_mean(unknown[0], every)}")
-    if not params:
-        raise ValueError("params= is empty; expected at least one parameter name")
-    return {k: every[k].detach() for k in params}
-
-
-def _wanted(params: Callable[[str], bool], name: str) -> bool:
-    try:
-        return bool(params(name))
-    except Exception as e:
-        raise TypeError(
-            f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
-            "expected a function of a parameter's name that returns True or False"
-        ) from e
+    return {name: every[name].detach() for name in choose_names(net, params)}
 
 
 # ---- The state of torch during a pass ----

@@ -168,7 +168,7 @@ def run_attached(
 
     Not under torch.no_grad(): a network may run other code then (nn.TransformerEncoder does).
     """
-    with record_calls(modules_of(layers)) as recorded:
+    with record_calls(modules_of(layers), shared=frozen.shared, n=count_points(x)) as recorded:
         f_nC = frozen.call_attached(x)
     return f_nC, mark_points(align_calls(recorded, survey.axes, survey.folds, count_points(x), 0))
 

@@ -11,7 +11,7 @@ tells whether the rules hold for it.
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
@@ -168,6 +168,10 @@ def make_survey(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         with PeakMemory() as memory:
             layers, alone, f_1C = record_or_none(one_head, layers, take_points(points, slice(1)))
         layers, together, f_kC = record_or_none(one_head, layers, points)
+        if k > 1 and (shared := find_shared(one_head, layers, points, alone, together, f_kC)):
+            frozen.shared.update(shared)
+            layers, alone, _ = record_or_none(one_head, layers, take_points(points, slice(1)))
+            layers, together, _ = record_or_none(one_head, layers, points)
         layers = [layer.of_calls(together) for layer in layers]
         modules = modules_of(layers)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
@@ -288,14 +292,23 @@ class RecordedCall:
 
 @contextmanager
 def record_calls(
-    modules: Iterable[nn.Module], then: Callable[[nn.Module, RecordedCall, Tensor], Tensor | None] = lambda *call: None
+    modules: Iterable[nn.Module],
+    then: Callable[[nn.Module, RecordedCall, Tensor], Tensor] | None = None,
+    shared: Collection[nn.Module] = (),
+    n: int = 1,
 ) -> Iterator[dict[nn.Module, list[RecordedCall]]]:
-    """Record A of the calls of some modules, whatever runs inside. What ``then`` returns replaces a call's output."""
+    """Record A of the calls of some modules, whatever runs inside. What ``then`` returns replaces a call's output.
+
+    shared: modules that are called once for all of the n points (``find_shared``). Each point gets a copy of A.
+    """
     calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
 
     def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor | None:
-        calls[m].append(RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype))
-        return then(m, calls[m][-1], out)
+        a = (args[0] if args else kwargs["input"]).detach()
+        if m in shared and (then is None or not out.requires_grad):  # else its input has a copy for each point already
+            a, out = for_each_point(a, n), for_each_point(out, n).clone()
+        calls[m].append(RecordedCall(a, out.shape, out.dtype))
+        return None if then is None else then(m, calls[m][-1], out)
 
     hooks = [m.register_forward_hook(record, with_kwargs=True) for m in calls]
     try:
@@ -330,7 +343,7 @@ def record_pass(
             out.register_hook(lambda g: call.grads.__setitem__(head, g))
         return out
 
-    with record_calls(modules, attach) as calls:
+    with record_calls(modules, attach, frozen.shared, count_points(x)) as calls:
         f_NC = frozen.call(x)
         f_NB = frozen.heads(f_NC)[:, :heads]
         if f_NB.requires_grad:
@@ -351,6 +364,44 @@ def record_or_none(
             raise
         log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
         return [], {}, frozen.call(x).detach()
+
+
+def for_each_point(t: Tensor, n: int) -> Tensor:
+    """A view of one value that stands for all points, with a dimension of n points first."""
+    return t.expand(n, *t.shape[1:]) if t.dim() > 1 and t.shape[0] == 1 else t.expand(n, *t.shape)
+
+
+def find_shared(
+    frozen: FrozenNetwork,
+    layers: list[LayerParameter],
+    x: Inputs,
+    alone: dict[nn.Module, list[RecordedCall]],
+    together: dict[nn.Module, list[RecordedCall]],
+    f_NC: Tensor,
+) -> set[nn.Module]:
+    """The modules that a pass calls once for all points, as an embedding of positions: if a copy for each point does.
+
+    A copy of such an output for each point has a gradient for each point. It must not change f: a network may use the
+    output in a way that does not broadcast.
+    """
+
+    def constant(m: nn.Module) -> bool:
+        one, many = alone[m], together[m]
+        same = [c1.a.shape == ck.a.shape and c1.shape == ck.shape for c1, ck in zip(one, many)]
+        return (
+            bool(many) and len(one) == len(many) and all(same) and all(torch.equal(a.a, b.a) for a, b in zip(one, many))
+        )
+
+    found = {m for m in modules_of(layers) if constant(m)}
+    for tried in [found, *({m} for m in found)] if len(found) > 1 else [found] if found else []:
+        try:
+            _, f_nC = record_pass(replace(frozen, shared=tried), modules_of(layers), x)
+        except (RuntimeError, IndexError, ValueError):
+            continue
+        gap = compare_outputs(f_nC, f_NC).tolist() if f_nC.shape == f_NC.shape else [math.inf, 1.0]
+        if gap[0] <= OWN_OUTPUT[frozen.dtype] * max(gap[1], 1e-12):
+            return tried
+    return set()
 
 
 def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCall], k: int) -> int | None:
