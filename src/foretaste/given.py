@@ -1,4 +1,4 @@
-"""What users give, as tensors: points from arrays, data frames, lists or datasets; labels as numbers or names.
+"""What users give: points from arrays, frames, lists or datasets and labels, as tensors; names of parameters.
 
 A tensor is used as it is. Everything else is moved to the network's device and converted to its dtype. A pool that need
 not be in memory is a ``PointSource``, which reads some points at a time.
@@ -8,6 +8,7 @@ not be in memory is a ``PointSource``, which reads some points at a time.
     integers, booleans        the network's dtype; token ids (int64) if the network has an embedding
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from foretaste.errors import counted, did_you_mean
+from foretaste.errors import check_known, counted, did_you_mean
 from foretaste.losses import LOSSES
 
 NO_INPUTS = ("label", "labels", "target", "y")  # keys of a dataset's items that are never inputs
@@ -193,33 +194,6 @@ def point_format(net: Any) -> PointFormat:
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0, device="cpu"))
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules())
     return PointFormat(like.device, like.dtype, embeds)
-
-
-def chosen_names(params: Any, names: Sequence[str]) -> list[str]:
-    """The parameters that ``params=`` selects: by a function of a name, or by their names. At least one."""
-    chosen: list[Any] = []
-    if callable(params):
-        for name in names:
-            try:
-                chosen += [name] if params(name) else []
-            except Exception as e:
-                raise TypeError(
-                    f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
-                    "expected a function of a parameter's name that returns True or False"
-                ) from e
-        if not chosen:
-            raise ValueError(f"params= selects none of the {len(names)} parameters: {', '.join(names[:8])}, ...")
-        return chosen
-    if isinstance(params, str):
-        raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
-    chosen = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
-    if not all(isinstance(name, str) for name in chosen):
-        raise TypeError(f"params is a {type(params).__name__}; expected a sequence of parameter names, or a callable")
-    if unknown := [name for name in chosen if name not in names]:
-        raise ValueError(f"unknown parameter {unknown[0]!r}{did_you_mean(unknown[0], names)}")
-    if not chosen:
-        raise ValueError("params= is empty; expected at least one parameter name")
-    return chosen
 
 
 # --- points ---
@@ -710,3 +684,89 @@ def holds_classes(y: Any, loss: str, classes: Any, name: str = "y_L") -> bool:
             f"wants floats: {name}.double()"
         )
     return True
+
+
+# ---- Which parameters: params= ----
+
+
+PRESETS = ("head", "last-block", "lora", "re:PATTERN")
+
+
+def choose_names(net: nn.Module, params: Any) -> list[str]:
+    """The names of the parameters that ``params`` selects, in the network's order; of a list, in its own.
+
+    params: a preset, names, or a function of a name. "head" is the last module with parameters; "last-block" the last
+    entry of the last list of blocks and all that is registered after it; "lora" the names with "lora_"; "re:PATTERN"
+    the names in which a regular expression is found.
+    """
+    every = [name for name, p in net.named_parameters() if p.numel()]
+    some = f"the {len(every)} parameters: {', '.join(every[:8])}{', ...' if len(every) > 8 else ''}"
+    if isinstance(params, str):
+        chosen = _preset_names(net, every, params, some)
+    elif callable(params):
+        chosen = [name for name in every if _is_wanted(params, name)]
+    else:
+        kind = type(params).__name__
+        listed = isinstance(params, Iterable) and not isinstance(params, Tensor)
+        chosen = list(params) if listed else []
+        if not listed or not all(isinstance(name, str) for name in chosen):
+            raise TypeError(
+                f"params is a {kind}; expected a sequence of parameter names, or a callable, or {', '.join(PRESETS)}"
+            )
+        for name in chosen:
+            check_known("parameter", name, every)
+    if not chosen:
+        raise ValueError(f"params= selects none of {some}")
+    return chosen
+
+
+def _preset_names(net: nn.Module, every: list[str], preset: str, some: str) -> list[str]:
+    if preset.startswith("re:"):
+        try:
+            pattern = re.compile(preset[3:])
+        except re.error as e:
+            raise ValueError(f"params={preset!r} is no regular expression: {e}") from None
+        return [name for name in every if pattern.search(name)]
+    if preset == "lora":
+        return [name for name in every if "lora_" in name]
+    if preset == "head":
+        owner = every[-1].rpartition(".")[0] if every else ""
+        return [name for name in every if name.rpartition(".")[0] == owner]
+    if preset == "last-block":
+        first = _last_block(net)
+        if first is None:
+            raise ValueError(
+                f"params='last-block' finds no list of blocks in {type(net).__name__}: no nn.ModuleList or "
+                f"nn.Sequential with two modules of one class; give names out of {some}"
+            )
+        inside = [name for name in every if name.startswith(first + ".")]
+        return every[every.index(inside[0]) :]
+    if preset in every:
+        raise TypeError(f"params is a string; expected a sequence of names, [{preset!r}], or {', '.join(PRESETS)}")
+    raise ValueError(f"unknown params {preset!r}{did_you_mean(preset, PRESETS)}; or names out of {some}")
+
+
+def _last_block(net: nn.Module) -> str | None:
+    """The name of the last entry with parameters of the last list of blocks that is in no other list's block."""
+    lists: dict[str, str] = {}
+    for name, m in net.named_modules():
+        if not isinstance(m, nn.ModuleList | nn.Sequential) or any(name.startswith(at + ".") for at in lists):
+            continue
+        prefix = name + "." if name else ""
+        blocks = [(prefix + k, type(b)) for k, b in m.named_children() if any(p.numel() for p in b.parameters())]
+        repeated = {kind for kind, count in Counter(kind for _, kind in blocks).items() if count > 1}
+        if last := [at for at, kind in blocks if kind in repeated]:
+            lists[name] = last[-1]
+            if not name:  # the network is a list
+                break
+    return list(lists.values())[-1] if lists else None
+
+
+def _is_wanted(params: Callable[[str], bool], name: str) -> bool:
+    try:
+        return bool(params(name))
+    except Exception as e:
+        raise TypeError(
+            f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
+            "expected a function of a parameter's name that returns True or False"
+        ) from e

@@ -419,6 +419,7 @@ class Session:
     def as_json(self) -> dict[str, Any]:
         s, model = self.settings, self.model
         everything = model is not None and model.at_M == list(range(len(self.pool)))
+        params = None if callable(s.params) else s.params if isinstance(s.params, str | None) else list(s.params)
         return {
             "ids": list(self.pool.ids),
             "digest": self.pool.digest(),
@@ -431,8 +432,7 @@ class Session:
             "background": self.background,
             "graph": None if self.graph is None else graph_as_json(self.graph),
             "settings": [
-                s.loss, s.output, None if callable(s.params) or s.params is None else list(s.params), s.ridge, s.budget,
-                s.watch, self.window, s.seed, s.theta_scale,
+                s.loss, s.output, params, s.ridge, s.budget, s.watch, self.window, s.seed, s.theta_scale,
             ],
             "model": None if model is None else {
                 "trained": [[p, y] for p, y in model.trained.items()],

@@ -89,8 +89,8 @@ def linearize(
             (default): dense, or direct if ``time`` is finite.
         loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
         time: t of Eq. 5, learning rate × steps on ½Σ‖f − y‖². Default: inf, training to convergence.
-        params: the parameters to differentiate: a function of the name, or names. None (default): all that require
-            grad.
+        params: the parameters to differentiate: "head", the last layer; "last-block", the last block and what follows;
+            "lora"; "re:PATTERN"; names, or a function of a name. None (default): all that require grad.
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
             nine tenths on a GPU.
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a

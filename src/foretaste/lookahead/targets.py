@@ -3,6 +3,7 @@
 Labels as users give them are read in ``foretaste.given``.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,6 +148,8 @@ def settle_binary(
 
 def binary_params(params: Params) -> Params:
     """``params`` of a network, for ``BinaryOutputs`` of it, in which names start with "net."."""
+    if isinstance(params, str) and params.startswith("re:"):
+        return lambda name: re.search(params[3:], name.removeprefix("net.")) is not None
     if params is None or isinstance(params, str):
         return params
     if callable(params):

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from foretaste.errors import check_known, whole_number
 from foretaste.given import (
     ClassName,
-    chosen_names,
+    choose_names,
     given_tensors,
     holds_classes,
     labels_as_numbers,
@@ -49,7 +49,7 @@ POOL_EPOCHS = 16  # of L and a pool with soft labels, which need not be interpol
 SoftLabels = Callable[[Tensor, Tensor, Tensor, Any, int], tuple[Any, Tensor | None]]
 _soft_labels: SoftLabels | None = None
 
-TrainedParameters = Callable[[str], bool] | Sequence[str] | None
+TrainedParameters = Callable[[str], bool] | Sequence[str] | str | None
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,10 @@ def fit(
             convolutions (parameters stay in float32; it interpolates as well). "bf16" and "float32" choose the
             precision, "off" launches every operation, as a CPU does. A network that a graph cannot hold is trained
             with "off", and the log says why.
-        params: which parameters are trained, as in ``ft.query``: a function of a parameter's name that returns True or
-            False, or names. None (default): those that require grad. BatchNorm keeps its statistics where none of its
-            parameters is trained. To train a head and the last block of a backbone, name both.
+        params: which parameters are trained, as in ``ft.query``: "head", "last-block", "lora" or "re:PATTERN"; a
+            function of a parameter's name that returns True or False; or names. None (default): those that require
+            grad. BatchNorm keeps its statistics where none of its parameters is trained. "last-block" is the last block
+            of a backbone with the head.
         classes: the names of the classes, text or whole numbers, in the order of the outputs. Default: if labels are
             text, the sorted labels, provided that there are as many as outputs.
         pool: unlabelled points, as x; of what ``ft.open`` returns, those without a label. The network is trained on
@@ -360,8 +361,7 @@ def only_trained(net: nn.Module, params: TrainedParameters) -> Iterator[None]:
     if params is None or not isinstance(net, nn.Module):
         yield
         return
-    named = dict(net.named_parameters())
-    chosen = set(chosen_names(params, list(named)))
+    named, chosen = dict(net.named_parameters()), set(choose_names(net, params))
     before = {name: p.requires_grad for name, p in named.items()}
     try:
         for name, p in named.items():

@@ -123,8 +123,9 @@ def query(
             possible. ``q.info["method"]`` says which. See docs/scaling.md and ``ft.linearize``.
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
             nine tenths on a GPU.
-        params: the parameters to differentiate: a function of the name, or names. None (default): all that require
-            grad. Fewer parameters are faster, and mean that only those would be trained.
+        params: the parameters to differentiate: "head", the last layer; "last-block", the last block and what follows;
+            "lora"; "re:PATTERN"; names, or a function of a name. None (default): all that require grad. Fewer
+            parameters are faster, and mean that only those would be trained.
         precision: of Θ on a CUDA device: "float32", "tf32", "half", or "auto" (default), the fastest that ranks a
             sample as float64 does. On a CPU Θ is computed in float32, and of a float64 network in "float64". In a
             loop, pass on what the first query used, ``q.info["precision"]``.

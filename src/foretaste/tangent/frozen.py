@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foretaste.errors import changed, counted, did_you_mean, whole_number
-from foretaste.given import chosen_names
+from foretaste.given import choose_names
 from foretaste.tangent.attention import AttentionParts
 from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
 from foretaste.tangent.stand_ins import BilinearParts, TakenApart
@@ -31,7 +31,7 @@ log = logging.getLogger("foretaste")
 Inputs = Tensor | Mapping[str, Tensor]
 OUTPUTS = ("sum", "signs", "first", "full", "trace")  # or the number of a logit
 Output = str | int
-Params = Callable[[str], bool] | Sequence[str] | None
+Params = Callable[[str], bool] | Sequence[str] | str | None
 PRECISIONS = ("float32", "tf32", "half")  # of this folder; linearize and query know "auto" besides
 # How much an output may change in another batch, as a share of the largest output.
 OWN_OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
@@ -151,6 +151,7 @@ class FrozenNetwork:
     dtype: torch.dtype
     recurrent: bool = False  # has recurrences that cuDNN would run
     unruled: frozenset[str] = frozenset()  # parameters whose rule was seen to fail
+    shared: set[nn.Module] = field(default_factory=set, repr=False, compare=False)  # see survey.find_shared
     surveys: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a cache of survey.py
 
     def call(self, x: Inputs, params: dict[str, Tensor] | None = None, attached: bool = False) -> Tensor:
@@ -327,12 +328,12 @@ def choose_parameters(net: nn.Module, params: Params) -> dict[str, Tensor]:
     every = {k: p for k, p in net.named_parameters() if p.numel()}
     if not every:
         raise ValueError("net has no parameters; its tangent kernel is zero")
-    if params is not None:
-        return {k: every[k].detach() for k in chosen_names(params, list(every))}
-    chosen = {k: p.detach() for k, p in every.items() if p.requires_grad}
-    if not chosen:
-        raise ValueError("no parameter of net requires grad; unfreeze some, or name them with params=")
-    return chosen
+    if params is None:
+        chosen = {k: p.detach() for k, p in every.items() if p.requires_grad}
+        if not chosen:
+            raise ValueError("no parameter of net requires grad; unfreeze some, or name them with params=")
+        return chosen
+    return {name: every[name].detach() for name in choose_names(net, params)}
 
 
 # ---- The state of torch during a pass ----

@@ -95,8 +95,9 @@ def ntk(
             Σ_c ±f_c / √C with fixed signs, half of them −1: nearer to "trace", at the cost of "sum". "first" is the
             first output, as in the paper; an int is the output of that number. "full" is all of them. "trace" is the
             mean of the diagonal of "full", Σ_c Θ_cc / C, at less cost.
-        params: which parameters count. None (default) means all that require grad; or a sequence of names, or a
-            function from a name to a bool.
+        params: which parameters count. None (default) means all that require grad. "head" is the last layer,
+            "last-block" the last of a list of blocks and all after it, "lora" the names with "lora_", "re:PATTERN" the
+            names that match; or a sequence of names, or a function from a name to a bool.
         budget: how much memory the computation may take, Θ included: bytes, or a string such as "8GB". None (default)
             means half of what is free, or 0.9 of it on a GPU.
         precision: "float32" (default), or on a CUDA device "tf32" or "half", which are several times faster and keep

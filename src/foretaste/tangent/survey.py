@@ -165,6 +165,10 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
         with PeakMemory() as memory:
             layers, alone, f_1C = record_or_none(one_head, layers, take_points(points, slice(1)))
         layers, together, f_kC = record_or_none(one_head, layers, points)
+        if k > 1 and (shared := find_shared(one_head, layers, points, alone, together, f_kC)):
+            frozen.shared.update(shared)
+            layers, alone, _ = record_or_none(one_head, layers, take_points(points, slice(1)))
+            layers, together, _ = record_or_none(one_head, layers, points)
         layers = [layer.of_calls(together) for layer in layers]
         modules = modules_of(layers)
         axes = {m: axis for m in modules if (axis := find_point_axis(alone[m], together[m], k)) is not None}
@@ -298,13 +302,17 @@ def record_pass(
     """
     token = torch.zeros((), dtype=frozen.dtype, device=frozen.device, requires_grad=True)
     calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
-    head = 0
+    head, n = 0, count_points(x)
 
-    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor:
-        call = RecordedCall((args[0] if args else kwargs["input"]).detach(), out.shape, out.dtype)
+    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor | None:
+        a = (args[0] if args else kwargs["input"]).detach()
+        # A module that is called once for all points: each gets a copy of A, unless its input has one already.
+        if m in frozen.shared and (heads == 0 or not out.requires_grad):
+            a, out = for_each_point(a, n), for_each_point(out, n).clone()
+        call = RecordedCall(a, out.shape, out.dtype)
         calls[m].append(call)
         if heads == 0:
-            return out
+            return None
         if out.dtype in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"a {type(m).__name__} of net computes in {out.dtype} (torch.autocast in its forward), too coarse for "
@@ -342,6 +350,44 @@ def record_or_none(
             raise
         log.info("the layers of this network cannot be recorded (%s)", str(e).split("\n")[0])
         return [], {}, frozen.call(x).detach()
+
+
+def for_each_point(t: Tensor, n: int) -> Tensor:
+    """A view of one value that stands for all points, with a dimension of n points first."""
+    return t.expand(n, *t.shape[1:]) if t.dim() > 1 and t.shape[0] == 1 else t.expand(n, *t.shape)
+
+
+def find_shared(
+    frozen: FrozenNetwork,
+    layers: list[LayerParameter],
+    x: Inputs,
+    alone: dict[nn.Module, list[RecordedCall]],
+    together: dict[nn.Module, list[RecordedCall]],
+    f_NC: Tensor,
+) -> set[nn.Module]:
+    """The modules that a pass calls once for all points, as an embedding of positions: if a copy for each point does.
+
+    A copy of such an output for each point has a gradient for each point. It must not change f: a network may use the
+    output in a way that does not broadcast.
+    """
+
+    def constant(m: nn.Module) -> bool:
+        one, many = alone[m], together[m]
+        same = [c1.a.shape == ck.a.shape and c1.shape == ck.shape for c1, ck in zip(one, many)]
+        return (
+            bool(many) and len(one) == len(many) and all(same) and all(torch.equal(a.a, b.a) for a, b in zip(one, many))
+        )
+
+    found = {m for m in modules_of(layers) if constant(m)}
+    for tried in [found, *({m} for m in found)] if len(found) > 1 else [found] if found else []:
+        try:
+            _, f_nC = record_pass(replace(frozen, shared=tried), modules_of(layers), x)
+        except (RuntimeError, IndexError, ValueError):
+            continue
+        gap = compare_outputs(f_nC, f_NC).tolist() if f_nC.shape == f_NC.shape else [math.inf, 1.0]
+        if gap[0] <= OWN_OUTPUT[frozen.dtype] * max(gap[1], 1e-12):
+            return tried
+    return set()
 
 
 def find_point_axis(alone: Sequence[RecordedCall], together: Sequence[RecordedCall], k: int) -> int | None:
