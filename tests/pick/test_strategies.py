@@ -21,6 +21,7 @@ SETTINGS = {
     "eer_retrain": {"epochs": 1},
     "bald": {"rate": 0.3, "samples": 20},
     "batchbald": {"rate": 0.3, "samples": 20, "configurations": 40},
+    "parbals": {"universes": 2, "draws": 4, "targets": 2, "prior": 1.0},
     "ll4al": {"layers": ["layers.1"], "steps": 20},
 }
 SLOW = {"eer", "eer_retrain"}

@@ -99,8 +99,8 @@ EncoderOption = Annotated[
         "--backbone",
         "--encoder",
         help="What turns pictures or text into features: efficientnet-lite0 (pictures, the default where it is "
-        "installed), tfidf (text, the default), hashing, hf:NAME, st:NAME, timm:NAME, torchvision:NAME, or "
-        "package.module:function. none: a network on the pixels, trained here.",
+        "installed), all-minilm-l6-v2 (text, likewise), tfidf (text), hashing, hf:NAME, st:NAME, timm:NAME, "
+        "torchvision:NAME, or package.module:function. none: a network on the pixels, trained here.",
     ),
 ]
 SetOption = Annotated[
@@ -272,16 +272,19 @@ def choose_encoder(
 ) -> tuple[str, Any, list[str]]:  # fmt: skip
     """The encoder, the size of pixels, and notes.
 
-    A network or weights that the user names take pixels, and so does a size; otherwise pictures go to a backbone.
+    A network or weights that the user names take pixels, and so does a size; otherwise pictures go to a backbone. So do
+    texts, unless there are weights: those were trained on TF-IDF, or the backbone is named.
     """
-    from foretaste.connect import DEFAULT_BACKBONE, HOW_TO_INSTALL, backbone_installed
+    from foretaste.connect import HOW_TO_INSTALL, default_backbone
 
+    if points.kind == "text" and encoder in (None, "auto"):
+        return "tfidf" if weights or size or channels else default_backbone("text") or "auto", size, []
     if points.kind != "pictures":
         return encoder or "auto", size, []
     hint = []
     if encoder is None or encoder == "auto":
         for_pixels = network or weights or size or channels
-        encoder = "pixels" if for_pixels or not backbone_installed() else DEFAULT_BACKBONE
+        encoder = "pixels" if for_pixels else default_backbone("pictures") or "pixels"
         hint = [] if for_pixels else [HOW_TO_INSTALL]
     if encoder not in ("pixels", "none"):
         return encoder, size, []

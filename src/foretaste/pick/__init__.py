@@ -29,6 +29,7 @@ from foretaste.pick.naive import eer_retrain as eer_retrain
 from foretaste.pick.naive import egl as egl
 from foretaste.pick.naive import naive as naive
 from foretaste.pick.naive import onestep as onestep
+from foretaste.pick.parbals import parbals as parbals
 from foretaste.pick.query import check_query as check_query
 from foretaste.pick.query import query as query
 from foretaste.pick.request import Query as Query
