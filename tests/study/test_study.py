@@ -214,7 +214,7 @@ def test_scale_by_the_full_kernel():
     assert records[1]["ratio"] != records[0]["ratio"] > 0
 
 
-@pytest.mark.parametrize("name", ["config", "toml", "records", "run", "folder", "estimate", "fidelity"])
+@pytest.mark.parametrize("name", ["toml", "records", "run", "folder", "estimate", "fidelity"])
 def test_examples_in_docstrings(name):
     failed, tried = doctest.testmod(sys.modules[f"foretaste.study.{name}"])
     assert tried > 0

@@ -13,7 +13,6 @@ from foretaste.errors import format_bytes
 
 MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]
 
-NORMALISE_CHOICES = ("auto", "none", "measured")
 LARGEST_DATASET = 16 * 10**9  # bytes of one data set in memory; more is refused before it is read
 MEASURED_AT_ONCE = 1 << 22  # numbers in float64
 SHRUNK_AT_ONCE = 4096  # pictures
@@ -146,20 +145,6 @@ def stratified(y: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
         n = min(int(np.floor(share * len(members) + 0.5)), len(members) - 1)
         chosen[np.random.default_rng((seed, int(c))).permutation(members)[:n]] = True
     return np.flatnonzero(~chosen).astype(np.int64), np.flatnonzero(chosen).astype(np.int64)
-
-
-def check_normalise_choice(how: str) -> None:
-    """Raise unless ``how`` is "auto", "none" or "measured"."""
-    if how not in NORMALISE_CHOICES:
-        raise ValueError(f"normalise is {how!r}; expected one of {', '.join(NORMALISE_CHOICES)}")
-
-
-def with_normalisation(data: Images, how: str, known: bool) -> Images:
-    """ "auto" keeps the published numbers where they are ``known`` and measures otherwise; "none"; "measured"."""
-    check_normalise_choice(how)
-    if how == "none":
-        return replace(data, normalise=None)
-    return data if how == "auto" and known else replace(data, normalise=measured(data))
 
 
 def measured(data: Images) -> MeanAndStd:

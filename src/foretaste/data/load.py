@@ -1,7 +1,4 @@
-"""Load a data set by its name, or by the path of your own.
-
-A new format has a file of its own; enter it here, for studies, and in sources.py, for ``ft.open``.
-"""
+"""Load a data set by its name, or by the path of your own, split into pool and test."""
 
 import os
 from collections.abc import Callable
@@ -10,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from foretaste.data.catalogue import NAMED_READERS, NAMES, home
-from foretaste.data.dataset import LARGEST_DATASET, Images, check_normalise_choice, with_normalisation
+from foretaste.data.dataset import LARGEST_DATASET, Images, measured
 from foretaste.data.pictures import ImageSize, Layout, PictureProgress
 from foretaste.data.points import Points
 from foretaste.data.sources import read_points
 from foretaste.errors import did_you_mean
+
+NORMALISE_CHOICES = ("auto", "none", "measured")
 
 Answers = Callable[[Path], Callable[[Points], Points] | None]
 
@@ -65,7 +64,8 @@ def load(
         >>> len(data.pool), len(data.test)
         (1197, 600)
     """
-    check_normalise_choice(normalise)
+    if normalise not in NORMALISE_CHOICES:
+        raise ValueError(f"normalise is {normalise!r}; expected one of {', '.join(NORMALISE_CHOICES)}")
     where = home() if folder is None else Path(folder).expanduser()
     of_pictures = {"size": size, "channels": channels, "skip_broken": skip_broken or None}
     given = [f"{key} ({value!r})" for key, value in of_pictures.items() if value is not None]
@@ -73,7 +73,7 @@ def load(
     if isinstance(name, str) and name in NAMED_READERS:
         if given:
             raise ValueError(f"{only}; {name} has its own")
-        return with_normalisation(NAMED_READERS[name](where, most), normalise, known=True)
+        return _with_normalisation(NAMED_READERS[name](where, most), normalise, known=True)
     path = _locate_path(name, where)
     how: dict[str, Any] = {
         "size": size, "channels": channels, "skip_broken": skip_broken, "most": most, "text": text, "layout": layout,
@@ -95,7 +95,14 @@ def load(
     if test and not len(data.test):
         raise ValueError(f"{path}: {len(data.y)} points leave none for a test share of {test}; give more of either")
     # Text and mixed tables are encoded, and so scaled already.
-    return data if data.read else with_normalisation(data, normalise, known=False)
+    return data if data.read else _with_normalisation(data, normalise, known=False)
+
+
+def _with_normalisation(data: Images, how: str, known: bool) -> Images:
+    """ "auto" keeps the published numbers where they are ``known``, and measures otherwise."""
+    if how == "none":
+        return replace(data, normalise=None)
+    return data if how == "auto" and known else replace(data, normalise=measured(data))
 
 
 def _locate_path(name: str | os.PathLike[str], where: Path) -> Path:

@@ -73,9 +73,7 @@ class Run:
     def pictures(self) -> dict[int, np.ndarray]:
         """Pixels of queried points by id, as far as the run has written them."""
         file = self.path / "pictures.npz"
-        if not file.exists():
-            return {}
-        return read_pictures(file)
+        return read_pictures(file) if file.exists() else {}
 
     def summary(self) -> Summary:
         """The records that all arms have."""
@@ -234,7 +232,7 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
         notes=list(dict.fromkeys(f"{run.title}: {line}" for run in every for line in run.notes)),
         warnings=list(dict.fromkeys(f"{run.title}: {line}" for run in every for line in run.warnings)),
         explanation=_explanation(found), groups=shown,
-        runs=[{"title": run.title, "about": _how_made(run)} for run in every],
+        runs=[{"title": r.title, "about": with_versions({"folder": r.name} | r.about, r.records)} for r in every],
     )  # fmt: skip
 
 
@@ -245,10 +243,6 @@ def _explanation(found: Sequence[RunGroup]) -> str:
         f"The runs differ in their data or their numbers of labels, or share no seed. They are shown in {len(found)} "
         "groups, one below the other; nothing is averaged across them."
     )
-
-
-def _how_made(run: Run) -> dict[str, str]:
-    return with_versions({"folder": run.name} | run.about, run.records)
 
 
 def groups(paths: Sequence[Path]) -> list[RunGroup]:

@@ -234,19 +234,10 @@ def _unpaired_seeds(kept: Mapping[RecordKey, Record], seeds: tuple[int, ...]) ->
     return [f"Arms of seed {off[0]} did not start from the same labels: pairing by seed removes less of the chance."]
 
 
-class CommonBlock(NamedTuple):
-    """Arms, seeds and number of cycles of which every record exists, and sentences on the others."""
-
-    arms: tuple[str, ...]
-    seeds: tuple[int, ...]
-    cycles: int
-    missing: tuple[str, ...]
-
-
 def common_block(
     have: Collection[RecordKey], plan: Mapping[str, ArmPlan] | None, labelled: Mapping[int, int]
-) -> CommonBlock:
-    """The largest block of seeds × cycles that every arm has, and in words what is outside of it.
+) -> tuple[tuple[str, ...], tuple[int, ...], int, tuple[str, ...]]:
+    """The largest block of seeds × cycles that every arm has: arms, seeds, cycles; and in words what is outside of it.
 
     If arms share no seed, the arms that lack the most frequent seed are left out, and named.
     """
@@ -272,7 +263,7 @@ def common_block(
         span = f"{list_seeds(seeds)} up to {counted(labelled[cycles - 1], 'label')}"
         rest = f"; {counted(left_out, 'further record is', 'further records are')} left out." if left_out else "."
         sentences.append(f"Shown is what all arms have, {span}{rest}")
-    return CommonBlock(tuple(arms), tuple(seeds), cycles, tuple(sentences))
+    return tuple(arms), tuple(seeds), cycles, tuple(sentences)
 
 
 def _cycles_without_gap(keys: set[RecordKey], name: str, seed: int) -> int:

@@ -171,7 +171,7 @@ def _is_path(source: str | Path) -> bool:
 
 
 def _toml_text(source: str | Path) -> str:
-    if isinstance(source, Path) or _is_path(source):
+    if _is_path(source):
         if not Path(source).is_file():
             raise FileNotFoundError(f"{source} does not exist, or is no file; expected a study in TOML")
         try:
