@@ -37,7 +37,7 @@ from foretaste.label.store import StoreConflict, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
 
-PICTURE_SIDES = {"large": 1280, "small": 160}
+PICTURE_SIDES = {"full": 8192, "large": 1280, "small": 160}
 PICTURES_KEPT = 200  # encoded, in memory
 PICTURE_THREADS = 4  # that make them
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG

@@ -189,6 +189,7 @@ function show(how = "late") {
   } else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
   if (!item) {
     onScreen = null;
+    lookAt(null);
     for (const id of ["picture", "text", "cells"]) $(id).hidden = true;
     $("name").textContent = "";
     $("guess").replaceChildren();
@@ -203,8 +204,8 @@ function show(how = "late") {
     $("picture").hidden = true;
     $("text").hidden = item.text === undefined;
     $("cells").hidden = item.cells === undefined;
-    if (item.text !== undefined) { $("text").textContent = item.text; $("text").scrollTop = 0; }
-    if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), made("dd", v)]));
+    lookAt(item);
+    if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), Object.assign(made("dd", v), { dir: "auto" })]));
     if (!item.picture || load(item).ok !== undefined) draw(item, how !== "late");
     else load(item).done.then(() => { if (onScreen === item.item) draw(item, how === "asked"); });
   }
@@ -518,6 +519,7 @@ const inDialog = (event) => Boolean(event.target.closest?.("dialog"));
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.isComposing || inDialog(event)) return;
   const key = event.key.toLowerCase();
+  if (key === "f1") { event.preventDefault(); return openKeys(); }
   if (VIEW_KEYS[key]) { event.preventDefault(); return openView(VIEW_KEYS[key]); }
   if (event.target.matches("input, textarea, select")) {
     if (key === "enter" && event.target.form?.id === "class-add") return;
@@ -537,8 +539,18 @@ function actionOf(key, withControl) {
   if (key === "escape") return revising && (() => { revising = null; show("answered"); });
   const found = state?.classes.find((c) => c.keys.includes(key));
   if (found) return () => give("label", found.name);
-  return { backspace: undo, " ": () => give("skip"), "?": () => give("unsure"), delete: () => give("ignore"), enter: accept }[key];
+  const action = Object.keys(KEYS).find((a) => keyOf(a) === key);
+  return action && ACTIONS[action];
 }
+
+/* What keys do, beside those of classes: set by whoever uses them (look.js), and kept in this browser. */
+const KEYS = { undo: "backspace", skip: " ", unsure: "?", ignore: "delete", accept: "enter", zoomIn: "+", zoomOut: "-", zoomOff: "=", darker: "[", brighter: "]", find: "/" };
+const ownKeys = JSON.parse(localStorage.getItem("foretaste-keys") || "{}");
+const keyOf = (action) => ownKeys[action] || KEYS[action];
+const ACTIONS = {
+  undo, accept, skip: () => give("skip"), unsure: () => give("unsure"), ignore: () => give("ignore"), zoomIn: () => zoomBy(1.5), zoomOut: () => zoomBy(1 / 1.5), zoomOff: () => zoomOff(), darker: () => light(-0.2), brighter: () => light(0.2),
+  find: () => { if (!$("find").hidden) $("find-words").focus(); },
+};
 
 function accept() {
   const item = revising || queue[0];
@@ -610,5 +622,4 @@ async function start() {
   recent();
 }
 
-start();
-setTimeout(alive, 1500);
+document.addEventListener("DOMContentLoaded", () => { start(); setTimeout(alive, 1500); });  // all scripts are there
