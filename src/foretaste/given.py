@@ -179,18 +179,17 @@ def chosen_names(params: Any, names: Sequence[str]) -> list[str]:
                     f"params is a {type(params).__name__} that fails on the name {name!r} ({type(e).__name__}: {e}); "
                     "expected a function of a parameter's name that returns True or False"
                 ) from e
-        if not chosen:
-            raise ValueError(f"params= selects none of the {len(names)} parameters: {', '.join(names[:8])}, ...")
-        return chosen
-    if isinstance(params, str):
+    elif isinstance(params, str):
         raise TypeError(f"params is a string; expected a sequence of names, [{params!r}], or a callable")
-    chosen = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
+    else:
+        chosen = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
     if not all(isinstance(name, str) for name in chosen):
         raise TypeError(f"params is a {type(params).__name__}; expected a sequence of parameter names, or a callable")
-    if unknown := [name for name in chosen if name not in names]:
+    known = set(names)
+    if unknown := [name for name in chosen if name not in known]:
         raise ValueError(f"unknown parameter {unknown[0]!r}{did_you_mean(unknown[0], names)}")
     if not chosen:
-        raise ValueError("params= is empty; expected at least one parameter name")
+        raise ValueError(f"params= selects none of the {len(names)} parameters: {', '.join(names[:8])}, ...")
     return chosen
 
 
