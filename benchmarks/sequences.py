@@ -2,7 +2,7 @@
 
 Contenders take turns in one process, and a ratio is the median over the rounds of the ratio within a round: other work
 on a machine slows both. ``--processor`` counts processor time instead of time on the wall, for a shared machine.
-torch.func has no batching rule for an LSTM, where it takes long, and fails on a GRU. So it runs on few points there, and
+torch.func has no batching rule for an LSTM, where it takes long, and fails on a GRU. There it runs on few points, and
 times are for each point.
 """
 
