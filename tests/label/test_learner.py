@@ -1,5 +1,6 @@
 """``ft.Learner``: exact relabelling, pending items, files, threads and trainings."""
 
+import copy
 import gc
 import json
 import random
@@ -974,6 +975,18 @@ def test_saved_and_loaded_gives_the_same_next_query(kind: str, tmp_path: Path) -
     assert_same(again, learner)
     left = {p.name for p in (tmp_path / "saved").iterdir() if p.suffix not in (".json", ".safetensors")}
     assert left == {".saving.lock"}
+
+
+def test_a_preset_of_parameters_is_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = points().float()
+    net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).eval()
+    learner = ft.Learner(net, x, classes=3, strategy="variance", params="head")
+    learner.teach([0, 1, 2], [0, 1, 2])
+    learner.save(tmp_path)
+    again = ft.Learner.load(tmp_path, net=copy.deepcopy(net))
+    assert json.loads((tmp_path / "learner.json").read_text())["settings"][2] == "head"
+    assert again.query(3) == learner.query(3)
 
 
 def test_saving_the_learners_own_network_before_and_after_training(tmp_path: Path) -> None:

@@ -544,11 +544,11 @@ class LayerPass:
             a, g = product.gather(self.kept, self.survey.folded)
             kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
             theta.add_kernel(kernel, partial(product.diagonal, a, g))
+        rows: GradientRows | None = None
         for layer in self.group.stashed:
             channels = self.group.slab // layer.width(slice(0, 1))
             channels = max(layer.grain, channels // layer.grain * layer.grain)
             channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
-            rows: GradientRows | None = None
             for cut in slices(layer.length, channels):
                 rows = self.new_rows(layer.width(cut), rows)
                 for at in slices(self.points, plan.slab_size):

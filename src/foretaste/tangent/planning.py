@@ -34,6 +34,7 @@ CHUNK_MOST = 1024  # points, on a GPU
 SLAB_BYTES = 3 << 24
 SLAB_LEAST = 1 << 12
 SLAB_WORTH = 4
+SLAB_WORTH_LINEAR = 1  # a Linear layer's rows are formed as fast from A and G that were kept
 SLOW_PLAN = 4  # times the operations of a plan with ample memory: from here on the log warns
 TILE_BYTES = 1 << 24  # of the intermediate results of a ProductLayer
 # The cost of a float64 operation, relative to one in the rows' precision: 10 on an H200, more on consumer cards.
@@ -388,7 +389,8 @@ def fill_groups(
     for item in items:
         if isinstance(item, LayerParameter):
             kept, formed = calls_bytes(item.modules), item.numel * column_bytes
-            stash = slab and item.numel > 2 * slab and SLAB_WORTH * kept < formed if ample else kept < formed // 2
+            worth = SLAB_WORTH_LINEAR if all(type(m) is nn.Linear for m in item.modules) else SLAB_WORTH
+            stash = slab and item.numel > 2 * slab and worth * kept < formed if ample else kept < formed // 2
             if stash and kept <= room - reserve:
                 if group.kept_bytes + kept + max(reserve, group.width * column_bytes) > room:
                     groups.append(group := LayerGroup())
