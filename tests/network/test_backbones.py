@@ -40,8 +40,8 @@ def photos(n=5, seed=0):
 
 def test_unknown_names_say_which_are_known():
     says = (
-        r"unknown backbone 'efficientnet-lite1'; did you mean 'efficientnet-lite0'\? Known: efficientnet-lite0, all-minilm-l6-v2, "
-        r"hf:NAME, st:NAME, timm:NAME, torchvision:NAME, package\.module:function"
+        r"unknown backbone 'efficientnet-lite1'; did you mean 'efficientnet-lite0'\? Known: efficientnet-lite0, "
+        r"all-minilm-l6-v2, hf:NAME, st:NAME, timm:NAME, torchvision:NAME, package\.module:function"
     )
     with pytest.raises(ValueError, match=says):
         find_backbone("efficientnet-lite1")
