@@ -1,7 +1,7 @@
 """What users give: points from arrays, frames, lists or datasets and labels, as tensors; names of parameters.
 
 A tensor is used as it is. Everything else is moved to the network's device and converted to its dtype. A pool that need
-not be in memory is a ``PointSource``, which reads some points at a time.
+not be in memory is a ``SlicedPoints``, which reads some points at a time.
 
     floats                    the network's dtype
     bytes (uint8, pictures)   scaled to [0, 1], as in ``ft.fit``
@@ -72,7 +72,7 @@ def read_sets(
     """The points of a query for a network. Raises with all faults at once.
 
     From what ``ft.open`` returns, x_L takes the labelled points, with their labels if y_L is None. x_U takes all
-    points, or with ``pool_only`` the unlabelled ones. unread: x_U may be a ``PointSource``, whose points are not read.
+    points, or with ``pool_only`` the unlabelled ones. unread: x_U may be a ``SlicedPoints``, whose points are not read.
     """
     watch = int(watch) if isinstance(watch, np.integer) else watch
     watched = None if isinstance(watch, int) else watch
@@ -127,12 +127,12 @@ def given_tensors(
 ) -> dict[str, GivenPoints]:
     """Several sets of points, by argument name. Data frames must have the same columns in the same order.
 
-    unread: names of sets that become a ``PointSource`` where they can.
+    unread: names of sets that become a ``SlicedPoints`` where they can.
     """
     form, read, faults = point_format(net), dict[str, GivenPoints](), list[Exception]()
     for name, source in sources.items():
         try:
-            if name in unread and (points := point_source(source, name, form)) is not None:
+            if name in unread and (points := sliced_points(source, name, form)) is not None:
                 read[name] = GivenPoints(points)
                 continue
             read[name] = read_given(source, name, form, (parts or {}).get(name, "all"))
@@ -294,7 +294,7 @@ def _format_points(
 # --- points that are read when they are asked for ---
 
 
-class PointSource:
+class SlicedPoints:
     """Points that are read some at a time: a mapped array, a dataset, a DataLoader, or tensors. ``len`` counts them.
 
     read: positions, a slice or an array of integers -> those points as they are stored.
@@ -342,7 +342,7 @@ class PointSource:
         return sum(t.nbytes for t in (x.values() if isinstance(x, Mapping) else [x]))
 
 
-def point_source(source: Any, name: str, form: PointFormat | None) -> PointSource | None:
+def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoints | None:
     """A source that need not be read whole; None if it is in memory as tensors already, or must be."""
     if isinstance(source, Tensor | Mapping | str | bytes | list | tuple) or is_opened(source) or is_frame(source):
         return None
@@ -351,19 +351,19 @@ def point_source(source: Any, name: str, form: PointFormat | None) -> PointSourc
         if isinstance(dataset, IterableDataset) or source.batch_sampler is None or not hasattr(dataset, "__len__"):
             return None
         check_loader(source, name)
-        return PointSource(len(dataset), lambda at: _batch_inputs(collate(_read_items(dataset, at)), name), name, form)
+        return SlicedPoints(len(dataset), lambda at: _batch_inputs(collate(_read_items(dataset, at)), name), name, form)
     if isinstance(source, np.ndarray):
         if source.ndim == 0 or source.dtype.kind not in "biuf" or len(source) == 0 or np.ma.isMaskedArray(source):
             return None
-        return PointSource(len(source), lambda at: array_tensor(np.array(source[at]), name), name, form)
+        return SlicedPoints(len(source), lambda at: array_tensor(np.array(source[at]), name), name, form)
     if any(hasattr(source, key) for key in ("__array__", "toarray", "getbands")) or has_plain_columns(source):
         return None
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or len(source) == 0:
         return None
-    return PointSource(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
+    return SlicedPoints(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
 
 
-def tensor_source(x: TensorInputs, name: str) -> PointSource:
+def sliced_tensors(x: TensorInputs, name: str) -> SlicedPoints:
     """Points that are tensors already."""
     parts = {"": x} if isinstance(x, Tensor) else dict(x)
 
@@ -371,7 +371,7 @@ def tensor_source(x: TensorInputs, name: str) -> PointSource:
         at_n = at if isinstance(at, slice) else torch.from_numpy(at).to(next(iter(parts.values())).device)
         return x[at_n] if isinstance(x, Tensor) else {key: t[at_n] for key, t in x.items()}
 
-    return PointSource(len(next(iter(parts.values()))), read, name, None)
+    return SlicedPoints(len(next(iter(parts.values()))), read, name, None)
 
 
 def _read_items(dataset: Any, at: slice | np.ndarray) -> list[Any]:

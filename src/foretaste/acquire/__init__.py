@@ -34,10 +34,10 @@ from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies
-from foretaste.acquire.streamed import STREAM_CHUNK as STREAM_CHUNK
-from foretaste.acquire.streamed import StreamedCover as StreamedCover
-from foretaste.acquire.streamed import WatchedSample as WatchedSample
-from foretaste.acquire.streamed import sample_watched as sample_watched
+from foretaste.acquire.sampled_cover import STREAM_CHUNK as STREAM_CHUNK
+from foretaste.acquire.sampled_cover import StreamedCover as StreamedCover
+from foretaste.acquire.sampled_cover import WatchedSample as WatchedSample
+from foretaste.acquire.sampled_cover import sample_watched as sample_watched
 from foretaste.acquire.uncertainty import eer as eer
 from foretaste.acquire.uncertainty import entropy as entropy
 from foretaste.acquire.uncertainty import least_confidence as least_confidence

@@ -33,7 +33,7 @@ class Coverage:
     weight_W: w_i ≥ 0.
     info: what goes into ``q.info``.
     first_U: what each candidate alone would add, where that is known already.
-    own: candidates that are watched points -> which; for those whose k with itself is left out of ``rows``.
+    own: candidates that are watched points -> which; for those whose k with itself is less than 1 in ``rows``.
     """
 
     rows: KernelRows
@@ -80,7 +80,7 @@ def cover_greedily(
         equal: gains that differ by less, relatively, are ties.
         progress: called with (done, total) after each pick.
         first_U: what each candidate alone would add, where that is known already.
-        own: a candidate -> the point to cover that it is, if ``rows`` leave out its k with itself: once picked, it is
+        own: a candidate -> the point to cover that it is, if its k with itself is less than 1: once picked, it is
             covered.
 
     Returns:

@@ -17,7 +17,7 @@ from foretaste.given import (
     ClassName,
     GivenPoints,
     GivenSets,
-    PointSource,
+    SlicedPoints,
     check_index,
     labels_as_numbers,
     names_to_ids,
@@ -189,7 +189,7 @@ def query(
     way, extra = choose_query_way(net, given, asked), dict[str, Any]()
     if way != "streamed":
         try:
-            whole = replace(given, x_U=given.x_U.all()) if isinstance(given.x_U, PointSource) else given
+            whole = replace(given, x_U=given.x_U.all()) if isinstance(given.x_U, SlicedPoints) else given
             request, got, seconds = pick_dense(net, whole, asked, batch_size, generator, counter, oracle, ids, begin)
         except BudgetError as too_small:
             if way == "dense":
@@ -264,7 +264,7 @@ def pick_dense(
 def choose_query_way(net: nn.Module, given: GivenSets, asked: "CheckedQuery") -> str:
     """``choose_way`` of a query. A pool that is no points is dense, where other checks report it."""
     x_U = given.x_U
-    if not isinstance(x_U, PointSource):
+    if not isinstance(x_U, SlicedPoints):
         parts = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
         if not parts or not all(isinstance(p, Tensor) and p.dim() for p in parts):
             return "dense"
@@ -430,7 +430,7 @@ def resolve_select(how: Strategy | None, select: Any) -> str:
 
 def _check_pool(x_U: Any, watch: Any, ids: Any, faults: Faults) -> None:
     """The faults of ids and of watched points; those of a pool that is no points are raised later."""
-    if isinstance(x_U, PointSource):
+    if isinstance(x_U, SlicedPoints):
         if ids is not None:
             _check_ids(ids, len(x_U), faults)
         return

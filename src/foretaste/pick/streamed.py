@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretaste.acquire import STREAM_CHUNK, Strategy, StreamedCover, covered_errors, sample_watched
 from foretaste.errors import format_bytes, format_seconds
-from foretaste.given import PointSource, tensor_source
+from foretaste.given import SlicedPoints, sliced_tensors
 from foretaste.lookahead import KernelSettings
 from foretaste.losses import probabilities
 from foretaste.pick.request import Request
@@ -37,16 +37,16 @@ log = logging.getLogger("foretaste")
 WATCHED = 4096  # points of the pool that a streamed query watches
 WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as with convolutions
 WIDE = 1 << 13
-HELD_OUT = 4  # watched points for each one held out, on which the value of a batch is estimated
+WATCHED_PER_HELD_OUT = 4  # watched points for each one held out, on which the value of a batch is estimated
 STREAM_BUDGET = 1_500_000_000  # bytes, by default on a CPU: more would not make it faster
 SAMPLE_CANDIDATES = 512  # of W, as ``acquire.cover.some_points`` takes them
 STREAMING = "cover (greedy or top), margin, entropy, least_confidence and random"
 SHARE_IN_MEMORY = 4  # scores of outputs alone: a pool that takes less than 1/4 of the budget is read whole
 
 
-def as_source(x_U: Any) -> PointSource:
+def as_source(x_U: Any) -> SlicedPoints:
     """The pool as points that can be read in chunks."""
-    return x_U if isinstance(x_U, PointSource) else tensor_source(x_U, "x_U")
+    return x_U if isinstance(x_U, SlicedPoints) else sliced_tensors(x_U, "x_U")
 
 
 def can_stream(how: Strategy, select: str, kernel: KernelSettings) -> bool:
@@ -63,7 +63,7 @@ def choose_way(how: Strategy, select: str, kernel: KernelSettings, x_U: Any, L: 
 
     Raises if neither can be: the pool has to be in memory, and is too large for it.
     """
-    able, stored, U = can_stream(how, select, kernel), isinstance(x_U, PointSource), _count(x_U)
+    able, stored, U = can_stream(how, select, kernel), isinstance(x_U, SlicedPoints), _count(x_U)
     if kernel.method == "streamed":
         if not able:
             raise ValueError(
@@ -90,7 +90,7 @@ def choose_way(how: Strategy, select: str, kernel: KernelSettings, x_U: Any, L: 
 
 
 def _count(x_U: Any) -> int:
-    return len(x_U) if isinstance(x_U, PointSource) else count_points(x_U)
+    return len(x_U) if isinstance(x_U, SlicedPoints) else count_points(x_U)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class SeenPool:
 
 
 def pick_streamed(
-    request: Request, pool: PointSource, how: Strategy, select: str, options: Mapping[str, Any]
+    request: Request, pool: SlicedPoints, how: Strategy, select: str, options: Mapping[str, Any]
 ) -> tuple[Picked, dict[str, Any]]:
     """A batch of ``request.batch_size`` points of the pool, and what goes into ``q.info``.
 
@@ -162,7 +162,7 @@ def _counter(request: Request) -> ProgressCounter:
 
 
 def _stream_cover(
-    request: Request, pool: PointSource, select: str, options: Mapping[str, Any], seen: SeenPool
+    request: Request, pool: SlicedPoints, select: str, options: Mapping[str, Any], seen: SeenPool
 ) -> tuple[Picked, dict[str, Any]]:
     start, kernel = time.perf_counter(), request.kernel
     C, x_L = request.C, request.x_L if request.L else None
@@ -174,7 +174,7 @@ def _stream_cover(
         x_W = pool.all()
     elif x_W is None:
         error_U = error_of_outputs(request, pool) if request.L else np.zeros(len(pool))
-        sample = sample_watched(error_U, W, min(max(1, W // HELD_OUT), len(pool) - W), int(kernel.seed))
+        sample = sample_watched(error_U, W, min(max(1, W // WATCHED_PER_HELD_OUT), len(pool) - W), int(kernel.seed))
         x_W, x_H = pool.take(sample.at_W), pool.take(sample.at_H)
     both = x_W if x_H is None else join_points(x_W, x_H)
     few = take_points(x_W, slice(None, None, -(-count_points(x_W) // SAMPLE_CANDIDATES)))
@@ -219,7 +219,7 @@ def watched_count(kernel: KernelSettings, U: int, L: int, width: int, device: to
     return min(W, U, fit)
 
 
-def error_of_outputs(request: Request, pool: PointSource) -> np.ndarray:
+def error_of_outputs(request: Request, pool: SlicedPoints) -> np.ndarray:
     """(U,): 1 − p, p the largest probability: the network's own chance of error. One forward pass over the pool."""
     parts = [
         1 - probabilities(outputs(request.frozen, x, name="x_U"), request.loss).amax(1).cpu().numpy()

@@ -8,8 +8,8 @@ e_i is nothing (``sample_watched``). κ is centred by the mean tangent of U ∪ 
 the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose points are
 read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
 
-A watched point stands for U / W points of the pool, but for itself only once. So κ of a point with itself is left out:
-else candidates that happen to be watched would seem to cover U / W points each. It counts if the whole pool is watched.
+A watched point stands for 1/π_i points of the pool, but for itself only once: else candidates that happen to be watched
+would seem to cover 1/π_i points each. So κ_ii² is c_i + π_i (1 − c_i), with c_i what L covers, and 1 once i is picked.
 
 F of a batch on W is a little too high, because the batch was chosen by it. So some points of the pool are held out: F
 of the batch on these is an honest estimate. ``value`` gives both.
@@ -29,7 +29,7 @@ from torch import Tensor
 from foretaste.acquire.cover import choose_space, error_chances
 from foretaste.acquire.coverage import Coverage
 from foretaste.acquire.predictions import need_classes
-from foretaste.given import PointSource
+from foretaste.given import SlicedPoints
 from foretaste.lookahead import State
 from foretaste.tangent import (
     BLOCK_POINTS,
@@ -65,7 +65,7 @@ class StreamedCover:
     x_L: Inputs | None
     x_W: Inputs
     x_H: Inputs | None
-    pool: PointSource
+    pool: SlicedPoints
     sample: "WatchedSample | None" = None
     scale: float | None = None
     space: str = "auto"
@@ -106,6 +106,17 @@ class StreamedCover:
         by_W, by_H = (torch.from_numpy(1 / chance).to(e_W) for chance in (s.chance_W, s.chance_H))
         return e_W * by_W * (W / U), e_H * by_H * (W / U)
 
+    @cached_property
+    def covered_W(self) -> Tensor:
+        return self.covered(self.held)
+
+    @cached_property
+    def own_W(self) -> Tensor:
+        """κ_ii of the watched points of a sample."""
+        assert self.sample is not None
+        chance_W = torch.from_numpy(self.sample.chance_W).to(self.covered_W)
+        return torch.lerp(self.covered_W, torch.ones_like(chance_W), chance_W).sqrt()
+
     def covered(self, held: HeldTangents) -> Tensor:
         """How well L covers the held points: max over L of κ², float64."""
         if self.x_L is None:
@@ -117,21 +128,20 @@ class StreamedCover:
         self.rows_read.append(len(at))
         at_n = at.cpu().numpy()
         kappa_nW = self.held.rows(self.pool.take(at_n))
-        return self.without_own(kappa_nW, at_n).square_()
+        return self.with_own(kappa_nW, at_n).square_()
 
-    def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
-        """κ of candidates ``at_n`` without that of a watched point with itself, in place."""
+    def with_own(self, kappa_nW: Tensor, at_n: np.ndarray, counts: bool = True) -> Tensor:
+        """κ of candidates ``at_n``, in place: that of a watched point with itself as above, or 0 if not counted."""
         if self.sample is not None:
             at_W = self.sample.at_W
             i_n = np.searchsorted(at_W, at_n).clip(0, len(at_W) - 1)
             n = np.flatnonzero(at_W[i_n] == at_n)
-            kappa_nW[n, i_n[n]] = 0.0
+            kappa_nW[n, i_n[n]] = self.own_W[i_n[n]].to(kappa_nW) if counts else 0.0
         return kappa_nW
 
     def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
         """F, with what each candidate alone adds to it: one pass over the pool."""
-        covered_W = self.covered(self.held)
-        weight_W, _ = self.weights
+        covered_W, (weight_W, _) = self.covered_W, self.weights
         chunks = self.pool.chunks(self.chunk_size)
         parts = []
         for at, x in chunks:
@@ -145,7 +155,7 @@ class StreamedCover:
         """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""
         parts = []
         for at, kappa_nW in self.held.blocks(x):
-            self.without_own(kappa_nW, at_n[at])
+            self.with_own(kappa_nW, at_n[at])
             c_W, e_W = covered_W.to(kappa_nW), weight_W.to(kappa_nW)
             kappa_nW.clamp_(min=c_W.sqrt())
             parts.append(torch.addcmul(-c_W, kappa_nW, kappa_nW, out=kappa_nW).clamp_min_(0) @ e_W)
@@ -165,9 +175,9 @@ class StreamedCover:
     def _added(
         self, held: HeldTangents, x_B: Inputs, covered_W: Tensor, weight_W: Tensor, at_B: np.ndarray | None = None
     ) -> Tensor:
-        """(W,): e_i max(max_B κ_ij² − c_i, 0). at_B: positions of the batch, where held points are watched ones."""
+        """(W,): e_i max(max_B κ_ij² − c_i, 0). at_B: positions of the batch, if watched points are held."""
         blocks = [
-            (kappa_bW if at_B is None else self.without_own(kappa_bW, at_B[at])).amax(0)
+            (kappa_bW if at_B is None else self.with_own(kappa_bW, at_B[at], counts=False)).amax(0)
             for at, kappa_bW in held.blocks(x_B)
         ]
         best_W = torch.stack(blocks).amax(0)
@@ -192,7 +202,7 @@ class StreamedCover:
         """Of the pass over the pool, from a trial on some watched points."""
         trial = take_points(self.x_W, slice(TRIAL_POINTS))
         none = np.full(count_points(trial), -1)
-        covered_W, (weight_W, _) = self.covered(self.held), self.weights
+        covered_W, (weight_W, _) = self.covered_W, self.weights
         begin = time.perf_counter()
         self.gains(trial, none, covered_W, weight_W)
         return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)
