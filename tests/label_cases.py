@@ -85,9 +85,10 @@ class PlainLearner:
         p[:, self.classes.index(next(reversed(self.labels.values())))] = 0.9
         return p
 
-    def explain(self, item):
+    def explain(self, item, most=10):
+        nearest = [{"id": i, "alike": 0.5} for i in self.ids if i != item][:most]
         changed = [{"id": "p009.png", "from": "cat", "to": "dog", "by": 0.5}]
-        return {"id": item, "label": "dog", "changes": 4, "changed": changed, "stands_for": 7}
+        return {"id": item, "label": "dog", "changes": 4, "changed": changed, "stands_for": 7, "nearest": nearest}
 
     def status(self, *, goal):
         drift = {"retrain": False, "reason": "the network still fits"}

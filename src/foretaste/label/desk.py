@@ -18,6 +18,7 @@ from typing import Any
 
 from foretaste.errors import did_you_mean, whole_number
 from foretaste.label.classes import ClassChange
+from foretaste.label.grid import undo_together
 from foretaste.label.review import LabelReview
 from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
 from foretaste.label.worker import LearnerWorker, ModelView
@@ -144,10 +145,11 @@ class LabelDesk:
         return event
 
     def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> LabelEvent:
-        """Take back the last answer of a person in this tab, or else of this person."""
-        event = self.store.undo(who=who, tab=tab, request=request)
-        self.worker.wait_for(self.worker.tell(self.copies.first(event.item)), patience)
-        return event
+        """Take back the last answer of a person in this tab, or else of this person; of a grid, all of its wall."""
+        events = undo_together(self, tab, who, request)
+        number = [self.worker.tell(self.copies.first(event.item)) for event in events][-1]
+        self.worker.wait_for(number, patience)
+        return events[0]
 
     def change_class(self, kind: str, *, who: str, **about: Any) -> ClassChange:
         """Change the classes (``LabelStore.change_class``), and tell the learner."""

@@ -31,6 +31,7 @@ from foretaste.errors import check_known, printable
 from foretaste.label.classes import LONGEST_GUIDELINES
 from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import export_text, label_rows, prediction_text
+from foretaste.label.grid import accept_grid, grid_items
 from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
 from foretaste.label.review import ReviewFilter
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
@@ -58,6 +59,7 @@ ShortText = Annotated[str, StringConstraints(max_length=200)]
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ClassFilter = Annotated[str, StringConstraints(max_length=4096)]
 Day = Annotated[str, StringConstraints(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$")]
+Numbers = Annotated[str, StringConstraints(max_length=20_000, pattern=r"^[0-9]*(,[0-9]+)*$")]
 Start = Annotated[int, Field(ge=0)]
 Person = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
 TabName = Annotated[str, StringConstraints(min_length=8, max_length=80, pattern=r"^[A-Za-z0-9_-]+$")]
@@ -90,6 +92,14 @@ class UndoBody(TabBody):
     """Take back the last answer."""
 
     request: ShortText | None = None
+
+
+class GridBody(TabBody):
+    """Several items, all of one class."""
+
+    items: list[ItemName] = Field(min_length=1, max_length=200)
+    label: ItemName
+    request: Annotated[str, StringConstraints(min_length=8, max_length=100)]
 
 
 class ClassBody(TabBody):
@@ -171,6 +181,11 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
         desk.leave(body.tab)
         return {"ok": True}
 
+    @app.post("/api/grid")
+    def accept(body: GridBody) -> dict[str, Any]:
+        events = accept_grid(desk, body.tab, body.who, body.items, body.label, body.request)
+        return {"seqs": [event.seq for event in events], "state": desk.state(body.who)}
+
     @app.post("/api/classes")
     def change_class(body: ClassBody) -> dict[str, Any]:
         about = body.model_dump(exclude={"tab", "who", "kind", "names"})
@@ -205,6 +220,11 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     @app.get("/api/classes")
     def classes() -> dict[str, Any]:
         return class_history(desk)
+
+    @app.get("/api/grid")
+    def grid(label: ClassFilter = "", like: ClassFilter = "", without: Numbers = "") -> dict[str, Any]:
+        found = grid_items(desk, label, like, without=map(int, filter(None, without.split(","))))
+        return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     @app.get("/api/review")
     def review(

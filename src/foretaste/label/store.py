@@ -256,11 +256,7 @@ class LabelStore:
         with self._mutex:
             if (there := self._repeated(request, None, "undo", None)) is not None:
                 return there
-            undone = {event.undoes for event in self._kept.events if event.undoes is not None}
-            mine = (
-                e for e in reversed(self._kept.events) if e.who == who and tab in (None, e.tab) and e.undoes is None
-            )
-            last = next((e for e in mine if e.seq not in undone), None)
+            last = self.last_answer(who, tab)
             if last is None:
                 raise StoreConflict("there is nothing to undo")
             held = self._lease_of(last.item)
@@ -270,6 +266,22 @@ class LabelStore:
             label = was.label if was else None
             said = {"request": request, "undoes": last.seq}
             return self._append(last.item, "undo", label, who, last.tab, last, said)
+
+    def last_answer(self, who: str, tab: str | None = None) -> LabelEvent | None:
+        """The last answer of a person (in a tab) that was not taken back: what ``undo`` takes back next."""
+        with self._mutex:
+            undone = set[int]()
+            for event in reversed(self._kept.events):  # an undo comes after what it takes back
+                if event.undoes is not None:
+                    undone.add(event.undoes)
+                elif event.who == who and tab in (None, event.tab) and event.seq not in undone:
+                    return event
+            return None
+
+    def answered(self, request: str) -> LabelEvent | None:
+        """The event of a request that came before."""
+        with self._mutex:
+            return self._requests.get(request)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -165,6 +165,23 @@ class LearnerWorker(threading.Thread):
             for n, (i, c) in enumerate(zip(self._desk.data.ids, p_NC.argmax(1)))
         ]
 
+    def probabilities(self) -> tuple[list[str], np.ndarray] | None:
+        """The names of the classes, and their probabilities for each item; None without a model."""
+        learner = self._learner
+        if learner is None or not learner.ready:
+            return None
+        return [str(name) for name in learner.classes or ()], np.asarray(learner.predict_proba())
+
+    def alike(self, item: str, most: int) -> list[str]:
+        """The items that are most like one to the model, the nearest first."""
+        learner = self._learner
+        return [] if learner is None else [str(row["id"]) for row in learner.explain(item, most=most)["nearest"]]
+
+    def follow(self, item: str) -> int:
+        """How many other predictions change if an item is what the model says."""
+        learner = self._learner
+        return 0 if learner is None else int(learner.explain(item, most=0)["changes"])
+
     def mistakes(self, also: Mapping[str, str]) -> list[dict[str, Any]]:
         """What ``Learner.mistakes`` says of the labels, and of others that it was not taught; empty without a model."""
         learner = self._learner

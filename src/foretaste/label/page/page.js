@@ -114,7 +114,7 @@ function take(data, entry) {
     finished = data.items.length === 0;
   }
   if (entry.from) views[entry.from].took?.(data, entry);
-  if (entry.path === "/api/undo" && !(entry.from && data.item.answer && data.item.answer.kind !== "skip")) {
+  if (entry.path === "/api/undo" && entry.from !== "grid" && !(entry.from && data.item.answer && data.item.answer.kind !== "skip")) {
     queue = [data.item, ...queue.filter((i) => i.item !== data.item.item)];
     finished = false;
     say("Taken back.");
@@ -435,7 +435,7 @@ async function recall(number) {
    screen stays held meanwhile. */
 
 const views = { label: {} };
-const VIEW_KEYS = { f2: "review", f8: "classes" };
+const VIEW_KEYS = { f2: "review", f4: "grid", f8: "classes" };
 const placeOf = (name) => $({ classes: "classes-view" }[name] || name);  // #classes are the buttons
 let view = "label";
 

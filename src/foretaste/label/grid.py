@@ -1,0 +1,84 @@
+"""A wall of items of one predicted class, or of those like one item: press the wrong ones, accept the rest.
+
+Each accepted item is an answer of its own in the log. They are kept together, or none of them, and an undo takes all of
+them back.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from foretaste.errors import check_known
+
+if TYPE_CHECKING:
+    from foretaste.label.desk import LabelDesk
+    from foretaste.label.store import LabelEvent
+
+GRID_ITEMS = 24
+MOST_ALIKE = 200
+GRID_PATIENCE = 0.15  # seconds that a wall waits for the learner
+GRID_REQUEST = "grid:"  # requests of a wall begin so, and end with the number of the item
+
+
+def grid_items(
+    desk: "LabelDesk", label: str = "", like: str = "", count: int = GRID_ITEMS, without: Iterable[int] = ()
+) -> dict[str, Any]:
+    """Open items that the model says are of one class, the surest first; or those most like an item.
+
+    ``without`` are numbers of items that were called wrong on such a wall before. Items that are on a screen, measure
+    accuracy or are copies are left out. "follow": how many other predictions change if an item is what the model says.
+    """
+    found = desk.worker.probabilities()
+    if found is None:
+        return {"items": [], "left": 0, "ready": False}
+    classes, p_NC = found
+    held, current = {*desk.store.held()}, desk.answers()
+    away = {*without}
+    free = [i for i in desk.shuffled if i not in current and i not in held and desk.number[i] not in away]
+    best = {i: (classes[int(p_NC[desk.number[i]].argmax())], float(p_NC[desk.number[i]].max())) for i in free}
+    if like:
+        order = [i for i in desk.worker.alike(like, MOST_ALIKE) if i in best]
+    else:
+        check_known("class", label, desk.store.classes)
+        order = sorted((i for i in free if best[i][0] == label), key=lambda i: -best[i][1])
+    shown = [
+        {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": desk.worker.follow(i)}
+        for i in order[:count]
+    ]
+    return {"items": shown, "left": len(order), "ready": True}
+
+
+def accept_grid(
+    desk: "LabelDesk", tab: str, who: str, items: Sequence[str], label: str, request: str
+) -> "list[LabelEvent]":
+    """One answer for each item, kept together. Raises, and keeps none, if somebody has answered or holds one."""
+    if strange := [item for item in items if item not in desk.number]:
+        raise KeyError(f"unknown item {strange[0]!r:.80}")
+    with desk.store.together():
+        events = [
+            desk.store.record(
+                item, "label", label, who=who, tab=tab, request=f"{GRID_REQUEST}{request}/{k}", purpose="teach"
+            )
+            for k, item in enumerate(items)
+        ]
+    numbers = [desk.worker.tell(desk.copies.first(item)) for item in items]
+    if numbers:
+        desk.worker.wait_for(numbers[-1], GRID_PATIENCE)
+    return events
+
+
+def undo_together(desk: "LabelDesk", tab: str, who: str, request: str | None) -> "list[LabelEvent]":
+    """Take back the last answer of a person in a tab; with it all others of its wall."""
+    store = desk.store
+    if request is not None and (there := store.answered(request)) is not None and there.kind == "undo":
+        return [there]
+    last = store.last_answer(who, tab)
+    name = (last.request if last else None) or ""
+    wall = name.rsplit("/", 1)[0] if name.startswith(GRID_REQUEST) else None
+    events: list[LabelEvent] = []
+    with store.together():
+        events.append(store.undo(who=who, tab=tab, request=request))
+        while wall and (last := store.last_answer(who, tab)) and (last.request or "").startswith(f"{wall}/"):
+            events.append(store.undo(who=who, tab=tab))
+    if wall:
+        store.release(tab, [event.item for event in events])
+    return events

@@ -1,0 +1,96 @@
+/* A wall of items that the model says are of one class, or that are like the item on the screen. Press the wrong ones;
+   one key accepts the rest, each as an answer of its own, taken back together. */
+"use strict";
+
+let wall = { items: [], label: "", like: "" };
+let wrongOnes = new Set();
+let tile = 0;
+const calledWrong = new Map();  // class → numbers of items that are not shown as that again
+
+async function loadGrid(wanted = {}) {
+  const label = wanted.label ?? ($("grid-class").value || state.classes[0].name), like = wanted.like || "";
+  options($("grid-class"), state.classes.map((c) => c.name), "");
+  $("grid-class").value = label;
+  $("grid-words").textContent = "Looking…";
+  const data = await call(`/api/grid?${new URLSearchParams({ label, like, without: [...(calledWrong.get(label) || [])].slice(-2000).join(",") })}`).catch((e) => ({ error: e }));
+  if (data.error) {
+    if (data.error.status === 401) return askToken();
+    $("grid-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Choose the class again.";
+    return;
+  }
+  wall = { items: data.items, label, like };
+  wrongOnes = new Set();
+  tile = 0;
+  drawGrid();
+  $("grid-words").textContent = !data.ready ? "No predictions yet: answer items of two classes first."
+    : !data.items.length ? `Nothing is left that the model calls ${label}.`
+    : `${like ? `${data.items.length} items like ${like}` : `${data.items.length} of ${data.left.toLocaleString()} that the model calls ${label}`}. Press the wrong ones, then ${keyShown(keyOf("accept"))}: the rest is ${label}.`;
+}
+
+function drawGrid() {
+  $("grid-wall").replaceChildren(...wall.items.map((r, n) => {
+    const button = made("button");
+    if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
+    button.append(made("small", `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow` : ""}`));
+    button.setAttribute("aria-label", `${r.text || r.item}, ${r.likely}`);
+    button.addEventListener("click", () => { tile = n; toggleWrong(n); });
+    return button;
+  }));
+  markGrid();
+}
+
+function markGrid() {
+  [...$("grid-wall").children].forEach((b, n) => {
+    b.setAttribute("aria-pressed", String(wrongOnes.has(n)));
+    b.classList.toggle("chosen", n === tile);
+  });
+  const rest = wall.items.length - wrongOnes.size;
+  $("grid-accept").disabled = !rest;
+  $("grid-accept").querySelector("span").textContent = rest ? `Accept ${rest} as ${wall.label}` : "Nothing to accept";
+}
+
+function toggleWrong(n) {
+  if (!wall.items[n]) return;
+  if (wrongOnes.has(n)) wrongOnes.delete(n); else wrongOnes.add(n);
+  markGrid();
+}
+
+function moveTile(by) {
+  tile = Math.max(0, Math.min(wall.items.length - 1, tile + by));
+  markGrid();
+  $("grid-wall").children[tile]?.scrollIntoView({ block: "nearest" });
+}
+
+function acceptGrid() {
+  const items = wall.items.filter((_, n) => !wrongOnes.has(n)).map((r) => r.item);
+  if (!items.length) return;
+  calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
+  post({ path: "/api/grid", from: "grid", body: { ...me(), items, label: wall.label, request: random() } });
+  wall.items = [];
+  drawGrid();
+  $("grid-words").textContent = `${items.length} accepted as ${wall.label}.`;
+}
+
+const gridColumns = () => getComputedStyle($("grid-wall")).gridTemplateColumns.split(" ").length;
+$("grid-class").addEventListener("change", () => { loadGrid({ label: $("grid-class").value }); atItem(); });
+$("grid-like").addEventListener("click", () => { const item = revising || queue[0]; if (item) loadGrid({ like: item.item, label: item.likely?.[0]?.name }); });
+$("grid-accept").addEventListener("click", acceptGrid);
+$("grid-undo").addEventListener("click", () => undoGrid());
+const undoGrid = () => post({ path: "/api/undo", from: "grid", body: { ...me(), request: random() } });
+
+views.grid = {
+  open: () => loadGrid(),
+  actionOf(key, withControl) {
+    if (withControl) return key === "z" ? undoGrid : null;
+    const found = state?.classes.find((c) => c.keys.includes(key));
+    if (found) return () => loadGrid({ label: found.name });
+    return {
+      arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
+      [keyOf("skip")]: () => toggleWrong(tile), [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid,
+    }[key];
+  },
+  took(data, entry) {
+    say(entry.path === "/api/undo" ? "Taken back." : `${entry.body.items.length} accepted.`);
+    if (view === "grid") loadGrid({ label: wall.label, like: wall.like });
+  },
+};

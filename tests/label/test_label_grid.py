@@ -1,0 +1,116 @@
+"""The grid: a wall of one predicted class, accepted at a press, each item an answer of its own, taken back together."""
+
+import pytest
+
+from browser_cases import count, in_chromium, in_memory, shown, until_true
+from foretaste.label import make_app
+from foretaste.label.grid import accept_grid, grid_items
+from foretaste.label.guard import Guard
+from foretaste.label.store import StoreConflict
+from label_cases import Client, close_desk, open_desk, pictures
+
+TAB = "tab-one-1"
+
+
+@pytest.fixture
+def desk(tmp_path):
+    """Two labels; the plain learner then calls everything dog."""
+    made = open_desk(tmp_path, pictures(20))
+    for item, label in (("p000.png", "cat"), ("p001.png", "dog")):
+        made.answer(TAB, "Ada", item, "label", label, patience=20)
+    yield made
+    close_desk(made)
+
+
+def names(found):
+    return sorted(row["item"] for row in found["items"])
+
+
+def test_the_wall_has_open_items_of_the_class_that_nobody_has_on_the_screen(desk):
+    [held, *_] = desk.next("tab-two-2", "Bob", count=1)
+    found = grid_items(desk, "dog", count=50)
+    assert names(found) == sorted({*desk.data.ids} - {"p000.png", "p001.png", held})
+    assert (found["left"], found["items"][0]["likely"], found["items"][0]["follow"]) == (17, "dog", 4)
+    assert grid_items(desk, "cat")["items"] == []
+    away = desk.number[found["items"][3]["item"]]
+    assert len(grid_items(desk, "dog", without=[away, 0])["items"]) == 16
+    assert len(grid_items(desk, "dog")["items"]) == 17
+    assert names(grid_items(desk, like="p000.png")) == names(found)
+    with pytest.raises(ValueError, match="unknown class 'hen'"):
+        grid_items(desk, "hen")
+
+
+def test_without_a_model_the_wall_says_so(tmp_path):
+    desk = open_desk(tmp_path, pictures(5))
+    assert grid_items(desk, "cat") == {"items": [], "left": 0, "ready": False}
+    close_desk(desk)
+
+
+def test_a_wall_is_kept_together_and_taken_back_together(desk):
+    before, items = len(desk.store.events()), ["p002.png", "p003.png", "p004.png"]
+    accept_grid(desk, TAB, "Ada", items, "dog", "request-1")
+    assert [e.item for e in desk.store.events()[before:]] == items
+    accept_grid(desk, TAB, "Ada", items, "dog", "request-1")  # sent again
+    assert len(desk.store.events()) == before + 3
+    desk.worker.wait_for(desk.worker.tell("p002.png"), 20)
+    assert {i: desk.learner.labels.get(i) for i in items} == dict.fromkeys(items, "dog")
+    first = desk.undo(TAB, "Ada", "undo-1")
+    assert desk.undo(TAB, "Ada", "undo-1") == first  # sent again
+    assert desk.store.labels() == {"p000.png": "cat", "p001.png": "dog"}
+    assert desk.store.held(TAB) == []  # the wall shows them again
+    assert [e.kind for e in desk.store.events()[before + 3 :]] == ["undo"] * 3
+    desk.worker.wait_for(desk.worker.tell("p002.png"), 20)
+    assert not {*items} & {*desk.learner.labels}
+    desk.undo(TAB, "Ada")  # and then one answer
+    assert desk.store.labels() == {"p000.png": "cat"}
+
+
+def test_if_somebody_was_first_nothing_of_the_wall_is_kept(desk):
+    desk.answer("tab-two-2", "Bob", "p004.png", "label", "cat", patience=20)
+    before = desk.store.events()
+    with pytest.raises(StoreConflict, match=r"Bob has answered p004\.png already"):
+        accept_grid(desk, TAB, "Ada", ["p002.png", "p004.png"], "dog", "request-1")
+    assert desk.store.events() == before
+    with pytest.raises(KeyError, match=r"unknown item 'p999\.png'"):
+        accept_grid(desk, TAB, "Ada", ["p999.png"], "dog", "request-2")
+
+
+def test_the_routes_of_the_grid(desk):
+    client, me = Client(Guard(make_app(desk))), {"tab": TAB, "who": "Ada"}
+    found = client.get("/api/grid?label=dog").json
+    assert found["items"][0]["picture"].endswith("/small")
+    reply = client.post("/api/grid", me | {"items": ["p002.png"], "label": "dog", "request": "request-1"})
+    assert (reply.status, len(reply.json["seqs"])) == (200, 1)
+    assert client.post("/api/grid", me | {"items": [], "label": "dog", "request": "request-1"}).status == 422
+
+
+@in_chromium
+def test_a_person_accepts_a_wall_but_for_the_wrong_ones(tmp_path, page):
+    with in_memory(tmp_path, 14) as server:
+        page.goto(server.address)
+        for n in range(1, 3):
+            shown(page)
+            page.keyboard.press(str(n))
+            count(page, n)
+        page.wait_for_function("() => state.model.phase === 'ready'")
+        on_screen = shown(page)
+        page.keyboard.press("F4")
+        page.wait_for_function("() => wall.label === 'cat'")
+        page.keyboard.press("2")  # what the model calls dog
+        page.wait_for_selector("#grid-wall button")
+        items = page.evaluate("wall.items.map((r) => r.item)")
+        assert on_screen not in items
+        page.click("#grid-wall button:nth-child(1)")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press(" ")
+        assert page.text_content("#grid-accept") == f"Accept {len(items) - 2} as dog"
+        page.keyboard.press("Enter")
+        until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
+        labels = server.desk.store.labels()
+        assert {i for i in items if labels.get(i) == "dog"} == {*items[2:]}
+        page.keyboard.press("Backspace")
+        until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
+        assert len(server.desk.store.labels()) == 2
+        page.wait_for_function("n => wall.items.length === n", arg=len(items) - 2)  # what was wrong does not come back
+        page.keyboard.press("Escape")
+        assert shown(page, on_screen) == on_screen
