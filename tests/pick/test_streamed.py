@@ -89,11 +89,11 @@ def test_the_value_of_a_sampled_batch_is_estimated_and_near_dense():
     F = covered_errors(ft.linearize(*sets, output="signs", ridge="misfit"))
     best = literal_value(F, ft.query(*sets, batch_size=12, method="dense").indices.tolist(), itself=True)
     for seed in range(3):
-        q = ft.query(*sets, batch_size=12, seed=seed, method="streamed", watch=400)
+        q = ft.query(*sets, batch_size=12, seed=seed, method="streamed", watch=600)
         told, true = q.info["batch_value"], literal_value(F, q.indices.tolist(), itself=False)
         assert abs(told["held_out"] - true) < 4 * told["error"]
-        assert 0.8 * true < told["watched"] < 1.6 * true  # mostly too high: the batch was chosen by it
-        assert literal_value(F, q.indices.tolist(), itself=True) > 0.85 * best
+        assert 0.95 * true < told["watched"] < 1.3 * true  # mostly too high: the batch was chosen by it
+        assert literal_value(F, q.indices.tolist(), itself=True) > 0.9 * best
 
 
 def test_watched_points_are_drawn_with_their_chances():
