@@ -162,7 +162,7 @@ def main() -> None:
     for name in SEQUENCES:
         rows.append(measure_sequence(name, o.points, o.few, o.rounds, clock))
         print(rows[-1], flush=True)
-    Console(width=120).print(sequence_table(rows, o.points))
+    Console(width=160).print(sequence_table(rows, o.points))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """The benchmarks measure what they claim to. How fast things are is not tested."""
 
 import json
+import math
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import sequences
 from benchmarks.__main__ import main, read_arguments, run_kernels
 from benchmarks.checks import time_checks
 from benchmarks.kernels import kernel_workloads
@@ -121,3 +124,14 @@ def test_checks_are_switched_off_and_on_again(monkeypatch: pytest.MonkeyPatch) -
     assert len(compared) == 2  # in two of four queries
     assert timed.checked > 0
     assert timed.unchecked > 0
+
+
+@pytest.mark.slow
+def test_sequences_are_measured_beside_torch_func(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "TOKENS", 4)
+    rows = [sequences.measure_sequence(name, 12, 4, 1, time.perf_counter) for name in (*sequences.SEQUENCES,)[::3]]
+    assert all(r.ours > 0 and r.our_bytes > 0 and r.error < 1e-4 for r in rows)
+    assert rows[0].func > 0
+    assert rows[0].tight_bytes <= rows[0].func_bytes
+    assert math.isnan(rows[1].func)  # torch.func has no rule for a GRU
+    assert "fails" in str(list(sequences.sequence_table(rows, 12).columns[4].cells))

@@ -373,10 +373,9 @@ def find_shared(
 
     def constant(m: nn.Module) -> bool:
         one, many = alone[m], together[m]
-        same = [c1.a.shape == ck.a.shape and c1.shape == ck.shape for c1, ck in zip(one, many)]
-        return (
-            bool(many) and len(one) == len(many) and all(same) and all(torch.equal(a.a, b.a) for a, b in zip(one, many))
-        )
+        same = [c1.shape == ck.shape and torch.equal(c1.a, ck.a) for c1, ck in zip(one, many)]
+        bare = hasattr(m, "bare_use")  # its rule knows the shapes of A and of the output
+        return not bare and bool(many) and len(one) == len(many) and all(same)
 
     found = {m for m in modules_of(layers) if constant(m)}
     for tried in [found, *({m} for m in found)] if len(found) > 1 else [found] if found else []:
