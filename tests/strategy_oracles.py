@@ -349,7 +349,8 @@ def fisher(p: Tensor, h: Tensor) -> Tensor:
 def bait(info: list[Tensor], L: int, n: int, prior: float) -> list[int]:
     """tr(M⁻¹F) of each set anew: the candidate that makes it least, until 2n; then without the one missed least."""
     F = sum(info) / len(info)
-    start = prior * torch.eye(len(F), dtype=F.dtype) + sum(info[:L], torch.zeros_like(F)) / (L + n)
+    flat = prior * F.diagonal().mean() * torch.eye(len(F), dtype=F.dtype)
+    start = flat + sum(info[:L], torch.zeros_like(F)) / (L + n)
 
     def value(batch: list[int]) -> float:
         return float(torch.trace(torch.linalg.inv(start + n * sum(info[L + j] for j in batch) / (L + n)) @ F))

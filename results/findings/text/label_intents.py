@@ -1,11 +1,11 @@
 """``foretaste label intents.csv`` with a simulated person: BANKING77, 77 intents, 300 answers, beside random items.
 
-    python results/findings/text/label_intents.py FOLDER [--answers 300] [--backbone auto] [--seeds 0]
+    python results/findings/text/label_intents.py FOLDER [--answers 300] [--texts 10003] [--seeds 0]
 
-FOLDER holds banking77_train.csv.gz and banking77_test.csv.gz (text, category). All 10,003 training texts are on the
-desk, without labels; the answers are the true ones, given when the encoder is through. "active" is the desk as
-``foretaste label`` opens it: one item in six is random and measures accuracy. "random" is the same learner, taught as
-many random items. Accuracy is of the learner's predictions on the 3,080 test texts. Records are added to records.jsonl.
+FOLDER holds banking77_train.csv.gz and banking77_test.csv.gz (text, category). The training texts, or random ones of
+them, are on the desk, without labels; the answers are the true ones, given when the encoder is through. "active" is the
+desk as ``foretaste label`` opens it: one item in six is random and measures accuracy. "random" is the same learner,
+taught as many random items. Accuracy is of the learner's predictions on the 3,080 test texts. Records are added to records.jsonl.
 """
 
 import argparse
@@ -102,10 +102,13 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--answers", type=int, default=300)
     parser.add_argument("--backbone", default=default_backbone("text") or "none")
+    parser.add_argument("--texts", type=int, default=10_003)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--arms", default="active,random")
     args = parser.parse_args()
     train, test = read(args.folder / "banking77_train.csv.gz"), read(args.folder / "banking77_test.csv.gz")
+    some = np.random.default_rng(0).permutation(len(train[0]))[: args.texts]
+    train = tuple([part[i] for i in some] for part in train)
     for seed in map(int, args.seeds.split(",")):
         for arm in args.arms.split(","):
             record = {"backbone": args.backbone} | {"active": active, "random": random}[arm](train, test, args, seed)

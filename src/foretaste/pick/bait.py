@@ -28,7 +28,8 @@ FISHER_CHUNK = 1024  # points at a time
 class BaitOptions:
     """The options of ``bait``.
 
-    prior: λ; the authors have 1, and 0.01 for CIFAR10.
+    prior: λ as a share of the mean diagonal of F, so that the scale of features does not matter. (The authors have
+        λ = 1, and 0.01 for CIFAR10.)
     fisher: "full", of all classes, a matrix of (C·D)² numbers; or "binary", of the likeliest class against the rest,
         D² numbers (Huseljic et al. 2024). "auto": full where C·D is at most 6144 and the budget allows it.
     layer: the module whose input is h, if the network does not end in an nn.Linear.
@@ -117,7 +118,8 @@ class FisherTrace:
         N, (self.R, self.C), self.D = len(h_ND), S_NRC.shape[1:], h_ND.shape[1]
         F_PP = self._information(S_NRC, h_ND) / N
         M_PP = self._information(S_NRC[:L], h_ND[:L]) / (L + batch_size)
-        M_PP.diagonal().add_(prior)
+        scale = float(F_PP.diagonal().mean())
+        M_PP.diagonal().add_(prior * scale if scale > 0 else prior)
         self.inverse_PP = torch.cholesky_inverse(torch.linalg.cholesky(M_PP))
         self.spread_PP = self.inverse_PP @ F_PP @ self.inverse_PP
         self.S_URC, self.h_UD = S_NRC[L:] * (batch_size / (L + batch_size)) ** 0.5, h_ND[L:]

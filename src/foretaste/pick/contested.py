@@ -176,11 +176,11 @@ def alfamix(request: Request, step: float = 0.2) -> Tensor:
 class ClusterMarginOptions(SpaceOptions):
     """The options of ``clustermargin``, beside those of a space.
 
-    candidates: how many points of the smallest margins there are for each pick.
+    candidates: how many points of the smallest margins there are for each pick; 10 is for very large batches.
     cluster_size: the mean size of the clusters, at least.
     """
 
-    candidates: float = 10.0
+    candidates: float = 3.0
     cluster_size: float = 10.0
 
     def __post_init__(self) -> None:
