@@ -189,6 +189,9 @@ def test_after_any_click_the_keys_are_the_items(tmp_path, page):
         expect("skip")
         assert focused(page) == "stage"
         item = shown(page)
+        for control in ("zoom-out", "zoom-off", "zoom-in", "brightness", "original"):
+            page.keyboard.press("Tab")
+            assert focused(page) == control
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.dataset.name") == "cat"
         page.keyboard.press("2")  # a key of the page, wherever the focus is

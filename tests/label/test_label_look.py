@@ -137,15 +137,11 @@ def test_axe_has_nothing_to_say(tmp_path, browser, width, theme):
             page.keyboard.press(str(n))
             count(page, n)
         page.wait_for_function("() => document.querySelectorAll('#recent button').length === 3")
-        for key, ready in (
-            (None, "#guess .row"),
-            ("F2", "#review-list li"),
-            ("F8", "#class-list li"),
-            ("F1", "#keys[open]"),
-        ):
+        places = [(None, "#guess .row"), ("F2", "#review-list li"), ("F4", "#grid-class option:nth-child(2)")]
+        for key, ready in (*places, ("3", "#grid-wall button"), ("F8", "#class-list li"), ("F1", "#keys[open]")):
             if key:
                 page.keyboard.press(key)
-            page.wait_for_selector(ready)
+            page.wait_for_selector(ready, state="attached")
             found = sync.Axe().run(page).response["violations"]
             said = [(v["id"], [node["html"][:120] for node in v["nodes"]][:4]) for v in found]
             assert said == [], (key, said)
