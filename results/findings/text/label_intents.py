@@ -5,7 +5,8 @@
 FOLDER holds banking77_train.csv.gz and banking77_test.csv.gz (text, category). The training texts, or random ones of
 them, are on the desk, without labels; the answers are the true ones, given when the encoder is through. "active" is the
 desk as ``foretaste label`` opens it: one item in six is random and measures accuracy. "random" is the same learner,
-taught as many random items. Accuracy is of the learner's predictions on the 3,080 test texts. Records are added to records.jsonl.
+taught as many random items. Accuracy is of the learner's predictions on the 3,080 test texts. Records are added to
+records.jsonl.
 """
 
 import argparse
