@@ -211,14 +211,14 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
         ["test_cover.py::test_tangents_have_collapsed_below_a_third_of_the_inputs_spread"],
     ),
     (
-        "acquire/cover.py",
+        "tangent/centred.py",
         "a point without spread is told by 1e-12",
         "NO_SPREAD = 1e-9",
         "NO_SPREAD = 1e-12",
         ["test_cover.py::test_a_point_that_differs_from_the_mean_by_rounding_alone_covers_nothing"],
     ),
     (
-        "acquire/cover.py",
+        "tangent/centred.py",
         "a point without spread is told by 1e-6",
         "NO_SPREAD = 1e-9",
         "NO_SPREAD = 1e-6",

@@ -89,7 +89,7 @@ def test_a_kernel_with_outputs_and_points_exchanged_is_told(output: str, monkeyp
     """What vmap did to a PReLU with as many points as classes, if no batch were compared with autograd."""
     monkeypatch.setattr("foretaste.tangent.functional.jacrev", lambda f, chunk_size: torch.func.jacrev(f))
     monkeypatch.setattr("foretaste.tangent.functional.is_true_sum", lambda *args: True)
-    case = next(c for c in NETWORKS if c.name == "prelu")
+    case = next(c for c in NETWORKS if c.name == "prelu of its own class")
     with pytest.raises(AssertionError, match="Θ of Sequential is wrong"):
         check_network(case.built(), case.points(3), output=output)
 
