@@ -31,7 +31,7 @@ function drawGrid() {
   $("grid-wall").replaceChildren(...wall.items.map((r, n) => {
     const button = made("button");
     if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
-    button.append(made("small", `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow` : ""}`));
+    button.append(made("small", `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
     button.setAttribute("aria-label", `${r.text || r.item}, ${r.likely}`);
     button.addEventListener("click", () => { tile = n; toggleWrong(n); });
     return button;
