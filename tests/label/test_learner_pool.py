@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from foretaste.errors import seal_json
 from foretaste.label import session as session_module
 from foretaste.label.book import Prediction
 from foretaste.label.pool_model import PoolModel
-from foretaste.label.progress import DOUBTED_ANSWERS, chance_of_errors
+from foretaste.label.progress import DOUBTED_ANSWERS, chance_of_errors, describe_worth
 from foretaste.lookahead import PoolState
 from foretaste.lookahead.graph import GAMMAS
 from foretaste.losses import sharpened
@@ -310,6 +311,8 @@ def test_status_says_what_the_pool_is_worth() -> None:
     json.dumps(learner.status())
     text = make("regression").status()["pool"]["text"]
     assert text.startswith("The pool is used: a label left out is missed by ")
+    fewer = replace(e, hits=0.6, hits_without=0.7, error=0.25, without=0.36)
+    assert describe_worth(fewer) == "a label left out is missed by 0.5 with it, 0.6 without"
     unlabelled = make(labels={})
     assert unlabelled.status()["pool"]["text"] == "The pool is not used yet: there are no labels to weigh it by."
 

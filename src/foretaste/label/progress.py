@@ -16,7 +16,7 @@ from foretaste.errors import counted
 from foretaste.label.book import LabelBook, LabelKind
 from foretaste.label.live_model import LiveModel, carry_means, wrong_chances
 from foretaste.label.pool_model import PoolModel
-from foretaste.lookahead import State
+from foretaste.lookahead import PoolEvidence, State
 
 RECENT = 50  # predictions that a running accuracy is taken over
 PRIOR_ERRORS = 5.0  # expected and made errors that are added before their ratio is taken
@@ -124,11 +124,9 @@ def describe_pool(model: PoolModel, book: LabelBook, trainings: int) -> dict[str
     """What was chosen, what the pool is worth, and whether the answers since the training speak against it."""
     model.helps(book)
     e = model.evidence
-    if e.hits is None or e.hits_without is None:
-        worth = f"a label left out is missed by {e.error**0.5:.3g} with it, {e.without**0.5:.3g} without"
-    else:
-        worth = f"a label left out is predicted right {e.hits:.0%} of the time with it, {e.hits_without:.0%} without"
-    text = f"The pool is used: {worth}." if e.gamma else "The pool is not used: it predicts a label left out no better."
+    text = "The pool is not used: it predicts a label left out no better."
+    if e.gamma:
+        text = f"The pool is used: {describe_worth(e)}."
     if not model.trained:
         text = "The pool is not used yet: there are no labels to weigh it by."
     found = e.as_dict() | {"text": text.replace("%", " %"), "warning": None}
@@ -141,6 +139,13 @@ def describe_pool(model: PoolModel, book: LabelBook, trainings: int) -> dict[str
                 "alike may be of different classes. Check what it is sure of"
             )
     return found
+
+
+def describe_worth(e: PoolEvidence) -> str:
+    """What leave-one-out says. γ has the least squared error: with few labels not always the most hits."""
+    if e.hits is None or e.hits_without is None or e.hits < e.hits_without:
+        return f"a label left out is missed by {e.error**0.5:.3g} with it, {e.without**0.5:.3g} without"
+    return f"a label left out is predicted right {e.hits:.0%} of the time with it, {e.hits_without:.0%} without"
 
 
 def chance_of_errors(made: int, chances: Sequence[float]) -> float:
