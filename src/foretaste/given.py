@@ -3,7 +3,7 @@
 A tensor is used as it is. Everything else is moved to the network's device and converted to its dtype. A pool that need
 not be in memory is a ``SlicedPoints``, which reads some points at a time.
 
-    floats                    the network's dtype
+    floats                    the network's dtype; a pool that is a tensor of 16 bits too, chunk by chunk
     bytes (uint8, pictures)   scaled to [0, 1], as in ``ft.fit``
     integers, booleans        the network's dtype; token ids (int64) if the network has an embedding
 """
@@ -344,6 +344,8 @@ class SlicedPoints:
 
 def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoints | None:
     """A source that need not be read whole; None if it is in memory as tensors already, or must be."""
+    if isinstance(source, Tensor) and form is not None and source.dim() and _is_coarse(source, form):
+        return SlicedPoints(len(source), sliced_tensors(source, name).read, name, form)
     if isinstance(source, Tensor | Mapping | str | bytes | list | tuple) or is_opened(source) or is_frame(source):
         return None
     if isinstance(source, DataLoader):
@@ -361,6 +363,11 @@ def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoi
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or len(source) == 0:
         return None
     return SlicedPoints(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
+
+
+def _is_coarse(t: Tensor, form: PointFormat) -> bool:
+    """Whether a tensor on the network's device has floats of 16 bits, which its network does not take."""
+    return t.dtype in (torch.float16, torch.bfloat16) and t.dtype != form.dtype and t.device == form.device
 
 
 def sliced_tensors(x: TensorInputs, name: str) -> SlicedPoints:

@@ -53,8 +53,8 @@ def literal_kappa(net: nn.Module, output: str, x: Tensor, x_W: Tensor, x_M: Tens
 def test_kappa_is_the_correlation_of_centred_gradients(name, output):
     torch.manual_seed(0)
     net, x = NETWORKS[name]().double().eval(), torch.randn(13, 6, dtype=torch.float64)
-    weight_M = torch.rand(9, dtype=torch.float64) + 0.1
-    centred = CentredTangents(FactorSource(freeze(net, output=output), x, 3), x[:9], weight_M)
+    weight_M = torch.tensor([2.5] * 6 + [1.0] * 3, dtype=torch.float64)
+    centred = CentredTangents(FactorSource(freeze(net, output=output), x, 3), [(x[:6], 2.5), (x[6:9], 1.0)])
     got = centred.hold(x[:5]).rows(x)
     assert_close(got, literal_kappa(net, output, x, x[:5], x[:9], weight_M), rtol=0, atol=1e-12)
 
@@ -72,7 +72,7 @@ def test_float32_is_near_float64_beside_a_large_common_part():
     torch.manual_seed(0)
     net, x = NETWORKS["head"]().eval(), torch.randn(60, 6) + 3
     kappa = [
-        CentredTangents(FactorSource(freeze(n, output="signs"), z, 3), z).hold(z).rows(z).double()
+        CentredTangents(FactorSource(freeze(n, output="signs"), z, 3), [(z, 1.0)]).hold(z).rows(z).double()
         for n, z in ((net, x), (NETWORKS["head"]().double().eval(), x.double()))
         if n is net or not n.load_state_dict(net.double().state_dict()).missing_keys
     ]
@@ -82,7 +82,7 @@ def test_float32_is_near_float64_beside_a_large_common_part():
 def test_a_point_that_is_the_mean_covers_nothing():
     torch.manual_seed(0)
     net, x = nn.Linear(4, 3).double().eval(), torch.randn(8, 4, dtype=torch.float64)
-    centred = CentredTangents(FactorSource(freeze(net, output="signs"), x, 3), x)
+    centred = CentredTangents(FactorSource(freeze(net, output="signs"), x, 3), [(x, 1.0)])
     assert centred.hold(x).rows(x.mean(0, keepdim=True)).max() == 0
 
 
@@ -91,5 +91,5 @@ def test_inputs_may_take_the_place_of_tangents():
     net, x = nn.Linear(4, 3).eval(), torch.randn(9, 4, dtype=torch.float64)
     z = x - x.mean(0)
     want = torch.nn.functional.cosine_similarity(z[:, None], z[None], dim=2).clamp(0, 1)
-    got = CentredTangents(FactorSource(freeze(net), x, 3, inputs_only=True), x).hold(x).rows(x)
+    got = CentredTangents(FactorSource(freeze(net), x, 3, inputs_only=True), [(x, 1.0)]).hold(x).rows(x)
     assert_close(got, want, rtol=0, atol=1e-12)

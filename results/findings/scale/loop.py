@@ -83,7 +83,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 10), help="the first, and the one after the last")
-    parser.add_argument("--watch", type=int, nargs="+", default=[2048])
+    parser.add_argument("--watch", type=int, nargs="*", default=[2048])
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
     args = parser.parse_args()
     arms: dict[str, dict[str, Any]] = {"dense": {"method": "dense"}}

@@ -14,6 +14,7 @@ from foretaste.acquire.change import change as change
 from foretaste.acquire.change import emoc as emoc
 from foretaste.acquire.change import flips as flips
 from foretaste.acquire.change import mlmoc as mlmoc
+from foretaste.acquire.cover import SPREAD_POINTS as SPREAD_POINTS
 from foretaste.acquire.cover import cover as cover
 from foretaste.acquire.cover import covered_errors as covered_errors
 from foretaste.acquire.coverage import Coverage as Coverage
@@ -34,10 +35,11 @@ from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies
-from foretaste.acquire.sampled_cover import STREAM_CHUNK as STREAM_CHUNK
+from foretaste.acquire.sampled_cover import Shortlist as Shortlist
 from foretaste.acquire.sampled_cover import StreamedCover as StreamedCover
 from foretaste.acquire.sampled_cover import WatchedSample as WatchedSample
 from foretaste.acquire.sampled_cover import sample_watched as sample_watched
+from foretaste.acquire.sampled_cover import stream_chunk as stream_chunk
 from foretaste.acquire.uncertainty import eer as eer
 from foretaste.acquire.uncertainty import entropy as entropy
 from foretaste.acquire.uncertainty import least_confidence as least_confidence

@@ -33,7 +33,7 @@ class Coverage:
     weight_W: w_i ≥ 0.
     info: what goes into ``q.info``.
     first_U: what each candidate alone would add, where that is known already.
-    own: candidates that are watched points -> which; for those whose k with itself is less than 1 in ``rows``.
+    look: candidates whose rows are computed again at first, for a pick.
     """
 
     rows: KernelRows
@@ -41,7 +41,7 @@ class Coverage:
     weight_W: Tensor
     info: Mapping[str, Any] = field(default_factory=dict)
     first_U: Tensor | None = None
-    own: Mapping[int, int] = field(default_factory=dict)
+    look: int = FIRST_LOOK
 
 
 def added_coverage(rows: KernelRows, at_n: Tensor, covered_W: Tensor, weight_W: Tensor) -> Tensor:
@@ -65,7 +65,8 @@ def cover_greedily(
     equal: float = 0.0,
     progress: Callable[[int, int], object] | None = None,
     first_U: Tensor | None = None,
-    own: Callable[[int], int | None] = lambda j: None,
+    look: int = FIRST_LOOK,
+    near: dict[int, float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
 
@@ -80,8 +81,9 @@ def cover_greedily(
         equal: gains that differ by less, relatively, are ties.
         progress: called with (done, total) after each pick.
         first_U: what each candidate alone would add, where that is known already.
-        own: a candidate -> the point to cover that it is, if its k with itself is less than 1: once picked, it is
-            covered.
+        look: candidates that are computed again at first, for a pick.
+        near: is filled with how near candidates came to being picked: the largest of gain / gain of the pick, for those
+            whose gain was computed again.
 
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
@@ -99,7 +101,7 @@ def cover_greedily(
         first = int(bad.nonzero()[0])
         raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
     order_U = torch.randperm(U, generator=generator) if order_U is None else order_U
-    lazy, picks = LazyGains(first_U, order_U, equal=equal), list[int]()
+    lazy, picks = LazyGains(first_U, order_U, look, equal, near), list[int]()
     while len(picks) < batch_size:
         best, gain = lazy.pop(gains)
         if not gain > 0:
@@ -107,8 +109,6 @@ def cover_greedily(
             break
         picks.append(best)
         covered_W = torch.maximum(covered_W, rows(torch.tensor([best], device=covered_W.device))[0])
-        if (itself := own(best)) is not None:
-            covered_W[itself] = 1.0
         if progress is not None:
             progress(len(picks), batch_size)
     return torch.tensor(picks, dtype=torch.int64), first_U
@@ -121,10 +121,18 @@ class LazyGains:
     gains are computed again for each pick: those whose bound is above the best gain so far. The picks are those of
     plain greedy, which computes all. The gains that it starts with are exact. ``look``: candidates computed again at
     first; twice as many each time that is not enough. ``equal``: gains that differ by less, relatively, are equal.
+    ``near``: see ``cover_greedily``.
     """
 
-    def __init__(self, gains_U: Tensor, order_U: Tensor, look: int = FIRST_LOOK, equal: float = 0.0) -> None:
-        self.order, self.equal = order_U.tolist(), equal
+    def __init__(
+        self,
+        gains_U: Tensor,
+        order_U: Tensor,
+        look: int = FIRST_LOOK,
+        equal: float = 0.0,
+        near: dict[int, float] | None = None,
+    ) -> None:
+        self.order, self.equal, self.near = order_U.tolist(), equal, near
         self.device, self.look = gains_U.device, look if gains_U.is_cpu else max(look, FIRST_LOOK_GPU)
         gains = gains_U.tolist()
         self.heap = [(-gains[j], place) for place, j in enumerate(self.order)]  # negative: the least comes first
@@ -138,7 +146,10 @@ class LazyGains:
         """
         if self.exact:
             self.exact = False
-            return self._take(self.heap)
+            first, gain = self._take(self.heap)
+            if self.near is not None:
+                self.near[first] = 1.0
+            return first, gain
         computed: list[tuple[float, int]] = []
         look = self.look
         while self.heap and not (computed and self._is_behind(self.heap[0], computed[0])):
@@ -147,6 +158,10 @@ class LazyGains:
             for gain, place in zip(found, places):
                 heappush(computed, (-gain, place))
             look *= 2
+        if self.near is not None and computed[0][0] < 0:
+            for gain, place in computed:
+                j = self.order[place]
+                self.near[j] = max(self.near.get(j, 0.0), gain / computed[0][0])
         best = self._take(computed)
         for other in computed:
             heappush(self.heap, other)

@@ -4,30 +4,30 @@
 
 is the F of cover.py with W a sample of the pool, in place of the pool. π_i is the chance that i is in the sample: half
 of it is equal for all points, half goes with the network's own chance of error, so that W is not spent on points whose
-e_i is nothing (``sample_watched``). κ is centred by the mean tangent of U ∪ L, as W and L estimate it. One pass over
+e_i is nothing (``sample_watched``). κ is centred by the mean tangent of U ∪ L, as 16,384 points have it. One pass over
 the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose points are
 read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
 
-A watched point stands for 1/π_i points of the pool, but for itself only once: else candidates that happen to be watched
-would seem to cover 1/π_i points each. So κ_ii² is c_i + π_i (1 − c_i), with c_i what L covers, and 1 once i is picked.
+A batch that is chosen among all candidates by a sample suits that sample: it is worth less on the rest of the pool. So
+the sample only makes a shortlist S: the candidates that came nearest to being picked. The batch is chosen among these
+by a much larger sample V of the pool, which costs S × V and no further pass (``Shortlist``). All of S is in V, with
+π_i = 1. For what a candidate covers best is itself, and of that a sample knows nothing, unless it is in it.
 
-F of a batch on W is a little too high, because the batch was chosen by it. So some points of the pool are held out: F
-of the batch on these is an honest estimate. ``value`` gives both.
+Watched candidates do not count as covering themselves in the pass: else they would seem to cover 1/π_i points each.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.acquire.cover import choose_space, error_chances
-from foretaste.acquire.coverage import Coverage
+from foretaste.acquire.cover import SPREAD_POINTS, choose_space, error_chances
+from foretaste.acquire.coverage import FIRST_LOOK, Coverage
 from foretaste.acquire.predictions import need_classes
 from foretaste.given import SlicedPoints
 from foretaste.lookahead import State
@@ -39,37 +39,47 @@ from foretaste.tangent import (
     HeldTangents,
     Inputs,
     count_points,
-    join_points,
     take_points,
     to_float64,
 )
 
-STREAM_CHUNK = 4096  # candidates that are read at a time, at most
+STREAM_CHUNK = {"cpu": 4096, "cuda": 65536}  # candidates that are read at a time, at most
 STREAM_NUMBERS = 1 << 25  # of their factors at a time. Not of the budget: it must not change rounding, and so a pick
+STREAM_LOOK = {"cpu": FIRST_LOOK, "cuda": 1024}  # candidates read again at first, for a pick: a GPU takes as long for 1
+MEAN_POINTS = 16384  # whose mean tangent is taken off
 TRIAL_POINTS = 512  # on which the time of a pass is estimated
 Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
+
+
+def stream_chunk(device: torch.device) -> int:
+    """Candidates that are read at a time, at most."""
+    return STREAM_CHUNK.get(device.type, STREAM_CHUNK["cpu"])
 
 
 @dataclass(frozen=True, eq=False)
 class StreamedCover:
     """F on a sample of the pool.
 
-    state: of L, with the points W and then those held out watched, and a few of W as candidates.
-    frozen: the network. C: its outputs. x_L: the labelled points, or None.
-    pool: the candidates. sample: which of them are watched and held out; None if all are watched, or other points.
+    linearise: points -> a state of L with these watched, and at most a number of them as candidates.
+    frozen: the network. x_L: the labelled points, or None. x_W: the watched points.
+    pool: the candidates. sample: which of them are watched; None if all are, or other points.
     scale, space: the options of ``cover``.
     """
 
-    state: State
+    linearise: Callable[[Inputs, int], State]
     frozen: FrozenNetwork
     x_L: Inputs | None
     x_W: Inputs
-    x_H: Inputs | None
     pool: SlicedPoints
     sample: "WatchedSample | None" = None
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
+    fresh: dict[int, Tensor] = field(default_factory=dict)  # rows that were read for the next pick
+
+    @cached_property
+    def state(self) -> State:
+        return self.linearise(self.x_W, SPREAD_POINTS)
 
     @cached_property
     def used_space(self) -> str:
@@ -79,121 +89,108 @@ class StreamedCover:
     @cached_property
     def centred(self) -> CentredTangents:
         source = FactorSource(self.frozen, self.x_W, self.state.C, inputs_only=self.used_space == "inputs")
-        x_M = self.x_W if self.x_L is None else join_points(self.x_W, self.x_L)
+        return CentredTangents(source, self.points_of_mean(STREAM_CHUNK["cpu"]))
+
+    def points_of_mean(self, step: int) -> Iterator[tuple[Inputs, float]]:
+        """The points whose mean tangent is taken off, and their weights: U ∪ L, with an even sample of a large U."""
+        if self.x_L is not None:
+            yield self.x_L, 1.0
         if self.sample is None:
-            return CentredTangents(source, x_M)
-        weight_M = self.chances.new_ones(count_points(x_M))
-        weight_M[: len(self.sample.at_W)] = torch.from_numpy(1 / self.sample.chance_W).to(weight_M)
-        return CentredTangents(source, x_M, weight_M)
+            yield self.x_W, 1.0
+            return
+        U = len(self.pool)
+        at_M = np.sort(np.random.default_rng(0).permutation(U)[:MEAN_POINTS])
+        for start in range(0, len(at_M), step):
+            yield self.pool.take(at_M[start : start + step]), U / len(at_M)
 
     @cached_property
     def held(self) -> HeldTangents:
         return self.centred.hold(self.x_W)
 
     @cached_property
-    def chances(self) -> Tensor:
-        """e of the watched points and of those held out."""
-        return error_chances(self.state, self.scale, tangents=self.used_space == "tangent")
+    def held_L(self) -> HeldTangents | None:
+        return None if self.x_L is None else self.centred.hold(self.x_L)
+
+    def chances(self, state: State) -> Tensor:
+        """e of the watched points of a state."""
+        return error_chances(state, self.scale, tangents=self.used_space == "tangent")
 
     @cached_property
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """e_i / π_i, in units that make Σ_i 1/π_i about W: of the watched points, and of those held out."""
-        W = len(self.held)
-        e_W, e_H = self.chances[:W], self.chances[W:]
+    def weight_W(self) -> Tensor:
+        """e_i / π_i, in units that make Σ_i 1/π_i about W."""
+        e_W = self.chances(self.state)
         if self.sample is None:
-            return e_W, e_H
-        s, U = self.sample, len(self.pool)
-        by_W, by_H = (torch.from_numpy(1 / chance).to(e_W) for chance in (s.chance_W, s.chance_H))
-        return e_W * by_W * (W / U), e_H * by_H * (W / U)
+            return e_W
+        return e_W * torch.from_numpy(1 / self.sample.chance_W).to(e_W) * (len(e_W) / len(self.pool))
 
     @cached_property
     def covered_W(self) -> Tensor:
-        return self.covered(self.held)
+        return self.covered(self.x_W)
 
-    @cached_property
-    def own_W(self) -> Tensor:
-        """κ_ii of the watched points of a sample."""
-        assert self.sample is not None
-        chance_W = torch.from_numpy(self.sample.chance_W).to(self.covered_W)
-        return torch.lerp(self.covered_W, torch.ones_like(chance_W), chance_W).sqrt()
-
-    def covered(self, held: HeldTangents) -> Tensor:
-        """How well L covers the held points: max over L of κ², float64."""
-        if self.x_L is None:
-            return self.chances.new_zeros(len(held))
-        return to_float64(torch.stack([kappa_lW.amax(0) for _, kappa_lW in held.blocks(self.x_L)]).amax(0)).square()
+    def covered(self, x: Inputs) -> Tensor:
+        """(n,): how well L covers points, max over L of κ², float64."""
+        if self.held_L is None:
+            return to_float64(self.centred.mean_rows.new_zeros(count_points(x)))
+        return best_cover(self.held_L, x)
 
     def rows(self, at: Tensor) -> Tensor:
-        """(n, W): κ² of candidates, whose points are read now."""
-        self.rows_read.append(len(at))
+        """(n, W): κ² of candidates, whose points are read now; of one that was just read, a pick, they are kept."""
         at_n = at.cpu().numpy()
-        kappa_nW = self.held.rows(self.pool.take(at_n))
-        return self.with_own(kappa_nW, at_n).square_()
+        if len(at_n) == 1:
+            row_W = self.fresh.get(int(at_n[0]))
+            self.fresh.clear()
+            if row_W is not None:
+                return row_W[None]
+        self.rows_read.append(len(at_n))
+        kappa2_nW = self.without_own(self.held.rows(self.pool.take(at_n)), at_n).square_()
+        self.fresh.update(zip(at_n.tolist(), kappa2_nW))
+        return kappa2_nW
 
-    def with_own(self, kappa_nW: Tensor, at_n: np.ndarray, counts: bool = True) -> Tensor:
-        """κ of candidates ``at_n``, in place: that of a watched point with itself as above, or 0 if not counted."""
+    def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
+        """κ of candidates ``at_n``, in place: 0 between a watched point of a sample and itself."""
         if self.sample is not None:
             at_W = self.sample.at_W
             i_n = np.searchsorted(at_W, at_n).clip(0, len(at_W) - 1)
             n = np.flatnonzero(at_W[i_n] == at_n)
-            kappa_nW[n, i_n[n]] = self.own_W[i_n[n]].to(kappa_nW) if counts else 0.0
+            kappa_nW[n, i_n[n]] = 0.0
         return kappa_nW
 
     def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
         """F, with what each candidate alone adds to it: one pass over the pool."""
-        covered_W, (weight_W, _) = self.covered_W, self.weights
-        chunks = self.pool.chunks(self.chunk_size)
         parts = []
-        for at, x in chunks:
-            parts.append(self.gains(x, np.arange(at.start, at.stop), covered_W, weight_W))
+        for at, x in self.pool.chunks(self.chunk_size):
+            parts.append(self.gains(x, np.arange(at.start, at.stop)))
             seen(at, x)
-        own = {} if self.sample is None else {int(j): i for i, j in enumerate(self.sample.at_W)}
         info = {"space": self.used_space}
-        return Coverage(self.rows, covered_W, weight_W, info, to_float64(torch.cat(parts)), own)
+        look = STREAM_LOOK.get(self.frozen.device.type, FIRST_LOOK)
+        return Coverage(self.rows, self.covered_W, self.weight_W, info, to_float64(torch.cat(parts)), look)
 
-    def gains(self, x: Inputs, at_n: np.ndarray, covered_W: Tensor, weight_W: Tensor) -> Tensor:
+    def gains(self, x: Inputs, at_n: np.ndarray) -> Tensor:
         """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""
         parts = []
         for at, kappa_nW in self.held.blocks(x):
-            self.with_own(kappa_nW, at_n[at])
-            c_W, e_W = covered_W.to(kappa_nW), weight_W.to(kappa_nW)
+            self.without_own(kappa_nW, at_n[at])
+            c_W, e_W = self.covered_W.to(kappa_nW), self.weight_W.to(kappa_nW)
             kappa_nW.clamp_(min=c_W.sqrt())
             parts.append(torch.addcmul(-c_W, kappa_nW, kappa_nW, out=kappa_nW).clamp_min_(0) @ e_W)
         return torch.cat(parts)
 
-    def value(self, F: Coverage, picks: list[int]) -> Mapping[str, Any]:
-        """What a batch adds to F, as a mean over the watched points and over those held out, and the latter's error."""
-        x_B, at_B = self.pool.take(picks), np.asarray(picks)
-        added_W = self._added(self.held, x_B, F.covered_W, F.weight_W, at_B)
-        told = {"watched": float(added_W.mean())}
-        if self.x_H is None:
-            return told  # the whole pool is watched
-        held = self.centred.hold(self.x_H)
-        added_H = self._added(held, x_B, self.covered(held), self.weights[1])
-        return told | {"held_out": float(added_H.mean()), "error": float(added_H.std()) / math.sqrt(len(added_H))}
-
-    def _added(
-        self, held: HeldTangents, x_B: Inputs, covered_W: Tensor, weight_W: Tensor, at_B: np.ndarray | None = None
-    ) -> Tensor:
-        """(W,): e_i max(max_B κ_ij² − c_i, 0). at_B: positions of the batch, if watched points are held."""
-        blocks = [
-            (kappa_bW if at_B is None else self.with_own(kappa_bW, at_B[at], counts=False)).amax(0)
-            for at, kappa_bW in held.blocks(x_B)
-        ]
-        best_W = torch.stack(blocks).amax(0)
-        return (to_float64(best_W).square() - covered_W).clamp_min(0) * weight_W
+    def watched_value(self, picks: list[int]) -> float:
+        """What a batch adds to F, as a mean over the watched points."""
+        best_W = best_cover(self.centred.hold(self.pool.take(picks)), self.x_W)
+        return float(((best_W - self.covered_W).clamp_min(0) * self.weight_W).mean())
 
     @cached_property
     def chunk_size(self) -> int:
         """Candidates that are read at a time."""
         fit = STREAM_NUMBERS // max(1, self.held.factors.rows.shape[1])
-        return max(64, min(STREAM_CHUNK, 1 << max(fit, 1).bit_length() - 1))
+        return max(64, min(stream_chunk(self.frozen.device), 1 << max(fit, 1).bit_length() - 1))
 
     @property
     def nbytes(self) -> int:
         """Of what is in memory during the pass: factors of W and of a chunk, a few numbers a candidate, blocks of κ."""
         each = self.held.nbytes // len(self.held)
-        blocks = 3 * min(BLOCK_POINTS["cpu"], self.chunk_size) * len(self.held) * 8
+        blocks = 3 * min(BLOCK_POINTS.get(self.frozen.device.type, 512), self.chunk_size) * len(self.held) * 8
         return (
             self.held.nbytes + self.chunk_size * (3 * each + 2 * self.pool.point_bytes) + blocks + 64 * len(self.pool)
         )
@@ -202,10 +199,90 @@ class StreamedCover:
         """Of the pass over the pool, from a trial on some watched points."""
         trial = take_points(self.x_W, slice(TRIAL_POINTS))
         none = np.full(count_points(trial), -1)
-        covered_W, (weight_W, _) = self.covered_W, self.weights
+        _ = self.covered_W, self.weight_W
         begin = time.perf_counter()
-        self.gains(trial, none, covered_W, weight_W)
+        self.gains(trial, none)
         return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)
+
+
+def best_cover(held: HeldTangents, x: Inputs) -> Tensor:
+    """(n,): how well the held points cover others, max κ², float64."""
+    return to_float64(torch.cat([kappa_nB.amax(1) for _, kappa_nB in held.blocks(x)])).square()
+
+
+# --- the batch among a shortlist, by a larger sample ---
+
+
+@dataclass(frozen=True, eq=False)
+class Shortlist:
+    """F of candidates S on a sample V of the pool that has all of S, and ``size`` points of the rest or all of them.
+
+    error_U: the network's chance of error on each candidate. As many points again are held out, unless all are watched.
+    """
+
+    cover: StreamedCover
+    at_S: np.ndarray
+    error_U: np.ndarray
+    size: int
+    seed: int
+
+    @cached_property
+    def sample(self) -> "WatchedSample":
+        rest = np.setdiff1d(np.arange(len(self.cover.pool)), self.at_S)
+        if 2 * self.size > len(rest):
+            drawn = WatchedSample(rest, rest[:0], np.ones(len(rest)), np.ones(0))
+        else:
+            s = sample_watched(self.error_U[rest], self.size, self.size, self.seed)
+            drawn = WatchedSample(rest[s.at_W], rest[s.at_H], s.chance_W, s.chance_H)
+        at_V, chance_V = (
+            np.concatenate(both) for both in ((self.at_S, drawn.at_W), (np.ones(len(self.at_S)), drawn.chance_W))
+        )
+        return WatchedSample(at_V, drawn.at_H, chance_V, drawn.chance_H)
+
+    @cached_property
+    def held(self) -> HeldTangents:
+        return self.cover.centred.hold(self.cover.pool.take(self.at_S))
+
+    def points(self, at_N: np.ndarray, chance_N: np.ndarray) -> Iterator[tuple[slice, Inputs, Tensor, Tensor]]:
+        """Points of the pool, some at a time: which of ``at_N``, the points, e_i / π_i, and how well L covers them."""
+        for start in range(0, len(at_N), self.cover.chunk_size):
+            at = slice(start, min(start + self.cover.chunk_size, len(at_N)))
+            x = self.cover.pool.take(at_N[at])
+            e_n = self.cover.chances(self.cover.linearise(x, 1))
+            yield at, x, e_n / torch.from_numpy(chance_N[at]).to(e_n), self.cover.covered(x)
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """F, of S."""
+        at_V, parts = self.sample.at_W, list[tuple[Tensor, Tensor]]()
+        kappa2_SV = self.held.factors.rows.new_empty(len(self.at_S), len(at_V))
+        for at, x, weight_n, covered_n in self.points(at_V, self.sample.chance_W):
+            for some, kappa_nS in self.held.blocks(x):
+                kappa2_SV[:, at.start + some.start : at.start + some.stop] = kappa_nS.T.square()
+            parts.append((covered_n, weight_n))
+        covered_V, weight_V = (torch.cat(each) for each in zip(*parts))
+        return Coverage(lambda at: kappa2_SV[at], covered_V, weight_V)
+
+    def value(self, picks: list[int]) -> Mapping[str, float]:
+        """What a batch of S adds to F, as a mean over the pool: by V; by the points held out, and the error of that.
+
+        What V says is too high, because the batch was chosen by it. Points of S count as they are in both.
+        """
+        F, U, S = self.coverage, len(self.cover.pool), len(self.at_S)
+        best_V = to_float64(F.rows(torch.as_tensor(picks)).amax(0))
+        added_V = (best_V - F.covered_W).clamp_min(0) * F.weight_W
+        told = {"watched": float(added_V.sum()) / U}
+        if not (H := len(self.sample.at_H)):
+            return told | {"held_out": told["watched"], "error": 0.0}  # all of the pool is watched
+        held = self.cover.centred.hold(self.cover.pool.take(self.at_S[picks]))
+        added_H = torch.cat(
+            [
+                (best_cover(held, x) - covered_n).clamp_min(0) * weight_n
+                for _, x, weight_n, covered_n in self.points(self.sample.at_H, self.sample.chance_H)
+            ]
+        )
+        held_out = float(added_V[:S].sum() + added_H.sum()) / U
+        return told | {"held_out": held_out, "error": math.sqrt(H) * float(added_H.std()) / U}
 
 
 # --- which points are watched ---
@@ -239,5 +316,4 @@ def sample_watched(error_U: np.ndarray, W: int, H: int, seed: int) -> WatchedSam
     drawn = order_U[np.searchsorted(ends_U, np.arange(n) + g.random(), side="right").clip(0, len(order_U) - 1)]
     drawn = g.permutation(drawn)
     at_W, at_H = np.sort(drawn[:W]), np.sort(drawn[W:])
-    chance_U *= W / n
-    return WatchedSample(at_W, at_H, chance_U[at_W], chance_U[at_H])
+    return WatchedSample(at_W, at_H, chance_U[at_W] * (W / n), chance_U[at_H] * (H / n))

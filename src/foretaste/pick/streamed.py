@@ -5,6 +5,7 @@ budget, before anything is computed. What fits is dense: then nothing is estimat
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.acquire import STREAM_CHUNK, Strategy, StreamedCover, covered_errors, sample_watched
+from foretaste.acquire import (
+    SPREAD_POINTS,
+    Coverage,
+    Shortlist,
+    Strategy,
+    StreamedCover,
+    covered_errors,
+    sample_watched,
+    stream_chunk,
+)
 from foretaste.errors import format_bytes, format_seconds
 from foretaste.given import SlicedPoints, sliced_tensors
-from foretaste.lookahead import KernelSettings
+from foretaste.lookahead import KernelSettings, State
 from foretaste.losses import probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
@@ -26,7 +36,6 @@ from foretaste.tangent import (
     Inputs,
     count_points,
     freeze,
-    join_points,
     outputs,
     resolve_budget,
     take_points,
@@ -37,9 +46,12 @@ log = logging.getLogger("foretaste")
 WATCHED = 4096  # points of the pool that a streamed query watches
 WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as with convolutions
 WIDE = 1 << 13
-WATCHED_PER_HELD_OUT = 4  # watched points for each one held out, on which the value of a batch is estimated
+SHORTLIST, SHORTLIST_EACH = 1024, 16  # candidates of which a batch is chosen again: at least, and for each pick
+SHORTLIST_NUMBERS = {"cpu": 1 << 27, "cuda": 1 << 29}  # of their κ, at most
+SECOND_SAMPLE = 16384  # points by which they are chosen, at first
+OUTPUT_CHUNK = {"cpu": 256, "cuda": 4096}  # points that go through the network at once, for outputs alone
+AGREED = 0.05  # of the value of a batch: so far apart its values on two samples may be
 STREAM_BUDGET = 1_500_000_000  # bytes, by default on a CPU: more would not make it faster
-SAMPLE_CANDIDATES = 512  # of W, as ``acquire.cover.some_points`` takes them
 STREAMING = "cover (greedy or top), margin, entropy, least_confidence and random"
 SHARE_IN_MEMORY = 4  # scores of outputs alone: a pool that takes less than 1/4 of the budget is read whole
 
@@ -114,7 +126,7 @@ class SeenPool:
     def batch(self, generator: torch.Generator) -> Batch:
         """The batch to pick from what was read. Progress goes on counting, from U."""
         some = bool(self.copies_U.any()) and not bool(self.copies_U.all())
-        counted = ProgressCounter(lambda done, n: self.report(self.U + done, self.U + n))
+        counted = ProgressCounter(lambda done, n: self.report(self.U + done * self.n // n, self.U + self.n))
         return Batch(self.n, generator, self.copies_U if some else None, progress=counted)
 
 
@@ -130,13 +142,13 @@ def pick_streamed(
     if how.coverage is covered_errors:
         return _stream_cover(request, pool, select, options, seen)
     if how.picks:  # it looks at no point
-        for at, x in pool.chunks(STREAM_CHUNK):
+        for at, x in pool.chunks(stream_chunk(torch.device("cpu"))):
             seen(at, x)
         got = pick(how, replace(request, x_U=torch.empty(len(pool), 0)), seen.batch(request.generator), options=options)
         return got, {"method": "streamed"}
     start, scores = time.perf_counter(), list[Tensor]()
     first = None
-    for at, x in pool.chunks(STREAM_CHUNK):
+    for at, x in pool.chunks(stream_chunk(request.frozen.device)):
         # The first state has the labels: they say whether the network fits. Scores do not depend on them.
         part = replace(request, x_U=x) if first is None else replace(request, x_U=x, x_L=None, y_L=None)
         state = part.state
@@ -168,19 +180,26 @@ def _stream_cover(
     C, x_L = request.C, request.x_L if request.L else None
     # κ of the full kernel is that of its blocks' mean diagonals.
     frozen = freeze(request.frozen, output="trace" if kernel.output == "full" else kernel.output, params=kernel.params)
-    W = watched_count(kernel, len(pool), request.L, FactorSource(frozen, request.x_U, C).width, frozen.device)
-    x_W, x_H, sample = kernel.watched_points, None, None
+    budget = stream_budget(kernel, frozen.device)
+    W = watched_count(kernel, len(pool), request.L, FactorSource(frozen, request.x_U, C).width, budget)
+    x_W, sample, error_U = kernel.watched_points, None, np.zeros(len(pool))
     if x_W is None and len(pool) == W:
         x_W = pool.all()
     elif x_W is None:
-        error_U = error_of_outputs(request, pool) if request.L else np.zeros(len(pool))
-        sample = sample_watched(error_U, W, min(max(1, W // WATCHED_PER_HELD_OUT), len(pool) - W), int(kernel.seed))
-        x_W, x_H = pool.take(sample.at_W), pool.take(sample.at_H)
-    both = x_W if x_H is None else join_points(x_W, x_H)
-    few = take_points(x_W, slice(None, None, -(-count_points(x_W) // SAMPLE_CANDIDATES)))
-    own = replace(kernel, watch=both, watch_by="random")
-    asked = replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C)
-    cover = StreamedCover(asked.state, frozen, x_L, x_W, x_H, pool, sample, **options)
+        error_U = error_of_outputs(request, pool) if request.L else error_U
+        sample = sample_watched(error_U, W, 0, int(kernel.seed))
+        x_W = pool.take(sample.at_W)
+
+    def linearise(x: Inputs, candidates: int) -> State:
+        nonlocal kernel
+        few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
+        own = replace(kernel, watch=x, watch_by="random")
+        made = replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C).state
+        if frozen.device.type == "cuda":
+            kernel = replace(kernel, precision=made.precision_info["precision"])  # of all states that follow
+        return made
+
+    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -189,29 +208,65 @@ def _stream_cover(
     F = cover.coverage(seen)
     assert F.first_U is not None
     middle, batch = time.perf_counter(), seen.batch(request.generator)
+    told: Mapping[str, Any] = {}
     if select == "top":
         got = Picked(highest(F.first_U, batch), scores_U=without_copies(F.first_U, batch), info=F.info)
         batch.progress.count_all(batch.n)
     else:
-        got = pick_covering(F, len(pool), batch)
-    got.state = asked.state
-    value = cover.value(F, got.indices)
+        got, told = pick_twice(cover, F, batch, error_U, budget, int(kernel.seed))
+    if not told:
+        told = {"batch_value": {"watched": cover.watched_value(got.indices)}}
+    got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
-    return got, {
-        "method": "streamed", "watched": len(cover.held), "batch_value": value, "rows_read": sum(cover.rows_read),
-    }  # fmt: skip
+    return got, {"method": "streamed", "watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
 
 
-def watched_count(kernel: KernelSettings, U: int, L: int, width: int, device: torch.device) -> int:
+def pick_twice(
+    cover: StreamedCover, F: Coverage, batch: Batch, error_U: np.ndarray, budget: int, seed: int
+) -> tuple[Picked, dict[str, Any]]:
+    """A batch grown on F; if F is of a sample, chosen again among those that came nearest, by a larger one.
+
+    That sample doubles until the value of the batch on it and on as many points held out agree, or memory ends.
+    """
+    numbers = min(budget // 4 // 8, SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"]))
+    most = min(max(SHORTLIST, SHORTLIST_EACH * batch.n), math.isqrt(numbers // 2))
+    if cover.sample is None or most < 2 * batch.n:
+        return pick_covering(F, len(cover.pool), batch), {}
+    near = dict[int, float]()
+    first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near)
+    if batch.last_U is not None:
+        near = {j: share for j, share in near.items() if not batch.last_U[j]}
+    at_S = np.sort(sorted(near, key=lambda j: -near[j])[:most])
+    if len(at_S) < batch.n:
+        first.indices = first.indices[: batch.n]
+        return first, {}
+    size, fit = SECOND_SAMPLE, numbers // len(at_S) - len(at_S)
+    while True:
+        again = Shortlist(cover, at_S, error_U, min(size, fit), seed)
+        quiet = Batch(batch.n, batch.generator)
+        picks = pick_covering(again.coverage, len(at_S), quiet).indices
+        value = again.value(picks)
+        apart = value["watched"] - value["held_out"]
+        if apart <= AGREED * value["watched"] or 2 * size > fit:
+            break
+        size *= 2
+    first.indices = at_S[picks].tolist()
+    return first, {"shortlist": len(at_S), "sample": len(again.sample.at_W), "batch_value": value}
+
+
+def stream_budget(kernel: KernelSettings, device: torch.device) -> int:
+    """Bytes."""
+    budget = resolve_budget(kernel.budget, device)
+    return min(budget, STREAM_BUDGET) if kernel.budget is None and device.type == "cpu" else budget
+
+
+def watched_count(kernel: KernelSettings, U: int, L: int, width: int, budget: int) -> int:
     """How many points of the pool are watched.
 
     width: numbers of a point's tangent. Fewer points are watched if these and Θ_WL do not fit into half of the budget.
     """
-    budget = resolve_budget(kernel.budget, device)
-    if kernel.budget is None and device.type == "cpu":
-        budget = min(budget, STREAM_BUDGET)
     W = kernel.watch if isinstance(kernel.watch, int) else WATCHED if width <= WIDE else WATCHED_WIDE
-    fit = max(1, budget // 2 // (8 * width + 24 * (SAMPLE_CANDIDATES + L)))
+    fit = max(1, budget // 2 // (8 * width + 24 * (SPREAD_POINTS + L)))
     if min(W, U) > fit:
         log.warning(
             "%d watched points do not fit into a budget of %s; %d are watched", min(W, U), format_bytes(budget), fit
@@ -221,8 +276,10 @@ def watched_count(kernel: KernelSettings, U: int, L: int, width: int, device: to
 
 def error_of_outputs(request: Request, pool: SlicedPoints) -> np.ndarray:
     """(U,): 1 − p, p the largest probability: the network's own chance of error. One forward pass over the pool."""
+    device = request.frozen.device
+    step = OUTPUT_CHUNK.get(device.type, OUTPUT_CHUNK["cpu"])
     parts = [
-        1 - probabilities(outputs(request.frozen, x, name="x_U"), request.loss).amax(1).cpu().numpy()
-        for _, x in pool.chunks(STREAM_CHUNK)
+        1 - probabilities(outputs(request.frozen, x, name="x_U", chunk_size=step), request.loss).amax(1).cpu().numpy()
+        for _, x in pool.chunks(stream_chunk(device))
     ]
     return np.concatenate(parts)

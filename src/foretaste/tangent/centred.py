@@ -10,7 +10,7 @@ then κ of a block is one product for the rows, two for each Linear layer, and o
 The products are in the network's own precision. What subtracts nearly equal numbers, ‖J_i − μ‖², is in float64.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,7 +33,7 @@ from foretaste.tangent.rule_checks import settle_rules
 from foretaste.tangent.rules import positions
 from foretaste.tangent.survey import LayerParameter, Survey, align_calls, modules_of, record_pass, survey_network
 
-PASS_POINTS = 4096  # at most, in one pass
+PASS_POINTS = {"cpu": 4096, "cuda": 32768}  # at most, in one pass
 BLOCK_POINTS = {"cpu": 512, "cuda": 16384}  # whose κ is made at once: on a CPU it stays in the cache
 FLOAT64_NUMBERS = 1 << 21  # of formed rows that are in float64 at once
 NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
@@ -116,7 +116,8 @@ class FactorSource:
         s = self.survey
         formed = sum(layer.numel for layer in self.layers[1])
         each = 3 * s.pass_bytes + 4 * s.mark_bytes + 3 * s.heads * s.folded * formed * 4
-        return max(1, min(PASS_POINTS, CHUNK_BYTES.get(self.frozen.device.type, 1 << 28) // max(each, 1)))
+        device = self.frozen.device.type
+        return max(1, min(PASS_POINTS.get(device, 4096), CHUNK_BYTES.get(device, 1 << 28) // max(each, 1)))
 
     def _pass(self, x: Inputs) -> TangentFactors:
         (linear, rest), s, n = self.layers, self.survey, count_points(x)
@@ -143,17 +144,17 @@ class FactorSource:
 
 
 class CentredTangents:
-    """Tangents less the mean tangent μ of the points ``x_M``. weight_M: their weights in the mean; None: all equal."""
+    """Tangents less the mean tangent μ of some points. These come in parts, each with the weight of its points."""
 
-    def __init__(self, source: FactorSource, x_M: Inputs, weight_M: Tensor | None = None) -> None:
-        self.source, start, means = source, 0, list[Tensor]()
-        for part in source.parts(x_M):
-            w_n = to_float64(part.rows.new_ones(len(part))) if weight_M is None else weight_M[start:][: len(part)]
-            start += len(part)
-            sums = [(to_float64(g) * w_n[:, None]).T @ to_float64(a) for a, g in part.products]
-            sums += [sum((w_n[at] @ to_float64(part.rows[at]) for at in self._some(part)), start=sums_like(part))]
-            means = [mu + more for mu, more in zip(means, sums)] if means else sums
-        total = float(start if weight_M is None else weight_M.sum())
+    def __init__(self, source: FactorSource, points: Iterable[tuple[Inputs, float]]) -> None:
+        self.source, total, means = source, 0.0, list[Tensor]()
+        for x, weight in points:
+            total += weight * count_points(x)
+            for part in source.parts(x):
+                sums = [to_float64(g).T @ to_float64(a) for a, g in part.products]
+                sums += [sum((to_float64(part.rows[at]).sum(0) for at in self._some(part)), start=sums_like(part))]
+                sums = [weight * of for of in sums]
+                means = [mu + more for mu, more in zip(means, sums)] if means else sums
         *self.mean_products, self.mean_rows = [mu / total for mu in means]  # (O, D) of each Linear layer; (p,)
         self.square = sum(float(mu.square().sum()) for mu in self.mean_products)  # ‖μ‖² of the Linear layers
 
