@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import foretaste as ft
 from foretaste.acquire import Shortlist, StreamedCover, cover_greedily, covered_errors, sample_watched
-from foretaste.acquire.sampled_cover import STREAM_CHUNK
+from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
 from foretaste.pick.streamed import SHORTLIST_NUMBERS
@@ -95,7 +95,9 @@ def ask_sampled(monkeypatch, seed=0, agreed=9.0, **settings):
     return ft.query(*SETS, **{"batch_size": 12, "seed": seed, "method": "streamed", "watch": 200} | settings)
 
 
-def test_a_batch_chosen_twice_is_near_dense():
+@pytest.mark.parametrize("look", [4, 256], ids=["as on a CPU", "as on a GPU"])
+def test_a_batch_chosen_twice_is_near_dense(look, monkeypatch):
+    monkeypatch.setitem(STREAM_LOOK, "cpu", look)
     best = literal_value(F_ALL, ft.query(*SETS, batch_size=12, method="dense").indices)
     for seed in range(3):
         q = ft.query(*SETS, batch_size=12, seed=seed, method="streamed", watch=200)
@@ -189,10 +191,34 @@ def test_watched_candidates_are_not_preferred():
 
 def test_how_near_candidates_come_to_being_picked():
     k = torch.tensor([[1.0, 0, 0], [0.9, 0, 0], [0, 0.8, 0], [0, 0.4, 0], [0, 0, 0.1]], dtype=torch.float64)
-    near: dict[int, float] = {}
-    picks, _ = cover_greedily(lambda at: k[at], torch.zeros(3).double(), 5, 2, torch.Generator(), near=near)
+    near_U = torch.zeros(5).double()
+    picks, _ = cover_greedily(lambda at: k[at], torch.zeros(3).double(), 5, 2, torch.Generator(), near_U=near_U)
     assert picks.tolist() == [0, 2]
-    assert near == pytest.approx({0: 1.0, 1: 0.0, 2: 1.0, 3: 0.5, 4: 0.125})
+    assert_close(near_U, torch.tensor([1.0, 0.0, 1.0, 0.5, 0.125]).double())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_at_a_time_are_the_same_picks(seed):
+    """``LazyGainsTensor`` against ``LazyGains``; half of the candidates have a copy, so gains are equal."""
+    g = torch.Generator().manual_seed(seed)
+    k = (torch.rand(900, 40, generator=g) ** 8).double()
+    k[450:] = k[:450]
+    order_U, asked = torch.randperm(900, generator=g), []
+
+    def rows(at):
+        asked.append(len(at))
+        return k[at]
+
+    picks = [
+        cover_greedily(
+            rows, torch.zeros(40).double(), 900, 30, g, order_U=order_U, look=look, equal=1e-9 * (seed % 2)
+        )[0].tolist()
+        for look in (4, 256)
+    ]  # fmt: skip
+    assert picks[0] == picks[1]
+    assert len({*picks[0]}) == 30
+    exhausted = cover_greedily(rows, torch.ones(40).double(), 900, 7, g, order_U=order_U, look=256)[0]
+    assert exhausted.tolist() == order_U[:7].tolist()
 
 
 # --- chunks, budgets, memory ---

@@ -18,6 +18,7 @@ from foretaste.errors import counted
 
 KernelRows = Callable[[Tensor], Tensor]  # positions of n candidates -> their k with the W points to cover, (n, W)
 FIRST_LOOK, FIRST_LOOK_GPU = 4, 32  # candidates looked at first; on a GPU 32 cost as much as one
+MANY = 256  # candidates looked at first, from which they are no list but a tensor
 LAZY_ROUNDING = 1e-12  # of a gain: bounds within it of the best are computed again
 
 COVER_CHUNK = 2**18  # numbers of k at a time: 2 MB, which stay in the cache
@@ -66,7 +67,7 @@ def cover_greedily(
     progress: Callable[[int, int], object] | None = None,
     first_U: Tensor | None = None,
     look: int = FIRST_LOOK,
-    near: dict[int, float] | None = None,
+    near_U: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
 
@@ -82,8 +83,8 @@ def cover_greedily(
         progress: called with (done, total) after each pick.
         first_U: what each candidate alone would add, where that is known already.
         look: candidates that are computed again at first, for a pick.
-        near: is filled with how near candidates came to being picked: the largest of gain / gain of the pick, for those
-            whose gain was computed again.
+        near_U: zeros; is filled with how near candidates came to being picked: the largest of gain / gain of the pick,
+            for those whose gain was computed again.
 
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
@@ -101,13 +102,18 @@ def cover_greedily(
         first = int(bad.nonzero()[0])
         raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
     order_U = torch.randperm(U, generator=generator) if order_U is None else order_U
-    lazy, picks = LazyGains(first_U, order_U, look, equal, near), list[int]()
+    how = LazyGains if look < MANY else LazyGainsTensor
+    lazy, picks = how(first_U, order_U, look, equal), list[int]()
     while len(picks) < batch_size:
         best, gain = lazy.pop(gains)
         if not gain > 0:
             picks += lazy.others(picks)[: batch_size - len(picks)]
             break
         picks.append(best)
+        if near_U is not None:
+            near_U[best] = 1.0
+            for at_n, gains_n in lazy.computed:
+                near_U[at_n] = torch.maximum(near_U[at_n], gains_n / gain)
         covered_W = torch.maximum(covered_W, rows(torch.tensor([best], device=covered_W.device))[0])
         if progress is not None:
             progress(len(picks), batch_size)
@@ -121,18 +127,11 @@ class LazyGains:
     gains are computed again for each pick: those whose bound is above the best gain so far. The picks are those of
     plain greedy, which computes all. The gains that it starts with are exact. ``look``: candidates computed again at
     first; twice as many each time that is not enough. ``equal``: gains that differ by less, relatively, are equal.
-    ``near``: see ``cover_greedily``.
+    ``computed``: positions and gains that were computed for the last pick.
     """
 
-    def __init__(
-        self,
-        gains_U: Tensor,
-        order_U: Tensor,
-        look: int = FIRST_LOOK,
-        equal: float = 0.0,
-        near: dict[int, float] | None = None,
-    ) -> None:
-        self.order, self.equal, self.near = order_U.tolist(), equal, near
+    def __init__(self, gains_U: Tensor, order_U: Tensor, look: int = FIRST_LOOK, equal: float = 0.0) -> None:
+        self.order, self.equal, self.computed = order_U.tolist(), equal, list[tuple[Tensor, Tensor]]()
         self.device, self.look = gains_U.device, look if gains_U.is_cpu else max(look, FIRST_LOOK_GPU)
         gains = gains_U.tolist()
         self.heap = [(-gains[j], place) for place, j in enumerate(self.order)]  # negative: the least comes first
@@ -146,22 +145,17 @@ class LazyGains:
         """
         if self.exact:
             self.exact = False
-            first, gain = self._take(self.heap)
-            if self.near is not None:
-                self.near[first] = 1.0
-            return first, gain
+            return self._take(self.heap)
         computed: list[tuple[float, int]] = []
+        self.computed.clear()
         look = self.look
         while self.heap and not (computed and self._is_behind(self.heap[0], computed[0])):
             places = [heappop(self.heap)[1] for _ in range(min(look, len(self.heap)))]
-            found = gains(torch.tensor([self.order[p] for p in places], device=self.device)).tolist()
-            for gain, place in zip(found, places):
+            at_n = torch.tensor([self.order[p] for p in places], device=self.device)
+            self.computed.append((at_n, gains(at_n)))
+            for gain, place in zip(self.computed[-1][1].tolist(), places):
                 heappush(computed, (-gain, place))
             look *= 2
-        if self.near is not None and computed[0][0] < 0:
-            for gain, place in computed:
-                j = self.order[place]
-                self.near[j] = max(self.near.get(j, 0.0), gain / computed[0][0])
         best = self._take(computed)
         for other in computed:
             heappush(self.heap, other)
@@ -188,3 +182,39 @@ class LazyGains:
         """The candidates that are not among ``picks``, in their order."""
         taken = set(picks)
         return [j for j in self.order if j not in taken]
+
+
+class LazyGainsTensor:
+    """``LazyGains`` for a GPU: thousands of candidates are computed at a time, and Python loops over none of them."""
+
+    def __init__(self, gains_U: Tensor, order_U: Tensor, look: int, equal: float = 0.0) -> None:
+        self.order_U, self.look, self.equal = order_U, look, equal
+        self.bound_U, self.exact = gains_U.clone(), True
+        self.rank_U = torch.empty_like(order_U).scatter_(0, order_U, torch.arange(len(order_U))).to(gains_U.device)
+        self.computed = list[tuple[Tensor, Tensor]]()
+
+    def pop(self, gains: Callable[[Tensor], Tensor]) -> tuple[int, float]:
+        """As ``LazyGains.pop``."""
+        self.computed.clear()
+        best, stale_U = -torch.inf, self.bound_U.clone()  # bounds that are not computed again
+        while not self.exact:
+            top = stale_U.topk(min(self.look, len(stale_U)))
+            highest = float(top.values[0])
+            if highest == -torch.inf or highest < best - max(LAZY_ROUNDING, self.equal) * abs(best):
+                break
+            at_n = top.indices[top.values > -torch.inf]
+            gains_n = gains(at_n)
+            self.computed.append((at_n, gains_n))
+            self.bound_U[at_n], stale_U[at_n] = gains_n, -torch.inf
+            best = max(best, float(gains_n.max()))
+        self.exact = False
+        highest_gain = self.bound_U.max()
+        lower_U = self.bound_U < highest_gain - self.equal * highest_gain.abs()
+        j = int(self.rank_U.masked_fill(lower_U, len(lower_U)).argmin())
+        gain = float(self.bound_U[j])
+        self.bound_U[j] = -torch.inf
+        return j, gain
+
+    def others(self, picks: list[int]) -> list[int]:
+        """As ``LazyGains.others``."""
+        return self.order_U[~torch.isin(self.order_U, torch.tensor(picks, dtype=torch.int64))].tolist()

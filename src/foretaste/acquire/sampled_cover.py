@@ -18,9 +18,10 @@ Watched candidates do not count as covering themselves in the pass: else they wo
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ from foretaste.tangent import (
 
 STREAM_CHUNK = {"cpu": 4096, "cuda": 65536}  # candidates that are read at a time, at most
 STREAM_NUMBERS = 1 << 25  # of their factors at a time. Not of the budget: it must not change rounding, and so a pick
-STREAM_LOOK = {"cpu": FIRST_LOOK, "cuda": 1024}  # candidates read again at first, for a pick: a GPU takes as long for 1
+STREAM_LOOK = {"cpu": FIRST_LOOK, "cuda": 4096}  # candidates read again at first, for a pick: a GPU takes as long for 1
 MEAN_POINTS = 16384  # whose mean tangent is taken off
 TRIAL_POINTS = 512  # on which the time of a pass is estimated
 Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
@@ -75,7 +76,7 @@ class StreamedCover:
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
-    fresh: dict[int, Tensor] = field(default_factory=dict)  # rows that were read for the next pick
+    fresh: deque[tuple[np.ndarray, Tensor]] = field(default_factory=partial(deque, maxlen=8))  # rows read for a pick
 
     @cached_property
     def state(self) -> State:
@@ -137,13 +138,13 @@ class StreamedCover:
         """(n, W): κ² of candidates, whose points are read now; of one that was just read, a pick, they are kept."""
         at_n = at.cpu().numpy()
         if len(at_n) == 1:
-            row_W = self.fresh.get(int(at_n[0]))
+            known = [rows_nW[had_n == at_n] for had_n, rows_nW in self.fresh if at_n in had_n]
             self.fresh.clear()
-            if row_W is not None:
-                return row_W[None]
+            if known:
+                return known[0]
         self.rows_read.append(len(at_n))
         kappa2_nW = self.without_own(self.held.rows(self.pool.take(at_n)), at_n).square_()
-        self.fresh.update(zip(at_n.tolist(), kappa2_nW))
+        self.fresh.append((at_n, kappa2_nW))
         return kappa2_nW
 
     def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:

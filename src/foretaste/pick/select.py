@@ -263,24 +263,24 @@ def _pick_covering(state: State, coverage: Callable[[State], Coverage], batch: B
     return got
 
 
-def pick_covering(F: Coverage, pool_size: int, batch: Batch, near: dict[int, float] | None = None) -> Picked:
+def pick_covering(F: Coverage, pool_size: int, batch: Batch, near_U: Tensor | None = None) -> Picked:
     """A batch grown greedily on a coverage F, lazily. Scores are what single points would add to it.
 
-    near: is filled, for positions in the pool, as by ``cover_greedily``.
+    near_U: zeros; is filled as by ``cover_greedily``.
     """
-    found: dict[int, float] | None = None if near is None else {}
     others, first_U = batch.others, F.first_U
     U = pool_size if others is None else len(others)
     at_U = None if others is None else others.to(F.covered_W.device)
     rank_U = batch.rank_U if batch.rank_U is None or others is None else batch.rank_U[others]
+    near_u = near_U if near_U is None or at_U is None else near_U[at_U]
     picks, gains_U = cover_greedily(
         F.rows if at_U is None else lambda at: F.rows(at_U[at]), F.covered_W, U, min(batch.n, U), batch.generator,
         weight_W=F.weight_W, order_U=None if rank_U is None else rank_U.argsort(), equal=batch.equal,
         progress=batch.progress, first_U=first_U if first_U is None or at_U is None else first_U[at_U],
-        look=F.look, near=found,
+        look=F.look, near_U=near_u,
     )  # fmt: skip
-    if near is not None and found is not None:
-        near |= found if others is None else {int(others[j]): share for j, share in found.items()}
+    if near_U is not None and near_u is not None and at_U is not None:
+        near_U[at_U] = near_u
     got = Picked(picks.tolist(), scores_U=gains_U, info=F.info)
     if others is not None:
         got = batch.put_back(got, others, pool_size)

@@ -191,13 +191,11 @@ def _stream_cover(
         x_W = pool.take(sample.at_W)
 
     def linearise(x: Inputs, candidates: int) -> State:
-        nonlocal kernel
         few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
         own = replace(kernel, watch=x, watch_by="random")
-        made = replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C).state
-        if frozen.device.type == "cuda":
-            kernel = replace(kernel, precision=made.precision_info["precision"])  # of all states that follow
-        return made
+        if kernel.precision == "auto" and frozen.device.type == "cuda":
+            own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
+        return replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C).state
 
     cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options)
     log.info(
@@ -232,11 +230,10 @@ def pick_twice(
     most = min(max(SHORTLIST, SHORTLIST_EACH * batch.n), math.isqrt(numbers // 2))
     if cover.sample is None or most < 2 * batch.n:
         return pick_covering(F, len(cover.pool), batch), {}
-    near = dict[int, float]()
-    first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near)
-    if batch.last_U is not None:
-        near = {j: share for j, share in near.items() if not batch.last_U[j]}
-    at_S = np.sort(sorted(near, key=lambda j: -near[j])[:most])
+    near_U = F.covered_W.new_zeros(len(cover.pool))
+    first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near_U)
+    nearest = near_U.topk(min(most, len(near_U)))
+    at_S = np.sort(nearest.indices[nearest.values > 0].cpu().numpy())
     if len(at_S) < batch.n:
         first.indices = first.indices[: batch.n]
         return first, {}
