@@ -153,7 +153,8 @@ def measure_card(points: int, device: str, width: int, units: int, watch: int, l
         copy.deepcopy(net).double(), x_L.double(), y_L, few.double(), batch_size=BATCH, method="streamed", watch=watch
     )
     ours, exact = picks["streamed"].scores, same.scores
-    assert ours is not None and exact is not None
+    assert ours is not None
+    assert exact is not None
     both = {*ours.topk(1000).indices.tolist()} & {*exact.topk(1000).indices.tolist()}
     print(f"scores against float64: {len(both) / 10:.1f} % of the top 1000, largest error", end=" ")
     print(

@@ -10,6 +10,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from benchmarks.rivals import per_point_gradients
 from foretaste.errors import errors_only
 from foretaste.given import choose_names
 
-RANK = 8  # of the adapters
+RANK, CLASSES = 8, 77  # of the adapters; intents
 
 
 class Adapted(nn.Module):
@@ -39,9 +41,11 @@ def classifier(small: bool, adapted: bool) -> nn.Module:
     """Six layers of 768, 66 million parameters; adapters at queries and values, where they are asked for."""
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    sizes = {"n_layers": 2, "dim": 64, "hidden_dim": 128, "n_heads": 4, "vocab_size": 500} if small else {}
+    sizes: dict[str, Any] = (
+        {"n_layers": 2, "dim": 64, "hidden_dim": 128, "n_heads": 4, "vocab_size": 500} if small else {}
+    )
     torch.manual_seed(0)
-    net = DistilBertForSequenceClassification(DistilBertConfig(num_labels=77, **sizes)).eval()
+    net: Any = DistilBertForSequenceClassification(DistilBertConfig(**{"num_labels": CLASSES} | sizes)).eval()
     if adapted:
         for layer in net.distilbert.transformer.layer:
             layer.attention.q_lin = Adapted(layer.attention.q_lin)
@@ -52,9 +56,9 @@ def classifier(small: bool, adapted: bool) -> nn.Module:
 class Logits(nn.Module):
     """Token ids to logits, for torch.func."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner: Any = inner
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.inner(input_ids=ids).logits
@@ -97,7 +101,7 @@ def measure(params: str | None, given: argparse.Namespace, device: torch.device)
         try:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            took = seconds(lambda p=precision: ft.ntk(net, ids, params=params, precision=p), device, given.turns)
+            took = seconds(partial(ft.ntk, net, ids, params=params, precision=precision), device, given.turns)
             found[f"{precision}_forwards"] = took / one
             if device.type == "cuda":
                 found[f"{precision}_peak_GB"] = torch.cuda.max_memory_allocated() / 1e9
@@ -124,13 +128,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--few", type=int, default=128, help="points for torch.func")
     parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--params", nargs="+", default=["last-block", "lora", "all"])
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
-    torch.backends.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision("highest")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for params in ("last-block", "lora", None):
+    for params in given.params:
         with errors_only():
-            measure(params, given, device)
+            measure(None if params == "all" else params, given, device)
 
 
 if __name__ == "__main__":
