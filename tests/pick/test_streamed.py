@@ -14,7 +14,7 @@ from foretaste.acquire import Shortlist, StreamedCover, cover_greedily, covered_
 from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
-from foretaste.pick.streamed import SHORTLIST_NUMBERS
+from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS
 from foretaste.tangent import PeakMemory, freeze
 
 L, D, C = 20, 12, 4
@@ -269,7 +269,7 @@ def test_rows_are_kept_while_there_is_room(room):
 
 def test_memory_does_not_grow_with_the_pool(tmp_path, monkeypatch):
     monkeypatch.setitem(SHORTLIST_NUMBERS, "cpu", 1 << 16)
-    monkeypatch.setattr("foretaste.pick.streamed.KEPT_ROWS", 1000)
+    monkeypatch.setitem(KEPT_ROWS, "cpu", 1000)
     net, x_L, y_L, _ = problem(60, torch.float32)
     peaks = {}
     for rows in (10_000, 40_000):
