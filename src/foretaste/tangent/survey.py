@@ -102,14 +102,16 @@ class LayerParameter:
 
     def summed_row(self, calls: LayerCalls) -> Tensor:
         """(p,): Σ_n J_n of the first head, in the order of the parameter's entries."""
-
-        def row(m: nn.Module, local: str, a: Tensor, g: Tensor) -> Tensor:
-            a, g = a.flatten(0, 1), g[:, 0].flatten(0, 1)
-            if type(m) in SUM_RULES:
-                return parameter_order(m, local, SUM_RULES[type(m)](m, local, a, g))
-            return parameter_order(m, local, RULES[type(m)](m, local, a, g, slice(0, self.length)).sum(0))
-
-        return reduce(torch.add, (row(m, local, a, g) for m, local in self.uses for a, g in calls[m]))
+        found = list[Tensor]()
+        for m, local in self.uses:
+            for a, g in calls[m]:
+                a, g = a.flatten(0, 1), g[:, 0].flatten(0, 1)
+                if type(m) in SUM_RULES:
+                    row = SUM_RULES[type(m)](m, local, a, g)
+                else:
+                    row = RULES[type(m)](m, local, a, g, slice(0, self.length)).sum(0)
+                found.append(parameter_order(m, local, row))
+        return reduce(torch.add, found)
 
     def rows(self, at: slice, calls: LayerCalls) -> Tensor:
         """(n, B, width): the gradients of all heads."""
@@ -447,9 +449,10 @@ def align_calls(
         call.grads.clear()
         return call.a[:0] if not heads else g[0][:, None] if heads == 1 else torch.stack(g, 1)
 
-    return {
-        m: [(points_first(call.a, axes[m]), all_heads(call, axes[m])) for call in made] for m, made in calls.items()
-    }
+    aligned: LayerCalls = {}
+    for m, made in calls.items():
+        aligned[m] = [(points_first(call.a, axes[m]), all_heads(call, axes[m])) for call in made]
+    return aligned
 
 
 # ---- Are the rules right for this network? ----
@@ -583,27 +586,27 @@ class PeakMemory(TorchDispatchMode):
         return False  # else the first kernel imports torch._dynamo, which takes two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.count([*args, *kwargs.values()], inside=False)  # what is new was made outside: it and its views are free
-        out = func(*args, **kwargs)
-        self.count([out], inside=True)
-        return out
+        """Run an operator, and count new tensors among its arguments and results: alone, in lists, beside other things.
 
-    def count(self, values: list[Any], inside: bool) -> None:
-        """Count new tensors among an operator's arguments or results: tensors, lists of them, and other things."""
-        while values:
-            value = values.pop()
-            if isinstance(value, list | tuple):
-                values.extend(value)
-            if not isinstance(value, Tensor) or (key := (store := value.untyped_storage())._cdata) in self.seen:
-                continue
-            self.seen.add(key)
-            if inside:
-                self.now += store.nbytes()
-                self.peak = max(self.peak, self.now)
-                self.watchers.append(weakref.finalize(store, self.forget, key, store.nbytes()))
-            else:
-                self.outside.append(store)
+        A new one among the arguments was made outside: it and its views are free.
+        """
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        for values, inside in (([*args, *kwargs.values()], False), ([out], True)):
+            while values:
+                value = values.pop()
+                if isinstance(value, list | tuple):
+                    values.extend(value)
+                if not isinstance(value, Tensor) or (key := (store := value.untyped_storage())._cdata) in self.seen:
+                    continue
+                self.seen.add(key)
+                if inside:
+                    self.now += store.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    self.watchers.append(weakref.finalize(store, self.forget, key, store.nbytes()))
+                else:
+                    self.outside.append(store)
+        return out
 
     def forget(self, key: int, size: int) -> None:
         self.seen.discard(key)
