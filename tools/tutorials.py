@@ -66,7 +66,7 @@ def notebook(page: Path) -> dict[str, Any]:
     def add(kind: str, text: str) -> None:
         text = text.strip("\n")
         if text:
-            more = {"execution_count": None, "outputs": []} if kind == "code" else {}
+            more: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
             source = text.splitlines(keepends=True)
             cells.append({"cell_type": kind, "id": f"cell{len(cells)}", "metadata": {}, "source": source, **more})
 
@@ -95,7 +95,8 @@ def main() -> None:
     for page in pages:
         if given.out:
             given.out.mkdir(parents=True, exist_ok=True)
-            (given.out / f"{page.stem}.ipynb").write_text(json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n")
+            written = json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n"
+            (given.out / f"{page.stem}.ipynb").write_text(written, encoding="utf-8")
             continue
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
