@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[a-z]*.md"))
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = [page for page in TUTORIALS if page.stem != "index"]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\((\w+\.(?:png|svg|jpg))\)")
 

@@ -45,6 +45,10 @@ def test_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert space["fitted"].interpolates
 
 
+def test_first_page_runs() -> None:
+    assert len(set(run(ROOT / "docs" / "index.md")["q"].ids)) == 10
+
+
 def test_features_page_runs() -> None:
     space = run(ROOT / "docs" / "features.md")
     assert space["f"].shape == (1797, 32)
