@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types docs tutorials notebooks check bench tree fuzz mutants clean
+.PHONY: demo test fast lint format types docs tutorials notebooks check bench wheel tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,10 @@ check: lint types docs          ## everything CI asks for besides the tests
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
 	$(BIN)/python -m benchmarks
+
+wheel: $(VENV)/.installed       ## wheel and sdist in dist/
+	$(BIN)/pip install --quiet --constraint constraints.txt build
+	$(BIN)/python -m build
 
 tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
 	$(BIN)/python tools/tree.py

@@ -31,7 +31,7 @@ def doctor_command() -> None:
     needed, extras = requirements()
     faults = [fault for requirement in needed if (fault := find_fault(requirement))]
     say(
-        f"foretaste {version('foretaste')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        f"foretaste {version('foretaste')}, Python {platform.python_version()}, {platform.platform()}",
         "packages: " + ", ".join(f"{r.name} {version(r.name)}" for r in needed if not find_fault(r)),
         *(f"devices: {device}" for device in devices()),
         *folders(),
