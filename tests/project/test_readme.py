@@ -32,17 +32,36 @@ def test_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     check_acquisition(space["reach"])
 
 
-def test_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_inputs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("a fine film, warm and witty", "a dull film, slow and long")
     texts = [f"{k};{words[k % 2]} {k};{('good', 'bad')[k % 2] if k < 8 else ''}" for k in range(20)]
     (tmp_path / "reviews.csv").write_text("\n".join(["id;review;label", *texts]))
     rows = [f"{k},{k % 7 or ''},{('Rome', 'Oslo')[k % 2]},{('x', 'y')[k % 2] if k < 8 else ''}" for k in range(20)]
     (tmp_path / "people.csv").write_text("\n".join(["id,age,city,label", *rows]))
     monkeypatch.chdir(tmp_path)
-    space = run(ROOT / "docs" / "guide.md")
+    space = run(ROOT / "docs" / "inputs.md")
     assert (space["reviews"].kind, space["people"].kind) == ("text", "table")
+
+
+def test_guide_runs() -> None:
+    space = run(ROOT / "docs" / "guide.md")
     assert len(set(space["labelled"])) == 50
     assert space["fitted"].interpolates
+
+
+def test_page_of_numbers_runs() -> None:
+    space = run(ROOT / "docs" / "numbers.md")
+    assert space["theta_UU"].shape == (300, 300)
+    assert space["firmer"].ridge == pytest.approx(10 * space["state"].ridge)
+
+
+def test_pages_for_users_are_short() -> None:
+    """At most 2,000 words; how we found out stands in Research notes (the nav of mkdocs.yml)."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("  - Research notes:")[0]
+    pages = re.findall(r"([\w/-]+\.md)$", nav, re.MULTILINE)
+    assert len(pages) > 25
+    long = {page: words for page in pages if (words := len((ROOT / "docs" / page).read_text().split())) > 2000}
+    assert not long, f"{long}: move what was measured to a research note"
 
 
 def test_first_page_runs() -> None:
