@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types docs check bench tree fuzz mutants clean
+.PHONY: demo test fast lint format types docs tutorials notebooks check bench wheel tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,11 +38,21 @@ $(VENV)/.docs: $(VENV)/.installed
 docs: $(VENV)/.docs             ## the guide and the API reference as a site: open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+tutorials: $(VENV)/.installed   ## run docs/tutorials/*.md and draw their pictures anew
+	MPLBACKEND=Agg $(BIN)/python tools/tutorials.py
+
+notebooks: $(VENV)/.installed   ## the same pages as notebooks, in notebooks/
+	$(BIN)/python tools/tutorials.py --out notebooks
+
 check: lint types docs          ## everything CI asks for besides the tests
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
 	$(BIN)/python -m benchmarks
+
+wheel: $(VENV)/.installed       ## wheel and sdist in dist/
+	$(BIN)/pip install --quiet --constraint constraints.txt build
+	$(BIN)/python -m build
 
 tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
 	$(BIN)/python tools/tree.py
@@ -54,4 +64,4 @@ mutants: $(VENV)/.installed     ## plant small faults and see whether the tests 
 	$(BIN)/python tools/mutants.py --jobs 2
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo site
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo site notebooks

@@ -40,7 +40,7 @@ def run_kernels(
     out: Path | str | None = None,
     threads: int | None = None,
     neural_tangents: Path | str | None = None,
-) -> dict[str, list]:
+) -> dict[str, list[Any]]:
     """Measure kernels on this machine, print the tables, and write them to ``out`` (JSON) if given.
 
     neural_tangents: the Python of an environment that has it. Its kernels are then timed beside ours.

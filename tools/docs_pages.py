@@ -60,8 +60,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """In pages of docs/, ``../README.md`` and its kin are pages of the site; folders of results are not linked."""
+    up = "../" * page.file.src_uri.count("/")
     for name, made in FROM_ROOT.items():
-        markdown = markdown.replace(f"](../{name}", f"]({made}")
+        markdown = markdown.replace(f"]({up}../{name}", f"]({up}{made}")
     markdown = markdown.replace(*REFERENCE_HERE)
     markdown = FOLDER.sub(lambda link: link[1] if (ROOT / link[2]).is_dir() else link[0], markdown)
     return markdown.replace("](../results/", "](results/").replace("](../docs/", "](../")

@@ -140,7 +140,7 @@ def read(root: Path) -> Tree:
 
 
 def file_table(root: Path) -> str:
-    """Every file of the package with the first sentence of its docstring: the last section of docs/index.md."""
+    """Every file of the package with the first sentence of its docstring: the last section of docs/map.md."""
     rows = ["| file | what |", "|---|---|"]
     for path in sorted(root.rglob("*.py"), key=lambda p: (len(p.relative_to(root).parts), p)):
         if not path.name.startswith("__"):
@@ -231,6 +231,11 @@ def main() -> None:
     root = Path(named[0]) if named else Path(__file__).parents[1] / "src" / "foretaste"
     if "--files" in sys.argv:
         print(file_table(root), end="")
+        return
+    if "--write" in sys.argv:
+        page = root.parents[1] / "docs" / "map.md"
+        kept = page.read_text(encoding="utf-8").partition("| file | what |\n")[0]
+        page.write_text(kept + file_table(root), encoding="utf-8")
         return
     tree, (files, depth, calls, passes) = read(root), walked(root)
     print(f"modules                                   {tree.modules}")

@@ -83,8 +83,8 @@ def test_a_file_name_means_one_thing() -> None:
 
 
 def test_the_map_lists_every_file() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
-    assert page.endswith(tree.file_table(ROOT)), "put what `python tools/tree.py --files` prints at its end"
+    page = (Path(__file__).parents[2] / "docs" / "map.md").read_text(encoding="utf-8")
+    assert page.endswith(tree.file_table(ROOT)), "`python tools/tree.py --write` puts it right"
 
 
 def test_the_counts_can_be_wrong(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import docs_pages
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = [(folder, name) for folder in docs_pages.FOLDERS for name, _, _ in docs_pages.exports(folder)]
 
 

@@ -1,37 +1,24 @@
-"""What the pages show is true: the Python of README.md and docs/guide.md runs; links, files, names, commands exist."""
+"""What the pages show is true: their Python runs; links, files, names and commands exist."""
 
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
+from PIL import Image
 
 import foretaste
+from tutorials import PICTURE, TUTORIALS, blocks, commands, notebook, run
 
 pytestmark = pytest.mark.usefixtures("_names")  # strategies that a page registers are forgotten again
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 FILE = re.compile(r"(?<![\w/.:~-])((?:[a-z_.]+/)+[\w-]+\.(?:py|md|toml))(?![\w/])")
 NAME = re.compile(r"`(?:from )?(foretaste(?:\.\w+)+|ft(?:\.\w+)+)")
 PLACEHOLDER = re.compile(r"^\.|NAME")  # a folder outside the clone, a name to fill in
 COMMAND = re.compile(r"^foretaste ([a-z]+)", re.MULTILINE)
 SHELL = re.compile(r"^```sh\n(.*?)^```$|`(foretaste [^`]*)`", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(page: Path) -> list[tuple[int, str]]:
-    """The Python of a page, each block with the line it starts on."""
-    text = page.read_text(encoding="utf-8")
-    return [(text[: found.start(1)].count("\n"), found[1]) for found in BLOCK.finditer(text)]
-
-
-def run(page: Path) -> dict[str, Any]:
-    space: dict[str, Any] = {"__name__": page.stem}
-    for line, code in blocks(page):
-        exec(compile("\n" * line + code, str(page), "exec"), space)  # tracebacks show the page's own lines
-    return space
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.slow
@@ -45,17 +32,40 @@ def test_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     check_acquisition(space["reach"])
 
 
-def test_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_inputs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("a fine film, warm and witty", "a dull film, slow and long")
     texts = [f"{k};{words[k % 2]} {k};{('good', 'bad')[k % 2] if k < 8 else ''}" for k in range(20)]
     (tmp_path / "reviews.csv").write_text("\n".join(["id;review;label", *texts]))
     rows = [f"{k},{k % 7 or ''},{('Rome', 'Oslo')[k % 2]},{('x', 'y')[k % 2] if k < 8 else ''}" for k in range(20)]
     (tmp_path / "people.csv").write_text("\n".join(["id,age,city,label", *rows]))
     monkeypatch.chdir(tmp_path)
-    space = run(ROOT / "docs" / "guide.md")
+    space = run(ROOT / "docs" / "inputs.md")
     assert (space["reviews"].kind, space["people"].kind) == ("text", "table")
+
+
+def test_guide_runs() -> None:
+    space = run(ROOT / "docs" / "guide.md")
     assert len(set(space["labelled"])) == 50
     assert space["fitted"].interpolates
+
+
+def test_page_of_numbers_runs() -> None:
+    space = run(ROOT / "docs" / "numbers.md")
+    assert space["theta_UU"].shape == (300, 300)
+    assert space["firmer"].ridge == pytest.approx(10 * space["state"].ridge)
+
+
+def test_pages_for_users_are_short() -> None:
+    """At most 2,000 words; how we found out stands in Research notes (the nav of mkdocs.yml)."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("  - Research notes:")[0]
+    pages = re.findall(r"([\w/-]+\.md)$", nav, re.MULTILINE)
+    assert len(pages) > 25
+    long = {page: words for page in pages if (words := len((ROOT / "docs" / page).read_text().split())) > 2000}
+    assert not long, f"{long}: move what was measured to a research note"
+
+
+def test_first_page_runs() -> None:
+    assert len(set(run(ROOT / "docs" / "index.md")["q"].ids)) == 10
 
 
 def test_features_page_runs() -> None:
@@ -74,8 +84,45 @@ def test_tools_page_runs() -> None:
     assert "their-typiclust" in space["ft"].strategies()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda p: p.stem)
+def test_tutorials_run_and_end_with_a_picture(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORETASTE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    run(page, shell=True)
+    drawn = PICTURE.findall(page.read_text(encoding="utf-8"))
+    assert drawn
+    for name in drawn:
+        assert (page.parent / name).exists(), f"{name} is not kept beside the page; `make tutorials` draws it"
+        if name.endswith(".png"):
+            with Image.open(name) as new, Image.open(page.parent / name) as kept:
+                assert new.size == kept.size
+        else:
+            assert "<svg" in Path(name).read_text()
+
+
+def test_a_notebook_has_the_code_and_the_words_of_its_page() -> None:
+    page = ROOT / "docs" / "tutorials" / "texts.md"
+    cells = notebook(page)["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert [c for c in code if not c.startswith("!")] == [c.strip("\n") for _, _, c in blocks(page)]
+    assert [c for c in code if c.startswith("!")] == ["!foretaste query texts.csv -n 10 --encoder tfidf"]
+    words = " ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert "foretaste label texts.csv" in words  # waits for a person: not a cell to run
+    assert "texts.svg" not in words
+    assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+def test_commands_that_wait_for_a_person_are_not_run() -> None:
+    code = "pip install x\nforetaste label a/\nforetaste label a/ --export b.csv  # why\nforetaste query a -n 3\n"
+    assert list(commands(code)) == [["label", "a/", "--export", "b.csv"], ["query", "a", "-n", "3"]]
+
+
 def test_acquisition_of_the_readme_is_short() -> None:
-    code = next(code for _, code in blocks(ROOT / "README.md") if "@ft.register" in code)
+    code = next(code for _, _, code in blocks(ROOT / "README.md") if "@ft.register" in code)
     function = code.split("\n\n\n")[0]
     assert len(function.splitlines()) < 15
 

@@ -4,6 +4,7 @@ Heavy imports (torch, matplotlib, most of foretaste) stand inside the commands, 
 """
 
 import foretaste.cli.data_command
+import foretaste.cli.doctor_command
 import foretaste.cli.fidelity_command
 import foretaste.cli.label_command
 import foretaste.cli.query_command

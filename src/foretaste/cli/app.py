@@ -39,7 +39,7 @@ console = SafeConsole(emoji=False)  # :x: in a name stays as it is
 PYTHON_NAMES = {"x_L": "the labelled points", "x_U": "the pool", "y_L": "the labels"}
 
 # In --help: what newcomers need first.
-COMMAND_ORDER = ("demo", "query", "label", "status", "serve", "fidelity", "run", "report", "data")
+COMMAND_ORDER = ("demo", "query", "label", "status", "serve", "fidelity", "run", "report", "data", "doctor")
 RESUMING = ("demo", "run", "data", "label")  # commands that go on where they were interrupted
 GIVEN_WORDS = f"{__name__}.words"  # of the command line, in the context's ``meta``
 

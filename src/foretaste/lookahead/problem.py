@@ -39,7 +39,7 @@ log = logging.getLogger("foretaste")
 
 UNFITTED = 0.1  # squared loss: the residual on L, as a share of the labels' own mean square, above which we warn
 UNFITTED_CLASSES = 0.5  # cross-entropy: the same for softmax outputs; a network at chance leaves about 1
-MOST_WATCHED = 4096  # points that an error suggests to watch: with more, rankings hardly change (docs/guide.md, watch)
+MOST_WATCHED = 4096  # points that an error suggests to watch: with more, rankings hardly change (docs/setting-notes.md)
 TOO_LARGE = "some gradients are too large for float16"
 
 # --- Θ between L, W and U, computed when it is first needed ---

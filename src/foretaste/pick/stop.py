@@ -9,7 +9,7 @@ With mean and S a Gaussian posterior, s² its scale and g_i the gap between the 
                                     the largest. Cross-entropy: the geometric mean of that and of 1 − p_i
     c_i = Φ(−g_i / √(2 s² v_i))     the chance that a batch changes i's class; it removes v_i of i's variance
 
-docs/strategies.md, When to stop, has what was measured of e_i.
+docs/stopping.md has what was measured of e_i.
 """
 
 from abc import ABC, abstractmethod

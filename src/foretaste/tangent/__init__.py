@@ -33,6 +33,7 @@ from foretaste.tangent.kernel import gram as gram
 from foretaste.tangent.kernel import ntk as ntk
 from foretaste.tangent.kernel import plan as plan
 from foretaste.tangent.planning import BudgetError as BudgetError
+from foretaste.tangent.planning import free_memory as free_memory
 from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice

@@ -147,7 +147,7 @@ class BareUses(TorchFunctionMode):
         return self.made[key](a, out) if key in self.made else out
 
 
-def watch_bare(modules: Iterable[nn.Module]) -> BareUses | nullcontext:
+def watch_bare(modules: Iterable[nn.Module]) -> BareUses | nullcontext[None]:
     """Active during a pass that records ``modules``, if some of them stand for bare uses."""
     made = {m.bare_use: m for m in modules if hasattr(m, "bare_use")}
     params = [p for m in made.values() for p in m.parameters()]

@@ -170,12 +170,12 @@ class Recurrence(torch.autograd.Function):
     """h of every step and the last state, which are known; the backward is the cell's."""
 
     @staticmethod
-    def forward(ctx: Any, cell: Cell, states: States, z_TNG: Tensor, r_TNG: Tensor, *first: Tensor) -> tuple:
+    def forward(ctx: Any, cell: Cell, states: States, z_TNG: Tensor, r_TNG: Tensor, *first: Tensor) -> tuple[Any, ...]:
         ctx.cell, ctx.states = cell, states
         return states.h_TNH.clone(), *(t.clone() for t in states.last)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         g_TNH, *g_last = grads
         g_z, g_r, g_first = ctx.cell.back(ctx.states, g_TNH, tuple(g_last))
         return None, None, g_z, g_r, *g_first

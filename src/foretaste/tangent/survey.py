@@ -306,7 +306,7 @@ def record_pass(
     calls: dict[nn.Module, list[RecordedCall]] = {m: [] for m in modules}
     head, n = 0, count_points(x)
 
-    def record(m: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> Tensor | None:
+    def record(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
         a = (args[0] if args else kwargs["input"]).detach()
         # A module that is called once for all points: each gets a copy of A, unless its input has one already.
         if m in frozen.shared and (heads == 0 or not out.requires_grad):
@@ -573,7 +573,7 @@ class PeakMemory(TorchDispatchMode):
         self.now = self.peak = 0
         self.seen: set[int] = set()
         self.outside: list[Any] = []  # storages made outside, kept alive so that their addresses stay theirs
-        self.watchers: list[weakref.finalize] = []
+        self.watchers: list[weakref.finalize[Any, Any]] = []
 
     def __exit__(self, *args: Any) -> None:
         super().__exit__(*args)
