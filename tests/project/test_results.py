@@ -62,7 +62,7 @@ def test_the_table_of_the_pool_is_that_of_its_records(tmp_path):
     records = pool.read()
     assert len(records) == 42
     assert all(r["seeds"] == list(range(110, 120)) for r in records)
-    assert pool.short_table(records) in (docs / "pool.md").read_text()
+    assert pool.short_table(records) in (docs / "pool-notes.md").read_text()
     pool.figure(records, tmp_path / "pool.svg")
     drawn, committed = ((folder / "pool.svg").read_text() for folder in (tmp_path, docs))
     assert len(points_of_lines(drawn)) > 100

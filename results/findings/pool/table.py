@@ -93,7 +93,7 @@ def table(records: list[dict]) -> str:
 
 
 def short_table(records: list[dict]) -> str:
-    """What docs/pool.md shows: a row has the squared loss, a slash, cross-entropy."""
+    """What docs/pool-notes.md shows: a row has the squared loss, a slash, cross-entropy."""
     heads = "| data, labels | `cover` | random | pool: random | pool: `cover` | trained on it | saved | with the pool |"
     lines = [heads, "|---|---|---|---|---|---|---|---|"]
     for ce, l2 in zip(records[::2], records[1::2]):

@@ -1,4 +1,4 @@
-"""The final table of docs/pool.md: network alone, with the pool, and trained on the pool's soft labels.
+"""The final table of docs/pool-notes.md: network alone, with the pool, and trained on the pool's soft labels.
 
     python results/findings/pool/verdict.py OUT SEEDS CELL:LOSS ...
 
