@@ -148,7 +148,7 @@ def made_shortlist(at_S, size):
     net, x_L, y_L, x_U = SETS
     frozen = freeze(net, output="signs")
 
-    def linearise(x, candidates):
+    def linearise(x, candidates, eager):
         return ft.linearize(net, x_L, y_L, x[:candidates], watch=x, output="signs", ridge="misfit")
 
     cover = StreamedCover(linearise, frozen, x_L, x_U, sliced_tensors(x_U, "x_U"))

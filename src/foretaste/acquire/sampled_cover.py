@@ -61,13 +61,13 @@ def stream_chunk(device: torch.device) -> int:
 class StreamedCover:
     """F on a sample of the pool.
 
-    linearise: points -> a state of L with these watched, and at most a number of them as candidates.
+    linearise: points -> a state of L with these watched; at most how many of them are candidates; with Θ at once.
     frozen: the network. x_L: the labelled points, or None. x_W: the watched points.
     pool: the candidates. sample: which of them are watched; None if all are, or other points.
     scale, space: the options of ``cover``.
     """
 
-    linearise: Callable[[Inputs, int], State]
+    linearise: Callable[[Inputs, int, bool], State]
     frozen: FrozenNetwork
     x_L: Inputs | None
     x_W: Inputs
@@ -80,7 +80,7 @@ class StreamedCover:
 
     @cached_property
     def state(self) -> State:
-        return self.linearise(self.x_W, SPREAD_POINTS)
+        return self.linearise(self.x_W, SPREAD_POINTS, True)
 
     @cached_property
     def used_space(self) -> str:
@@ -249,7 +249,7 @@ class Shortlist:
         for start in range(0, len(at_N), self.cover.chunk_size):
             at = slice(start, min(start + self.cover.chunk_size, len(at_N)))
             x = self.cover.pool.take(at_N[at])
-            e_n = self.cover.chances(self.cover.linearise(x, 1))
+            e_n = self.cover.chances(self.cover.linearise(x, 1, self.cover.used_space == "tangent"))
             yield at, x, e_n / torch.from_numpy(chance_N[at]).to(e_n), self.cover.covered(x)
 
     @cached_property

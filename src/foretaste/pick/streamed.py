@@ -190,12 +190,12 @@ def _stream_cover(
         sample = sample_watched(error_U, W, 0, int(kernel.seed))
         x_W = pool.take(sample.at_W)
 
-    def linearise(x: Inputs, candidates: int) -> State:
+    def linearise(x: Inputs, candidates: int, eager: bool) -> State:
         few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
-        own = replace(kernel, watch=x, watch_by="random")
+        own = replace(kernel, watch=x, watch_by="random", budget=budget)
         if kernel.precision == "auto" and frozen.device.type == "cuda":
             own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
-        return replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C).state
+        return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
 
     cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options)
     log.info(
