@@ -128,6 +128,10 @@ def test_the_second_sample_grows_until_both_halves_agree(monkeypatch):
     sizes = [ask_sampled(monkeypatch, agreed=a).info["sample"] for a in (9.0, 0.1, -9.0)]
     assert sizes[0] == 140
     assert sizes[0] < sizes[1] < sizes[2] == 1185
+    monkeypatch.setitem(SHORTLIST_NUMBERS, "cpu", 40 * 640)
+    short = ask_sampled(monkeypatch, agreed=-9.0).info
+    assert short["sample"] == 640  # where memory ends; 545 points are held out
+    assert short["batch_value"]["error"] > 0
 
 
 def test_points_that_are_sampled_count_each_for_its_share():

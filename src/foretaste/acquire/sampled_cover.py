@@ -218,7 +218,7 @@ def best_cover(held: HeldTangents, x: Inputs) -> Tensor:
 class Shortlist:
     """F of candidates S on a sample V of the pool that has all of S, and ``size`` points of the rest or all of them.
 
-    error_U: the network's chance of error on each candidate. As many points again are held out, unless all are watched.
+    error_U: the network's chance of error on each candidate. As many points again are held out, if there are so many.
     """
 
     cover: StreamedCover
@@ -230,10 +230,10 @@ class Shortlist:
     @cached_property
     def sample(self) -> "WatchedSample":
         rest = np.setdiff1d(np.arange(len(self.cover.pool)), self.at_S)
-        if 2 * self.size > len(rest):
+        if self.size >= len(rest):
             drawn = WatchedSample(rest, rest[:0], np.ones(len(rest)), np.ones(0))
         else:
-            s = sample_watched(self.error_U[rest], self.size, self.size, self.seed)
+            s = sample_watched(self.error_U[rest], self.size, min(self.size, len(rest) - self.size), self.seed)
             drawn = WatchedSample(rest[s.at_W], rest[s.at_H], s.chance_W, s.chance_H)
         at_V, chance_V = (
             np.concatenate(both) for both in ((self.at_S, drawn.at_W), (np.ones(len(self.at_S)), drawn.chance_W))

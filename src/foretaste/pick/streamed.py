@@ -226,7 +226,9 @@ def pick_twice(
 
     That sample doubles until the value of the batch on it and on as many points held out agree, or memory ends.
     """
-    numbers = min(budget // 4 // 8, SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"]))
+    bytes_each = cover.held.factors.rows.element_size()
+    numbers = SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"])
+    numbers = min(budget // 2 // bytes_each, numbers)
     most = min(max(SHORTLIST, SHORTLIST_EACH * batch.n), math.isqrt(numbers // 2))
     if cover.sample is None or most < 2 * batch.n:
         return pick_covering(F, len(cover.pool), batch), {}
@@ -237,16 +239,22 @@ def pick_twice(
     if len(at_S) < batch.n:
         first.indices = first.indices[: batch.n]
         return first, {}
-    size, fit = SECOND_SAMPLE, numbers // len(at_S) - len(at_S)
+    rest = len(cover.pool) - len(at_S)
+    fit = min(rest, numbers // len(at_S) - len(at_S))
+
+    def settle(size: int) -> int:
+        return min(rest if 2 * size > rest else size, fit)
+
+    size = settle(SECOND_SAMPLE)
     while True:
-        again = Shortlist(cover, at_S, error_U, min(size, fit), seed)
+        again = Shortlist(cover, at_S, error_U, size, seed)
         quiet = Batch(batch.n, batch.generator)
         picks = pick_covering(again.coverage, len(at_S), quiet).indices
         value = again.value(picks)
         apart = value["watched"] - value["held_out"]
-        if apart <= AGREED * value["watched"] or 2 * size > fit:
+        if apart <= AGREED * value["watched"] or size == fit:
             break
-        size *= 2
+        size = settle(2 * size)
     first.indices = at_S[picks].tolist()
     return first, {"shortlist": len(at_S), "sample": len(again.sample.at_W), "batch_value": value}
 
