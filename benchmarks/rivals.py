@@ -43,7 +43,7 @@ def per_point_gradients(net: nn.Module, x: Tensor, chunk_size: int | None = None
 
 
 def _torch_gradients(net: nn.Module, chunk_size: int | None = None) -> tuple[dict[str, Tensor], Gradients]:
-    params = {k: p.detach() for k, p in net.named_parameters()}
+    params = {k: p.detach() for k, p in net.named_parameters() if p.requires_grad}
     buffers = dict(net.named_buffers())
 
     def output_sum(params: dict[str, Tensor], point: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import foretaste as ft
 from foretaste.acquire import Shortlist, StreamedCover, cover_greedily, covered_errors, sample_watched
-from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK
+from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
-from foretaste.pick.streamed import SHORTLIST_NUMBERS
+from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS
 from foretaste.tangent import PeakMemory, freeze
 
 L, D, C = 20, 12, 4
@@ -254,8 +254,27 @@ def test_fewer_points_are_watched_where_their_tangents_do_not_fit(caplog):
     assert "do not fit into a budget of 8 MB" in caplog.text
 
 
+@pytest.mark.parametrize("room", [0, 7, 20])
+def test_rows_are_kept_while_there_is_room(room):
+    truth_UW, read = torch.randn(20, 3), list[int]()
+
+    def rows(at_n):
+        read.extend(at_n.tolist())
+        return truth_UW[at_n]
+
+    kept = KeptRows(torch.empty(room, 3), torch.full((20,), -1, dtype=torch.int32))
+    g = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        at_n = torch.randperm(20, generator=g)[:5]
+        assert torch.equal(kept(at_n, rows), truth_UW[at_n])
+    assert kept.used <= room
+    assert len(read) == {0: 150, 20: 20}.get(room, len(read))
+    assert len(set(read[: kept.used])) == kept.used  # what is kept was read once
+
+
 def test_memory_does_not_grow_with_the_pool(tmp_path, monkeypatch):
     monkeypatch.setitem(SHORTLIST_NUMBERS, "cpu", 1 << 16)
+    monkeypatch.setitem(KEPT_ROWS, "cpu", 1000)
     net, x_L, y_L, _ = problem(60, torch.float32)
     peaks = {}
     for rows in (10_000, 40_000):

@@ -121,7 +121,7 @@ def sources(folder: Path) -> Iterator[tuple[str, Tensor]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (9, 7, 3), dtype=np.uint8)).save(path)
     for name, how in (
-        ("rows.csv", {"label": "kind"}), ("texts.csv", {"label": "intent"}), ("points.npz", {}),
+        ("rows.csv", {"label": "kind"}), ("texts.csv", {"label": "intent", "encoder": "tfidf"}), ("points.npz", {}),
         ("photos", {"size": 8}),
     ):  # fmt: skip
         points = ft.open(folder / name, **how)

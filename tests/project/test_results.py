@@ -11,7 +11,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(f"{name}_of_the_results", RESULTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"{Path(name).name}_of_the_results", RESULTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -55,6 +55,18 @@ def test_no_point_was_labelled_twice(name, first):
 def points_of_lines(svg: str) -> list[float]:
     """The numbers of all paths that are drawn as lines."""
     return [float(n) for path in re.findall(r'<path d="(M [^"]*)"', svg) for n in re.findall(r"-?\d+\.?\d*", path)]
+
+
+def test_the_table_of_the_pool_is_that_of_its_records(tmp_path):
+    pool, docs = script("findings/pool/table"), RESULTS.parent / "docs"
+    records = pool.read()
+    assert len(records) == 42
+    assert all(r["seeds"] == list(range(110, 120)) for r in records)
+    assert pool.short_table(records) in (docs / "pool.md").read_text()
+    pool.figure(records, tmp_path / "pool.svg")
+    drawn, committed = ((folder / "pool.svg").read_text() for folder in (tmp_path, docs))
+    assert len(points_of_lines(drawn)) > 100
+    assert points_of_lines(drawn) == pytest.approx(points_of_lines(committed), abs=0.01)
 
 
 def test_committed_numbers_were_met_again(repeats):

@@ -5,8 +5,9 @@
 is the F of cover.py with W a sample of the pool, in place of the pool. π_i is the chance that i is in the sample: half
 of it is equal for all points, half goes with the network's own chance of error, so that W is not spent on points whose
 e_i is nothing (``sample_watched``). κ is centred by the mean tangent of U ∪ L, as 16,384 points have it. One pass over
-the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates again, whose points are
-read again. Nothing of size U × W is ever in memory: U numbers, the factors of W, and a block of κ.
+the pool gives what each candidate alone adds to F. Lazy evaluation then asks for few candidates, these again and again.
+Their points are read once more, and their rows of κ² are kept while there is room. Nothing of size U × W is ever in
+memory: a few numbers for each of U, the factors of W, the kept rows, and a block of κ.
 
 A batch that is chosen among all candidates by a sample suits that sample: it is worth less on the rest of the pool. So
 the sample only makes a shortlist S: the candidates that came nearest to being picked. The batch is chosen among these
@@ -18,17 +19,16 @@ Watched candidates do not count as covering themselves in the pass: else they wo
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foretaste.acquire.cover import SPREAD_POINTS, choose_space, error_chances
-from foretaste.acquire.coverage import FIRST_LOOK, Coverage
+from foretaste.acquire.coverage import FIRST_LOOK, Coverage, KernelRows
 from foretaste.acquire.predictions import need_classes
 from foretaste.given import SlicedPoints
 from foretaste.lookahead import State
@@ -76,7 +76,7 @@ class StreamedCover:
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
-    fresh: deque[tuple[np.ndarray, Tensor]] = field(default_factory=partial(deque, maxlen=8))  # rows read for a pick
+    kept: int = 0  # candidates whose rows are kept, at most
 
     @cached_property
     def state(self) -> State:
@@ -134,18 +134,20 @@ class StreamedCover:
             return to_float64(self.centred.mean_rows.new_zeros(count_points(x)))
         return best_cover(self.held_L, x)
 
-    def rows(self, at: Tensor) -> Tensor:
-        """(n, W): κ² of candidates, whose points are read now; of one that was just read, a pick, they are kept."""
+    @cached_property
+    def kept_rows(self) -> "KeptRows":
+        room_W = self.held.factors.rows.new_empty(min(self.kept, len(self.pool)), len(self.held))
+        return KeptRows(room_W, torch.full((len(self.pool),), -1, dtype=torch.int32, device=room_W.device))
+
+    def rows(self, at_n: Tensor) -> Tensor:
+        """(n, W): κ² of candidates; the points of those whose rows are not kept are read now."""
+        return self.kept_rows(at_n, self.read_rows)
+
+    def read_rows(self, at: Tensor) -> Tensor:
+        """(n, W): κ² of candidates."""
         at_n = at.cpu().numpy()
-        if len(at_n) == 1:
-            known = [rows_nW[had_n == at_n] for had_n, rows_nW in self.fresh if at_n in had_n]
-            self.fresh.clear()
-            if known:
-                return known[0]
         self.rows_read.append(len(at_n))
-        kappa2_nW = self.without_own(self.held.rows(self.pool.take(at_n)), at_n).square_()
-        self.fresh.append((at_n, kappa2_nW))
-        return kappa2_nW
+        return self.without_own(self.held.rows(self.pool.take(at_n)), at_n).square_()
 
     def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
         """κ of candidates ``at_n``, in place: 0 between a watched point of a sample and itself."""
@@ -192,9 +194,9 @@ class StreamedCover:
         """Of what is in memory during the pass: factors of W and of a chunk, a few numbers a candidate, blocks of κ."""
         each = self.held.nbytes // len(self.held)
         blocks = 3 * min(BLOCK_POINTS.get(self.frozen.device.type, 512), self.chunk_size) * len(self.held) * 8
-        return (
-            self.held.nbytes + self.chunk_size * (3 * each + 2 * self.pool.point_bytes) + blocks + 64 * len(self.pool)
-        )
+        chunk, kept = self.chunk_size * (3 * each + 2 * self.pool.point_bytes), min(self.kept, len(self.pool))
+        row = self.held.factors.rows.element_size() * len(self.held)
+        return self.held.nbytes + chunk + blocks + kept * row + 64 * len(self.pool)
 
     def estimate_seconds(self) -> float:
         """Of the pass over the pool, from a trial on some watched points."""
@@ -204,6 +206,35 @@ class StreamedCover:
         begin = time.perf_counter()
         self.gains(trial, none)
         return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)
+
+
+@dataclass
+class KeptRows:
+    """Rows that were read, as many as there is room for.
+
+    room: (rows, W). slot_U: where the row of a candidate is, −1 if it is not kept.
+    """
+
+    room: Tensor
+    slot_U: Tensor
+    used: int = 0
+
+    def __call__(self, at_n: Tensor, read: KernelRows) -> Tensor:
+        """(n, W): the rows of candidates, all different."""
+        at_n = at_n.to(self.slot_U.device)
+        new_m = at_n[self.slot_U[at_n] < 0]
+        if not len(new_m):
+            return self.room[self.slot_U[at_n]]
+        read_mW = read(new_m)
+        if (end := self.used + len(new_m)) <= len(self.room):
+            self.room[self.used : end] = read_mW
+            self.slot_U[new_m] = torch.arange(self.used, end, dtype=torch.int32, device=new_m.device)
+            self.used = end
+            return self.room[self.slot_U[at_n]]
+        slot_n = self.slot_U[at_n]
+        rows_nW = read_mW.new_empty(len(at_n), read_mW.shape[1])
+        rows_nW[slot_n < 0], rows_nW[slot_n >= 0] = read_mW, self.room[slot_n[slot_n >= 0]]
+        return rows_nW
 
 
 def best_cover(held: HeldTangents, x: Inputs) -> Tensor:

@@ -48,6 +48,7 @@ WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as wit
 WIDE = 1 << 13
 SHORTLIST, SHORTLIST_EACH = 1024, 16  # candidates of which a batch is chosen again: at least, and for each pick
 SHORTLIST_NUMBERS = {"cpu": 1 << 27, "cuda": 1 << 29}  # of their κ, at most
+KEPT_ROWS = {"cpu": 1 << 15, "cuda": 1 << 19}  # candidates that lazy evaluation asked for, whose κ is kept, at most
 SECOND_SAMPLE = 16384  # points by which they are chosen, at first
 OUTPUT_CHUNK = {"cpu": 256, "cuda": 4096}  # points that go through the network at once, for outputs alone
 AGREED = 0.05  # of the value of a batch: so far apart its values on two samples may be
@@ -197,7 +198,8 @@ def _stream_cover(
             own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
         return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
 
-    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options)
+    kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
+    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),

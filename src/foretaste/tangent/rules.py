@@ -476,16 +476,16 @@ class ProductLayer:
         n, heads, t, _ = g[i].shape
         g_n = g[i].flatten(1, 2)
         k_g = (g_n @ g_n.mT).view(n, heads, t, heads, t)
-        k_a = torch.stack([self.input_kernel(one, one) for one in a[i]])
+        k_a = self.input_kernel(a[i], a[i])
         return (k_g * k_a[:, None, :, None, :]).sum((2, 4))
 
     def input_kernel(self, a: Tensor, b: Tensor) -> Tensor:
-        """K_A: A·A', plus 1 for a bias."""
+        """K_A (..., |a|, |b|): A·A', plus 1 for a bias."""
         m = self.modules[0]
         if isinstance(m, nn.Embedding):
-            same = a[:, None] == b[None]
-            return to_float64(same if m.padding_idx is None else same & (a != m.padding_idx)[:, None])
-        k = a @ b.T if self.weight else a.new_zeros(len(a), len(b))
+            same = a[..., :, None] == b[..., None, :]
+            return to_float64(same if m.padding_idx is None else same & (a != m.padding_idx)[..., :, None])
+        k = a @ b.mT if self.weight else a.new_zeros(*a.shape[:-1], b.shape[-2])
         return k.add_(1) if self.bias else k
 
 
