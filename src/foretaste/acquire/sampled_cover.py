@@ -139,6 +139,10 @@ class StreamedCover:
         room_W = self.held.factors.rows.new_empty(min(self.kept, len(self.pool)), len(self.held))
         return KeptRows(room_W, torch.full((len(self.pool),), -1, dtype=torch.int32, device=room_W.device))
 
+    def forget_rows(self) -> None:
+        """Free the memory of the kept rows."""
+        self.__dict__.pop("kept_rows", None)
+
     def rows(self, at_n: Tensor) -> Tensor:
         """(n, W): κ² of candidates; the points of those whose rows are not kept are read now."""
         return self.kept_rows(at_n, self.read_rows)

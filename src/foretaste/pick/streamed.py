@@ -236,6 +236,7 @@ def pick_twice(
         return pick_covering(F, len(cover.pool), batch), {}
     near_U = F.covered_W.new_zeros(len(cover.pool))
     first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near_U)
+    cover.forget_rows()
     nearest = near_U.topk(min(most, len(near_U)))
     at_S = np.sort(nearest.indices[nearest.values > 0].cpu().numpy())
     if len(at_S) < batch.n:
