@@ -410,11 +410,11 @@ def arrow_array(path: Path, name: str) -> np.ndarray:
         else:
             file = pa.ipc.open_file(pa.memory_map(str(path)))
             schema, parts = file.schema, (file.get_batch(k) for k in range(file.num_record_batches))
-        lists = [f.name for f in schema if _holds_numbers(getattr(f.type, "value_type", pa.null()))]
+        lists = [f.name for f in schema if _is_number_type(getattr(f.type, "value_type", pa.null()))]
         plain = [f.name for f in schema if f.name not in (*NO_INPUTS, "id", "ids")]
         if len(lists) > 1:
             raise ValueError(f"{name}: {path.name} has several columns of lists, {shown_names(lists)}; keep one")
-        other = [f"{f.name} ({f.type})" for f in schema if f.name in plain and not _holds_numbers(f.type)]
+        other = [f"{f.name} ({f.type})" for f in schema if f.name in plain and not _is_number_type(f.type)]
         if other and not lists:
             raise ValueError(f"{name}: {path.name} has columns that are not numbers: {shown_names(other)}")
         with tempfile.TemporaryFile() as copy:
@@ -434,7 +434,7 @@ def arrow_array(path: Path, name: str) -> np.ndarray:
         raise ValueError(f"{name}: {path} cannot be read: {' '.join(str(error).split())[:300]}") from None
 
 
-def _holds_numbers(kind: Any) -> bool:
+def _is_number_type(kind: Any) -> bool:
     from pyarrow import types
 
     return types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)

@@ -156,11 +156,18 @@ class StreamedCover:
     def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
         """κ of candidates ``at_n``, in place: 0 between a watched point of a sample and itself."""
         if self.sample is not None:
-            at_W = self.sample.at_W
-            i_n = np.searchsorted(at_W, at_n).clip(0, len(at_W) - 1)
-            n = np.flatnonzero(at_W[i_n] == at_n)
+            i_n = self.own_U[at_n]
+            n = np.flatnonzero(i_n >= 0)
             kappa_nW[n, i_n[n]] = 0.0
         return kappa_nW
+
+    @cached_property
+    def own_U(self) -> np.ndarray:
+        """(U + 1,): which of the sample a candidate is, −1 if none; and −1, for position −1."""
+        assert self.sample is not None
+        own_U = np.full(len(self.pool) + 1, -1)
+        own_U[self.sample.at_W] = np.arange(len(self.sample.at_W))
+        return own_U
 
     def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
         """F, with what each candidate alone adds to it: one pass over the pool."""
