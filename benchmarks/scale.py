@@ -86,7 +86,7 @@ class PeakAllocated(threading.Thread):
             self.peak = max(self.peak, anonymous_bytes())
 
 
-def measure_query(path: Path, rows: int, images: bool) -> dict[str, Any]:
+def measure_query(path: Path, rows: int, images: bool, space: str) -> dict[str, Any]:
     """Train on the first points of a file, query the others with no setting, and measure the query."""
     x = np.load(path, mmap_mode="r")[: LABELLED + rows]
     y = np.load(path.with_suffix(".y.npy"))
@@ -96,12 +96,12 @@ def measure_query(path: Path, rows: int, images: bool) -> dict[str, Any]:
     else:
         net = nn.Sequential(nn.Linear(WIDTH, UNITS), nn.ReLU(), nn.Linear(UNITS, CLASSES))
     x_L, y_L = np.array(x[:LABELLED]), torch.from_numpy(y[:LABELLED])
-    ft.fit(net, x_L, y_L, seed=0)
+    ft.fit(net, x_L, y_L, steps=100 if images else None, seed=0)
     net.eval()
     memory = PeakAllocated()
     memory.start()
     start, cpu = time.perf_counter(), time.process_time()
-    q = ft.query(net, x_L, y_L, x[LABELLED:], batch_size=BATCH)
+    q = ft.query(net, x_L, y_L, x[LABELLED:], batch_size=BATCH, options={"space": space})
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     memory.done.set()
     return {
@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="features", choices=("features", "images", "card"))
     parser.add_argument("--rows", type=int, nargs="+", help="sizes of the pool")
     parser.add_argument("--dtype", default="float16", choices=("float16", "float32"))
+    parser.add_argument("--space", default="auto", choices=("auto", "tangent", "inputs"), help="of cover")
     parser.add_argument("--file", type=Path, help="measure this file in this process")
     card = parser.add_argument_group("card")
     card.add_argument("--points", type=int, default=10**6)
@@ -195,7 +196,7 @@ def main() -> None:
         return
     images = args.what == "images"
     if args.file:
-        print(json.dumps(measure_query(args.file, args.rows[0], images)))
+        print(json.dumps(measure_query(args.file, args.rows[0], images, args.space)))
         return
     sizes = args.rows or ([IMAGES] if images else [10**4, 10**5, 10**6])
     with tempfile.TemporaryDirectory() as folder:
@@ -206,6 +207,7 @@ def main() -> None:
         found = []
         for rows in sizes:
             command = [sys.executable, "-m", "benchmarks.scale", args.what, "--file", str(path), "--rows", str(rows)]
+            command += ["--space", args.space]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found.append(json.loads(said.splitlines()[-1]))
             print(json.dumps(found[-1]), flush=True)

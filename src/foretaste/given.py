@@ -9,11 +9,13 @@ not be in memory is a ``SlicedPoints``, which reads some points at a time.
 """
 
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from foretaste.errors import check_known, counted, did_you_mean
 from foretaste.losses import LOSSES
 
 NO_INPUTS = ("label", "labels", "target", "y")  # keys of a dataset's items that are never inputs
+ARROW_ENDINGS = (".parquet", ".arrow", ".feather")
+ARROW_ROWS = 16384  # of a Parquet file at a time
 COLUMNS_SHOWN = 8  # in one message
 POINTS_WANTED = (
     "a tensor, an array, a data frame, a list, a dataset with __len__ and __getitem__, a DataLoader, what ft.open "
@@ -344,6 +348,8 @@ class SlicedPoints:
 
 def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoints | None:
     """A source that need not be read whole; None if it is in memory as tensors already, or must be."""
+    if isinstance(source, str | Path) and Path(source).suffix.lower() in ARROW_ENDINGS:
+        source = arrow_array(Path(source), name)
     if isinstance(source, Tensor) and form is not None and source.dim() and _is_coarse(source, form):
         return SlicedPoints(len(source), sliced_tensors(source, name).read, name, form)
     if isinstance(source, Tensor | Mapping | str | bytes | list | tuple) or is_opened(source) or is_frame(source):
@@ -362,7 +368,91 @@ def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoi
         return None
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or len(source) == 0:
         return None
+    if (batches := _list_batches(source, name)) is not None:
+        return SlicedPoints(len(source), batches, name, form)
     return SlicedPoints(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
+
+
+def _list_batches(source: Any, name: str) -> Callable[[slice | np.ndarray], TensorInputs] | None:
+    """How to read many rows of a Hugging Face dataset at once, if its inputs are lists of numbers and no transform."""
+    if type(source).__module__.split(".")[0] != "datasets" or source.format["type"] is not None:
+        return None
+    keys = [key for key in source.features if key not in NO_INPUTS]
+    if not keys or not all(type(source.features[key]).__name__ in ("List", "LargeList", "Sequence") for key in keys):
+        return None
+    numbers = source.select_columns(keys).with_format("numpy")
+
+    def read(at: slice | np.ndarray) -> TensorInputs:
+        rows = numbers[at]
+        parts = {key: array_tensor(np.asarray(rows[key]), f"{name}[{key!r}]") for key in keys}
+        return parts[keys[0]] if len(keys) == 1 else parts
+
+    return read
+
+
+def arrow_array(path: Path, name: str) -> np.ndarray:
+    """(N, D): the numbers of a Parquet or Arrow file, mapped from a temporary copy in which every row can be read.
+
+    Inputs are the one column of lists, or else all columns but ids and labels. Some rows at a time are in memory.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ImportError(
+            f"{name} is {path.name}, and reading it needs the package pyarrow: pip install 'foretaste[parquet]', or "
+            "save the points as a .npy"
+        ) from None
+    try:
+        if path.suffix.lower() == ".parquet":
+            file = ParquetFile(path)
+            schema, parts = file.schema_arrow, file.iter_batches(ARROW_ROWS)
+        else:
+            file = pa.ipc.open_file(pa.memory_map(str(path)))
+            schema, parts = file.schema, (file.get_batch(k) for k in range(file.num_record_batches))
+        lists = [f.name for f in schema if _is_number_type(getattr(f.type, "value_type", pa.null()))]
+        plain = [f.name for f in schema if f.name not in (*NO_INPUTS, "id", "ids")]
+        if len(lists) > 1:
+            raise ValueError(f"{name}: {path.name} has several columns of lists, {shown_names(lists)}; keep one")
+        other = [f"{f.name} ({f.type})" for f in schema if f.name in plain and not _is_number_type(f.type)]
+        if other and not lists:
+            raise ValueError(f"{name}: {path.name} has columns that are not numbers: {shown_names(other)}")
+        with tempfile.TemporaryFile() as copy:
+            shape, dtype = [0, 0], np.dtype(np.float32)
+            for part in parts:
+                rows = _arrow_rows(part, lists, plain, f"{name}: {path.name}")
+                if shape[0] and rows.shape[1] != shape[1]:
+                    raise ValueError(f"{name}: lists in {path.name} have {shape[1]} and {rows.shape[1]} numbers")
+                dtype = rows.dtype if not shape[0] else dtype
+                shape = [shape[0] + len(rows), rows.shape[1]]
+                copy.write(np.ascontiguousarray(rows, dtype).tobytes())
+            copy.flush()
+            if not all(shape):
+                raise ValueError(f"{name}: {path.name} has no points; expected at least one")
+            return np.memmap(copy, dtype, "r", shape=tuple(shape))
+    except (pa.ArrowException, FileNotFoundError) as error:
+        raise ValueError(f"{name}: {path} cannot be read: {' '.join(str(error).split())[:300]}") from None
+
+
+def _is_number_type(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
+
+
+def _arrow_rows(part: Any, lists: list[str], plain: list[str], where: str) -> np.ndarray:
+    """(n, D) of a batch of rows."""
+    if not lists:
+        return np.stack([part.column(key).to_numpy(zero_copy_only=False) for key in plain], 1)
+    column = part.column(lists[0])
+    if column.null_count:
+        raise ValueError(f"{where} has rows without a list in column {lists[0]!r}; leave them out")
+    lengths = np.unique(
+        column.value_lengths().to_numpy(zero_copy_only=False) if hasattr(column, "value_lengths") else [0]
+    )
+    if len(lengths) > 1:
+        raise ValueError(f"{where} has lists of {lengths[0]} to {lengths[-1]} numbers; expected one length")
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
 def _is_coarse(t: Tensor, form: PointFormat) -> bool:

@@ -61,13 +61,13 @@ def stream_chunk(device: torch.device) -> int:
 class StreamedCover:
     """F on a sample of the pool.
 
-    linearise: points -> a state of L with these watched, and at most a number of them as candidates.
+    linearise: points -> a state of L with these watched; at most how many of them are candidates; with Θ at once.
     frozen: the network. x_L: the labelled points, or None. x_W: the watched points.
     pool: the candidates. sample: which of them are watched; None if all are, or other points.
     scale, space: the options of ``cover``.
     """
 
-    linearise: Callable[[Inputs, int], State]
+    linearise: Callable[[Inputs, int, bool], State]
     frozen: FrozenNetwork
     x_L: Inputs | None
     x_W: Inputs
@@ -80,7 +80,7 @@ class StreamedCover:
 
     @cached_property
     def state(self) -> State:
-        return self.linearise(self.x_W, SPREAD_POINTS)
+        return self.linearise(self.x_W, SPREAD_POINTS, True)
 
     @cached_property
     def used_space(self) -> str:
@@ -139,6 +139,10 @@ class StreamedCover:
         room_W = self.held.factors.rows.new_empty(min(self.kept, len(self.pool)), len(self.held))
         return KeptRows(room_W, torch.full((len(self.pool),), -1, dtype=torch.int32, device=room_W.device))
 
+    def forget_rows(self) -> None:
+        """Free the memory of the kept rows."""
+        self.__dict__.pop("kept_rows", None)
+
     def rows(self, at_n: Tensor) -> Tensor:
         """(n, W): κ² of candidates; the points of those whose rows are not kept are read now."""
         return self.kept_rows(at_n, self.read_rows)
@@ -152,11 +156,18 @@ class StreamedCover:
     def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
         """κ of candidates ``at_n``, in place: 0 between a watched point of a sample and itself."""
         if self.sample is not None:
-            at_W = self.sample.at_W
-            i_n = np.searchsorted(at_W, at_n).clip(0, len(at_W) - 1)
-            n = np.flatnonzero(at_W[i_n] == at_n)
+            i_n = self.own_U[at_n]
+            n = np.flatnonzero(i_n >= 0)
             kappa_nW[n, i_n[n]] = 0.0
         return kappa_nW
+
+    @cached_property
+    def own_U(self) -> np.ndarray:
+        """(U + 1,): which of the sample a candidate is, −1 if none; and −1, for position −1."""
+        assert self.sample is not None
+        own_U = np.full(len(self.pool) + 1, -1)
+        own_U[self.sample.at_W] = np.arange(len(self.sample.at_W))
+        return own_U
 
     def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
         """F, with what each candidate alone adds to it: one pass over the pool."""
@@ -249,7 +260,7 @@ def best_cover(held: HeldTangents, x: Inputs) -> Tensor:
 class Shortlist:
     """F of candidates S on a sample V of the pool that has all of S, and ``size`` points of the rest or all of them.
 
-    error_U: the network's chance of error on each candidate. As many points again are held out, unless all are watched.
+    error_U: the network's chance of error on each candidate. As many points again are held out, if there are so many.
     """
 
     cover: StreamedCover
@@ -261,10 +272,10 @@ class Shortlist:
     @cached_property
     def sample(self) -> "WatchedSample":
         rest = np.setdiff1d(np.arange(len(self.cover.pool)), self.at_S)
-        if 2 * self.size > len(rest):
+        if self.size >= len(rest):
             drawn = WatchedSample(rest, rest[:0], np.ones(len(rest)), np.ones(0))
         else:
-            s = sample_watched(self.error_U[rest], self.size, self.size, self.seed)
+            s = sample_watched(self.error_U[rest], self.size, min(self.size, len(rest) - self.size), self.seed)
             drawn = WatchedSample(rest[s.at_W], rest[s.at_H], s.chance_W, s.chance_H)
         at_V, chance_V = (
             np.concatenate(both) for both in ((self.at_S, drawn.at_W), (np.ones(len(self.at_S)), drawn.chance_W))
@@ -280,7 +291,7 @@ class Shortlist:
         for start in range(0, len(at_N), self.cover.chunk_size):
             at = slice(start, min(start + self.cover.chunk_size, len(at_N)))
             x = self.cover.pool.take(at_N[at])
-            e_n = self.cover.chances(self.cover.linearise(x, 1))
+            e_n = self.cover.chances(self.cover.linearise(x, 1, self.cover.used_space == "tangent"))
             yield at, x, e_n / torch.from_numpy(chance_N[at]).to(e_n), self.cover.covered(x)
 
     @cached_property

@@ -93,7 +93,8 @@ def query(
             (1 − f, f) with "l2".
         x_U: the pool of candidates, as x_L. Of what ``ft.open`` returns, these are the points without a label. Exact
             copies of labelled points are picked only when nothing else is left. An array that is mapped from a file
-            (``np.load(path, mmap_mode="r")``), a dataset or a DataLoader need not fit into memory: docs/scaling.md.
+            (``np.load(path, mmap_mode="r")``), a dataset, a DataLoader, or the file that a name ending in
+            .parquet, .arrow or .feather stands for, need not fit into memory: docs/scaling.md.
         strategy: a name of ``ft.strategies()``, or a function of a ``State`` that returns (U,) scores. Default "cover"
             (docs/findings.md); in regression name "variance".
         select: how a batch is made from scores. "top": the highest. "greedy": one by one; after each pick the state

@@ -161,7 +161,7 @@ class Query:
         info: what was used: "strategy", "select", "options", "loss", "seed", "ridge" and "scale" (None if no kernel was
             needed); with a state also "method", "output", "watched", "residual_L" and "precision"; "classes" if classes
             have names, "binary" if one output tells two classes apart, and what the strategy adds. A streamed cover has
-            "batch_value" and "rows_read" besides (docs/scaling.md).
+            "shortlist", "sample", "batch_value" and "rows_read" besides (docs/scaling.md).
     """
 
     indices: np.ndarray

@@ -191,12 +191,12 @@ def _stream_cover(
         sample = sample_watched(error_U, W, 0, int(kernel.seed))
         x_W = pool.take(sample.at_W)
 
-    def linearise(x: Inputs, candidates: int) -> State:
+    def linearise(x: Inputs, candidates: int, eager: bool) -> State:
         few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
-        own = replace(kernel, watch=x, watch_by="random")
+        own = replace(kernel, watch=x, watch_by="random", budget=budget)
         if kernel.precision == "auto" and frozen.device.type == "cuda":
             own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
-        return replace(request, x_U=few, kernel=own, eager=True, subject=request.frozen, outputs=C).state
+        return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
     cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept)
@@ -228,27 +228,36 @@ def pick_twice(
 
     That sample doubles until the value of the batch on it and on as many points held out agree, or memory ends.
     """
-    numbers = min(budget // 4 // 8, SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"]))
+    bytes_each = cover.held.factors.rows.element_size()
+    numbers = SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"])
+    numbers = min(budget // 2 // bytes_each, numbers)
     most = min(max(SHORTLIST, SHORTLIST_EACH * batch.n), math.isqrt(numbers // 2))
     if cover.sample is None or most < 2 * batch.n:
         return pick_covering(F, len(cover.pool), batch), {}
     near_U = F.covered_W.new_zeros(len(cover.pool))
     first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near_U)
+    cover.forget_rows()
     nearest = near_U.topk(min(most, len(near_U)))
     at_S = np.sort(nearest.indices[nearest.values > 0].cpu().numpy())
     if len(at_S) < batch.n:
         first.indices = first.indices[: batch.n]
         return first, {}
-    size, fit = SECOND_SAMPLE, numbers // len(at_S) - len(at_S)
+    rest = len(cover.pool) - len(at_S)
+    fit = min(rest, numbers // len(at_S) - len(at_S))
+
+    def settle(size: int) -> int:
+        return min(rest if 2 * size > rest else size, fit)
+
+    size = settle(SECOND_SAMPLE)
     while True:
-        again = Shortlist(cover, at_S, error_U, min(size, fit), seed)
+        again = Shortlist(cover, at_S, error_U, size, seed)
         quiet = Batch(batch.n, batch.generator)
         picks = pick_covering(again.coverage, len(at_S), quiet).indices
         value = again.value(picks)
         apart = value["watched"] - value["held_out"]
-        if apart <= AGREED * value["watched"] or 2 * size > fit:
+        if apart <= AGREED * value["watched"] or size == fit:
             break
-        size *= 2
+        size = settle(2 * size)
     first.indices = at_S[picks].tolist()
     return first, {"shortlist": len(at_S), "sample": len(again.sample.at_W), "batch_value": value}
 
