@@ -1,16 +1,10 @@
 """Phrases that errors and reports share."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 
 from foretaste import errors
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(errors).failed == 0
 
 
 def test_an_unknown_name_names_the_nearest_one() -> None:

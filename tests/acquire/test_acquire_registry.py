@@ -1,6 +1,5 @@
 """Names: of one's own, of other packages, and of none."""
 
-import doctest
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -160,7 +159,3 @@ def test_what_a_study_needs_to_know_is_declared_beside_the_name():
     with pytest.raises(ValueError, match=r"strategy 'mine' names 'epochs'.*it takes: scale"):
         register("mine", study=StudyHints(small={"epochs": 1}))(lambda state, scale=None: state)
     assert "mine" not in strategies()
-
-
-def test_the_example_of_register_runs():
-    assert doctest.testmod(registry).failed == 0

@@ -1,7 +1,6 @@
 """The command line, through typer's runner and as a process."""
 
 import contextlib
-import doctest
 import os
 import re
 import shlex
@@ -254,7 +253,3 @@ def test_errors_name_options_of_the_command_line(text, says):
     flags = {"size": "--size", "skip_broken": "--skip-broken", "loss": "--loss", "budget": "--budget"}
     flags |= {"batch_size": "-n", "options": "--options"}
     assert name_options(text, flags) == says
-
-
-def test_doctests():
-    assert doctest.testmod(sys.modules["foretaste.cli.app"]).failed == 0

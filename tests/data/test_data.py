@@ -1,22 +1,10 @@
 """Index sets keep apart, and the digits are always the same ones."""
 
-import doctest
-import importlib
-import pkgutil
-
 import numpy as np
 import pytest
 import torch
 
-import foretaste.data
 from foretaste.data import Split, digits, draw
-
-MODULES = [name for _, name, _ in pkgutil.iter_modules(foretaste.data.__path__, "foretaste.data.")]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_in_the_docstrings_run(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_digits_are_scikit_learns_and_a_network_sees_the_unit_interval():

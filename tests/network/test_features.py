@@ -1,6 +1,5 @@
 """ft.features: equal to a plain loop bit for bit, kept on disk, resumed, recomputed where something changed."""
 
-import doctest
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -631,11 +629,6 @@ def test_nothing_is_left_on_the_module():
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(m._forward_hooks for m in module.modules())
     assert [p.requires_grad for p in module.parameters()][:2] == [False, True]
-
-
-def test_examples():
-    for name in ("network.backbones", "network.feature_cache", "network.features", "network.models", "data.named"):
-        assert doctest.testmod(import_module(f"foretaste.{name}")).failed == 0
 
 
 @pytest.mark.gpu

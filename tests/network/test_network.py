@@ -1,6 +1,5 @@
 """Networks of the paper, and their training."""
 
-import doctest
 import os
 from dataclasses import FrozenInstanceError
 from functools import partial
@@ -660,9 +659,3 @@ def test_fit_on_cuda():
     torch.cuda.set_rng_state(before)
     fit(MLP(64).cuda(), x.cuda(), y.cuda(), start="cold", steps=20)
     assert torch.equal(torch.cuda.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("name", ["fit", "sgd", "saved", "models", "loss_prediction"])
-def test_examples_in_the_docstrings(name):
-    module = import_module(f"foretaste.network.{name}")
-    assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0

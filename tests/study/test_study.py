@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import doctest
 import itertools
 import json
 import os
@@ -212,13 +211,6 @@ def test_scale_by_the_full_kernel():
     assert got == pytest.approx(np.mean(honest))
     records = records_of("gain", 0, data, of=replace(SMALL, query=Ask(output="full")))
     assert records[1]["ratio"] != records[0]["ratio"] > 0
-
-
-@pytest.mark.parametrize("name", ["toml", "records", "run", "folder", "estimate", "fidelity"])
-def test_examples_in_docstrings(name):
-    failed, tried = doctest.testmod(sys.modules[f"foretaste.study.{name}"])
-    assert tried > 0
-    assert failed == 0
 
 
 def test_a_pool_too_small_is_refused():

@@ -1,7 +1,5 @@
 """ft.ntk against the Gram matrix of plain per-point gradients, on every network of the table."""
 
-import doctest
-import importlib
 import logging
 import subprocess
 import sys
@@ -343,10 +341,3 @@ def test_out_of_memory_for_a_single_point_says_so() -> None:
     x[8] = 7.0  # no check runs it
     with pytest.raises(MemoryError, match=r"Θ of 12 points does not fit .* take fewer points, a smaller watch="):
         ft.ntk(Never().eval(), x)
-
-
-@pytest.mark.parametrize("module", ["frozen", "kernel", "survey", "infinite.closed_form"])
-def test_examples_run(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"foretaste.tangent.{module}"))
-    assert result.attempted
-    assert not result.failed

@@ -78,7 +78,8 @@ def transformers_training(arguments: Any, **settings: Any) -> TrainInPlace:
 
     Example:
         >>> from foretaste.connect import transformers_training
-        >>> train = transformers_training(transformers.TrainingArguments("out", num_train_epochs=3))
+        >>> arguments = transformers.TrainingArguments("out", num_train_epochs=3)  # doctest: +SKIP
+        >>> train = transformers_training(arguments)  # doctest: +SKIP
     """
 
     def train(model: nn.Module, x: Any, y: Tensor) -> None:
