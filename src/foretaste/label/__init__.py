@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
-    from foretaste.label.desk import wilson as wilson
     from foretaste.label.exchange import LabelRow as LabelRow
     from foretaste.label.exchange import export_labels as export_labels
     from foretaste.label.exchange import import_labels as import_labels
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from foretaste.label.exchange import read_labels as read_labels
     from foretaste.label.guard import Guard as Guard
     from foretaste.label.guard import is_loopback as is_loopback
+    from foretaste.label.guard import person_token as person_token
     from foretaste.label.label_studio import WEBHOOK_BODIES as WEBHOOK_BODIES
     from foretaste.label.label_studio import LabelStudio as LabelStudio
     from foretaste.label.label_studio import LabelStudioLink as LabelStudioLink
@@ -47,18 +47,21 @@ if TYPE_CHECKING:
     from foretaste.label.store import StoreConflict as StoreConflict
     from foretaste.label.store import StoreError as StoreError
     from foretaste.label.store import StoreFull as StoreFull
+    from foretaste.label.voices import measure_agreement as measure_agreement
+    from foretaste.label.voices import wilson as wilson
     from foretaste.label.worker import BuiltLearner as BuiltLearner
     from foretaste.label.worker import LearnerWorker as LearnerWorker
 
 _NAMES = {
-    "desk": ("PREQUENTIAL", "LabelDesk", "wilson"),
+    "desk": ("PREQUENTIAL", "LabelDesk"),
     "exchange": ("LabelRow", "export_labels", "import_labels", "label_rows", "read_labels"),
-    "guard": ("Guard", "is_loopback"),
+    "guard": ("Guard", "is_loopback", "person_token"),
     "label_studio": ("WEBHOOK_BODIES", "LabelStudio", "LabelStudioLink", "add_ml_backend"),
     "learner": ("Learner",),
     "server": ("make_app", "open_port", "serve_app"),
     "start": ("close_desk", "find_answers", "open_desk", "store_folder"),
     "store": ("CopyGroups", "LabelEvent", "LabelStore", "StoreConflict", "StoreError", "StoreFull"),
+    "voices": ("measure_agreement", "wilson"),
     "worker": ("BuiltLearner", "LearnerWorker"),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
