@@ -7,11 +7,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import LabelStore, StoreConflict, make_app, person_token
 from foretaste.label.guard import Guard
 from foretaste.label.review import ReviewFilter
 from foretaste.label.voices import SECOND, cohen_kappa, krippendorff_alpha, measure_agreement
-from browser_cases import count, in_chromium, in_memory, shown, until_true
 from label_cases import Client, close_desk, open_desk, pictures
 
 # Krippendorff, Computing Krippendorff's Alpha-Reliability (2011): the published data and results.
@@ -291,7 +291,8 @@ def test_two_people_answer_the_same_items_and_the_owner_decides(tmp_path, browse
             shown(page)
             assert page.input_value("#who") == who
             assert not page.is_editable("#who")
-            assert page.is_hidden("#export") and page.is_hidden("#views [data-view=overview]")
+            assert page.is_hidden("#export")
+            assert page.is_hidden("#views [data-view=overview]")
             page.keyboard.press("F9")
             assert page.is_visible("#stage")
             for n in range(1, 7):
@@ -330,6 +331,6 @@ def test_two_people_answer_the_same_items_and_the_owner_decides(tmp_path, browse
         assert (told["Labelled"], told["Agreement"], told["People disagree"]) == ("6 of 6", "0.00", "4")
         rows = page.eval_on_selector_all("#overview-people tbody tr", "all => all.map((e) => e.innerText.split('\\t'))")
         assert [(row[0], row[1], row[5]) for row in rows] == [
-            ("Ada", "6", "1 of 2"), ("Bob", "6", "1 of 2"), ("Eve", "2", "–"),
+            ("Ada", "6", "1 of 2, 4 open"), ("Bob", "6", "1 of 2, 4 open"), ("Eve", "2", "–"),
         ]  # fmt: skip
         page.context.close()

@@ -246,6 +246,13 @@ class LabelDesk:
             "model": self.worker.describe(),
         }
 
+    def has_words(self, item: str, words: str) -> bool:
+        """Whether all words stand in an item's name, its text or its cells, in upper or lower case."""
+        held = "" if self.data.kind == "pictures" else self.data.items[self.number[item]]
+        cells = held.values() if hasattr(held, "values") else held if isinstance(held, list | tuple) else [held]
+        said = " ".join([item, *map(str, cells)]).casefold()
+        return all(word in said for word in words.casefold().split())
+
     def contradictions(self) -> list[str]:
         """A sentence for each group of copies that have different labels."""
         return self.copies.contradictions(self.store.current())

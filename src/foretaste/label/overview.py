@@ -4,6 +4,7 @@ Accuracy and advice are those that the page shows anyway. Pace is of the time th
 than two minutes between two answers of a person is a break.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -61,15 +62,15 @@ def work_of_people(events: "Sequence[LabelEvent]") -> list[PersonWork]:
     return sorted(found.values(), key=lambda work: -work.answers)
 
 
-def right_of_settled(shared: Iterable[ItemVoices]) -> dict[str, tuple[int, int]]:
-    """Person → (how often they said what counts, of how many items that are decided or have a majority)."""
-    found = dict[str, tuple[int, int]]()
+def right_of_settled(shared: Iterable[ItemVoices]) -> dict[str, Counter[str]]:
+    """Person → "right", how often they said what counts; "of", items that are decided or have a majority; "open"."""
+    found = defaultdict[str, Counter[str]](Counter)
     for heard in shared:
-        if len(heard.labels) < 2 or (heard.decision is None and heard.tied) or heard.counts is None:
-            continue
-        for who, label in heard.labels.items():
-            right, of = found.get(who, (0, 0))
-            found[who] = right + (label == heard.counts.label), of + 1
+        for who, label in heard.labels.items() if len(heard.labels) > 1 and heard.counts is not None else ():
+            settled = heard.decision is not None or not heard.tied
+            found[who].update(
+                {"right": settled and label == heard.counts.label, "of": settled, "open": not settled}  # type: ignore[union-attr]
+            )
     return found
 
 
@@ -114,8 +115,7 @@ def describe_project(desk: "LabelDesk") -> dict[str, Any]:
         "agreement": None if agreement is None else asdict(agreement),
         "shared": sum(len(heard.labels) > 1 for heard in shared.values()),
         "people": [
-            asdict(w)
-            | {"per_hour": w.per_hour, "right": right.get(w.who, (0, 0))[0], "of": right.get(w.who, (0, 0))[1]}
+            asdict(w) | {"per_hour": w.per_hour} | {name: right[w.who][name] for name in ("right", "of", "open")}
             for w in work
         ],
     }

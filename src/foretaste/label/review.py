@@ -26,7 +26,7 @@ class ReviewFilter:
 
     label: a class. who: a person. since, until: days, as 2025-03-31, both included. only: "disagrees" (other labels say
     another class), "people" (they named different classes, and nobody has decided), "unsure" (people were not sure) or
-    "measured" (drawn at random to measure accuracy).
+    "measured" (drawn at random to measure accuracy). find: words in the item's name, text or cells.
     """
 
     label: str = ""
@@ -34,6 +34,7 @@ class ReviewFilter:
     since: str = ""
     until: str = ""
     only: str = ""
+    find: str = ""
 
     def __post_init__(self) -> None:
         check_known("only", self.only, REVIEW_ONLY)
@@ -87,6 +88,8 @@ class LabelReview:
             if doubt is not None and doubt["label"] != event.label:
                 doubt = None  # relabelled since
             if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt, heard):
+                if wanted.find and not desk.has_words(item, wanted.find):
+                    continue
                 found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
         found.sort(key=lambda row: row[:2], reverse=True)
         first = [wrong for wrong, *_ in found[:REVIEW_FIRST] if wrong >= 0]

@@ -231,8 +231,10 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
         return class_history(desk)
 
     @app.get("/api/grid")
-    def grid(label: ClassFilter = "", like: ClassFilter = "", without: Numbers = "") -> dict[str, Any]:
-        found = grid_items(desk, label, like, without=map(int, filter(None, without.split(","))))
+    def grid(
+        label: ClassFilter = "", like: ClassFilter = "", find: ShortText = "", without: Numbers = ""
+    ) -> dict[str, Any]:
+        found = grid_items(desk, label, like, without=map(int, filter(None, without.split(","))), find=find)
         return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     @app.get("/api/review")
@@ -243,10 +245,11 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
         since: Day = "",
         until: Day = "",
         only: ShortText = "",
+        find: ShortText = "",
         start: Start = 0,
     ) -> dict[str, Any]:
         person = request.scope.get("person")
-        found = desk.review.rows(ReviewFilter(label, who, since, until, only), start, person)
+        found = desk.review.rows(ReviewFilter(label, who, since, until, only, find), start, person)
         return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     @app.get("/api/overview")

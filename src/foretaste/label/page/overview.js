@@ -1,7 +1,7 @@
 /* A project at a glance, on one page that can be printed. Accuracy, advice and classes are those of the panels. */
 "use strict";
 
-const whole = (n) => Math.round(n).toLocaleString();
+const whole = (n) => Math.round(n).toLocaleString().replace("-", "−");
 const share = (p) => `${Math.round(100 * p)} %`;
 const between = (low, high, show) => `95 %: ${show(low)} to ${show(high)}`;
 const duration = (hours) => (hours < 1 ? `${Math.max(1, Math.round(60 * hours))} min` : hours < 20 ? `${hours.toFixed(1)} h` : `${Math.round(hours)} h`);
@@ -20,7 +20,7 @@ function tilesOf(d) {
     : tileOf("Accuracy", "–", "Not measured yet: it needs five answers to items drawn at random."));
   if (d.saved) {
     const { random, asked, saved, low, high, accuracy, reached } = d.saved;
-    tiles.push(tileOf("Labels saved", reached ? whole(saved) : "none yet", reached
+    tiles.push(tileOf("Labels saved", reached ? (saved > 0 ? `about ${whole(saved)}` : "none") : "none yet", reached
       ? `${between(low, high, whole)}. ${whole(asked)} asked ones do what ${whole(random)} in random order would: ${share(accuracy)}, on the items drawn at random`
       : `${whole(random)} in random order would reach ${share(accuracy)} on the items drawn at random, and what was asked does not yet`));
   } else tiles.push(tileOf("Labels saved", "–", "Compared with random order once 20 items drawn at random are labelled."));
@@ -39,11 +39,11 @@ function tilesOf(d) {
 }
 
 function peopleTable(d) {
-  const table = made("table", "", "plain-table"), head = made("tr"), judged = d.people.some((p) => p.of);
+  const table = made("table", "", "plain-table"), head = made("tr"), judged = d.people.some((p) => p.of || p.open);
   head.append(...["Person", "Answers", "Not sure", "At it", "An hour", ...(judged ? ["Said what counts"] : []), "Last answer"].map((t) => Object.assign(made("th", t), { scope: "col" })));
   const body = d.people.map((p) => {
     const line = made("tr"), name = Object.assign(made("th", p.who), { scope: "row" });
-    line.append(name, ...[whole(p.answers), whole(p.unsure), p.seconds ? duration(p.seconds / 3600) : "–", p.per_hour === null ? "–" : whole(p.per_hour), ...(judged ? [p.of ? `${p.right} of ${p.of}` : "–"] : []), p.last.slice(0, 16).replace("T", " ")].map((t) => made("td", t)));
+    line.append(name, ...[whole(p.answers), whole(p.unsure), p.seconds ? duration(p.seconds / 3600) : "–", p.per_hour === null ? "–" : whole(p.per_hour), ...(judged ? [p.of || p.open ? `${p.right} of ${p.of}${p.open ? `, ${p.open} open` : ""}` : "–"] : []), p.last.slice(0, 16).replace("T", " ")].map((t) => made("td", t)));
     return line;
   });
   const top = made("thead"), rows = made("tbody");
