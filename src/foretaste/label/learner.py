@@ -476,17 +476,17 @@ class Learner:
     def saved(self, drawn: Mapping[Any, Any]) -> dict[str, Any] | None:
         """How many labels the order of the questions has saved, measured on items drawn at random.
 
-        Labels of the m items drawn say, by leave-one-out and in closed form, what m − 1 labels in random order would
-        reach on these items. The labels that were taught, in their order, reach it with fewer. The kernel is that of
-        the model now, for both.
+        Some labels of the m items drawn predict the others: this is what labels in random order reach. The labels that
+        were taught, in their order, predict the same items. The two learning curves say how many labels in random order
+        one that was asked for is worth. The kernel is that of the model now, for both; nothing is trained.
 
         Args:
             drawn: id -> label of items drawn at random that the learner was not taught.
 
         Returns:
             None with fewer than 20 items drawn, 10 labels, or without a model. Else a dict: "random", m − 1; "accuracy"
-            of so many in random order; "asked", how many of the labels taught do the same; "saved", their difference,
-            with "low" and "high", its 95 % interval; "reached", whether they do the same at all.
+            of so many in random order; "worth", how many of them one label that was asked for is worth, 1/4 to 16;
+            "asked", how many of those do the same; "saved", the difference, with "low" and "high", its 95 % interval.
 
         Raises:
             KeyError: an id is not in the pool.

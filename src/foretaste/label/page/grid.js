@@ -13,7 +13,7 @@ async function loadGrid(wanted = {}) {
   options($("grid-class"), state.classes.map((c) => c.name), "");
   $("grid-class").value = label;
   $("grid-words").textContent = "Looking…";
-  const data = await call(`/api/grid?${new URLSearchParams({ label, like, find, without: [...(calledWrong.get(label) || [])].slice(-2000).join(",") })}`).catch((e) => ({ error: e }));
+  const data = await call(`/api/grid?${new URLSearchParams({ label, like, find, without: [...((!find && calledWrong.get(label)) || [])].slice(-2000).join(",") })}`).catch((e) => ({ error: e }));
   if (data.error) {
     if (data.error.status === 401) return askToken();
     $("grid-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Choose the class again.";
@@ -25,10 +25,14 @@ async function loadGrid(wanted = {}) {
   drawGrid();
   $("grid-words").textContent = find && !data.items.length ? `No open item has ${find}.` : !data.ready && !find ? "No predictions yet: answer items of two classes first."
     : !data.items.length ? `Nothing is left that the model calls ${label}.`
-    : `${like ? `${data.items.length} items like ${like}` : find ? `${data.items.length} of ${data.left.toLocaleString()} open items with ${find}` : `${data.items.length} of ${data.left.toLocaleString()} that the model calls ${label}`}. Press the wrong ones, then ${keyShown(keyOf("accept"))}: the rest is ${label}.`;
+    : `${like ? `${data.items.length} items like ${like}` : find ? `${data.items.length} of ${data.left.toLocaleString()} open items with ${find}` : `${data.items.length} of ${data.left.toLocaleString()} that the model calls ${label}`}. ${find ? "Press those of one class, and a class key" : "Press the wrong ones"}, then ${keyShown(keyOf("accept"))}${find ? "" : `: the rest is ${label}`}.`;
 }
 
+/* Of a class, what is not marked is accepted; of words that were found, what is. */
+const accepted = (n) => wrongOnes.has(n) === Boolean(wall.find);
+
 function drawGrid() {
+  $("grid-wall").classList.toggle("pick", Boolean(wall.find));
   $("grid-wall").replaceChildren(...wall.items.map((r, n) => {
     const button = made("button");
     if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
@@ -45,7 +49,7 @@ function markGrid() {
     b.setAttribute("aria-pressed", String(wrongOnes.has(n)));
     b.classList.toggle("chosen", n === tile);
   });
-  const rest = wall.items.length - wrongOnes.size;
+  const rest = wall.items.filter((_, n) => accepted(n)).length;
   $("grid-accept").disabled = !rest;
   $("grid-accept").querySelector("span").textContent = rest ? `Accept ${rest} as ${wall.label}` : "Nothing to accept";
 }
@@ -63,9 +67,9 @@ function moveTile(by) {
 }
 
 function acceptGrid() {
-  const items = wall.items.filter((_, n) => !wrongOnes.has(n)).map((r) => r.item);
+  const items = wall.items.filter((_, n) => accepted(n)).map((r) => r.item);
   if (!items.length) return;
-  calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
+  if (!wall.find) calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
   post({ path: "/api/grid", from: "grid", body: { ...me(), items, label: wall.label, request: random() } });
   wall.items = [];
   drawGrid();

@@ -19,10 +19,8 @@ function tilesOf(d) {
   tiles.push(last ? tileOf("Accuracy", share(last[1]), `${between(last[2], last[3], share)}, on ${s.curve.checked} items drawn at random`)
     : tileOf("Accuracy", "–", "Not measured yet: it needs five answers to items drawn at random."));
   if (d.saved) {
-    const { random, asked, saved, low, high, accuracy, reached } = d.saved;
-    tiles.push(tileOf("Labels saved", reached ? (saved > 0 ? `about ${whole(saved)}` : "none") : "none yet", reached
-      ? `${between(low, high, whole)}. ${whole(asked)} asked ones do what ${whole(random)} in random order would: ${share(accuracy)}, on the items drawn at random`
-      : `${whole(random)} in random order would reach ${share(accuracy)} on the items drawn at random, and what was asked does not yet`));
+    const { random, asked, saved, low, high, accuracy } = d.saved;
+    tiles.push(tileOf("Labels saved", saved > 0 ? `about ${whole(saved)}` : "none", `${between(low, high, whole)}. ${whole(asked)} asked ones do what ${whole(random)} in random order would: ${share(accuracy)}, on the items drawn at random`));
   } else tiles.push(tileOf("Labels saved", "–", "Compared with random order once 20 items drawn at random are labelled."));
   tiles.push(p.hours === null ? tileOf("Time left", "–", "There is no pace yet.")
     : tileOf("Time left", p.left ? duration(p.hours) : "none", `for all of it: ${answers(p.left)}, at ${whole(p.per_hour)} an hour${p.people > 1 ? ` and ${p.people} people` : ""}`));

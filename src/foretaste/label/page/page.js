@@ -297,7 +297,7 @@ function paint(next) {
   $("of").textContent = `of ${next.total.toLocaleString()} labelled`;
   $("bar").max = next.total || 1;
   $("bar").value = next.labelled + next.unsure + next.ignored;
-  const parts = [[next.disagree, "on which people disagree"], [next.waiting, "that others answered wait for you"], [next.unsure, "not sure"], [next.ignored, "set aside"], [next.skipped, "skipped"], [next.copies, next.copies === 1 ? "copy, which follows its first" : "copies, which follow their first"]];
+  const parts = [[next.disagree, "on which people disagree"], [next.waiting, "answered by others, for you too"], [next.unsure, "not sure"], [next.ignored, "set aside"], [next.skipped, "skipped"], [next.copies, next.copies === 1 ? "copy, which follows its first" : "copies, which follow their first"]];
   const others = next.people.length - (next.mine ? 1 : 0);
   $("rest").textContent = [...parts.filter(([n]) => n).map(([n, w]) => `${n} ${w}`), others > 0 ? `you: ${next.mine}, with ${others} other ${others === 1 ? "person" : "people"}` : ""].filter(Boolean).join(" · ");
   changed(next.changed);
