@@ -66,11 +66,13 @@ def label_command(
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
-        exchange_option("--import", help="Take in labels and end: .csv, .jsonl, .json or class folders."),
+        exchange_option("--import", help="Take in labels and end: .csv, .jsonl, .parquet, .json or class folders."),
     ] = None,
     export: Annotated[
         list[Path] | None,
-        exchange_option(help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder."),
+        exchange_option(
+            help="Write labels and end: .csv, .jsonl, .parquet, .json (Label Studio), .coco.json, or a new folder."
+        ),
     ] = None,
     backbone: BackboneOption = "auto",
     check_every: Annotated[int, model_option(min=0, help="One item in so many is random and measures accuracy.")] = 6,
@@ -236,8 +238,20 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
         pictures = kept.setting("kind", "pictures") == "pictures"
         root = source if source.is_dir() else source.parent
         for out in outs:
-            written = export_labels(rows, out, root=root if pictures else None, field="image" if pictures else "text")
+            written = export_labels(
+                rows, out, root=root if pictures else None, field="image" if pictures else "text",
+                classes=kept.classes, texts=partial(_texts, kept, source),
+            )  # fmt: skip
             say(f"{written}: {labelled}")
+
+
+def _texts(store: "LabelStore", source: Path) -> dict[str, str]:
+    """Item → its text; of a table without a column of text, its cells."""
+    from foretaste.data import read_points
+    from foretaste.label import name_points
+
+    points = name_points(store, read_points(source, **store.setting("columns", {})))
+    return {name: str(item) for name, item in zip(points.ids, points.items)}
 
 
 def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:

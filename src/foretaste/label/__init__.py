@@ -6,10 +6,11 @@ says which item next, training.py trains the network anew, progress.py says when
 change, saving.py writes it all to a folder.
 
 start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and
-says which counts, log.py writes it to two files, recovery.py reads them and mends one from the other. worker.py keeps
-the learner on its thread, desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who
-may call them. exchange.py takes labels in and out, label_studio.py speaks with Label Studio, studio_tasks.py keeps the
-store in step with it.
+says which counts (voices.py, where several people answered), log.py writes it to two files, recovery.py reads them and
+mends one from the other. worker.py keeps the learner on its thread, desk.py says who gets which item. server.py has the
+routes of the page in page/, guard.py who may call them; grid.py, review.py, classes.py and overview.py are its views.
+exchange.py takes labels in and out, formats.py has the files of other tools, label_studio.py speaks with Label Studio,
+studio_tasks.py keeps the store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from foretaste.label.server import serve_app as serve_app
     from foretaste.label.start import close_desk as close_desk
     from foretaste.label.start import find_answers as find_answers
+    from foretaste.label.start import name_points as name_points
     from foretaste.label.start import open_desk as open_desk
     from foretaste.label.start import store_folder as store_folder
     from foretaste.label.store import CopyGroups as CopyGroups
@@ -59,7 +61,7 @@ _NAMES = {
     "label_studio": ("WEBHOOK_BODIES", "LabelStudio", "LabelStudioLink", "add_ml_backend"),
     "learner": ("Learner",),
     "server": ("make_app", "open_port", "serve_app"),
-    "start": ("close_desk", "find_answers", "open_desk", "store_folder"),
+    "start": ("close_desk", "find_answers", "name_points", "open_desk", "store_folder"),
     "store": ("CopyGroups", "LabelEvent", "LabelStore", "StoreConflict", "StoreError", "StoreFull"),
     "voices": ("measure_agreement", "wilson"),
     "worker": ("BuiltLearner", "LearnerWorker"),

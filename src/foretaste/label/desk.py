@@ -24,7 +24,7 @@ from foretaste.label.classes import ClassChange
 from foretaste.label.grid import undo_together
 from foretaste.label.review import LabelReview
 from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore, timestamp
-from foretaste.label.voices import SECOND, wilson
+from foretaste.label.voices import SECOND, ItemVoices, wilson
 from foretaste.label.worker import LearnerWorker, ModelView
 
 CHECK_EVERY = 6
@@ -81,6 +81,10 @@ class LabelDesk:
         self.open_ids = [item for item in data.ids if item not in self.twins]
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
+        several = self.open_ids if self.voices_each > 1 else ()
+        self._share = {i for i in several if zlib.crc32(i.encode()) < self.voices_share * 2**32}
+        self._unheard: dict[str, tuple[LabelEvent, ItemVoices]] = {}  # what wants more voices, after ``_heard`` events
+        self._heard, self._hearing = 0, threading.Lock()
         self._asked = self._seconds = 0  # new items, and those that others had answered, that went to a screen
         self._again = len(store.events())  # what was skipped twice before this event is asked again
         shuffled = list(self.open_ids)
@@ -338,7 +342,7 @@ class LabelDesk:
 
     def in_share(self, item: str) -> bool:
         """Whether several people are asked about an item: drawn by its name, so that it stays so."""
-        return self.voices_each > 1 and zlib.crc32(self.copies.first(item).encode()) < self.voices_share * 2**32
+        return self.copies.first(item) in self._share
 
     def _is_second(self, item: str, who: str) -> bool:
         """Whether a person may say something about an item that others have answered."""
@@ -351,27 +355,31 @@ class LabelDesk:
         """Items that others have answered and this person is to answer too, those that wait longest first."""
         if self.voices_each < 2:
             return []
-        found, fresh = list[LabelEvent](), self._fresh()
-        for event in self.answers().values():
-            item = event.item
-            if event.kind == "ignore" or item not in self.number or item in fresh or not self._is_second(item, who):
-                continue
-            heard = self.store.voices_of(item)
-            if heard.decision is None and sum(e.kind != "skip" for e in heard.voices.values()) < self.voices_each:
-                found.append(event)
-        return [event.item for event in sorted(found, key=lambda event: event.seq)]
+        fresh = self._fresh()
+        return [event.item for event, heard in self._wanting() if who not in heard.voices and event.item not in fresh]
+
+    def _wanting(self) -> list[tuple[LabelEvent, ItemVoices]]:
+        """What was answered and is to be answered by more people, the oldest first."""
+        with self._hearing:
+            events = self.store.events(self._heard)
+            for first in {self.copies.first(event.item) for event in events}:
+                self._unheard.pop(first, None)
+                event = self._answer_of(first)
+                if event is None or event.who == GIVEN or event.kind in ("skip", "ignore"):
+                    continue
+                heard = self.store.voices_of(event.item)
+                spoken = sum(said.kind != "skip" for said in heard.voices.values())
+                if event.item in self.number and heard.decision is None and spoken < self.voices_each:
+                    self._unheard.update({first: (event, heard)} if first in self._share else {})
+            self._heard += len(events)
+            return sorted(self._unheard.values(), key=lambda pair: pair[0].seq)
 
     def answers_left(self) -> int:
         """How many answers are still wanted, of all people together."""
-        current, left = self.answers(), 0
-        for item in self.open_ids:
-            event, each = current.get(item), self.voices_each if self.in_share(item) else 1
-            if event is None or event.kind == "skip":
-                left += each
-            elif each > 1 and event.who != GIVEN and event.kind != "ignore":
-                heard = self.store.voices_of(event.item)
-                left += max(0, each - len(heard.voices)) if heard.decision is None else 0
-        return left
+        current = self.answers()
+        unasked = [i for i in self.open_ids if (event := current.get(i)) is None or event.kind == "skip"]
+        left = sum(self.voices_each if i in self._share else 1 for i in unasked)
+        return left + sum(max(0, self.voices_each - len(heard.voices)) for _, heard in self._wanting())
 
     def people_now(self) -> int:
         """How many people are at it, one at least."""

@@ -275,11 +275,13 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.get("/api/export/{kind}")
     def export(kind: str) -> Response:
-        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}
+        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+        media |= dict.fromkeys(("json", "coco"), "application/json")
         check_known("format", kind, (*media, "predictions"))
         rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
-        name, text = f"labels.{kind}", (export_text(rows, kind, field=field) if kind in media else None)
+        name, classes = "labels.coco.json" if kind == "coco" else f"labels.{kind}", desk.store.classes
+        text = export_text(rows, kind, field=field, classes=classes) if kind in media else None
         if text is None:
             name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
         headers = {"content-disposition": f'attachment; filename="{name}"'}

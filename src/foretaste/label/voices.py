@@ -9,6 +9,7 @@ first. A class whose name has changed counts as its new name.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 
 from foretaste.label.log import LabelEvent
@@ -26,12 +27,17 @@ class ItemVoices:
     decision: LabelEvent | None
     counts: LabelEvent | None
 
-    @property
+    @cached_property
     def labels(self) -> dict[str, str]:
         """Person → class, of those who named one."""
         return {who: event.label for who, event in self.voices.items() if event.label is not None}
 
     @property
+    def purpose(self) -> str | None:
+        """Whether the item teaches or measures."""
+        return next((event.purpose for event in self.voices.values() if event.purpose != SECOND), None)
+
+    @cached_property
     def disagree(self) -> bool:
         """Whether people named different classes, and nobody has decided."""
         return self.decision is None and len(set(self.labels.values())) > 1

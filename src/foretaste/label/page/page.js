@@ -268,7 +268,7 @@ function allDone() {
     again.addEventListener("click", () => refill(true));
     links.append(again);
   }
-  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"], ["predictions", "Predictions"]]) {
+  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"], ["coco", "COCO"], ["predictions", "Predictions"]]) {
     const link = made("a", words);
     link.href = `/api/export/${kind}`;
     link.download = "";
