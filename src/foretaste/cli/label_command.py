@@ -287,12 +287,13 @@ def status_command(source: SourceArgument, store: StoreOption = None) -> None:
 
 def status_lines(store: "LabelStore") -> list[str]:
     """What the log says, in lines."""
-    from foretaste.label import PREQUENTIAL, CopyGroups, wilson
+    from foretaste.label import PREQUENTIAL, CopyGroups, measure_agreement, wilson
 
     current, events = store.current(), store.events()
     labels = Counter(e.label for e in current.values() if e.label is not None)
     kinds = Counter(e.kind for e in current.values() if e.label is None)
-    people = Counter(e.who for e in current.values())
+    people = Counter(e.who for item, e in current.items() if item not in store.shared())
+    people.update(who for heard in store.shared().values() for who in heard.voices)
     total, words = store.setting("total"), {"unsure": "not sure", "ignore": "set aside", "skip": "skipped"}
     done = f"{labels.total()} of {total} items are labelled" if total else f"{labels.total()} items are labelled"
     others = [f"{n} {words[kind]}" for kind, n in sorted(kinds.items())]
@@ -307,6 +308,12 @@ def status_lines(store: "LabelStore") -> list[str]:
         low, high = wilson(right, of)
         drawn = f"{counted(of, 'item')} drawn at random (95 %: {low:.0%} to {high:.0%})"
         lines.append(f"accuracy: {right / of:.0%} on {drawn}")
+    shared = store.shared().values()
+    if agreed := measure_agreement([heard.labels for heard in shared]):
+        between = f"95 %: {agreed.low:.2f} to {agreed.high:.2f}"
+        lines.append(f"agreement: {agreed.name} {agreed.value:.2f} on {agreed.items} items ({between})")
+    if disagree := sum(heard.disagree for heard in shared):
+        lines.append(f"people disagree on {counted(disagree, 'item')}: decide in Review")
     guessed = [e.guess == e.label for e in events if e.kind == "label" and e.guess and e.purpose != "check"]
     if last := guessed[-PREQUENTIAL:]:
         share = f"{sum(last) / len(last):.0%} of the last {counted(len(last), 'item')} asked"

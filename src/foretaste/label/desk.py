@@ -144,9 +144,12 @@ class LabelDesk:
         kind: str,
         label: str | None = None,
         request: str | None = None,
-        patience: float = PATIENCE,
+        patience: float | None = None,
     ) -> LabelEvent:
-        """Keep an answer, and tell the learner. Returns when the disk has it and the learner has had a moment."""
+        """Keep an answer, and tell the learner. Returns when the disk has it and the learner has had a moment.
+
+        ``patience``: seconds of that moment. None: shared among the tabs that are active, for all wait for one learner.
+        """
         if item not in self.number:
             raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000], None)}")
         with self._lock:
@@ -157,6 +160,7 @@ class LabelDesk:
             purpose, guess = SECOND, None
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
+        patience = PATIENCE / max(1, len(self._active())) if patience is None else patience
         self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
         return event
 

@@ -1,4 +1,4 @@
-"""How the labelling goes: what error is left, whether to train anew, whether to stop, and what one label would change.
+"""How the labelling goes: what error is left, when to train and to stop, what questions saved, what a label changes.
 
 The honest measure needs no held-out set: every label was predicted just before it was taught. But strategies ask for
 what is uncertain, so these predictions are wrong more often than those of the pool. The model says how often it

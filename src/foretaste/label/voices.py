@@ -127,7 +127,7 @@ def measure_agreement(units: Sequence[Mapping[str, str]]) -> Agreement | None:
     same = value * (1 - chance) + chance
     low, high = ((p - chance) / (1 - chance) if chance < 1 else 1.0 for p in wilson(same * len(shared), len(shared)))
     name = "Cohen's kappa" if len(people) == 2 else "Krippendorff's alpha"
-    return Agreement(name, value, low, high, len(shared), same)
+    return Agreement(name, value, max(low, -1.0), high, len(shared), same)
 
 
 def wilson(right: float, of: float, z: float = 1.96) -> tuple[float, float]:
