@@ -2,7 +2,7 @@
 "use strict";
 
 const whole = (n) => Math.round(n).toLocaleString().replace("-", "−");
-const share = (p) => `${Math.round(100 * p)} %`;
+const share = (p) => `${Math.round(100 * p)}\u00a0%`;
 const between = (low, high, show) => `95 %: ${show(low)} to ${show(high)}`;
 const duration = (hours) => (hours < 1 ? `${Math.max(1, Math.round(60 * hours))} min` : hours < 20 ? `${hours.toFixed(1)} h` : `${Math.round(hours)} h`);
 const answers = (n) => `${whole(n)} ${Math.round(n) === 1 ? "answer" : "answers"}`;
