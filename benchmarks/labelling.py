@@ -54,9 +54,9 @@ def make_pool(root: Path, count: int, seed: int = 0) -> dict[str, str]:
 class LabelServer:
     """``foretaste label`` in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         command = [sys.executable, "-m", "foretaste", "label", str(folder), "--classes", ",".join(CLASSES)]
-        command += ["--no-browser", "--backbone", "none", "--port", "0"]
+        command += ["--no-browser", "--backbone", "none", "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         for line in self.process.stdout:

@@ -74,15 +74,16 @@ class LateServer:
         desk: Of ``label_cases``; closed with the server.
         delays: Seconds, drawn from for each request and again for its reply.
         seed: Of the draws.
+        guard: Settings of the ``Guard``: token, people.
     """
 
-    def __init__(self, desk, delays=(0.0,), seed=0):
+    def __init__(self, desk, delays=(0.0,), seed=0, **guard):
         self.desk, self.delays, self.rng = desk, delays, random.Random(seed)
         self.held = ()  # paths that begin so wait
         self.app = make_app(desk)
         self.opened = open_port("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self.opened.getsockname()[1]}/"
-        config = uvicorn.Config(Guard(self), log_level="warning", lifespan="off", ws="none")
+        config = uvicorn.Config(Guard(self, **guard), log_level="warning", lifespan="off", ws="none")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.opened]})
 
@@ -118,9 +119,10 @@ class LateServer:
         close_desk(self.desk)
 
 
-def in_memory(folder, n=12, classes=("cat", "dog", "cow", "hen"), **rest):
-    """A desk of n small pictures whose leases outlast any test."""
-    return LateServer(open_desk(folder / "store", pictures(n), classes, start=False, lease=3600.0), **rest)
+def in_memory(folder, n=12, classes=("cat", "dog", "cow", "hen"), desk=None, **rest):
+    """A desk of n small pictures whose leases outlast any test; ``desk`` are more settings of it."""
+    made = open_desk(folder / "store", pictures(n), classes, start=False, lease=3600.0, **(desk or {}))
+    return LateServer(made, **rest)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
 """Kill a labelling server at random, and count what was acknowledged and is not there afterwards.
 
-    PYTHONPATH=src:tests python -m fuzz.kills --kills 200
+    PYTHONPATH=src:tests python -m fuzz.kills --kills 200 --damages 200
 
-Each round starts a server on one folder, labels through HTTP as fast as it answers (labels, relabels, undos, "not
-sure"), kills it with -9 at a random moment after the first acknowledgement, from another thread and so also in the
-middle of a request, and reads the log. The learner is the plain one of ``label_cases``, so
+Each round starts a server on one folder, labels through HTTP as fast as it answers (labels, undos, "not sure", of three
+people of whom two are asked about each item), kills it with -9 at a random moment after the first acknowledgement, from
+another thread and so also in the middle of a request, and reads the log. Then one file of a log is damaged at a time
+(logs.py). The learner is the plain one of ``label_cases``, so
 that a round takes a second: what is tested is the way from a request to the disk.
 """
 
@@ -24,18 +25,22 @@ from pathlib import Path
 
 from foretaste.label import LabelStore
 
+from .logs import run as damage_logs
+
 SERVER = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from label_cases import MemoryItems, open_desk
+import foretaste.label.desk
+foretaste.label.desk.FRESH_SECONDS = 0.0
 from foretaste.label.server import make_app, open_port, serve_app
 ids = [f"item{k}" for k in range(4000)]
-desk = open_desk(sys.argv[1], MemoryItems("text", ids, ids))
+desk = open_desk(sys.argv[1], MemoryItems("text", ids, ids), voices_each=2)
 port = open_port("127.0.0.1", 0)
 print("open", port.getsockname()[1], flush=True)
 serve_app(make_app(desk), port, host="127.0.0.1")
 """
-TAB = {"tab": "tab-00000001", "who": "Ada"}
+TABS = [{"tab": f"tab-0000000{k}", "who": who} for k, who in enumerate(("Ada", "Bob", "Cid"))]
 
 
 def one_round(folder: Path, rng: random.Random) -> list[tuple[int, str]]:
@@ -50,24 +55,29 @@ def one_round(folder: Path, rng: random.Random) -> list[tuple[int, str]]:
         timer: threading.Timer | None = None
         try:
             connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
-            item = call(connection, "/api/next", TAB)["items"][0]["item"]
+            items = [call(connection, "/api/next", tab)["items"][0]["item"] for tab in TABS]
+            given = [0 for _ in TABS]  # by each of them, and not taken back
             while True:
-                request = f"{rng.getrandbits(64):x}"
-                if done and rng.random() < 0.15:
-                    reply = call(connection, "/api/undo", {**TAB, "request": request})
-                    item = reply["item"]["item"]
+                request, k = f"{rng.getrandbits(64):x}", rng.randrange(len(TABS))
+                if given[k] and rng.random() < 0.15:
+                    # The last one answers at once what the others did: some of theirs cannot be taken back any more.
+                    reply = call(connection, "/api/undo", {**TABS[k], "request": request}, may=(409,))
+                    given[k] = 0
+                    if "seq" not in reply:
+                        continue
+                    items[k] = reply["item"]["item"]
                 else:
                     kind = rng.choice(["label", "label", "label", "unsure"])
                     said = {"label": rng.choice(["cat", "dog"])} if kind == "label" else {}
-                    reply = call(
-                        connection, "/api/answer", {**TAB, "item": item, "kind": kind, "request": request, **said}
-                    )
-                    item = reply["items"][0]["item"]
+                    answer = {**TABS[k], "item": items[k], "kind": kind, "request": request, **said}
+                    reply = call(connection, "/api/answer", answer)
+                    items[k] = reply["items"][0]["item"]
+                    given[k] += 1
                 done.append((reply["seq"], request))
                 if timer is None:
                     timer = threading.Timer(rng.random() * 0.3, os.kill, (process.pid, signal.SIGKILL))
                     timer.start()
-        except (OSError, HTTPException, ValueError):
+        except (OSError, HTTPException):
             pass  # killed in the middle of a request: what was not acknowledged may be lost
         finally:
             if timer is not None:
@@ -76,17 +86,17 @@ def one_round(folder: Path, rng: random.Random) -> list[tuple[int, str]]:
     return done
 
 
-def call(connection: HTTPConnection, path: str, body: dict) -> dict:
+def call(connection: HTTPConnection, path: str, body: dict, may: tuple[int, ...] = ()) -> dict:
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     reply = connection.getresponse()
     text = reply.read()
-    if reply.status != 200:
-        raise ValueError(f"{reply.status}: {text[:200]!r}")
+    if reply.status not in (200, *may):
+        raise RuntimeError(f"{reply.status}: {text[:200]!r}")
     return json.loads(text)
 
 
-def run(kills: int, seed: int = 0) -> tuple[int, int]:
-    """(acknowledged answers, of them lost) over so many kills on one folder."""
+def run(kills: int, seed: int = 0) -> tuple[int, int, int]:
+    """(acknowledged answers, of them lost, answers of a second person) over so many kills on one folder."""
     rng, acknowledged = random.Random(seed), list[tuple[int, str]]()
     with tempfile.TemporaryDirectory() as folder:
         for k in range(kills):
@@ -96,19 +106,26 @@ def run(kills: int, seed: int = 0) -> tuple[int, int]:
             if k % 20 == 19:
                 print(f"{k + 1} kills, {len(acknowledged)} answers acknowledged, 0 lost so far", flush=True)
             with LabelStore(folder) as store:
-                log = {(event.seq, event.request) for event in store.events()}
+                log_of = [(event.seq, event.request, event.purpose) for event in store.events()]
+                log = {entry[:2] for entry in log_of}
             lost = [entry for entry in acknowledged if entry not in log]
             if lost:
-                return len(acknowledged), len(lost)
-    return len(acknowledged), 0
+                return len(acknowledged), len(lost), 0
+            seconds = sum(purpose == "second" for _, _, purpose in log_of)
+    return len(acknowledged), 0, seconds
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Kill a labelling server at random and count what was lost.")
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--damages", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     begin = time.monotonic()
-    count, lost = run(chosen.kills, chosen.seed)
-    print(f"{chosen.kills} kills, {count} answers acknowledged, {lost} lost, {time.monotonic() - begin:.0f} s")
-    sys.exit(bool(lost))
+    count, lost, seconds = run(chosen.kills, chosen.seed)
+    said = f"{count} answers acknowledged ({seconds} of a second person), {lost} lost"
+    print(f"{chosen.kills} kills, {said}, {time.monotonic() - begin:.0f} s", flush=True)
+    tally = damage_logs(chosen.damages, chosen.seed)
+    wrong = sum(tally.counts.values()) - tally.counts["right"]
+    print(f"{chosen.damages} damages of a file, {wrong} with an answer gone, changed or doubled, or without a word")
+    sys.exit(bool(lost or wrong))

@@ -45,6 +45,8 @@ def make_images(top: Path, draw: random.Random, answers: int) -> list[Image]:
                         store.record(f"{item}/{j}", "label", draw.choice(CLASSES), who="Böb", request=f"{k}/{j}")
             else:
                 store.record(item, "label", draw.choice(CLASSES), who="Ada", tab="tab", confidence=draw.random())
+            if k % 5 == 4 and f"item {k - 2}" in store.labels():
+                store.record(f"item {k - 2}", "label", draw.choice(CLASSES), who="Cid", purpose="second")
             if k % 7 == 6:
                 store.undo(who="Ada", tab="tab")
             if k % (answers // 3) == answers // 6 or k == answers - 1:

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from foretaste.label import LabelStore, StoreConflict
-from foretaste.label.desk import class_keys, wilson
+from foretaste.label.desk import class_keys
 from foretaste.label.store import CopyGroups
+from foretaste.label.voices import wilson
 from foretaste.label.worker import (
     LearnerWorker,
     describe_advice,

@@ -94,7 +94,7 @@ def test_folders_come_back(tmp_path):
 def test_no_folder_is_named_like_a_file(store, tmp_path, ending):
     """labels.xlsx and out.coco were folders of pictures."""
     out = tmp_path / f"labels{ending}"
-    words = rf"labels are not written as \{ending.lower()}; name a \.csv, \.jsonl, \.json"
+    words = rf"labels are not written as \{ending.lower()}; name a \.csv, \.jsonl, \.parquet, \.json"
     with pytest.raises(ValueError, match=words):
         export_labels(label_rows(store), out, root=tmp_path)
     assert not out.exists()
@@ -199,3 +199,83 @@ def test_an_import_is_whole_or_nothing(store):
     assert "unseen.png" not in store.labels()
     assert import_labels(store, [LabelRow("unseen.png", "cat"), LabelRow("a.png", "@dog")]) == 2
     assert store.events()[-1].kind == "relabel"
+
+
+@pytest.mark.parametrize("name", ["labels.coco.json", "labels.parquet"])
+def test_labels_of_other_tools_come_back(store, tmp_path, name):
+    rows = label_rows(store)
+    path = export_labels(rows, tmp_path / name, classes=CLASSES)
+    labelled = [row for row in rows if row.label is not None]
+    assert [(r.item, r.label) for r in read_labels(path, ITEMS)] == [(r.item, r.label) for r in labelled]
+
+
+def test_coco_has_images_annotations_and_all_categories(store, tmp_path):
+    said = json.loads(
+        export_labels(label_rows(store), tmp_path / "labels.coco.json", classes=[*CLASSES, "cow"]).read_text()
+    )
+    assert [c["name"] for c in said["categories"]] == [*CLASSES, "cow"]
+    assert (said["images"][1], said["annotations"][1]) == (
+        {"id": 2, "file_name": "sub/b.png"}, {"id": 2, "image_id": 2, "category_id": 2},
+    )  # fmt: skip
+    path = tmp_path / "other.json"
+    boxes = [{"id": k, "image_id": 7, "category_id": c, "bbox": [0, 0, 1, 1]} for k, c in enumerate((3, 3))]
+    said = {
+        "images": [{"id": 7, "file_name": "photos/a.png"}],
+        "categories": [{"id": 3, "name": "cat"}],
+        "annotations": boxes,
+    }
+    path.write_text(json.dumps(said))
+    assert [(r.item, r.label) for r in read_labels(path, ITEMS)] == [("a.png", "cat")]
+    path.write_text(json.dumps(said | {"categories": []}))
+    with pytest.raises(ValueError, match="is not COCO's JSON"):
+        read_labels(path, ITEMS)
+    path.write_text(
+        json.dumps(
+            said
+            | {
+                "categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "dog"}],
+                "annotations": [*boxes, boxes[0] | {"category_id": 4}],
+            }
+        )
+    )
+    with pytest.raises(ValueError, match="is cat and dog; expected one class"):
+        read_labels(path, ITEMS)
+
+
+def test_hugging_face_reads_pictures_texts_and_classes(store, tmp_path):
+    datasets = pytest.importorskip("datasets", reason="needs datasets")
+    (tmp_path / "photos" / "sub").mkdir(parents=True)
+    for item in ITEMS[:6]:
+        Image.new("RGB", (4, 3), "red").save(tmp_path / "photos" / item, "PNG")
+    path = export_labels(label_rows(store), tmp_path / "labels.parquet", root=tmp_path / "photos", classes=CLASSES)
+    found = datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
+    assert found.features["label"].names == CLASSES
+    assert (found[1]["item"], found[1]["label"], found[1]["image"].size, found[1]["who"]) == (
+        "sub/b.png",
+        1,
+        (4, 3),
+        "Ada",
+    )
+    words = {item: f"text of {item}" for item in ITEMS}
+    path = export_labels(
+        label_rows(store), tmp_path / "texts.parquet", classes=CLASSES, field="text", texts=lambda: words
+    )
+    found = datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
+    assert (found[0]["text"], found.features["label"].int2str(found[0]["label"])) == ("text of a.png", "cat")
+    bare = tmp_path / "bare.parquet"
+    found.remove_columns(["item", "kind"]).rename_column("text", "words").to_parquet(str(bare))
+    with pytest.raises(ValueError, match="expected label and one of item, file"):
+        read_labels(bare, ITEMS)
+    bare.write_bytes(b"PAR1 no")
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        read_labels(bare, ITEMS)
+
+
+def test_what_each_person_said_goes_out_too(store, tmp_path):
+    store.record("a.png", "label", "@dog", who="Bob", purpose="second")
+    row = next(row for row in label_rows(store) if row.item == "a.png")
+    assert (row.label, row.purpose, json.loads(row.voices)) == ("cat", "teach", {"Ada": "cat", "Bob": "@dog"})
+    lines = export_labels(label_rows(store), tmp_path / "labels.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["voices"] == {"Ada": "cat", "Bob": "@dog"}
+    assert "voices" in export_labels(label_rows(store), tmp_path / "labels.csv").read_text().splitlines()[0]
+    assert len(read_labels(tmp_path / "labels.csv", ITEMS)) == 7

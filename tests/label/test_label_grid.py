@@ -6,8 +6,9 @@ from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import make_app
 from foretaste.label.grid import accept_grid, grid_items
 from foretaste.label.guard import Guard
+from foretaste.label.review import ReviewFilter
 from foretaste.label.store import StoreConflict
-from label_cases import Client, close_desk, open_desk, pictures
+from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
 
 TAB = "tab-one-1"
 
@@ -40,9 +41,22 @@ def test_the_wall_has_open_items_of_the_class_that_nobody_has_on_the_screen(desk
         grid_items(desk, "hen")
 
 
-def test_without_a_model_the_wall_says_so(tmp_path):
-    desk = open_desk(tmp_path, pictures(5))
+def test_without_a_model_the_wall_says_so_and_words_are_found_all_the_same(tmp_path):
+    texts = ["A red house", "the RED car", "a blue car", "no colour", "red, red car"]
+    desk = open_desk(tmp_path, MemoryItems("text", [f"t{k}" for k in range(5)], texts))
     assert grid_items(desk, "cat") == {"items": [], "left": 0, "ready": False}
+    found = grid_items(desk, find="car red")
+    assert (names(found), found["left"], found["ready"]) == (["t1", "t4"], 2, False)
+    assert names(grid_items(desk, find="T3")) == ["t3"]  # its name
+    accept_grid(desk, TAB, "Ada", ["t1"], "dog", "request-1")
+    assert names(grid_items(desk, find="red car")) == ["t4"]  # open ones
+    assert [r["item"] for r in desk.review.rows(ReviewFilter(find="RED"))["items"]] == ["t1"]
+    assert desk.review.rows(ReviewFilter(find="blue"))["items"] == []
+    rows = open_desk(
+        tmp_path / "rows", MemoryItems("table", ["a", "b"], [{"x": 1, "y": "Oslo"}, {"x": 2, "y": "Rome"}])
+    )
+    assert [rows.has_words(i, "oslo 1") for i in ("a", "b")] == [True, False]
+    close_desk(rows)
     close_desk(desk)
 
 
@@ -114,3 +128,26 @@ def test_a_person_accepts_a_wall_but_for_the_wrong_ones(tmp_path, page):
         page.wait_for_function("n => wall.items.length === n", arg=len(items) - 2)  # what was wrong does not come back
         page.keyboard.press("Escape")
         assert shown(page, on_screen) == on_screen
+
+
+@in_chromium
+def test_a_first_set_is_chosen_by_hand_from_words(tmp_path, page):
+    with in_memory(tmp_path, 30) as server:
+        page.goto(server.address)
+        on_screen = shown(page)
+        page.keyboard.press("F4")
+        page.wait_for_function("() => document.getElementById('grid-words').textContent.startsWith('No predictions')")
+        page.click("#grid-find")
+        page.keyboard.type("p02")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#grid-wall button")
+        items = page.evaluate("wall.items.map((r) => r.item)")
+        assert sorted([*items, *({on_screen} & {f"p02{k}.png" for k in range(10)})])[0] == "p020.png"
+        page.click("#grid-wall button:nth-child(2)")
+        page.keyboard.press("3")  # it alone is a cow
+        assert page.text_content("#grid-accept") == "Accept 1 as cow"
+        page.keyboard.press("Enter")
+        until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
+        assert server.desk.store.labels() == {items[1]: "cow"}
+        page.wait_for_function("n => wall.items.length === n", arg=len(items) - 1)
+        assert page.input_value("#grid-find") == "p02"

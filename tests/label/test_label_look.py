@@ -129,7 +129,7 @@ def test_axe_has_nothing_to_say(tmp_path, browser, width, theme):
     sync = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     page = context.new_page()
-    with in_memory(tmp_path, 12) as server:
+    with in_memory(tmp_path, 12, desk={"voices_each": 2}) as server:
         server.desk.change_class("guidelines", who="Ada", guidance="# What\\n\\n- a [link](https://example.org)")
         page.goto(server.address)
         for n in range(1, 4):
@@ -137,7 +137,14 @@ def test_axe_has_nothing_to_say(tmp_path, browser, width, theme):
             page.keyboard.press(str(n))
             count(page, n)
         page.wait_for_function("() => document.querySelectorAll('#recent button').length === 3")
-        places = [(None, "#guess .row"), ("F2", "#review-list li"), ("F4", "#grid-class option:nth-child(2)")]
+        answered = server.desk.store.events()[0]
+        server.desk.answer("tab-two-2", "Bob", answered.item, "label", "hen")
+        places = [
+            (None, "#guess .row"),
+            ("F2", ".voices button"),
+            ("F9", ".plain-table"),
+            ("F4", "#grid-class option:nth-child(2)"),
+        ]
         for key, ready in (*places, ("3", "#grid-wall button"), ("F8", "#class-list li"), ("F1", "#keys[open]")):
             if key:
                 page.keyboard.press(key)

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 import zlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 import foretaste as ft
 from foretaste.cli import app
 from foretaste.cli.label_command import close_or_exit
-from foretaste.label import LabelStore, StoreError, close_desk, make_app, open_desk
+from foretaste.label import LabelStore, StoreError, close_desk, make_app, open_desk, person_token
 from foretaste.label.guard import Guard
 from label_cases import Client
 
@@ -504,3 +505,28 @@ def test_who_listens_for_others_says_which_address_they_need(folder, host, monke
     got = CliRunner().invoke(app, ["label", str(folder), *words])
     assert got.exit_code == 0, got.output
     assert ("with this machine's address in place of 127.0.0.1" in got.stdout) == (host == "0.0.0.0")
+
+
+def test_each_person_gets_an_address_and_how_many_answer_an_item_is_kept(folder, monkeypatch):
+    served, run = [], partial(CliRunner().invoke, app)
+    monkeypatch.setattr("foretaste.label.serve_app", lambda *_, **given: served.append(given))
+    monkeypatch.setenv("FORETASTE_TOKEN", "the-token-of-the-owner")
+    command = ["label", str(folder), "--no-browser", "--backbone", "none", "--port", "0"]
+    got = run([*command, "--classes", "cat,dog", "--copies", "2", "--copies-share", "50", "--people", "Ada, Ben"])
+    for who in ("Ada", "Ben"):
+        assert f"  {who}: http://127.0.0.1:" in got.stdout
+        assert f"#token={person_token('the-token-of-the-owner', who)}" in got.stdout
+    assert served[0]["people"] == ["Ada", "Ben"]
+    with LabelStore(folder / ".foretaste") as store:
+        assert (store.setting("copies"), store.setting("copies_share")) == (2, 0.5)
+        for k, item in enumerate(["a", "b", "c", "d", "e", "f"]):
+            store.record(item, "label", "cat", who="Ada")
+            store.record(item, "label", ("cat", "dog")[k == 0], who="Ben", purpose="second")
+    told = run(["status", str(folder)]).stdout
+    assert "people: Ada 6, Ben 6" in told
+    assert "agreement: Cohen's kappa 0.00 on 6 items (95 %: -1.00 to 0.82)" in told
+    assert "people disagree on 1 item: decide in Review" in told
+    desk = open_desk(folder, start=False)
+    assert (desk.voices_each, desk.voices_share) == (2, 0.5)
+    close_desk(desk)
+    assert run([*command, "--people", "Ada,Ada"]).exit_code == 2

@@ -206,14 +206,20 @@ def read_inputs(
 
 
 def split_classes(text: str | None) -> list[str] | None:
-    """Names of an option, separated by commas."""
+    """Names of classes, separated by commas."""
     if text is None:
         return None
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"--classes is {text!r}; expected different names, separated by commas")
+    names = split_names("--classes", text)
     if len(names) < 2:
         raise ValueError(f"--classes names 1 class, {names[0]}; expected at least two")
+    return names
+
+
+def split_names(option: str, text: str | None) -> list[str]:
+    """Names of an option, separated by commas; none if it is not given."""
+    names = [] if text is None else [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{option} is {text!r}; expected different names, separated by commas")
     return names
 
 

@@ -28,6 +28,7 @@ KEY_VARIABLE = "LABEL_STUDIO_API_KEY"
 # Options by their group in --help.
 exchange_option = partial(typer.Option, metavar="PATH", rich_help_panel="Labels in and out")
 model_option = partial(typer.Option, rich_help_panel="The model")
+people_option = partial(typer.Option, rich_help_panel="Several people")
 server_option = partial(typer.Option, rich_help_panel="The server")
 
 SourceArgument = Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures, or a table.")]
@@ -65,11 +66,13 @@ def label_command(
     store: StoreOption = None,
     import_: Annotated[
         list[Path] | None,
-        exchange_option("--import", help="Take in labels and end: .csv, .jsonl, .json or class folders."),
+        exchange_option("--import", help="Take in labels and end: .csv, .jsonl, .parquet, .json or class folders."),
     ] = None,
     export: Annotated[
         list[Path] | None,
-        exchange_option(help="Write labels and end: .csv, .jsonl, .json (Label Studio), or a new folder."),
+        exchange_option(
+            help="Write labels and end: .csv, .jsonl, .parquet, .json (Label Studio), .coco.json, or a new folder."
+        ),
     ] = None,
     backbone: BackboneOption = "auto",
     check_every: Annotated[int, model_option(min=0, help="One item in so many is random and measures accuracy.")] = 6,
@@ -85,6 +88,17 @@ def label_command(
     ] = None,
     retrain: Annotated[bool, model_option("--retrain/--no-retrain", help="Train anew when it is time.")] = True,
     seed: given.SeedOption = 0,
+    copies: Annotated[
+        int | None, people_option(min=1, help="So many people answer one item. Default: as the last time, else 1.")
+    ] = None,
+    copies_share: Annotated[
+        float | None,
+        people_option(min=0, max=100, help="Percent of the items that so many answer, drawn at random. Default: all."),
+    ] = None,
+    people: Annotated[
+        str | None,
+        people_option(help="Names, separated by commas: each gets an address of their own, and you the owner's."),
+    ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8765,
     allow_host: AllowHostOption = None,
@@ -102,7 +116,8 @@ def label_command(
     opening = partial(
         open_desk, source, classes=given.split_classes(classes), store=store, text=given.column_or_none(text), id=id_,
         label=given.column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
-        trains_itself=retrain, lease_seconds=lease, seed=seed, graph=graph, start=False,
+        trains_itself=retrain, lease_seconds=lease, seed=seed, graph=graph, copies=copies,
+        copies_share=None if copies_share is None else copies_share / 100, start=False,
     )  # fmt: skip
     if import_:
         _import(opening(), import_)
@@ -110,11 +125,12 @@ def label_command(
         _export(source, store, export)
     if import_ or export:
         return
-    opened, token = prepare_server(host, port)
+    names = given.split_names("--people", people)
+    opened, token = prepare_server(host, port, bool(names))
     with sigterm_exits(), opened:
         desk = opening()
         try:
-            ended_by = _serve(desk, opened, host, token, allow_host or [], browser)
+            ended_by = _serve(desk, opened, host, token, names, allow_host or [], browser)
         finally:
             close_or_exit(desk)
     end_served(desk, ended_by)
@@ -154,25 +170,29 @@ def end_served(desk: "LabelDesk", ended_by: int | None) -> None:
         raise typer.Exit(128 + ended_by)
 
 
-def prepare_server(host: str, port: int) -> tuple[Any, str | None]:
-    """A socket, and a token where other machines can reach it. Asked for first: it fails quickly."""
+def prepare_server(host: str, port: int, people: bool = False) -> tuple[Any, str | None]:
+    """A socket, and a token where other machines can reach it or people have names. Asked for first: it fails fast."""
     try:
         from foretaste.label import is_loopback, open_port
     except ImportError as error:
         raise RuntimeError(
             f"{error.name} is not installed, which the page needs; pip install 'foretaste[label]'"
         ) from None
-    token = os.environ.get(TOKEN_VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
+    needed = people or not is_loopback(host)
+    token = os.environ.get(TOKEN_VARIABLE) or (secrets.token_urlsafe(24) if needed else None)
     return open_port(host, port), token
 
 
-def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: list[str], browser: bool) -> int | None:
+def _serve(
+    desk: "LabelDesk", opened: Any, host: str, token: str | None, people: list[str], names: list[str], browser: bool
+) -> int | None:
     """Serve the page until a signal comes; which one."""
-    from foretaste.label import make_app, serve_app
+    from foretaste.label import make_app, person_token, serve_app
 
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     # The token stands behind #, so that it is in no log of a server or a proxy. Only this terminal has it.
-    address = f"http://{shown}:{opened.getsockname()[1]}/" + (f"#token={token}" if token else "")
+    plain = f"http://{shown}:{opened.getsockname()[1]}/"
+    address = plain + (f"#token={token}" if token else "")
     state = desk.state()
     say(
         f"{desk.title}: {counted(state['total'], 'item')}, {state['labelled']} labelled, "
@@ -184,13 +204,16 @@ def _serve(desk: "LabelDesk", opened: Any, host: str, token: str | None, names: 
         one, many = "item is a copy of another and gets its label", "items are copies of others and get their label"
         say(f"  {counted(state['copies'], one, many)}")
     say(f"labels are kept in {desk.store.path}", f"open {address} (Ctrl-C stops)")
+    if people and token:
+        say("  that is the owner's address; each person has one of their own:")
+        say(*(f"  {printable(who)}: {plain}#token={person_token(token, who)}" for who in people))
     if host in ("0.0.0.0", "::"):
         say(f"  from other machines: the same, with this machine's address in place of {shown}")
     page = make_app(desk)  # before the thread: it changes the filters of warnings, which threads share
     desk.worker.start()
     if browser:
         webbrowser.open(address)
-    return serve_app(page, opened, host=host, token=token, names=names)
+    return serve_app(page, opened, host=host, token=token, people=people, names=names)
 
 
 def _import(desk: "LabelDesk", paths: list[Path]) -> None:
@@ -215,8 +238,20 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
         pictures = kept.setting("kind", "pictures") == "pictures"
         root = source if source.is_dir() else source.parent
         for out in outs:
-            written = export_labels(rows, out, root=root if pictures else None, field="image" if pictures else "text")
+            written = export_labels(
+                rows, out, root=root if pictures else None, field="image" if pictures else "text",
+                classes=kept.classes, texts=partial(_texts, kept, source),
+            )  # fmt: skip
             say(f"{written}: {labelled}")
+
+
+def _texts(store: "LabelStore", source: Path) -> dict[str, str]:
+    """Item → its text; of a table without a column of text, its cells."""
+    from foretaste.data import read_points
+    from foretaste.label import name_points
+
+    points = name_points(store, read_points(source, **store.setting("columns", {})))
+    return {name: str(item) for name, item in zip(points.ids, points.items)}
 
 
 def _rows_by_content(store: "LabelStore", source: Path) -> dict[str, int]:
@@ -252,12 +287,13 @@ def status_command(source: SourceArgument, store: StoreOption = None) -> None:
 
 def status_lines(store: "LabelStore") -> list[str]:
     """What the log says, in lines."""
-    from foretaste.label import PREQUENTIAL, CopyGroups, wilson
+    from foretaste.label import PREQUENTIAL, CopyGroups, measure_agreement, wilson
 
     current, events = store.current(), store.events()
     labels = Counter(e.label for e in current.values() if e.label is not None)
     kinds = Counter(e.kind for e in current.values() if e.label is None)
-    people = Counter(e.who for e in current.values())
+    people = Counter(e.who for item, e in current.items() if item not in store.shared())
+    people.update(who for heard in store.shared().values() for who in heard.voices)
     total, words = store.setting("total"), {"unsure": "not sure", "ignore": "set aside", "skip": "skipped"}
     done = f"{labels.total()} of {total} items are labelled" if total else f"{labels.total()} items are labelled"
     others = [f"{n} {words[kind]}" for kind, n in sorted(kinds.items())]
@@ -272,6 +308,12 @@ def status_lines(store: "LabelStore") -> list[str]:
         low, high = wilson(right, of)
         drawn = f"{counted(of, 'item')} drawn at random (95 %: {low:.0%} to {high:.0%})"
         lines.append(f"accuracy: {right / of:.0%} on {drawn}")
+    shared = store.shared().values()
+    if agreed := measure_agreement([heard.labels for heard in shared]):
+        between = f"95 %: {agreed.low:.2f} to {agreed.high:.2f}"
+        lines.append(f"agreement: {agreed.name} {agreed.value:.2f} on {agreed.items} items ({between})")
+    if disagree := sum(heard.disagree for heard in shared):
+        lines.append(f"people disagree on {counted(disagree, 'item')}: decide in Review")
     guessed = [e.guess == e.label for e in events if e.kind == "label" and e.guess and e.purpose != "check"]
     if last := guessed[-PREQUENTIAL:]:
         share = f"{sum(last) / len(last):.0%} of the last {counted(len(last), 'item')} asked"

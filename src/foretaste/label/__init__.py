@@ -6,10 +6,11 @@ says which item next, training.py trains the network anew, progress.py says when
 change, saving.py writes it all to a folder.
 
 start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and
-says which counts, log.py writes it to two files, recovery.py reads them and mends one from the other. worker.py keeps
-the learner on its thread, desk.py says who gets which item. server.py has the routes of the page in page/, guard.py who
-may call them. exchange.py takes labels in and out, label_studio.py speaks with Label Studio, studio_tasks.py keeps the
-store in step with it.
+says which counts (voices.py, where several people answered), log.py writes it to two files, recovery.py reads them and
+mends one from the other. worker.py keeps the learner on its thread, desk.py says who gets which item. server.py has the
+routes of the page in page/, guard.py who may call them; grid.py, review.py, classes.py and overview.py are its views.
+exchange.py takes labels in and out, formats.py has the files of other tools, label_studio.py speaks with Label Studio,
+studio_tasks.py keeps the store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
-    from foretaste.label.desk import wilson as wilson
     from foretaste.label.exchange import LabelRow as LabelRow
     from foretaste.label.exchange import export_labels as export_labels
     from foretaste.label.exchange import import_labels as import_labels
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from foretaste.label.exchange import read_labels as read_labels
     from foretaste.label.guard import Guard as Guard
     from foretaste.label.guard import is_loopback as is_loopback
+    from foretaste.label.guard import person_token as person_token
     from foretaste.label.label_studio import WEBHOOK_BODIES as WEBHOOK_BODIES
     from foretaste.label.label_studio import LabelStudio as LabelStudio
     from foretaste.label.label_studio import LabelStudioLink as LabelStudioLink
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from foretaste.label.server import serve_app as serve_app
     from foretaste.label.start import close_desk as close_desk
     from foretaste.label.start import find_answers as find_answers
+    from foretaste.label.start import name_points as name_points
     from foretaste.label.start import open_desk as open_desk
     from foretaste.label.start import store_folder as store_folder
     from foretaste.label.store import CopyGroups as CopyGroups
@@ -47,18 +49,21 @@ if TYPE_CHECKING:
     from foretaste.label.store import StoreConflict as StoreConflict
     from foretaste.label.store import StoreError as StoreError
     from foretaste.label.store import StoreFull as StoreFull
+    from foretaste.label.voices import measure_agreement as measure_agreement
+    from foretaste.label.voices import wilson as wilson
     from foretaste.label.worker import BuiltLearner as BuiltLearner
     from foretaste.label.worker import LearnerWorker as LearnerWorker
 
 _NAMES = {
-    "desk": ("PREQUENTIAL", "LabelDesk", "wilson"),
+    "desk": ("PREQUENTIAL", "LabelDesk"),
     "exchange": ("LabelRow", "export_labels", "import_labels", "label_rows", "read_labels"),
-    "guard": ("Guard", "is_loopback"),
+    "guard": ("Guard", "is_loopback", "person_token"),
     "label_studio": ("WEBHOOK_BODIES", "LabelStudio", "LabelStudioLink", "add_ml_backend"),
     "learner": ("Learner",),
     "server": ("make_app", "open_port", "serve_app"),
-    "start": ("close_desk", "find_answers", "open_desk", "store_folder"),
+    "start": ("close_desk", "find_answers", "name_points", "open_desk", "store_folder"),
     "store": ("CopyGroups", "LabelEvent", "LabelStore", "StoreConflict", "StoreError", "StoreFull"),
+    "voices": ("measure_agreement", "wilson"),
     "worker": ("BuiltLearner", "LearnerWorker"),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}

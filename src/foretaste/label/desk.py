@@ -3,24 +3,28 @@
 Items are of three sorts. Most teach. Every ``check_every``-th is drawn at random and measures: its label is kept from
 the learner, so that accuracy on these items is that on the pool. The rest are set aside: copies of another item,
 pictures that cannot be read, and what people ignored.
+
+An item may be asked of several people. What the first of them said is taught at once; none of them sees what others
+said, nor what the model thinks of it since.
 """
 
 import random
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from foretaste.errors import did_you_mean, whole_number
+from foretaste.errors import did_you_mean, real_number, whole_number
 from foretaste.label.classes import ClassChange
 from foretaste.label.grid import undo_together
 from foretaste.label.review import LabelReview
-from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore
+from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore, timestamp
+from foretaste.label.voices import SECOND, ItemVoices, wilson
 from foretaste.label.worker import LearnerWorker, ModelView
 
 CHECK_EVERY = 6
@@ -31,6 +35,7 @@ PREQUENTIAL = 30  # answers in the running accuracy of predictions made before t
 ACTIVE_SECONDS = 60.0
 CURVE_POINTS = 150
 RECENT_SHOWN = 24
+FRESH_SECONDS, FRESH_ANSWERS = 30.0, 3  # what a person may still take back is not passed on to the next
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class LabelDesk:
     """Everything between the page and the store, whose classes must be set.
 
     ``twins``: item → the item that it is a copy of, and that is asked for in its place. ``check_every``: one item in so
-    many measures; 0 for none.
+    many measures; 0 for none. ``voices_each``: how many people are asked about an item, of ``voices_share`` of them.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class LabelDesk:
         title: str = "",
         twins: Mapping[str, str] | None = None,
         check_every: int = CHECK_EVERY,
+        voices_each: int = 1,
+        voices_share: float = 1.0,
         seed: int = 0,
     ) -> None:
         self.data, self.store, self.worker, self.title = data, store, worker, title
@@ -68,11 +75,17 @@ class LabelDesk:
         self.copies = CopyGroups(self.twins)
         self.away: set[str] = set()  # items that the learner need not rank: nobody can be asked for them
         self.check_every = whole_number("check_every", check_every)
+        self.voices_each = whole_number("voices_each", voices_each)
+        self.voices_share = real_number("voices_share", voices_share, 0)
         self.number = {item: k for k, item in enumerate(data.ids)}
         self.open_ids = [item for item in data.ids if item not in self.twins]
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
-        self._asked = 0
+        several = self.open_ids if self.voices_each > 1 else ()
+        self._share = {i for i in several if zlib.crc32(i.encode()) < self.voices_share * 2**32}
+        self._unheard: dict[str, tuple[LabelEvent, ItemVoices]] = {}  # what wants more voices, after ``_heard`` events
+        self._heard, self._hearing = 0, threading.Lock()
+        self._asked = self._seconds = 0  # new items, and those that others had answered, that went to a screen
         self._again = len(store.events())  # what was skipped twice before this event is asked again
         shuffled = list(self.open_ids)
         random.Random(seed).shuffle(shuffled)
@@ -116,8 +129,9 @@ class LabelDesk:
             if again:
                 self._again = len(self.store.events())
             self._see(tab, who)
-            held = [item for item in self.store.held(tab) if item in self.number and self._is_open(item)][:count]
-            picked = self._pick(count - len(held), {*held})
+            mine = {*self._waiting(who)}
+            held = [i for i in self.store.held(tab) if i in self.number and (i in mine or self._is_open(i))][:count]
+            picked = self._pick(count - len(held), {*held}, who)
             got = self.store.lease([*held, *picked], tab=tab, who=who)
         self.worker.serve(got, len(self._active()))
         return got
@@ -130,17 +144,23 @@ class LabelDesk:
         kind: str,
         label: str | None = None,
         request: str | None = None,
-        patience: float = PATIENCE,
+        patience: float | None = None,
     ) -> LabelEvent:
-        """Keep an answer, and tell the learner. Returns when the disk has it and the learner has had a moment."""
+        """Keep an answer, and tell the learner. Returns when the disk has it and the learner has had a moment.
+
+        ``patience``: seconds of that moment. None: shared among the tabs that are active, for all wait for one learner.
+        """
         if item not in self.number:
             raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000], None)}")
         with self._lock:
             self._see(tab, who)
         guess = self.worker.view.likely.get(item)
         purpose = "check" if self.copies.first(item) in self.check_ids else "teach"
+        if kind != "relabel" and self._is_second(item, who):
+            purpose, guess = SECOND, None
         said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
+        patience = PATIENCE / max(1, len(self._active())) if patience is None else patience
         self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
         return event
 
@@ -173,9 +193,13 @@ class LabelDesk:
         for item in gone:
             self.worker.tell(self.copies.first(item))
 
-    def show(self, item: str) -> dict[str, Any]:
-        """What the page shows beside an item."""
+    def show(self, item: str, who: str | None = None) -> dict[str, Any]:
+        """What the page shows beside an item: nothing that others said of it, if ``who`` is asked about it too."""
         view, event = self.worker.view, self._answer_of(item)
+        if who is not None and self._is_second(item, who):
+            return {"likely": [], "reason": None, "answer": None, "second": True}
+        if who is not None and self.voices_each > 1:
+            event = self.store.voices_of(item).voices.get(who, event)
         return {
             "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
             "reason": view.reasons.get(item),
@@ -190,7 +214,9 @@ class LabelDesk:
         here = {item: event for item, event in self.answers().items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
         counts = Counter(event.label for event in here.values() if event.label is not None)
-        people = Counter(event.who for event in here.values() if event.who != GIVEN)
+        shared = self.store.shared()
+        people = Counter(e.who for e in here.values() if e.who != GIVEN and e.item not in shared)
+        people.update(who for heard in shared.values() for who in heard.voices)
         done = kinds["label"] + kinds["unsure"] + kinds["ignore"]
         return {
             "title": self.title,
@@ -202,6 +228,9 @@ class LabelDesk:
             "skipped": kinds["skip"],
             "left": max(0, total - done),
             "parked": sum(self._is_parked(event) for event in here.values()),
+            "waiting": len(self._waiting(who)) if who else 0,
+            "voices": self.voices_each,
+            "disagree": sum(heard.disagree for heard in shared.values()),
             "copies": len(self.twins),
             "classes": [
                 {
@@ -225,6 +254,13 @@ class LabelDesk:
             "model": self.worker.describe(),
         }
 
+    def has_words(self, item: str, words: str) -> bool:
+        """Whether all words stand in an item's name, its text or its cells, in upper or lower case."""
+        held = "" if self.data.kind == "pictures" else self.data.items[self.number[item]]
+        cells = held.values() if hasattr(held, "values") else held if isinstance(held, list | tuple) else [held]
+        said = " ".join([item, *map(str, cells)]).casefold()
+        return all(word in said for word in words.casefold().split())
+
     def contradictions(self) -> list[str]:
         """A sentence for each group of copies that have different labels."""
         return self.copies.contradictions(self.store.current())
@@ -237,6 +273,8 @@ class LabelDesk:
         undone = {event.undoes for event in events}
         for event in events:
             if event.undoes is not None or event.seq in undone or event.item not in self.number:
+                continue
+            if event.purpose == SECOND and event.label is None:
                 continue
             before = len(labelled)
             (labelled.discard if event.label is None else labelled.add)(event.item)
@@ -256,11 +294,14 @@ class LabelDesk:
             "window": PREQUENTIAL,
         }
 
-    def recent(self, count: int = RECENT_SHOWN) -> list[dict[str, Any]]:
-        """The last items that were answered, newest first, each once."""
-        seen = dict[str, LabelEvent]()
+    def recent(self, who: str = "", count: int = RECENT_SHOWN) -> list[dict[str, Any]]:
+        """The last items that were answered, newest first, each once; with several voices, the answers of ``who``."""
+        seen, alone = dict[str, LabelEvent](), self.voices_each < 2
         for event in reversed(self.store.events()):
-            if event.item in self.number and (now := self.store.state_of(event.item)) is not None:
+            if event.item not in self.number or not (alone or event.who == who):
+                continue
+            now = self.store.state_of(event.item) if alone else self.store.voices_of(event.item).voices.get(who)
+            if now is not None:
                 seen.setdefault(event.item, now)
             if len(seen) >= count:
                 break
@@ -303,25 +344,92 @@ class LabelDesk:
         """Whether an item was skipped twice in a row, the second time after parked items were last asked for."""
         return event.kind == event.before_kind == "skip" and event.seq > self._again
 
-    def _pick(self, count: int, taken: set[str]) -> list[str]:
-        """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last."""
-        taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
+    def in_share(self, item: str) -> bool:
+        """Whether several people are asked about an item: drawn by its name, so that it stays so."""
+        return self.copies.first(item) in self._share
+
+    def _is_second(self, item: str, who: str) -> bool:
+        """Whether a person may say something about an item that others have answered."""
+        event = self._answer_of(item)
+        if event is None or event.kind == "skip" or event.who == GIVEN or not self.in_share(item):
+            return False
+        return who not in self.store.voices_of(item).voices
+
+    def _waiting(self, who: str) -> list[str]:
+        """Items that others have answered and this person is to answer too, those that wait longest first."""
+        if self.voices_each < 2:
+            return []
+        fresh = self._fresh()
+        return [event.item for event, heard in self._wanting() if who not in heard.voices and event.item not in fresh]
+
+    def _wanting(self) -> list[tuple[LabelEvent, ItemVoices]]:
+        """What was answered and is to be answered by more people, the oldest first."""
+        with self._hearing:
+            events = self.store.events(self._heard)
+            for first in {self.copies.first(event.item) for event in events}:
+                self._unheard.pop(first, None)
+                event = self._answer_of(first)
+                if event is None or event.who == GIVEN or event.kind in ("skip", "ignore"):
+                    continue
+                heard = self.store.voices_of(event.item)
+                spoken = sum(said.kind != "skip" for said in heard.voices.values())
+                if event.item in self.number and heard.decision is None and spoken < self.voices_each:
+                    self._unheard.update({first: (event, heard)} if first in self._share else {})
+            self._heard += len(events)
+            return sorted(self._unheard.values(), key=lambda pair: pair[0].seq)
+
+    def answers_left(self) -> int:
+        """How many answers are still wanted, of all people together."""
         current = self.answers()
+        unasked = [i for i in self.open_ids if (event := current.get(i)) is None or event.kind == "skip"]
+        left = sum(self.voices_each if i in self._share else 1 for i in unasked)
+        return left + sum(max(0, self.voices_each - len(heard.voices)) for _, heard in self._wanting())
+
+    def people_now(self) -> int:
+        """How many people are at it, one at least."""
+        tabs = {*self._active()}
+        return max(1, len({who for tab, (who, _) in list(self._seen.items()) if tab in tabs}))
+
+    def _fresh(self) -> set[str]:
+        """The last answers of each person, which they may still take back."""
+        found, of = set[str](), Counter[str]()
+        since = timestamp(time.time() - FRESH_SECONDS)
+        for event in reversed(self.store.events()):
+            if event.at < since:
+                break
+            of[event.who] += 1
+            if of[event.who] <= FRESH_ANSWERS:
+                found.add(event.item)
+        return found
+
+    def _pick(self, count: int, taken: set[str], who: str) -> list[str]:
+        """The next items, best first: one that measures when it is due, the learner's, any, and skipped ones last.
+
+        Of what several people are asked about, so many are second answers that both keep step.
+        """
+        taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
+        current, waiting = self.answers(), self._waiting(who)
 
         def first(items: Iterable[str], skipped: bool = False) -> str | None:
             return next((i for i in items if i not in taken and (i in current) == skipped), None)
 
         for _ in range(count):
+            second = next((i for i in waiting if self.copies.first(i) not in taken), None)
+            if second is not None and self._seconds < self.voices_share * (self.voices_each - 1) * self._asked:
+                self._seconds += 1
+                taken.add(self.copies.first(second))
+                picked.append(second)
+                continue
             due = self.check_every > 0 and self._asked % self.check_every == self.check_every - 1
             item = first(self.check_ids) if due else None
             item = item or first(self.worker.view.ready) or first(self.shuffled) or first(self.check_ids)
             if item is None:
                 skipped = sorted((e.seq, i) for i, e in current.items() if i in self.number and self._is_open(i))
                 item = first([i for _, i in skipped], skipped=True)
-            if item is None:
+            if item is None and (item := second) is None:
                 break
             self._asked += 1
-            taken.add(item)
+            taken.add(self.copies.first(item))
             picked.append(item)
         return picked
 
@@ -354,11 +462,3 @@ def class_keys(classes: Sequence[str], own: Mapping[str, str] | None = None) -> 
         taken |= set(free[:1])
         keys[k] += free[:1]
     return keys
-
-
-def wilson(right: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a share, by Wilson."""
-    share, spread = right / of, z * z / of
-    middle = (share + spread / 2) / (1 + spread)
-    half = z * sqrt(share * (1 - share) / of + spread / (4 * of)) / (1 + spread)
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,7 +1,7 @@
-"""Labels in and out: CSV, JSON lines, folders of pictures, and tasks of Label Studio.
+"""Labels in and out: CSV, JSON lines, folders of pictures, tasks of Label Studio, Parquet, and COCO.
 
-The format follows from the name: ``.csv``, ``.jsonl``, ``.json`` (Label Studio); what has no ending is a
-folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
+The format follows from the name: ``.csv``, ``.jsonl``, ``.parquet``, ``.json`` (Label Studio), ``.coco.json``; what has
+no ending is a folder. What one writes the other reads. A file is checked as a whole before the first label is taken in.
 """
 
 import csv
@@ -11,17 +11,20 @@ import os
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cell, did_you_mean, format_bytes, printable
 from foretaste.files import whole_file, whole_folder
+from foretaste.label.formats import coco_text, read_coco, read_parquet, write_parquet
 from foretaste.label.store import CopyGroups, LabelStore
 
 FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*")  # of the name of a file, and not of a folder such as day.2
+TEXT_FORMATS = ("csv", "jsonl", "json", "coco")
 EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
 ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
 LARGEST_IMPORT = 500_000_000
@@ -41,6 +44,7 @@ class LabelRow:
     at: str = ""
     purpose: str = ""
     row: int | None = None  # of a table without ids, counted from 0
+    voices: str = ""  # what each person said, as JSON, where several were asked
 
 
 def label_rows(
@@ -52,10 +56,12 @@ def label_rows(
     all of them, and say so in ``purpose``.
     ``rows_of``: item → its row in a table without ids, where it is there still.
     """
-    rows, groups = {}, CopyGroups(twins or {})
+    rows, groups, shared = {}, CopyGroups(twins or {}), store.shared()
     for item, event in sorted(store.current().items(), key=lambda pair: pair[1].seq):
         kind = "label" if event.label is not None else event.kind
-        rows[item] = LabelRow(item, event.label, kind, event.who, event.at, event.purpose or "")
+        said = json.dumps(shared[item].labels, ensure_ascii=False) if item in shared else ""
+        purpose = shared[item].purpose if item in shared else event.purpose
+        rows[item] = LabelRow(item, event.label, kind, event.who, event.at, purpose or "", voices=said)
     copies = [
         replace(rows[event.item], item=copy, purpose="copy")
         for first, event in groups.in_force(store.current()).items()
@@ -67,16 +73,24 @@ def label_rows(
 
 
 def export_labels(
-    rows: Sequence[LabelRow], out: str | os.PathLike[str], *, root: Path | None = None, field: str = "image"
+    rows: Sequence[LabelRow],
+    out: str | os.PathLike[str],
+    *,
+    root: Path | None = None,
+    field: str = "image",
+    classes: Sequence[str] = (),
+    texts: Callable[[], Mapping[str, str]] | None = None,
 ) -> Path:
     """Write labels to a file or a folder.
 
     Args:
         rows: What to write; see ``label_rows``.
-        out: ``labels.csv``, ``labels.jsonl``, ``tasks.json`` (Label Studio), or a folder, which gets a folder a class
-            with copies of the pictures.
+        out: ``labels.csv``, ``labels.jsonl``, ``labels.parquet`` (Hugging Face's datasets), ``tasks.json`` (Label
+            Studio), ``labels.coco.json``, or a folder, which gets a folder a class with copies of the pictures.
         root: The folder of the pictures, which class folders need.
         field: The name of the item in a Label Studio task: "image" or "text".
+        classes: All classes in order, for formats that number them; else those of the rows.
+        texts: Gives item → text, which a Parquet file of texts holds.
 
     Returns:
         The path written.
@@ -87,26 +101,45 @@ def export_labels(
         FileExistsError: the folder is not empty.
     """
     out = Path(out)
-    ending = out.suffix.lower()
-    if ending in (".csv", ".jsonl", ".json"):
+    ending = ".coco" if out.name.lower().endswith(".coco.json") else out.suffix.lower()
+    if ending in (".csv", ".jsonl", ".json") or out.name.lower().endswith(".coco.json"):
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(export_text(rows, ending.lstrip("."), field=field))
+            file.writelines(export_text(rows, ending.lstrip("."), field=field, classes=classes))
+        return out
+    if ending == ".parquet":
+        known, names = [row for row in rows if row.label is not None], _classes_of(rows, classes)
+        plain = [{c: str(getattr(row, c)) for c in EXPORT_COLUMNS} for row in known]
+        content: tuple[str, Callable[[str], Any]] | None = None
+        if root is not None:
+            content = "image", partial(_picture_bytes, root.resolve())
+        elif texts is not None:
+            content = "text", texts().get
+        with whole_file(out) as part:
+            write_parquet(part, plain, names, content)
         return out
     if FILE_ENDING.fullmatch(ending) and not out.is_dir():
         raise ValueError(
-            f"labels are not written as {ending}; name a .csv, .jsonl, .json (Label Studio), or a new folder without "
-            "an ending"
+            f"labels are not written as {ending}; name a .csv, .jsonl, .parquet, .json (Label Studio), .coco.json, or "
+            "a new folder without an ending"
         )
     if root is None:
         raise ValueError(f"{out} would be a folder of pictures, and these items are none; name a .csv, .jsonl or .json")
     return _export_folders(rows, out, root)
 
 
-def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") -> Iterator[str]:
-    """The text of an export, piece by piece: "csv", "jsonl" or "json" (Label Studio). ``field``: as in a task."""
-    check_known("format", kind, ("csv", "jsonl", "json"))
+def export_text(
+    rows: Iterable[LabelRow], kind: str, *, field: str = "image", classes: Sequence[str] = ()
+) -> Iterator[str]:
+    """The text of an export, piece by piece: "csv", "jsonl", "json" (Label Studio) or "coco".
+
+    ``field``: as in a task. ``classes``: all of them in order.
+    """
+    check_known("format", kind, TEXT_FORMATS)
     rows = list(rows)
-    columns = (*EXPORT_COLUMNS, "row") if any(row.row is not None for row in rows) else EXPORT_COLUMNS
+    columns = (
+        *EXPORT_COLUMNS,
+        *(c for c in ("row", "voices") if any(getattr(row, c) not in (None, "") for row in rows)),
+    )
     if kind == "csv":
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
         names = ("file" if field == "image" else "item", *columns[1:])
@@ -114,10 +147,20 @@ def export_text(rows: Iterable[LabelRow], kind: str, *, field: str = "image") ->
             yield _csv_line(cells)
     elif kind == "jsonl":
         for row in rows:
-            yield json.dumps({c: getattr(row, c) for c in columns}, ensure_ascii=False) + "\n"
+            said = {c: getattr(row, c) for c in columns}
+            if row.voices:
+                said["voices"] = json.loads(row.voices)
+            yield json.dumps(said, ensure_ascii=False) + "\n"
+    elif kind == "coco":
+        yield coco_text([(row.item, row.label) for row in rows if row.label is not None], _classes_of(rows, classes))
     else:
         tasks = [label_studio_task(row, field) for row in rows if row.label is not None]
         yield json.dumps(tasks, ensure_ascii=False, indent=1) + "\n"
+
+
+def _classes_of(rows: Iterable[LabelRow], classes: Sequence[str]) -> list[str]:
+    """The classes, and after them those that only rows have."""
+    return [*classes, *sorted({row.label for row in rows if row.label is not None} - {*classes})]
 
 
 def prediction_text(
@@ -170,14 +213,24 @@ def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
     top = root.resolve()
     with whole_folder(out) as part:
         for row in labelled:
-            source = (top / row.item).resolve()
-            if not source.is_relative_to(top):
-                raise ValueError(f"{printable(row.item)} leads out of {root}; it is not copied")
-            check_regular(source)
+            source = _picture_path(top, row.item)
             target = part / str(row.label) / row.item
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
     return out
+
+
+def _picture_path(top: Path, item: str) -> Path:
+    """The file of a picture in the folder ``top``, and in no other."""
+    source = (top / item).resolve()
+    if not source.is_relative_to(top):
+        raise ValueError(f"{printable(item)} leads out of {top}; it is not copied")
+    check_regular(source)
+    return source
+
+
+def _picture_bytes(top: Path, item: str) -> bytes:
+    return _picture_path(top, item).read_bytes()
 
 
 def _named(names: Iterable[str], one: str, many: str) -> str:
@@ -198,8 +251,8 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
     """Read labels that ``export_labels``, Label Studio or a person wrote.
 
     Args:
-        path: A CSV with a column label and one of item, file, path, image or id; JSON lines of the same; a Label
-            Studio export; or a folder of class folders.
+        path: A CSV with a column label and one of item, file, path, image or id; JSON lines or Parquet of the same; a
+            Label Studio export; COCO's JSON; or a folder of class folders.
         items: The ids that are known here. Names in a Label Studio task or a class folder may be longer: their end
             must be one id.
 
@@ -217,9 +270,10 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
         if (size := path.stat().st_size) > LARGEST_IMPORT:
             raise ValueError(f"{path} has {format_bytes(size)}; expected at most {format_bytes(LARGEST_IMPORT)}")
         ending = path.suffix.lower().lstrip(".")
-        check_known("format", ending, ("csv", "jsonl", "json"))
+        readers = {"csv": _read_csv, "jsonl": _read_lines, "json": _read_json, "parquet": _read_parquet}
+        check_known("format", ending, readers)
         try:
-            pairs = list({"csv": _read_csv, "jsonl": _read_lines, "json": _read_label_studio}[ending](path))
+            pairs = list(readers[ending](path))
         except UnicodeDecodeError:
             from foretaste.data import how_to_utf8
 
@@ -307,11 +361,23 @@ def _row(cells: dict[str, Any], item: str, where: str) -> LabelRow:
     return LabelRow(text["item"], label, kind, text["who"], text["at"], text["purpose"])
 
 
-def _read_label_studio(path: Path) -> Iterator[LabelRow]:
+def _read_parquet(path: Path) -> Iterator[LabelRow]:
+    for number, cells in enumerate(read_parquet(path, ITEM_COLUMNS)):
+        yield _row(cells, "item", f"{path}, row {number}")
+
+
+def _read_json(path: Path) -> Iterator[LabelRow]:
+    """COCO's images with categories, or tasks of Label Studio."""
+    said = _json(path.read_text(encoding="utf-8"), str(path))
+    if isinstance(said, dict) and "images" in said:
+        return (LabelRow(item, label) for item, label in read_coco(path, said))
+    if not isinstance(said, list):
+        raise ValueError(f"{path} is not a list of tasks, as Label Studio exports them, nor COCO's JSON")
+    return _read_tasks(path, said)
+
+
+def _read_tasks(path: Path, tasks: list[Any]) -> Iterator[LabelRow]:
     """Tasks of a Label Studio export, plain JSON or JSON_MIN; the last annotation of a task that was not cancelled."""
-    tasks = _json(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(tasks, list):
-        raise ValueError(f"{path} is not a list of tasks, as Label Studio exports them")
     for number, task in enumerate(tasks, 1):
         data = task.get("data", task) if isinstance(task, dict) else None
         if not isinstance(data, dict):

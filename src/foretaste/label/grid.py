@@ -20,22 +20,33 @@ GRID_REQUEST = "grid:"  # requests of a wall begin so, and end with the number o
 
 
 def grid_items(
-    desk: "LabelDesk", label: str = "", like: str = "", count: int = GRID_ITEMS, without: Iterable[int] = ()
+    desk: "LabelDesk",
+    label: str = "",
+    like: str = "",
+    count: int = GRID_ITEMS,
+    without: Iterable[int] = (),
+    find: str = "",
 ) -> dict[str, Any]:
-    """Open items that the model says are of one class, the surest first; or those most like an item.
+    """Open items that the model says are of one class, the surest first; or those most like an item; or with words.
+
+    Words are looked for without a model too: so the first labels can be chosen by hand.
 
     ``without`` are numbers of items that were called wrong on such a wall before. Items that are on a screen, measure
     accuracy or are copies are left out. "follow": how many other predictions change if an item is what the model says.
     """
     found = desk.worker.probabilities()
-    if found is None:
+    if found is None and not find:
         return {"items": [], "left": 0, "ready": False}
-    classes, p_NC = found
     held, current = {*desk.store.held()}, desk.answers()
     away = {*without}
     free = [i for i in desk.shuffled if i not in current and i not in held and desk.number[i] not in away]
-    best = {i: (classes[int(p_NC[desk.number[i]].argmax())], float(p_NC[desk.number[i]].max())) for i in free}
-    if like:
+    best = dict.fromkeys(free, ("", 0.0))
+    if found is not None:
+        classes, p_NC = found
+        best = {i: (classes[int(p_NC[desk.number[i]].argmax())], float(p_NC[desk.number[i]].max())) for i in free}
+    if find:
+        order = [i for i in free if desk.has_words(i, find)]
+    elif like:
         order = [i for i in desk.worker.alike(like, MOST_ALIKE) if i in best]
     else:
         check_known("class", label, desk.store.classes)
@@ -44,7 +55,7 @@ def grid_items(
         {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": desk.worker.follow(i)}
         for i in order[:count]
     ]
-    return {"items": shown, "left": len(order), "ready": True}
+    return {"items": shown, "left": len(order), "ready": found is not None}
 
 
 def accept_grid(

@@ -6,9 +6,12 @@
   from our own page; so must those that read data, where the browser says where they come from.
 - **Token.** Beyond this machine, everything but the page itself needs one. The page has it from the part of its address
   behind ``#``, which browsers do not send and servers do not log, and trades it for a cookie that scripts cannot read.
+- **People.** Each may have a token of their own, made from the owner's by HMAC: nothing is kept of it. Who comes with
+  one can answer in that name alone, sees no answers of others, and cannot export, change classes or train.
 - **Body.** A body is refused when it is longer than it may be, before it is read as anything, and when it is no JSON.
 """
 
+import hmac
 import ipaddress
 import json
 import re
@@ -32,10 +35,12 @@ COOKIE = "foretaste"
 SESSIONS_KEPT = 1000  # cookies that are known at a time; the oldest go
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 SAFE_METHODS = ("GET", "HEAD")
-PAGE_SCRIPTS = ("page", "review", "classes", "look", "grid")
+PAGE_SCRIPTS = ("page", "review", "classes", "look", "grid", "overview")
 OPEN_PATHS = (  # the page asks for the token
     "/", "/page.css", "/icon.svg", "/api/login", "/health", *(f"/{name}.js" for name in PAGE_SCRIPTS),
 )  # fmt: skip
+OWNER_PATHS = ("/api/overview", "/api/export/")  # and what begins so
+OWNER_CHANGES = ("/api/classes", "/api/retrain")  # which a person may read, and not change
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 HEADERS = {
     "content-security-policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; "
@@ -53,7 +58,10 @@ class Guard:
     """An ASGI application that lets only allowed requests through to another.
 
     ``host`` is the address that the server is bound to, ``names`` more names by which it may be called. ``token`` may
-    be None on a loopback address only. ``routes``: path → bytes of a body, where that is not ``LARGEST_BODY``.
+    be None on a loopback address only. ``people`` are the names of those who have a token of their own
+    (``person_token``). ``routes``: path → bytes of a body, where that is not ``LARGEST_BODY``.
+
+    The application finds the person in ``scope["person"]``: a name, or None for the owner.
     """
 
     def __init__(
@@ -62,19 +70,24 @@ class Guard:
         *,
         host: str = "127.0.0.1",
         token: str | None = None,
+        people: Iterable[str] = (),
         names: Iterable[str] = (),
         routes: MutableMapping[str, int] | None = None,
     ) -> None:
+        if token is None and people:
+            raise ValueError("people have tokens of their own; a token of the owner is required")
         if token is None and not is_loopback(host):
             raise ValueError(f"host {host} can be reached from other machines; a token is required")
         if token is not None and len(token) < 16:
             raise ValueError(f"the token has {len(token)} characters; expected at least 16")
         self.app, self.token, self.routes = app, token, dict(routes or {})
+        self.tokens: dict[str, str | None] = {} if token is None else {token: None}  # token → person, None: the owner
+        self.tokens |= {person_token(str(token), who): who for who in people}
         self.names = {host.lower(), *LOOPBACK_NAMES, *(name.lower() for name in names)}
         self.any_address = not is_loopback(host)
         if self.any_address:
             self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.sessions: dict[str, None] = {}  # a set in order
+        self.sessions: dict[str, str | None] = {}  # cookie → person, oldest first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -85,6 +98,12 @@ class Guard:
         refusal = self.refusal(scope["method"], scope["path"], headers)
         if refusal is not None:
             return await _answer(send, *refusal)
+        person = scope["person"] = (self._known(headers) or (None,))[0]
+        if person is not None and (
+            scope["path"].startswith(OWNER_PATHS)
+            or (scope["path"] in OWNER_CHANGES and scope["method"] not in SAFE_METHODS)
+        ):
+            return await _answer(send, 403, "only the owner of this project may do that")
         body = await self._read(scope, headers, receive)
         if body is None:
             limit = self._limit(scope["path"])
@@ -96,6 +115,8 @@ class Guard:
                 return await _answer(send, 400, f"the body is not JSON: {printable(str(error))[:200]}")
             if scope["path"] == "/api/login" and scope["method"] == "POST":
                 return await self._log_in(said, headers, send)
+            if person is not None and isinstance(said, dict) and said.get("who", person) != person:
+                return await _answer(send, 403, f"this address is {printable(person)}'s; answers are kept in that name")
         await self.app(scope, _replay(body, receive), _with_headers(send))
         return None
 
@@ -116,7 +137,7 @@ class Guard:
             # A form of another site cannot have this type without asking first, and nobody answers that question.
             if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
                 return 415, "expected a body of the type application/json"
-        if self.token is not None and path not in OPEN_PATHS and not self._known(headers):
+        if self.token is not None and path not in OPEN_PATHS and self._known(headers) is None:
             return 401, "a token is required: open the address that the server printed, with its part behind #"
         return None
 
@@ -131,30 +152,36 @@ class Guard:
             return False
         return True
 
-    def _known(self, headers: MutableMapping[str, str]) -> bool:
+    def _known(self, headers: MutableMapping[str, str]) -> tuple[str | None] | None:
+        """Whose token or cookie a request has: (person,), or (None,) for the owner; None if it has none of ours."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() in ("bearer", "token") and self._is_token(given.strip()):
-            return True
+        if kind.lower() in ("bearer", "token") and (found := self._bearer(given.strip())) is not None:
+            return found
         if kind.lower() == "basic":  # how Label Studio authorises itself: any name, the token as the password
             try:
-                return self._is_token(b64decode(given, validate=True).decode().partition(":")[2])
+                return self._bearer(b64decode(given, validate=True).decode().partition(":")[2])
             except ValueError:
-                return False
+                return None
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
-            return False
-        return cookie is not None and cookie.value in self.sessions
+            return None
+        return (self.sessions[cookie.value],) if cookie is not None and cookie.value in self.sessions else None
 
-    def _is_token(self, given: str) -> bool:
-        return self.token is not None and secrets.compare_digest(given.encode(), self.token.encode())
+    def _bearer(self, given: str) -> tuple[str | None] | None:
+        """(person,) of a token, in a time that says nothing of it; None if it is none."""
+        same = [who for token, who in self.tokens.items() if secrets.compare_digest(given.encode(), token.encode())]
+        return (same[0],) if same else None
 
     async def _log_in(self, said: Any, headers: MutableMapping[str, str], send: Send) -> None:
         """Trade the token for a cookie."""
         given = said.get("token") if isinstance(said, dict) else None
-        if self.token is None or (isinstance(given, str) and self._is_token(given)) or self._known(headers):
+        found = self._bearer(given) if isinstance(given, str) else None
+        if found is None and (found := self._known(headers)) is None and self.token is None:
+            found = (None,)
+        if found is not None:
             session = secrets.token_urlsafe(32)
-            self.sessions[session] = None
+            self.sessions[session] = found[0]
             while len(self.sessions) > SESSIONS_KEPT:
                 del self.sessions[next(iter(self.sessions))]
             cookie = f"{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/"
@@ -182,6 +209,11 @@ class Guard:
                 return None
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+def person_token(token: str, who: str) -> str:
+    """The token of a person, from the owner's."""
+    return hmac.new(token.encode(), f"person {who}".encode(), "sha256").hexdigest()[:40]
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from foretaste.label.book import Label, Prediction, resolve_kind
 from foretaste.label.mistakes import doubt_labels
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
 from foretaste.label.pool_model import resolve_graph
-from foretaste.label.progress import explain_item
+from foretaste.label.progress import FEWEST_ASKED, FEWEST_DRAWN, compare_random, explain_item
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
@@ -472,6 +472,50 @@ class Learner:
             for p, y, wrong, likely, sure in rows
         ]
         return [judged[n] for n in order]
+
+    def saved(self, drawn: Mapping[Any, Any]) -> dict[str, Any] | None:
+        """How many labels the order of the questions has saved, measured on items drawn at random.
+
+        Some labels of the m items drawn predict the others: this is what labels in random order reach. The labels that
+        were taught, in their order, predict the same items. The two learning curves say how many labels in random order
+        one that was asked for is worth. The kernel is that of the model now, for both; nothing is trained.
+
+        Args:
+            drawn: id -> label of items drawn at random that the learner was not taught.
+
+        Returns:
+            None with fewer than 20 items drawn, 10 labels, or without a model. Else a dict: "random", m − 1; "accuracy"
+            of so many in random order; "worth", how many of them one label that was asked for is worth, 1/4 to 16;
+            "asked", how many of those do the same; "saved", the difference, with "low" and "high", its 95 % interval.
+
+        Raises:
+            KeyError: an id is not in the pool.
+            ValueError: this is regression, or a label is of no class.
+
+        Example:
+            >>> import torch, foretaste as ft
+            >>> x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+            >>> truth = (x[:, 0] > 0).long().tolist()
+            >>> learner = ft.Learner(pool=x, classes=2, fit_options={"steps": 50})
+            >>> learner.ignore(range(40))
+            >>> for _ in range(20):
+            ...     ids = learner.query(1)
+            ...     learner.teach(ids, [truth[i] for i in ids])
+            >>> found = learner.saved({i: truth[i] for i in range(40)})
+            >>> found["random"], found["saved"] > 0
+            (39, True)
+        """
+        kind = self._now.kind
+        if kind.regression:
+            raise ValueError("regression has no accuracy to compare; look at status()")
+        with self._lock:
+            given = self._read_labels(drawn.keys(), drawn.values())
+            taught = [p for p in self._now.book.labels if p not in given]
+            found = self._now.judged_labels(given)
+        if found is None or len(given) < FEWEST_DRAWN or len(taught) < FEWEST_ASKED:
+            return None
+        row = {p: n for n, p in enumerate(found[0])}
+        return compare_random(found[2], found[1], kind.C, [row[p] for p in taught], [row[p] for p in given])
 
     def drift(self) -> dict[str, Any]:
         """How far the linearised model has left the network it was taken of, and whether to train it anew.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from foretaste.errors import check_known
 from foretaste.label.store import LabelEvent
+from foretaste.label.voices import ItemVoices
 
 if TYPE_CHECKING:
     from foretaste.label.desk import LabelDesk
 
-REVIEW_ONLY = ("", "disagrees", "unsure", "measured")
+REVIEW_ONLY = ("", "disagrees", "people", "unsure", "measured")
 REVIEW_FIRST = 50  # of these the page says how many are expected to be wrong
 REVIEW_PAGE = 100  # rows sent at once
 
@@ -24,7 +25,8 @@ class ReviewFilter:
     """Which answers to list; what is empty does not count.
 
     label: a class. who: a person. since, until: days, as 2025-03-31, both included. only: "disagrees" (other labels say
-    another class), "unsure" (people were not sure) or "measured" (drawn at random to measure accuracy).
+    another class), "people" (they named different classes, and nobody has decided), "unsure" (people were not sure) or
+    "measured" (drawn at random to measure accuracy). find: words in the item's name, text or cells.
     """
 
     label: str = ""
@@ -32,17 +34,19 @@ class ReviewFilter:
     since: str = ""
     until: str = ""
     only: str = ""
+    find: str = ""
 
     def __post_init__(self) -> None:
         check_known("only", self.only, REVIEW_ONLY)
 
-    def takes(self, event: LabelEvent, measured: bool, doubt: dict[str, Any] | None) -> bool:
-        """Whether an answer is listed."""
+    def takes(self, event: LabelEvent, measured: bool, doubt: dict[str, Any] | None, heard: ItemVoices | None) -> bool:
+        """Whether an answer is listed. ``heard``: what all said, where several did."""
         day = event.at[:10]
         return (
             (event.kind == "unsure" if self.only == "unsure" else event.label is not None)
             and self.label in ("", event.label)
-            and self.who in ("", event.who)
+            and (self.who in ("", event.who) or (heard is not None and self.who in heard.voices))
+            and (self.only != "people" or (heard is not None and heard.disagree))
             and (not self.since or day >= self.since)
             and (not self.until or day <= self.until)
             and (self.only != "measured" or measured)
@@ -68,34 +72,47 @@ class LabelReview:
                 self._known = now, {str(row["id"]): row for row in desk.worker.mistakes(measured)}
             return self._known[1]
 
-    def rows(self, wanted: ReviewFilter, start: int = 0) -> dict[str, Any]:
-        """A page of the list: the most doubtful first, then those without a doubt, the newest first."""
-        desk, doubts = self.desk, self.doubts()
+    def rows(self, wanted: ReviewFilter, start: int = 0, person: str | None = None) -> dict[str, Any]:
+        """A page of the list: the most doubtful first, then those without a doubt, the newest first.
+
+        For a ``person`` who is not the owner only what they said themselves.
+        """
+        desk, doubts, shared = self.desk, self.doubts(), self.desk.store.shared()
+        answers = desk.answers()
+        if person is not None:
+            own = {i: desk.store.voices_of(e.item).voices.get(person) for i, e in answers.items()}
+            answers, shared = {i: event for i, event in own.items() if event is not None}, {}
         found = []
-        for item, event in desk.answers().items():
-            doubt = doubts.get(item)
+        for item, event in answers.items():
+            doubt, heard = doubts.get(item), shared.get(event.item)
             if doubt is not None and doubt["label"] != event.label:
                 doubt = None  # relabelled since
-            if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt):
-                found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt))
+            if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt, heard):
+                if wanted.find and not desk.has_words(item, wanted.find):
+                    continue
+                found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
         found.sort(key=lambda row: row[:2], reverse=True)
         first = [wrong for wrong, *_ in found[:REVIEW_FIRST] if wrong >= 0]
         return {
             "total": len(found),
             "first": len(first),
             "expected": sum(first),
-            "people": sorted({event.who for event in desk.answers().values()}),
+            "people": sorted(
+                {e.who for e in answers.values()} | {w for heard in shared.values() for w in heard.voices}
+            ),
             "items": [
                 {
-                    "number": desk.number[item],
-                    "item": item,
+                    "number": desk.number[event.item if heard else item],
+                    "item": event.item if heard else item,  # a decision stands where the voices are
                     "kind": event.kind,
                     "label": event.label,
                     "who": event.who,
                     "at": event.at,
                     "measured": item in desk.check_ids,
+                    "voices": [[who, said.label or said.kind] for who, said in heard.voices.items()] if heard else [],
+                    "decided": bool(heard and heard.decision),
                     "doubt": None if doubt is None else {k: doubt[k] for k in ("wrong", "likely", "probability")},
                 }
-                for _, _, item, event, doubt in found[start : start + REVIEW_PAGE]
+                for _, _, item, event, doubt, heard in found[start : start + REVIEW_PAGE]
             ],
         }

@@ -33,6 +33,7 @@ from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import export_text, label_rows, prediction_text
 from foretaste.label.grid import accept_grid, grid_items
 from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
+from foretaste.label.overview import describe_project
 from foretaste.label.review import ReviewFilter
 from foretaste.label.store import StoreConflict, StoreError, StoreFull
 
@@ -157,20 +158,23 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
     @app.post("/api/next")
     def ask_next(body: NextBody) -> dict[str, Any]:
         return {
-            "items": [shown(desk, item) for item in desk.next(body.tab, body.who, again=body.again)],
+            "items": [shown(desk, item, body.who) for item in desk.next(body.tab, body.who, again=body.again)],
             "state": desk.state(body.who),
         }
 
     @app.post("/api/answer")
-    def answer(body: AnswerBody) -> dict[str, Any]:
+    def answer(body: AnswerBody, request: Request) -> dict[str, Any]:
+        person = request.scope.get("person")
+        if person is not None and body.kind == "relabel" and person not in desk.store.voices_of(body.item).voices:
+            raise StoreConflict("others have answered this item; only the owner decides about it")
         event = desk.answer(body.tab, body.who, body.item, body.kind, body.label, body.request)
-        items = [shown(desk, item) for item in desk.next(body.tab, body.who)]
+        items = [shown(desk, item, body.who) for item in desk.next(body.tab, body.who)]
         return {"seq": event.seq, "items": items, "state": desk.state(body.who)}
 
     @app.post("/api/undo")
     def undo(body: UndoBody) -> dict[str, Any]:
         event = desk.undo(body.tab, body.who, body.request)
-        return {"seq": event.seq, "item": shown(desk, event.item), "state": desk.state(body.who)}
+        return {"seq": event.seq, "item": shown(desk, event.item, body.who), "state": desk.state(body.who)}
 
     @app.post("/api/alive")
     def alive(body: TabBody) -> dict[str, Any]:
@@ -205,38 +209,52 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     def health() -> dict[str, Any]:
         return {"status": "UP"}
 
+    @app.get("/api/me")
+    def me(request: Request) -> dict[str, Any]:
+        return {"person": request.scope.get("person")}
+
     @app.get("/api/state")
     def state(who: ShortText = "") -> dict[str, Any]:
         return desk.state(who)
 
     @app.get("/api/item/{number}")
-    def item(number: int) -> dict[str, Any]:
-        return shown(desk, _item_name(desk, number))
+    def item(request: Request, number: int, who: ShortText = "") -> dict[str, Any]:
+        return shown(desk, _item_name(desk, number), request.scope.get("person") or who)
 
     @app.get("/api/recent")
-    def recent() -> dict[str, Any]:
-        return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent()]}
+    def recent(request: Request, who: ShortText = "") -> dict[str, Any]:
+        who = request.scope.get("person") or who
+        return {"items": [entry | brief(desk, entry["number"]) for entry in desk.recent(who)]}
 
     @app.get("/api/classes")
     def classes() -> dict[str, Any]:
         return class_history(desk)
 
     @app.get("/api/grid")
-    def grid(label: ClassFilter = "", like: ClassFilter = "", without: Numbers = "") -> dict[str, Any]:
-        found = grid_items(desk, label, like, without=map(int, filter(None, without.split(","))))
+    def grid(
+        label: ClassFilter = "", like: ClassFilter = "", find: ShortText = "", without: Numbers = ""
+    ) -> dict[str, Any]:
+        found = grid_items(desk, label, like, without=map(int, filter(None, without.split(","))), find=find)
         return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     @app.get("/api/review")
     def review(
+        request: Request,
         label: ShortText = "",
         who: ShortText = "",
         since: Day = "",
         until: Day = "",
         only: ShortText = "",
+        find: ShortText = "",
         start: Start = 0,
     ) -> dict[str, Any]:
-        found = desk.review.rows(ReviewFilter(label, who, since, until, only), start)
+        person = request.scope.get("person")
+        found = desk.review.rows(ReviewFilter(label, who, since, until, only, find), start, person)
         return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
+
+    @app.get("/api/overview")
+    def overview() -> dict[str, Any]:
+        return describe_project(desk) | {"state": desk.state()}
 
     encoded = picture_cache(desk)
     threads = CapacityLimiter(PICTURE_THREADS)  # of their own: those who wait for room to decode hold up no answer
@@ -257,11 +275,13 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.get("/api/export/{kind}")
     def export(kind: str) -> Response:
-        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "json": "application/json"}
+        media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+        media |= dict.fromkeys(("json", "coco"), "application/json")
         check_known("format", kind, (*media, "predictions"))
         rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
-        name, text = f"labels.{kind}", (export_text(rows, kind, field=field) if kind in media else None)
+        name, classes = "labels.coco.json" if kind == "coco" else f"labels.{kind}", desk.store.classes
+        text = export_text(rows, kind, field=field, classes=classes) if kind in media else None
         if text is None:
             name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
@@ -280,11 +300,11 @@ def _item_name(desk: LabelDesk, number: int) -> str:
     return desk.data.ids[number]
 
 
-def shown(desk: LabelDesk, item: str) -> dict[str, Any]:
-    """An item as the page shows it, with what stands beside it."""
+def shown(desk: LabelDesk, item: str, who: str) -> dict[str, Any]:
+    """An item as the page shows it to a person, with what stands beside it."""
     number = desk.number[item]
     found = {"number": number, "item": item, "check": item in desk.check_ids}
-    return found | content(desk, number) | desk.show(item)
+    return found | content(desk, number) | desk.show(item, who)
 
 
 def content(desk: LabelDesk, number: int) -> dict[str, Any]:
@@ -369,6 +389,7 @@ def serve_app(
     *,
     host: str,
     token: str | None = None,
+    people: Iterable[str] = (),
     names: Iterable[str] = (),
     routes: dict[str, int] | None = None,
 ) -> int | None:
@@ -376,7 +397,7 @@ def serve_app(
 
     Returns the signal, SIGINT or SIGTERM; the caller then closes what is open.
     """
-    server = make_server(Guard(app, host=host, token=token, names=names, routes=routes))
+    server = make_server(Guard(app, host=host, token=token, people=people, names=names, routes=routes))
     server.run(sockets=[opened])
     return server.ended_by
 

@@ -57,6 +57,8 @@ def open_desk(
     seed: int = 0,
     fit_options: Mapping[str, Any] | None = None,
     graph: str | None = None,
+    copies: int | None = None,
+    copies_share: float | None = None,
     start: bool = True,
 ) -> LabelDesk:
     """Open a folder of pictures or a table for labelling, where it was left.
@@ -76,6 +78,8 @@ def open_desk(
         seed: Of random orders and of the learner.
         fit_options: Options of ``ft.fit`` for the learner's trainings; for example {"steps": 500}.
         graph: "auto" (the pool has a say where that helps) or "off". None is what it was the last time, else "auto".
+        copies: How many people are asked about one item. None is what it was the last time, else 1.
+        copies_share: The share of the items, drawn at random, of which so many are. None: as the last time, else all.
         start: Whether to start the learner's thread.
 
     Returns:
@@ -104,6 +108,8 @@ def open_desk(
         _settle_classes(kept, classes, points, source)
         _take_given(kept, points)
         names, graph = list(kept.classes), graph or kept.setting("graph", "auto")
+        copies = kept.setting("copies", 1) if copies is None else copies
+        copies_share = kept.setting("copies_share", 1.0) if copies_share is None else copies_share
         worker = LearnerWorker(
             partial(build_learner, points, names, folder, backbone, seed, fit_options, graph),
             names,
@@ -121,6 +127,8 @@ def open_desk(
             title=source.resolve().name,
             twins=find_twins(points),
             check_every=check_every,
+            voices_each=copies,
+            voices_share=copies_share,
             seed=seed,
         )
         desk.notes = list(points.notes)
@@ -128,7 +136,7 @@ def open_desk(
             desk.rows = rows
         for name, value in (
             ("kind", desk.data.kind), ("total", len(desk.open_ids)), ("twins", desk.twins), ("columns", columns),
-            ("graph", graph),
+            ("graph", graph), ("copies", copies), ("copies_share", copies_share),
         ):  # fmt: skip
             if kept.setting(name) != value:
                 kept.set_setting(name, value)

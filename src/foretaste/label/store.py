@@ -29,10 +29,11 @@ from foretaste.label.log import StoreConflict as StoreConflict
 from foretaste.label.log import StoreError as StoreError
 from foretaste.label.log import StoreFull as StoreFull
 from foretaste.label.recovery import open_log, read_log
+from foretaste.label.voices import GIVEN as GIVEN
+from foretaste.label.voices import SECOND, ItemVoices, hear_voices
 
 LONGEST_NAME_KEPT = 4096  # characters of an id, a class, a person
 LEASE_SECONDS = 120.0
-GIVEN = "given"  # who gave the labels that were in the data already
 
 
 class LabelStore:
@@ -73,8 +74,12 @@ class LabelStore:
         self.folder, self.path = Path(folder), Path(folder) / STORE_FILE
         self.lease_seconds, self.read_only, self._clock = lease_seconds, read_only, clock
         self._mutex = threading.RLock()
-        self._now: dict[str, LabelEvent] = {}  # the event in force of each item, and those with a name of a request:
-        self._requests: dict[str, LabelEvent] = {}  # caches of the log
+        # Caches of the log: what was said of each item and not taken back, the event of it that counts, the voices
+        # where there is more than one, and the events with a name of a request.
+        self._said: dict[str, list[LabelEvent]] = {}
+        self._now: dict[str, LabelEvent] = {}
+        self._voices: dict[str, ItemVoices] = {}
+        self._requests: dict[str, LabelEvent] = {}
         self._guide = ClassGuide()
         self._closed = self._inside = False  # inside a transaction
         self._log: LabelLog | None = None
@@ -120,7 +125,7 @@ class LabelStore:
             said = self.class_changes()
             if request is not None and (there := [c for c in said if c.request == request]):
                 return there[0]
-            change = ClassChange(len(said) + 1, _timestamp(self._clock()), who, kind, request=request, **about)
+            change = ClassChange(len(said) + 1, timestamp(self._clock()), who, kind, request=request, **about)
             for what, text in (("person", who), *((("class", change.to or change.name),) if change.name else ())):
                 _check_name(what, text)
             guide, known = self._guide.after(change), list(self._kept.classes)
@@ -181,6 +186,16 @@ class LabelStore:
         with self._mutex:
             return self._now.get(item)
 
+    def voices_of(self, item: str) -> ItemVoices:
+        """What each person said of one item."""
+        with self._mutex:
+            return self._voices.get(item) or hear_voices(self._said.get(item, ()))
+
+    def shared(self) -> dict[str, ItemVoices]:
+        """The items that more than one person was asked about, and what each said."""
+        with self._mutex:
+            return dict(self._voices)
+
     def labels(self) -> dict[str, str]:
         """Item → label, for all items that have one now."""
         with self._mutex:
@@ -210,7 +225,8 @@ class LabelStore:
             who: The person.
             tab: The browser tab, which may hold a lease.
             request: A name of this request. The same answer under the same name gives the event that is there already.
-            purpose: "teach" or "check".
+            purpose: "teach", "check", or "second" for what one more person says of an item that others have answered:
+                what they said stays, and most voices count.
             guess: The class that the model gave before.
             confidence: The probability of that class.
 
@@ -233,15 +249,12 @@ class LabelStore:
             if (there := self._repeated(request, item, kind, label)) is not None:
                 return there
             before, now_label = self._now.get(item), None if label is None else self._guide.counts_as(label)
-            self._check_free(item, kind, label, who, tab, before)
+            self._check_free(item, kind, label, who, tab, None if purpose == SECOND else before)
             # The same answer again changes nothing; but one more skip puts the item behind others.
-            if (
-                before is not None
-                and before.label == now_label
-                and (label is not None or before.kind == kind != "skip")
-            ):
-                return before
-            if kind == "label" and before is not None and before.label is not None:
+            same = before if purpose != SECOND and item not in self._voices else self._own_word(item, who, purpose)
+            if same is not None and same.label == now_label and (label is not None or same.kind == kind != "skip"):
+                return same
+            if kind == "label" and before is not None and before.label is not None and purpose != SECOND:
                 kind = "relabel"
             if confidence is not None:
                 confidence = None if math.isnan(confidence) else float(confidence)  # what a REAL of SQLite gives back
@@ -259,13 +272,16 @@ class LabelStore:
             last = self.last_answer(who, tab)
             if last is None:
                 raise StoreConflict("there is nothing to undo")
-            held = self._lease_of(last.item)
-            if self._now[last.item].seq != last.seq or (held and tab is not None and held.tab != tab):
+            held, said, heard = self._lease_of(last.item), self._said[last.item], self.voices_of(last.item)
+            words = [heard.decision] if heard.decision is not None else [*heard.voices.values()]
+            if last.seq not in (said[-1].seq, *(event.seq for event in words)) or (
+                held and tab is not None and held.tab != tab
+            ):
                 raise StoreConflict(f"{last.item} was answered or taken by somebody else since; it stays")
-            was = self._event(last.before_seq)
-            label = was.label if was else None
-            said = {"request": request, "undoes": last.seq}
-            return self._append(last.item, "undo", label, who, last.tab, last, said)
+            was = hear_voices(event for event in said if event.seq != last.seq).counts
+            label = None if was is None else self._kept.events[was.seq - 1].label
+            undone = {"request": request, "undoes": last.seq}
+            return self._append(last.item, "undo", label, who, last.tab, last, undone)
 
     def last_answer(self, who: str, tab: str | None = None) -> LabelEvent | None:
         """The last answer of a person (in a tab) that was not taken back: what ``undo`` takes back next."""
@@ -345,26 +361,37 @@ class LabelStore:
             "Give each answer a name of its own"
         )
 
-    def _event(self, seq: int | None) -> LabelEvent | None:
-        return None if seq is None else self._kept.events[seq - 1]
+    def _own_word(self, item: str, who: str, purpose: str | None) -> LabelEvent | None:
+        """What a person has said before of an item with several voices, if the same again is nothing new."""
+        heard = self.voices_of(item)
+        own = heard.voices.get(who)
+        return own if purpose == SECOND else heard.decision or (own if self._said[item][-1].who == who else None)
 
     def _index(self) -> None:
         """Make the caches of the log anew."""
         self._guide = replay_changes(self._kept.classes, self.class_changes())
-        self._now.clear()
-        self._requests.clear()
+        for cache in (self._said, self._now, self._voices, self._requests):
+            cache.clear()
         for event in self._kept.events:
             self._take_effect(event)
 
     def _take_effect(self, event: LabelEvent) -> None:
         if event.request is not None:
             self._requests[event.request] = event
+        item, said = event.item, self._said.setdefault(event.item, [])
         if event.undoes is None:
-            self._now[event.item] = self._as_counted(event)
-        elif (was := self._event(self._kept.events[event.undoes - 1].before_seq)) is not None:
-            self._now[event.item] = self._as_counted(was)
+            said.append(self._as_counted(event))
         else:
-            self._now.pop(event.item, None)
+            said[:] = [other for other in said if other.seq != event.undoes]
+        self._voices.pop(item, None)
+        if not said:
+            self._now.pop(item, None)
+        elif not any(other.purpose == SECOND for other in said):
+            self._now[item] = said[-1]
+        else:
+            self._voices[item] = heard = hear_voices(said)
+            assert heard.counts is not None
+            self._now[item] = heard.counts
 
     def _as_counted(self, event: LabelEvent) -> LabelEvent:
         """The event with the class that its label counts as now."""
@@ -383,7 +410,7 @@ class LabelStore:
         said: Mapping[str, Any],
     ) -> LabelEvent:
         was = {} if before is None else {f"before_{name}": getattr(before, name) for name in ("seq", "kind", "label")}
-        seq, at = len(self._kept.events) + 1, _timestamp(self._clock())
+        seq, at = len(self._kept.events) + 1, timestamp(self._clock())
         event = LabelEvent(seq, at, who, tab, item, kind, label, **was, **said)
         with self._writing() as log:
             log.add_event(event)
@@ -464,7 +491,7 @@ def _check_name(what: str, text: object, least: bool = True) -> None:
         )
 
 
-def _timestamp(seconds: float) -> str:
+def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -187,6 +187,11 @@ class LearnerWorker(threading.Thread):
         learner = self._learner
         return [] if learner is None or not learner.ready else learner.mistakes(also)
 
+    def saved(self, drawn: Mapping[str, str]) -> dict[str, Any] | None:
+        """What ``Learner.saved`` says of the labels of items drawn at random; None without a model."""
+        learner = self._learner
+        return None if learner is None or not learner.ready else learner.saved(drawn)
+
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
         learner, phase = self._learner, self._phase

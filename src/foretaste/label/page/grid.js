@@ -1,5 +1,5 @@
-/* A wall of items that the model says are of one class, or that are like the item on the screen. Press the wrong ones;
-   one key accepts the rest, each as an answer of its own, taken back together. */
+/* A wall of items that the model says are of one class, that are like an item, or that have some words. Press the wrong
+   ones; one key accepts the rest, each as an answer of its own, taken back together. */
 "use strict";
 
 let wall = { items: [], label: "", like: "" };
@@ -8,30 +8,35 @@ let tile = 0;
 const calledWrong = new Map();  // class → numbers of items that are not shown as that again
 
 async function loadGrid(wanted = {}) {
-  const label = wanted.label ?? ($("grid-class").value || state.classes[0].name), like = wanted.like || "";
+  const label = wanted.label ?? ($("grid-class").value || state.classes[0].name), like = wanted.like || "", find = like ? "" : (wanted.find ?? "");
+  $("grid-find").value = find;
   options($("grid-class"), state.classes.map((c) => c.name), "");
   $("grid-class").value = label;
   $("grid-words").textContent = "Looking…";
-  const data = await call(`/api/grid?${new URLSearchParams({ label, like, without: [...(calledWrong.get(label) || [])].slice(-2000).join(",") })}`).catch((e) => ({ error: e }));
+  const data = await call(`/api/grid?${new URLSearchParams({ label, like, find, without: [...((!find && calledWrong.get(label)) || [])].slice(-2000).join(",") })}`).catch((e) => ({ error: e }));
   if (data.error) {
     if (data.error.status === 401) return askToken();
     $("grid-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Choose the class again.";
     return;
   }
-  wall = { items: data.items, label, like };
+  wall = { items: data.items, label, like, find };
   wrongOnes = new Set();
   tile = 0;
   drawGrid();
-  $("grid-words").textContent = !data.ready ? "No predictions yet: answer items of two classes first."
+  $("grid-words").textContent = find && !data.items.length ? `No open item has ${find}.` : !data.ready && !find ? "No predictions yet: answer items of two classes first."
     : !data.items.length ? `Nothing is left that the model calls ${label}.`
-    : `${like ? `${data.items.length} items like ${like}` : `${data.items.length} of ${data.left.toLocaleString()} that the model calls ${label}`}. Press the wrong ones, then ${keyShown(keyOf("accept"))}: the rest is ${label}.`;
+    : `${like ? `${data.items.length} items like ${like}` : find ? `${data.items.length} of ${data.left.toLocaleString()} open items with ${find}` : `${data.items.length} of ${data.left.toLocaleString()} that the model calls ${label}`}. ${find ? "Press those of one class, and a class key" : "Press the wrong ones"}, then ${keyShown(keyOf("accept"))}${find ? "" : `: the rest is ${label}`}.`;
 }
 
+/* Of a class, what is not marked is accepted; of words that were found, what is. */
+const accepted = (n) => wrongOnes.has(n) === Boolean(wall.find);
+
 function drawGrid() {
+  $("grid-wall").classList.toggle("pick", Boolean(wall.find));
   $("grid-wall").replaceChildren(...wall.items.map((r, n) => {
     const button = made("button");
     if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
-    button.append(made("small", `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
+    button.append(made("small", !r.likely ? r.item : `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
     button.setAttribute("aria-label", `${r.text || r.item}, ${r.likely}`);
     button.addEventListener("click", () => { tile = n; toggleWrong(n); });
     return button;
@@ -44,7 +49,7 @@ function markGrid() {
     b.setAttribute("aria-pressed", String(wrongOnes.has(n)));
     b.classList.toggle("chosen", n === tile);
   });
-  const rest = wall.items.length - wrongOnes.size;
+  const rest = wall.items.filter((_, n) => accepted(n)).length;
   $("grid-accept").disabled = !rest;
   $("grid-accept").querySelector("span").textContent = rest ? `Accept ${rest} as ${wall.label}` : "Nothing to accept";
 }
@@ -62,9 +67,9 @@ function moveTile(by) {
 }
 
 function acceptGrid() {
-  const items = wall.items.filter((_, n) => !wrongOnes.has(n)).map((r) => r.item);
+  const items = wall.items.filter((_, n) => accepted(n)).map((r) => r.item);
   if (!items.length) return;
-  calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
+  if (!wall.find) calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
   post({ path: "/api/grid", from: "grid", body: { ...me(), items, label: wall.label, request: random() } });
   wall.items = [];
   drawGrid();
@@ -72,7 +77,13 @@ function acceptGrid() {
 }
 
 const gridColumns = () => getComputedStyle($("grid-wall")).gridTemplateColumns.split(" ").length;
-$("grid-class").addEventListener("change", () => { loadGrid({ label: $("grid-class").value }); atItem(); });
+$("grid-class").addEventListener("change", () => {  // of words that were found: what they are
+  if (wall.find) { wall.label = $("grid-class").value; markGrid(); } else loadGrid({ label: $("grid-class").value });
+  atItem();
+});
+$("grid-find").addEventListener("change", () => loadGrid({ find: $("grid-find").value.trim() }));
+$("grid-like-tile").addEventListener("click", () => { const r = wall.items[tile]; if (r) loadGrid({ like: r.item, label: r.likely || wall.label }); });
+$("grid-turn").addEventListener("click", () => { wrongOnes = new Set(wall.items.map((_, n) => n).filter((n) => !wrongOnes.has(n))); markGrid(); });
 $("grid-like").addEventListener("click", () => { const item = revising || queue[0]; if (item) loadGrid({ like: item.item, label: item.likely?.[0]?.name }); });
 $("grid-accept").addEventListener("click", acceptGrid);
 $("grid-undo").addEventListener("click", () => undoGrid());
@@ -83,7 +94,7 @@ views.grid = {
   actionOf(key, withControl) {
     if (withControl) return key === "z" ? undoGrid : null;
     const found = state?.classes.find((c) => c.keys.includes(key));
-    if (found) return () => loadGrid({ label: found.name });
+    if (found) return () => (wall.find ? ($("grid-class").value = wall.label = found.name, markGrid()) : loadGrid({ label: found.name }));
     return {
       arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
       [keyOf("skip")]: () => toggleWrong(tile), [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid,
@@ -91,6 +102,6 @@ views.grid = {
   },
   took(data, entry) {
     say(entry.path === "/api/undo" ? "Taken back." : `${entry.body.items.length} accepted.`);
-    if (view === "grid") loadGrid({ label: wall.label, like: wall.like });
+    if (view === "grid") loadGrid({ label: wall.label, like: wall.like, find: wall.find });
   },
 };

@@ -128,7 +128,7 @@ function drawKeys() {
     return [made("dt", words), dd];
   });
   const classes = (state?.classes || []).map((c) => [made("dt", c.name), made("dd", c.keys.join(" ") || "none")]);
-  const fixed = [["Keys", "F1"], ["Review", "F2"], ["Grid", "F4"], ["Classes", "F8"]].map(([what, key]) => [made("dt", what), made("dd", key)]);
+  const fixed = [["Keys", "F1"], ["Review", "F2"], ["Grid", "F4"], ["Classes", "F8"], ["Overview", "F9"]].map(([what, key]) => [made("dt", what), made("dd", key)]);
   $("keys-list").replaceChildren(...[...rows, ...fixed, ...classes].flat());
 }
 

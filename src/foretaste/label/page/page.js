@@ -182,11 +182,12 @@ function early(text = "That came before the item could be seen, and does not cou
 function show(how = "late") {
   const item = revising || queue[0];
   queue.slice(0, 2).filter((i) => i.picture).forEach(load);
-  $("ribbon").hidden = !(revising || (item && item.check));
+  $("ribbon").hidden = !(revising || (item && (item.check || item.second)));
   if (revising) {
     const was = revising.answer;
     $("ribbon").textContent = `${was ? sentence(`Was: ${was.label ?? SAID[was.kind]}`) : "Was open."} Choose again, or press Escape`;
-  } else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
+  } else if (item && item.second) $("ribbon").textContent = "Others answer this one too";
+  else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
   if (!item) {
     onScreen = null;
     lookAt(null);
@@ -246,7 +247,8 @@ function guess(item) {
   }
   const hidden = document.querySelector(".guess").classList.contains("hidden");
   document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && b.dataset.name === sure && !item.check));
-  if (!shown.length) {
+  if (item.second) $("reason").textContent = "Several people answer this item. What the others said and what the model thinks are not shown.";
+  else if (!shown.length) {
     const phase = state?.model.phase;
     const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": "No prediction yet: it needs answers of two classes.", "training": "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
     $("reason").textContent = words[phase] || "No prediction yet.";
@@ -266,7 +268,7 @@ function allDone() {
     again.addEventListener("click", () => refill(true));
     links.append(again);
   }
-  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"], ["predictions", "Predictions"]]) {
+  for (const [kind, words] of [["csv", "CSV"], ["jsonl", "JSON lines"], ["json", "Label Studio"], ["coco", "COCO"], ["predictions", "Predictions"]]) {
     const link = made("a", words);
     link.href = `/api/export/${kind}`;
     link.download = "";
@@ -295,7 +297,7 @@ function paint(next) {
   $("of").textContent = `of ${next.total.toLocaleString()} labelled`;
   $("bar").max = next.total || 1;
   $("bar").value = next.labelled + next.unsure + next.ignored;
-  const parts = [[next.unsure, "not sure"], [next.ignored, "set aside"], [next.skipped, "skipped"], [next.copies, next.copies === 1 ? "copy, which follows its first" : "copies, which follow their first"]];
+  const parts = [[next.disagree, "on which people disagree"], [next.waiting, "answered by others, for you too"], [next.unsure, "not sure"], [next.ignored, "set aside"], [next.skipped, "skipped"], [next.copies, next.copies === 1 ? "copy, which follows its first" : "copies, which follow their first"]];
   const others = next.people.length - (next.mine ? 1 : 0);
   $("rest").textContent = [...parts.filter(([n]) => n).map(([n, w]) => `${n} ${w}`), others > 0 ? `you: ${next.mine}, with ${others} other ${others === 1 ? "person" : "people"}` : ""].filter(Boolean).join(" · ");
   changed(next.changed);
@@ -386,9 +388,9 @@ function curve(c) {
   $("curve").replaceChildren(svg);
 }
 
-function balance(classes) {
+function balance(classes, place = $("balance")) {
   const most = Math.max(...classes.map((c) => c.count), 1);
-  $("balance").replaceChildren(...classes.map((c) => row(c.name, c.count / most, c.count, colour(c.name))));
+  place.replaceChildren(...classes.map((c) => row(c.name, c.count / most, c.count, colour(c.name))));
 }
 
 function advice(a, m) {
@@ -408,7 +410,7 @@ let recentTimer = 0;
 function recent() {
   clearTimeout(recentTimer);
   recentTimer = setTimeout(async () => {
-    const data = await call("/api/recent").catch(() => null);
+    const data = await call(`/api/recent?${new URLSearchParams({ who: me().who })}`).catch(() => null);
     if (!data) return;
     $("recent").replaceChildren(...data.items.map((r) => {
       const button = made("button");
@@ -426,7 +428,7 @@ function recent() {
 async function recall(number) {
   recalling += 1;
   lock();
-  revising = await call(`/api/item/${number}`).catch(() => null);
+  revising = await call(`/api/item/${number}?${new URLSearchParams({ who: me().who })}`).catch(() => null);
   recalling -= 1;
   show("asked");
 }
@@ -435,11 +437,13 @@ async function recall(number) {
    screen stays held meanwhile. */
 
 const views = { label: {} };
-const VIEW_KEYS = { f2: "review", f4: "grid", f8: "classes" };
+const VIEW_KEYS = { f2: "review", f4: "grid", f8: "classes", f9: "overview" };
 const placeOf = (name) => $({ classes: "classes-view" }[name] || name);  // #classes are the buttons
 let view = "label";
+let person = null;         // whose address this is; null for the owner, or where there are no tokens
 
 function openView(name) {
+  if (person && document.querySelector(`#views [data-view="${name}"]`).matches(".owners")) return;
   view = name;
   for (const other of Object.keys(views)) placeOf(other).hidden = other !== name;
   document.querySelectorAll("#views button").forEach((b) => (b.dataset.view === name ? b.setAttribute("aria-current", "page") : b.removeAttribute("aria-current")));
@@ -589,7 +593,7 @@ $("theme").addEventListener("click", () => {
   localStorage.setItem("foretaste-theme", document.documentElement.dataset.theme);
 });
 $("who").value = localStorage.getItem("foretaste-who") || "me";
-$("who").addEventListener("change", () => localStorage.setItem("foretaste-who", $("who").value.trim()));
+$("who").addEventListener("change", () => { localStorage.setItem("foretaste-who", $("who").value.trim()); refill(); recent(); });
 $("login-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); atItem(); start(); } catch (error) { askToken(sentence(error.message)); }
@@ -603,7 +607,7 @@ async function alive() {
       paint(data.state);
       if (queue[0] && !data.held.includes(queue[0].item)) refill();  // it was given to somebody else
       else if (queue[0] && !queue[0].likely?.length && data.state.model.phase === "ready") refill();
-      else if (!queue.length && data.state.left > data.state.parked) refill();
+      else if (!queue.length && (data.state.left > data.state.parked || data.state.waiting)) refill();
     }
   }
   setTimeout(alive, state && ["features", "training", "waiting", "first labels"].includes(state.model.phase) ? 700 : 3000);
@@ -617,6 +621,11 @@ async function start() {
   const theme = localStorage.getItem("foretaste-theme");
   if (theme) document.documentElement.dataset.theme = theme;
   hide(Boolean(localStorage.getItem("foretaste-hide")));
+  person = (await call("/api/me").catch(() => ({ person: null }))).person;
+  document.documentElement.classList.toggle("one-person", Boolean(person));
+  $("who").readOnly = Boolean(person);
+  if (person) $("who").value = person;
+  document.querySelectorAll("option.owners").forEach((o) => { o.hidden = o.disabled = Boolean(person); });
   if (outbox.length) await send();
   await refill();
   recent();

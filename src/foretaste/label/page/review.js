@@ -50,7 +50,9 @@ function reviewRow(r, n) {
   if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; img.loading = "lazy"; li.append(img); } else about.classList.add("text-cell");
   const title = made("b", r.text || r.item);
   title.dir = "auto";
-  about.append(title, [r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
+  const several = (r.voices || []).length > 1;
+  about.append(title, [several ? `counts: ${r.label ?? SAID[r.kind]}${r.decided ? `, decided by ${r.who}` : ""}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
+  if (several) about.append(voices(r, n));
   if (r.doubt) {
     doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${r.doubt.likely}, ${percent(r.doubt.probability)}`);
     doubt.classList.toggle("high", r.doubt.wrong >= 0.5);
@@ -66,6 +68,21 @@ function reviewRow(r, n) {
   return li;
 }
 
+/* What each person said: a button a class, which decides for it. */
+function voices(r, n) {
+  const said = new Map(), line = made("div", "", "voices");
+  for (const [who, word] of r.voices) said.set(word, [...(said.get(word) || []), who]);
+  for (const [word, people] of said) {
+    const words = `${SAID[word] || word}: ${people.join(", ")}`;
+    if (!state.classes.some((c) => c.name === word)) { line.append(made("span", words)); continue; }
+    const button = made("button", words, "act");
+    button.title = `Decide for ${word}`;
+    button.addEventListener("click", () => relabelRow(n, word));
+    line.append(button);
+  }
+  return line;
+}
+
 const percent = (p) => (p > 0.995 ? "over 99 %" : p < 0.005 ? "under 1 %" : `${Math.round(100 * p)} %`);
 
 function choose(n, move = true) {
@@ -77,8 +94,10 @@ function choose(n, move = true) {
 
 function relabelRow(n, label) {
   const r = reviewed[n];
-  if (!r || !label || r.label === label) return;
+  const undecided = r && (r.voices || []).length > 1 && !r.decided;
+  if (!r || !label || (r.label === label && !undecided)) return;
   r.label = label;
+  if (undecided) Object.assign(r, { decided: true, who: me().who });
   reviewChanges += 1;
   redrawRow(n, true);
   say(`${r.item}: ${label}.`);
@@ -120,7 +139,7 @@ views.review = {
   took(data, entry) {
     const item = entry.path === "/api/undo" ? data.item.item : entry.body.item, n = reviewed.findIndex((r) => r.item === item);
     if (n < 0 || entry.path !== "/api/undo") return;
-    reviewed[n].label = data.item.answer?.label ?? null;
+    Object.assign(reviewed[n], { label: data.item.answer?.label ?? null, decided: false });
     redrawRow(n, false);
     choose(n);
     say("Taken back.");
