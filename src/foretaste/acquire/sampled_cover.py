@@ -139,17 +139,36 @@ class StreamedCover:
             kappa_nW[n, i_n[n]] = self.own_W[i_n[n]].to(kappa_nW) if counts else 0.0
         return kappa_nW
 
-    def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
-        """F, with what each candidate alone adds to it: one pass over the pool."""
+    def coverage(
+        self, seen: Seen = lambda at, x: None, gains_by: "Callable[[StreamedCover], Tensor] | None" = None
+    ) -> Coverage:
+        """F, with what each candidate alone adds to it: one pass over the pool.
+
+        gains_by: makes that pass, by ``chunk_gains`` of each chunk of ``chunk_size`` points. None: here.
+        """
         covered_W, (weight_W, _) = self.covered_W, self.weights
-        chunks = self.pool.chunks(self.chunk_size)
-        parts = []
-        for at, x in chunks:
-            parts.append(self.gains(x, np.arange(at.start, at.stop), covered_W, weight_W))
+        parts = [] if gains_by is None else [gains_by(self).to(covered_W.device)]
+        for at, x in self.pool.chunks(self.chunk_size) if gains_by is None else ():
+            parts.append(self.chunk_gains(at, x))
             seen(at, x)
         own = {} if self.sample is None else {int(j): i for i, j in enumerate(self.sample.at_W)}
         info = {"space": self.used_space}
         return Coverage(self.rows, covered_W, weight_W, info, to_float64(torch.cat(parts)), own)
+
+    def chunk_gains(self, at: slice, x: Inputs) -> Tensor:
+        """``gains`` of a chunk of the pool, before the first pick."""
+        return self.gains(x, np.arange(at.start, at.stop), self.covered_W, self.weights[0])
+
+    @property
+    def made_by(self) -> list[object]:
+        """What ``chunk_gains`` depends on besides the network and the points."""
+        held = [self.covered_W, self.weights[0], self.held.factors.rows, *self.held.factors.products]
+        return [*held, self.used_space, None if self.sample is None else self.sample.at_W]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ``chunk_gains`` needs in another process: not the state, nor the pool."""
+        _ = self.made_by, self.sample and self.own_W  # computed here, not there
+        return {k: v for k, v in vars(self).items() if k not in ("state", "pool", "x_L", "x_W", "x_H", "chances")}
 
     def gains(self, x: Inputs, at_n: np.ndarray, covered_W: Tensor, weight_W: Tensor) -> Tensor:
         """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""

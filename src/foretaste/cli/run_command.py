@@ -1,6 +1,5 @@
 """``foretaste run``: a study from a configuration file; ``demo``: one on handwritten digits; ``report``: its page."""
 
-import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -69,6 +68,8 @@ def run_command(
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
     from foretaste import study as studies
+    from foretaste.executors import usable_cores
+    from foretaste.files import lock_folder
     from foretaste.label import find_answers
 
     if config is None:
@@ -80,7 +81,7 @@ def run_command(
     devices = study_devices(device)
     resumes = folder.exists() and not estimate
     if resumes:
-        with studies.lock_folder(folder):  # before data is read and costs are measured
+        with lock_folder(folder):  # before data is read and costs are measured
             studies.check_folder(folder, study)
     tasks = len(study.names) * len(study.seeds)
     n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
@@ -147,11 +148,6 @@ def study_devices(name: str) -> tuple[str, ...]:
     return tuple(f"cuda:{k}" for k in range(cards)) or (str(where),)
 
 
-def usable_cores() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @app.command("demo", **with_examples())
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder of the page, the figures and the records.")] = Path("demo"),
@@ -160,6 +156,7 @@ def demo_command(
 ) -> None:
     """Compare strategies on scikit-learn's handwritten digits: train, query, repeat. Under 90 s on two cores."""
     check_output_folder(out)
+    from foretaste.executors import usable_cores
     from foretaste.study import describe, prepared, read
 
     n = seeds or (2 if quick else 5)
