@@ -3,17 +3,21 @@
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 import foretaste as ft
-from foretaste.executors import _MADE, Executor, _pack, _Watchdog, as_executor
+from foretaste.executors import _MADE, Executor, _pack, _Watchdog, as_executor, torch_threads
+from foretaste.study import Labels, Train, study
+from foretaste.study import run as run_study
 
 
 def three_parts(context, item):
@@ -118,7 +122,7 @@ def test_mapped_arrays_travel_by_name(tmp_path):
     for array in (mapped, mapped[7:], mapped[3:1000:2, 1:4], np.asarray(mapped)[5:9]):
         packed = _pack(lambda c, i, a=array: [a], ready)
         assert len(packed) < 5000
-        got = __import__("cloudpickle").loads(packed)[0](None, None)[0]
+        got = cloudpickle.loads(packed)[0](None, None)[0]
         assert np.array_equal(got, array)
         assert got.dtype == array.dtype
     own = np.load(tmp_path / "a.npy", mmap_mode="c")
@@ -153,6 +157,55 @@ def test_what_cannot_travel_is_told():
 
 
 def test_ray_that_is_not_installed_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'pip install "foretaste\[ray\]"'), Executor("ray").started():
         pass
+
+
+# --- Ray ---
+
+
+@pytest.fixture
+def cluster():
+    """A cluster of four CPUs, whatever the machine has."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install foretaste[ray]")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not know the tests' folder
+    yield ray
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    ray.shutdown()
+
+
+def timeless(records):
+    return [{k: v for k, v in r.items() if k not in ("cost", "checksum")} for r in records]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray and of the interpreter under it, not of ours
+@pytest.mark.usefixtures("cluster")
+def test_ray(tmp_path):
+    """One test, for a cluster takes ten seconds to start."""
+    told = r"5 workers of 1 thread take 5 CPUs, and the Ray cluster has 4: it would wait for ever"
+    with pytest.raises(ValueError, match=told), Executor("ray", workers=5, threads=1).started():
+        pass
+    # A worker is killed; an error keeps its type.
+    how = Executor("ray", workers=2, threads=1, shard_points=4096)
+    run(how, [(k, "die" if k == 1 else "go", tmp_path) for k in range(4)])
+    assert (tmp_path / "die1").exists()
+    with pytest.raises(KeyError, match="item 5"), how.started() as runner:
+        list(runner(three_parts, [(5, "fail", tmp_path)], ready, str))
+    # A query and a study are the plain ones.
+    x = torch.randn(5000, 6, generator=torch.Generator().manual_seed(0))
+    net, ask = (
+        torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval(),
+        {"watch": 64},
+    )
+    with torch_threads(1):
+        plain, q = (
+            ft.query(net, x[:9], torch.arange(9) % 3, x[9:], method="streamed", **ask, executor=e) for e in (None, how)
+        )
+    assert torch.equal(q.scores, plain.scores)
+    assert q.indices.tolist() == plain.indices.tolist()
+    assert q.info["shards"] == {"computed": 4, "kept": 0}
+    of = study(["random", "margin"], seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5))
+    assert timeless(run_study(of, tmp_path / "study", processes=2, executor="ray")) == timeless(run_study(of))

@@ -54,6 +54,12 @@ def run_command(
         int | None, machine_option(min=1, help="Processes at once. Default: one per core, or one per GPU.")
     ] = None,
     device: Annotated[str, machine_option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
+    executor: Annotated[
+        str, machine_option(help="Where they run: processes, on this machine; ray, on a cluster; serial, one by one.")
+    ] = "processes",
+    address: Annotated[
+        str | None, machine_option(help="Of a Ray cluster, such as auto. Default: one is started on this machine.")
+    ] = None,
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="A Python file that registers your own strategies.")
     ] = None,
@@ -68,7 +74,7 @@ def run_command(
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
     from foretaste import study as studies
-    from foretaste.executors import usable_cores
+    from foretaste.executors import Executor, usable_cores
     from foretaste.files import lock_folder
     from foretaste.label import find_answers
 
@@ -78,7 +84,8 @@ def run_command(
     study = studies.smoke(study) if smoke else study
     folder = out or Path("runs") / (Path(config).stem + ("-smoke" if smoke else ""))
     check_output_folder(folder)
-    devices = study_devices(device)
+    how = Executor(executor, address=address)
+    devices = study_devices("cpu" if executor == "ray" and device == "auto" else device)
     resumes = folder.exists() and not estimate
     if resumes:
         with lock_folder(folder):  # before data is read and costs are measured
@@ -102,8 +109,9 @@ def run_command(
     warning = "Shrunk by --smoke: a look at the machinery, not a result" if smoke else None
     description = studies.describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
     run_and_report(
-        study, folder, processes=n, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
-    )
+        study, folder, processes=n, devices=devices, standin=smoke, data=data, description=description,
+        minutes=minutes, executor=how,
+    )  # fmt: skip
 
 
 def run_and_report(study: "Study", folder: Path, page: Path | None = None, **arguments: Any) -> None:
