@@ -105,21 +105,20 @@ def executor(kind: str, workers: int, folder: Path | None = None) -> ft.Executor
     return ft.Executor(kind, workers, threads=1, folder=folder)
 
 
-def measure_times(file: Path, rows: int, configurations: list[tuple[str, int]]) -> None:
-    want, plain = None, None
-    for kind, workers in [("plain", 1), *configurations]:
-        with tempfile.TemporaryDirectory() as kept:
-            how = None if kind == "plain" else executor(kind, workers, Path(kept))
-            start = time.perf_counter()
-            q = ask(file, rows, how)
-            total = time.perf_counter() - start
-            want = answer(q) if want is None else want
-            plain = q.seconds["total"] if plain is None else plain
-            tell(
-                what="times", rows=rows, kind=kind, workers=workers, same=answer(q) == want,
-                files=shard_bytes(Path(kept)) if how else None, shards=q.info.get("shards"), with_fit=round(total, 2),
-                ratio=round(q.seconds["total"] / plain, 3), **{k: round(v, 2) for k, v in q.seconds.items()},
-            )  # fmt: skip
+def measure_times(file: Path, rows: int, configurations: list[tuple[str, int]], repeats: int) -> None:
+    """Each way in turn, and all again: other work on the machine then slows all of them alike."""
+    want = None
+    for repeat in range(repeats):
+        for kind, workers in [("plain", 1), *configurations]:
+            with tempfile.TemporaryDirectory() as kept:
+                how = None if kind == "plain" else executor(kind, workers, Path(kept))
+                q = ask(file, rows, how)
+                want = answer(q) if want is None else want
+                tell(
+                    what="times", rows=rows, kind=kind, workers=workers, repeat=repeat, same=answer(q) == want,
+                    files=shard_bytes(Path(kept)) if how else None, shards=q.info.get("shards"),
+                    **{k: round(v, 2) for k, v in q.seconds.items() if v},
+                )  # fmt: skip
 
 
 def kill_workers(file: Path, rows: int, kind: str, kills: int, want: str) -> None:
@@ -194,6 +193,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--only", choices=("times", "workers", "queries", "study"))
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--kind", default="", choices=("", "serial", "processes", "ray"))
     parser.add_argument("--file", type=Path, help="ask about this file, once, and print the answer's digest")
     parser.add_argument("--kept", type=Path)
@@ -214,7 +214,9 @@ def main() -> None:
         file = Path(folder) / "pool.npy"
         np.save(file.with_suffix(".y.npy"), write_features(file, LABELLED + args.rows))
         if wanted("times"):
-            measure_times(file, args.rows, [("serial", 1), *((kind, n) for kind in kinds for n in args.workers)])
+            measure_times(
+                file, args.rows, [("serial", 1), *((kind, n) for kind in kinds for n in args.workers)], args.repeats
+            )
         want = answer(ask(file, args.rows, None)) if wanted("workers") or wanted("queries") else ""
         for kind in kinds:
             if wanted("workers"):

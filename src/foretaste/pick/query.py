@@ -201,6 +201,8 @@ def query(
                 raise
             log.info("%s; so the pool is streamed", too_small)
             way, generator = "streamed", torch.Generator().manual_seed(int(seed))
+    if runner is not None and way != "streamed":
+        log.info("the query is dense, and makes no use of the executor")
     if way == "streamed":
         points = as_source(given.x_U)
         n, probe = fewer_than_pool(batch_size, len(points)), replace(given, x_U=points.take(slice(0, PROBE_POINTS)))
