@@ -414,10 +414,13 @@ def _run_on_ray(
                 k = waiting.popleft()
                 running[task.remote(key, packed, items[k], threads, _versions())] = k
                 dog.hear(k)
-            for stream in ray.wait(list(running), timeout=1)[0]:
+            ready = ray.wait(list(running), timeout=1)[0]
+            if not ready:
+                _check_cluster(ray, threads)
+            for stream in ready:
                 k = running[stream]
                 try:
-                    place, part = ray.get(next(stream))
+                    place, part = _fetch(ray, next(stream), threads)
                 except StopIteration:
                     del running[stream]
                     dog.hear(k, over=True)
@@ -441,6 +444,22 @@ def _run_on_ray(
         for stream in running:
             with suppress(Exception):
                 ray.cancel(stream, force=True)
+
+
+def _fetch(ray: Any, part: Any, threads: int) -> Any:
+    while True:
+        try:
+            return ray.get(part, timeout=10)
+        except ray.exceptions.GetTimeoutError:  # it was lost with its machine, and is computed again
+            _check_cluster(ray, threads)
+
+
+def _check_cluster(ray: Any, threads: int) -> None:
+    if ray.cluster_resources().get("CPU", 0) < threads:
+        raise RuntimeError(
+            "the Ray cluster has lost its machines, and would wait for ever; start it again, and then the run: what is "
+            "complete is kept where it has a folder"
+        )
 
 
 def _work_on_ray(key: str, packed: bytes, item: Any, threads: int, versions: tuple[str, ...]) -> Iterator[Any]:

@@ -33,7 +33,7 @@ from foretaste.network import digest_of  # noqa: E402
 from foretaste.study import Labels, Train, run, study  # noqa: E402
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
-BETWEEN_KILLS = (4.0, 9.0)  # seconds
+BETWEEN_KILLS = (8.0, 20.0)  # seconds; a new worker needs a few to start
 
 
 def ask(file: Path, rows: int, executor: "ft.Executor | None") -> ft.Query:
@@ -75,13 +75,14 @@ def parents() -> dict[int, tuple[int, str]]:
 
 def my_workers(kind: str) -> list[int]:
     """Workers that this process has started, itself or through Ray."""
-    known, name = parents(), "ray::" if kind == "ray" else "spawn_main"
+    known = parents()
     mine = []
     for pid, (_, words) in known.items():
         above = pid
         while above in known and above != os.getpid():
             above = known[above][0]
-        if above == os.getpid() and pid != above and name in words and "resource_tracker" not in words:
+        worker = words.startswith("ray::_work_on_ray") if kind == "ray" else "spawn_main" in words
+        if above == os.getpid() and pid != above and worker:
             mine.append(pid)
     return mine
 
@@ -112,12 +113,14 @@ def measure_times(file: Path, rows: int, configurations: list[tuple[str, int]], 
         for kind, workers in [("plain", 1), *configurations]:
             with tempfile.TemporaryDirectory() as kept:
                 how = None if kind == "plain" else executor(kind, workers, Path(kept))
+                cpu = time.process_time()
                 q = ask(file, rows, how)
+                cpu = time.process_time() - cpu
                 want = answer(q) if want is None else want
                 tell(
                     what="times", rows=rows, kind=kind, workers=workers, repeat=repeat, same=answer(q) == want,
                     files=shard_bytes(Path(kept)) if how else None, shards=q.info.get("shards"),
-                    **{k: round(v, 2) for k, v in q.seconds.items() if v},
+                    cpu_here=round(cpu, 2), **{k: round(v, 2) for k, v in q.seconds.items() if v},
                 )  # fmt: skip
 
 
