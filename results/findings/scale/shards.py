@@ -29,7 +29,9 @@ sys.path[:0] = [str(Path(__file__).parents[3])]  # for the benchmarks
 
 import foretaste as ft  # noqa: E402
 from benchmarks.scale import BATCH, CLASSES, LABELLED, UNITS, WIDTH, write_features  # noqa: E402
+from foretaste.given import sliced_points  # noqa: E402
 from foretaste.network import digest_of  # noqa: E402
+from foretaste.pick.shards import ShardItems, Shards, ShardTask  # noqa: E402
 from foretaste.study import Labels, Train, run, study  # noqa: E402
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
@@ -124,6 +126,31 @@ def measure_times(file: Path, rows: int, configurations: list[tuple[str, int]], 
                 )  # fmt: skip
 
 
+def no_work(at: slice, x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(at.stop - at.start)
+
+
+def measure_empty_shards(file: Path, kinds: list[str], points: int = 8192) -> None:
+    """What a shard costs besides its work: it travels, is written with its digest, and listed. And the start."""
+    pool = sliced_points(np.load(file, mmap_mode="r")[:, :1], "x_U", None)
+    cuts = [slice(at, min(at + points, len(pool))) for at in range(0, len(pool), points)]
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as kept, executor(kind, 1).started() as runner:
+            times = [time.perf_counter()]
+            task, items = ShardTask(pool, 4096, no_work, None), ShardItems(cuts, None)
+            Shards(Path(kept), "", cuts).run(
+                runner,
+                task,
+                items,
+                lambda k, part, kept: times.append(time.perf_counter()),  # noqa: B023
+            )
+            first, *others = np.diff(times)
+            tell(
+                what="empty shards", kind=kind, shards=len(cuts), first_second=round(float(first), 2),
+                milliseconds=round(1e3 * float(np.median(others)), 1),
+            )  # fmt: skip
+
+
 def kill_workers(file: Path, rows: int, kind: str, kills: int, want: str) -> None:
     made, runs, same, computed = 0, 0, 0, []
     while made < kills:
@@ -147,7 +174,7 @@ def kill_queries(file: Path, rows: int, kind: str, kills: int, want: str) -> Non
             child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
             with suppress(subprocess.TimeoutExpired):
                 if made < kills:
-                    child.wait(g.uniform(6, 14))
+                    child.wait(g.uniform(15, 35))
             if child.poll() is None and made < kills:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
@@ -194,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--only", choices=("times", "workers", "queries", "study"))
+    parser.add_argument("--only", choices=("empty", "times", "workers", "queries", "study"))
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--kind", default="", choices=("", "serial", "processes", "ray"))
@@ -216,6 +243,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pool.npy"
         np.save(file.with_suffix(".y.npy"), write_features(file, LABELLED + args.rows))
+        if wanted("empty"):
+            measure_empty_shards(file, ["serial", *kinds])
         if wanted("times"):
             measure_times(
                 file, args.rows, [("serial", 1), *((kind, n) for kind in kinds for n in args.workers)], args.repeats
