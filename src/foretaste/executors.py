@@ -40,7 +40,7 @@ log = logging.getLogger("foretaste")
 
 EXECUTORS = ("serial", "processes", "ray")
 SHARD_POINTS = 1 << 13
-MOST_RESTARTS = 3  # how often an item is done again after its worker was killed
+MOST_RESTARTS = 3  # of an item whose worker was killed, without a part between
 MUCH_LONGER = 5  # than the longest silence so far, and a worker counts as silent
 # One thread a process by default, and no thread that spins while it waits: small matrices on shared cores are many
 # times slower. cuBLAS promises the same bits twice only with a workspace of its own.
@@ -328,7 +328,7 @@ def _run_in_processes(
                 if over:
                     w.doing = None
                 else:
-                    given[at] += 1
+                    given[at], killed[at] = given[at] + 1, 0
                     yield at, part
             pids = {w.doing: w.process.pid for w in workers}
             dog.look(lambda k: f"process {pids[k]}, which has {name(items[k])}")  # noqa: B023
@@ -404,15 +404,16 @@ def _run_on_ray(
 ) -> Iterator[tuple[int, Any]]:
     threads, dog, job = how.used_threads, _Watchdog(how.silence), _pack(work, prepare)
     key, packed = uuid.uuid4().hex, ray.put(job)
-    # A task is a stream of parts. Ray starts it again when its worker is killed, and gives no part twice.
-    settings = {"num_cpus": threads, "num_returns": "streaming", "max_retries": MOST_RESTARTS}
+    # A task is a stream of parts. Ray would start a killed one again by itself, but only so many times in all.
+    settings = {"num_cpus": threads, "num_returns": "streaming", "max_retries": 0}
     task = ray.remote(**settings, runtime_env={"env_vars": _environment(threads)})(_work_on_ray)
     waiting, running, places = deque(range(len(items))), dict[Any, int](), dict[int, str]()
+    given, killed = [0] * len(items), [0] * len(items)
     try:
         while waiting or running:
             while waiting and len(running) < n:
                 k = waiting.popleft()
-                running[task.remote(key, packed, items[k], threads, _versions())] = k
+                running[task.remote(key, packed, items[k], given[k], threads, _versions())] = k
                 dog.hear(k)
             ready = ray.wait(list(running), timeout=1)[0]
             if not ready:
@@ -430,14 +431,23 @@ def _run_on_ray(
                     cause.add_note(str(error))
                     raise cause from None
                 except ray.exceptions.RayError as error:
-                    raise RuntimeError(
-                        f"{name(items[k])} is given up: its worker ended {MOST_RESTARTS + 1} times ({error}); "
-                        "mostly it is out of memory: use fewer workers, or more memory a CPU"
-                    ) from None
+                    del running[stream]
+                    dog.hear(k, over=True)
+                    killed[k] += 1
+                    where, why = places.pop(k, "a worker"), str(error).splitlines()[0]
+                    if killed[k] > MOST_RESTARTS:
+                        raise RuntimeError(
+                            f"{name(items[k])} is given up: {where} ended ({why}), as {killed[k] - 1} others; "
+                            "mostly it is out of memory: use fewer workers, or more memory a CPU"
+                        ) from None
+                    log.warning("%s ended (%s); %s is done again", where, why, name(items[k]))
+                    waiting.appendleft(k)
+                    continue
                 dog.hear(k)
                 if place is not None:
                     places[k] = place
                 else:
+                    given[k], killed[k] = given[k] + 1, 0
                     yield k, part
             dog.look(lambda k: f"{name(items[k])}: {places.get(k) or _free(ray)}")
     finally:
@@ -462,7 +472,9 @@ def _check_cluster(ray: Any, threads: int) -> None:
         )
 
 
-def _work_on_ray(key: str, packed: bytes, item: Any, threads: int, versions: tuple[str, ...]) -> Iterator[Any]:
+def _work_on_ray(
+    key: str, packed: bytes, item: Any, given: int, threads: int, versions: tuple[str, ...]
+) -> Iterator[Any]:
     """A task: first where it runs, then (None, part) for each part. What all tasks need is made once in a worker."""
     if _versions() != versions:
         raise RuntimeError(
@@ -471,7 +483,7 @@ def _work_on_ray(key: str, packed: bytes, item: Any, threads: int, versions: tup
         )
     yield f"process {os.getpid()} on {socket.gethostname()}", None
     torch.set_num_threads(threads)
-    for part in _parts(key, lambda: packed, 0, item):
+    for part in islice(_parts(key, lambda: packed, 0, item), given, None):
         yield None, part
 
 
