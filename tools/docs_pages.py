@@ -89,7 +89,8 @@ def top_level() -> dict[str, tuple[str, str]]:
     """Names of ``foretaste`` itself, each with the module that defines it and its name there."""
     found = {}
     for name, folder, real in exports(""):
-        found[name] = next((m, r) for n, m, r in exports(folder.removeprefix("foretaste.")) if n == real)
+        inside = ((m, r) for n, m, r in exports(folder.removeprefix("foretaste.")) if n == real)
+        found[name] = next(inside, (folder, real))  # a folder's, or a file's own
     first = [name for name in FIRST if name in found]
     return {name: found[name] for name in (*first, *(name for name in found if name not in FIRST))}
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from foretaste.acquire import register as register
     from foretaste.acquire import strategies as strategies
     from foretaste.connect import open as open
+    from foretaste.executors import Executor as Executor
     from foretaste.label import Learner as Learner
     from foretaste.lookahead import Graph as Graph
     from foretaste.lookahead import State as State
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 # Where each public name lives. Folders are imported on first use: ``foretaste --help`` must not wait for torch.
 _PUBLIC = {
+    "Executor": "executors",
     "Graph": "lookahead",
     "Learner": "label",
     "State": "lookahead",

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all; full disks and places that may not be written to."""
+"""Files and folders that are written whole or not at all, or locked; full disks; places that may not be written to."""
 
 import errno
 import os
@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 FULL_DISK = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -53,6 +55,17 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             os.replace(part, folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder. Raises if another process holds it."""
+    (folder / "locks").mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "locks" / "run", timeout=0):
+            yield
+    except Timeout:
+        raise RuntimeError(f"another process is running in {folder}; wait for it, or choose another folder") from None
 
 
 def _flush_names(folder: Path) -> None:

@@ -303,12 +303,22 @@ class SlicedPoints:
 
     read: positions, a slice or an array of integers -> those points as they are stored.
     form: what they become; None: they stay as they are, and are only checked.
+    in_memory: whether all points are, so that another process needs a copy of them.
+    file: that they are mapped from, if it is known.
     """
 
     def __init__(
-        self, count: int, read: Callable[[slice | np.ndarray], TensorInputs], name: str, form: PointFormat | None
+        self,
+        count: int,
+        read: Callable[[slice | np.ndarray], TensorInputs],
+        name: str,
+        form: PointFormat | None,
+        *,
+        in_memory: bool = False,
+        file: str | None = None,
     ) -> None:
         self.count, self.read, self.name, self.form = count, read, name, form
+        self.in_memory, self.file = in_memory, file
 
     def __len__(self) -> int:
         return self.count
@@ -328,9 +338,10 @@ class SlicedPoints:
         """All points as tensors."""
         return self.take(slice(0, self.count))
 
-    def chunks(self, step: int) -> Iterator[tuple[slice, Any]]:
-        """All points, ``step`` at a time. While a chunk is in use, a thread reads the next."""
-        cuts = [slice(start, min(start + step, self.count)) for start in range(0, self.count, step)]
+    def chunks(self, step: int, within: slice | None = None) -> Iterator[tuple[slice, Any]]:
+        """All points, or those of a range, ``step`` at a time. While a chunk is in use, a thread reads the next."""
+        start, stop, _ = (within or slice(None)).indices(self.count)
+        cuts = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
         with ThreadPoolExecutor(1) as reader:
             ahead = reader.submit(self.take, cuts[0])
             for k, cut in enumerate(cuts):
@@ -363,7 +374,10 @@ def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoi
     if isinstance(source, np.ndarray):
         if source.ndim == 0 or source.dtype.kind not in "biuf" or len(source) == 0 or np.ma.isMaskedArray(source):
             return None
-        return SlicedPoints(len(source), lambda at: array_tensor(np.array(source[at]), name), name, form)
+        file, read = mapped_file(source), lambda at: array_tensor(np.array(source[at]), name)
+        return SlicedPoints(
+            len(source), read, name, form, in_memory=file is None, file=None if file is None else file[0]
+        )
     if any(hasattr(source, key) for key in ("__array__", "toarray", "getbands")) or has_plain_columns(source):
         return None
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__") or len(source) == 0:
@@ -468,7 +482,18 @@ def sliced_tensors(x: TensorInputs, name: str) -> SlicedPoints:
         at_n = at if isinstance(at, slice) else torch.from_numpy(at).to(next(iter(parts.values())).device)
         return x[at_n] if isinstance(x, Tensor) else {key: t[at_n] for key, t in x.items()}
 
-    return SlicedPoints(len(next(iter(parts.values()))), read, name, None)
+    return SlicedPoints(len(next(iter(parts.values()))), read, name, None, in_memory=True)
+
+
+def mapped_file(array: np.ndarray) -> tuple[str, int] | None:
+    """The file that an array, or what it is a part of, is mapped from, and the position of its first byte there."""
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c":  # "c": it may differ from the file
+        return None
+    first, here = (a.__array_interface__["data"][0] for a in (root, array))
+    return str(root.filename), root.offset + here - first
 
 
 def _read_items(dataset: Any, at: slice | np.ndarray) -> list[Any]:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from foretaste import report
 from foretaste.acquire import OwnTraining, StudyHints, register, strategies
 from foretaste.data import Images, draw
+from foretaste.executors import ENVIRONMENT
 from foretaste.lookahead import linearize
 from foretaste.network import MLP, Diverged, fit
 from foretaste.network.sgd import diverged_error
@@ -42,7 +43,6 @@ from foretaste.study import (
     trial_network,
 )
 from foretaste.study.config import MODELS
-from foretaste.study.run import ENVIRONMENT
 
 SMALL = study(
     ("gain", "gain sequential", "mlmoc", "margin", "random"),

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from foretaste import report
+from foretaste.files import lock_folder
 from foretaste.network import load_network
 from foretaste.study import (
     Arm,
@@ -31,7 +32,6 @@ from foretaste.study import (
     Train,
     check_folder,
     load,
-    lock_folder,
     prepared,
     run,
     study,

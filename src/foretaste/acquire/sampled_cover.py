@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ STREAM_NUMBERS = 1 << 25  # of their factors at a time. Not of the budget: it mu
 STREAM_LOOK = {"cpu": FIRST_LOOK, "cuda": 4096}  # candidates read again at first, for a pick: a GPU takes as long for 1
 MEAN_POINTS = 16384  # whose mean tangent is taken off
 TRIAL_POINTS = 512  # on which the time of a pass is estimated
+SENT = ("frozen", "sample", "own_U", "held", "covered_W", "weight_W")  # to processes that score chunks
 Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
 
 
@@ -169,15 +171,35 @@ class StreamedCover:
         own_U[self.sample.at_W] = np.arange(len(self.sample.at_W))
         return own_U
 
-    def coverage(self, seen: Seen = lambda at, x: None) -> Coverage:
-        """F, with what each candidate alone adds to it: one pass over the pool."""
-        parts = []
-        for at, x in self.pool.chunks(self.chunk_size):
-            parts.append(self.gains(x, np.arange(at.start, at.stop)))
+    def coverage(
+        self, seen: Seen = lambda at, x: None, gains_by: "Callable[[StreamedCover], Tensor] | None" = None
+    ) -> Coverage:
+        """F, with what each candidate alone adds to it: one pass over the pool.
+
+        gains_by: makes that pass, by ``chunk_gains`` of each chunk of ``chunk_size`` points. None: here.
+        """
+        parts = [] if gains_by is None else [gains_by(self).to(self.covered_W.device)]
+        for at, x in self.pool.chunks(self.chunk_size) if gains_by is None else ():
+            parts.append(self.chunk_gains(at, x))
             seen(at, x)
         info = {"space": self.used_space}
         look = STREAM_LOOK.get(self.frozen.device.type, FIRST_LOOK)
         return Coverage(self.rows, self.covered_W, self.weight_W, info, to_float64(torch.cat(parts)), look)
+
+    def chunk_gains(self, at: slice, x: Inputs) -> Tensor:
+        """``gains`` of a chunk of the pool, before the first pick."""
+        return self.gains(x, np.arange(at.start, at.stop))
+
+    @property
+    def made_by(self) -> list[object]:
+        """What ``chunk_gains`` depends on besides the network and the points."""
+        held = [self.covered_W, self.weight_W, self.held.factors.rows, *self.held.factors.products]
+        return [*held, self.used_space, None if self.sample is None else self.sample.at_W]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ``chunk_gains`` needs in another process: not the state, nor the pool."""
+        _ = self.made_by, self.sample is None or self.own_U  # computed here, not there
+        return {name: v for name, v in vars(self).items() if name in SENT}
 
     def gains(self, x: Inputs, at_n: np.ndarray) -> Tensor:
         """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""

@@ -1,6 +1,5 @@
 """``foretaste run``: a study from a configuration file; ``demo``: one on handwritten digits; ``report``: its page."""
 
-import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -55,6 +54,12 @@ def run_command(
         int | None, machine_option(min=1, help="Processes at once. Default: one per core, or one per GPU.")
     ] = None,
     device: Annotated[str, machine_option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
+    executor: Annotated[
+        str, machine_option(help="Where they run: processes, on this machine; ray, on a cluster; serial, one by one.")
+    ] = "processes",
+    address: Annotated[
+        str | None, machine_option(help="Of a Ray cluster, such as auto. Default: one is started on this machine.")
+    ] = None,
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="A Python file that registers your own strategies.")
     ] = None,
@@ -69,6 +74,8 @@ def run_command(
 ) -> None:
     """Run a study: every arm with every seed (Algorithm 1). An interrupted run resumes when started again."""
     from foretaste import study as studies
+    from foretaste.executors import Executor, usable_cores
+    from foretaste.files import lock_folder
     from foretaste.label import find_answers
 
     if config is None:
@@ -77,10 +84,11 @@ def run_command(
     study = studies.smoke(study) if smoke else study
     folder = out or Path("runs") / (Path(config).stem + ("-smoke" if smoke else ""))
     check_output_folder(folder)
-    devices = study_devices(device)
+    how = Executor(executor, address=address)
+    devices = study_devices("cpu" if executor == "ray" and device == "auto" else device)
     resumes = folder.exists() and not estimate
     if resumes:
-        with studies.lock_folder(folder):  # before data is read and costs are measured
+        with lock_folder(folder):  # before data is read and costs are measured
             studies.check_folder(folder, study)
     tasks = len(study.names) * len(study.seeds)
     n = min(processes or (usable_cores() if devices == ("cpu",) else len(devices)), tasks)
@@ -101,8 +109,9 @@ def run_command(
     warning = "Shrunk by --smoke: a look at the machinery, not a result" if smoke else None
     description = studies.describe(study, data, command=command, processes=n, device=devices[0], warning=warning)
     run_and_report(
-        study, folder, processes=n, devices=devices, standin=smoke, data=data, description=description, minutes=minutes
-    )
+        study, folder, processes=n, devices=devices, standin=smoke, data=data, description=description,
+        minutes=minutes, executor=how,
+    )  # fmt: skip
 
 
 def run_and_report(study: "Study", folder: Path, page: Path | None = None, **arguments: Any) -> None:
@@ -147,11 +156,6 @@ def study_devices(name: str) -> tuple[str, ...]:
     return tuple(f"cuda:{k}" for k in range(cards)) or (str(where),)
 
 
-def usable_cores() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @app.command("demo", **with_examples())
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder of the page, the figures and the records.")] = Path("demo"),
@@ -160,6 +164,7 @@ def demo_command(
 ) -> None:
     """Compare strategies on scikit-learn's handwritten digits: train, query, repeat. Under 90 s on two cores."""
     check_output_folder(out)
+    from foretaste.executors import usable_cores
     from foretaste.study import describe, prepared, read
 
     n = seeds or (2 if quick else 5)

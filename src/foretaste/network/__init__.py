@@ -3,7 +3,10 @@
 from foretaste.network.backbones import LIBRARY_PREFIXES as LIBRARY_PREFIXES
 from foretaste.network.backbones import Backbone as Backbone
 from foretaste.network.backbones import find_backbone as find_backbone
+from foretaste.network.feature_cache import digest_bytes as digest_bytes
+from foretaste.network.feature_cache import digest_of as digest_of
 from foretaste.network.feature_cache import feature_home as feature_home
+from foretaste.network.feature_cache import weights_digest as weights_digest
 from foretaste.network.features import features as features
 from foretaste.network.fit import DEFAULT_EPOCHS as DEFAULT_EPOCHS
 from foretaste.network.fit import DEFAULT_STEPS as DEFAULT_STEPS
@@ -43,4 +46,3 @@ from foretaste.network.sgd import Diverged as Diverged
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare
 from foretaste.network.sgd import seeded as seeded
-from foretaste.network.sgd import single_threaded as single_threaded

@@ -175,6 +175,7 @@ def good_chunks(path: Path, manifest: FeatureManifest) -> list[tuple[int, str]]:
 
 
 def digest_bytes(raw: bytes) -> str:
+    """The digest of the bytes of a file."""
     return blake2b(raw, digest_size=SUM_BYTES).hexdigest()
 
 

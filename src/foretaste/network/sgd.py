@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.sgd import sgd
 
 from foretaste.errors import changed, check_callable, check_known, real_number, whole_number
+from foretaste.executors import torch_threads
 from foretaste.losses import TrainingTargets
 from foretaste.network.models import MLP, is_frozen
 
@@ -100,7 +101,7 @@ def train_eager(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingR
     train_mode(net)
     small = is_plain_mlp(net, params) and how.batch_size * sum(p.numel() for p in params) < SMALL_MLP
     alone = small and x.device.type == "cpu" and torch.get_num_threads() > 1
-    with single_threaded() if alone else nullcontext(), torch.enable_grad(), deterministic():
+    with torch_threads(1) if alone else nullcontext(), torch.enable_grad(), deterministic():
         for done, at_B in enumerate(order_SB.unbind(), 1):
             x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
             if how.augment:
@@ -335,14 +336,3 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets) -> Gradients:
         return h[-1], grads
 
     return by_hand
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """torch on one thread of the CPU."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy
 from foretaste.errors import Faults, counted, did_you_mean, whole_number
+from foretaste.executors import Executor, as_executor
 from foretaste.given import (
     ClassName,
     GivenPoints,
@@ -71,6 +72,7 @@ def query(
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
     pool: Any = None,
+    executor: Executor | str | None = None,
 ) -> Query:
     """The next ``batch_size`` points of a pool to label (Eq. 1).
 
@@ -139,6 +141,9 @@ def query(
             leave-one-out says of it is in ``q.info["pool"]``.
         progress: ``progress(done, total)``, called after each pick, or by a strategy that retrains for each candidate.
             A streamed query counts the candidates that were read, and then the picks.
+        executor: what computes a streamed query's passes over the pool. None (default): this one. "processes", "ray"
+            or an ``ft.Executor``: shards of the pool, on several machines too. The answer has the same bits. With
+            ``ft.Executor(..., folder=...)`` an interrupted query resumes. A dense query does not use it.
 
     Returns:
         A ``Query``: ``q.indices`` are positions in x_U, best first; also ids, scores, labels, seconds and info.
@@ -161,7 +166,7 @@ def query(
         >>> q.labels
         ['dog', 'dog']
     """
-    begin = time.perf_counter()
+    begin, runner = time.perf_counter(), as_executor(executor)
     # Check.
     settings: dict[str, Any] = {
         "loss": loss, "ridge": ridge, "output": output, "method": method, "budget": budget, "params": params,
@@ -197,12 +202,14 @@ def query(
                 raise
             log.info("%s; so the pool is streamed", too_small)
             way, generator = "streamed", torch.Generator().manual_seed(int(seed))
+    if runner is not None and way != "streamed":
+        log.info("the query is dense, and makes no use of the executor")
     if way == "streamed":
         points = as_source(given.x_U)
         n, probe = fewer_than_pool(batch_size, len(points)), replace(given, x_U=points.take(slice(0, PROBE_POINTS)))
         request = replace(make_request(net, probe, asked, 1, generator, counter), batch_size=n)
         how.settings(chosen, request.x_U)
-        got, extra = pick_streamed(request, points, how, select, chosen)
+        got, extra = pick_streamed(request, points, how, select, chosen, runner)
         seconds = {"outputs": 0.0, "kernel": 0.0}
     # Answer.
     seconds |= got.seconds | {"total": time.perf_counter() - begin}

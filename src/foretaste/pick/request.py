@@ -140,6 +140,13 @@ class Request:
         """The state if the strategy has used it, else None."""
         return self.__dict__.get("state")
 
+    def without_labels(self) -> "Request":
+        """The same question with nothing labelled, which another process can be asked: no progress, no generator."""
+        plain = Request(
+            self.net, None, None, self.x_U, self.batch_size, torch.Generator(), self.kernel, eager=self.eager
+        )
+        return replace(plain, subject=self.frozen, outputs=self.C)
+
     def restrict_to(self, positions_u: Tensor) -> "Request":
         """The same question about some candidates only. The network is not copied again."""
         x_u, subject = take_points(self.x_U, positions_u), vars(self).get("frozen", self.subject)

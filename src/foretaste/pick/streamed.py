@@ -26,13 +26,16 @@ from foretaste.acquire import (
     stream_chunk,
 )
 from foretaste.errors import format_bytes, format_seconds
+from foretaste.executors import Executor
 from foretaste.given import SlicedPoints, sliced_tensors
 from foretaste.lookahead import KernelSettings, State
 from foretaste.losses import probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
+from foretaste.pick.shards import ShardedPasses
 from foretaste.tangent import (
     FactorSource,
+    FrozenNetwork,
     Inputs,
     count_points,
     freeze,
@@ -115,6 +118,7 @@ class SeenPool:
     n: int
     report: ProgressCounter
     copies_U: Tensor = field(init=False)
+    read: int = 0
 
     def __post_init__(self) -> None:
         self.copies_U = torch.zeros(self.U, dtype=torch.bool)
@@ -124,6 +128,12 @@ class SeenPool:
             self.copies_U[at] = found
         self.report(at.stop, self.U + self.n)
 
+    def note(self, at: slice, copies: Tensor) -> None:
+        """The same of a shard, whose points another process has read. Shards come in any order."""
+        self.copies_U[at] = copies
+        self.read += at.stop - at.start
+        self.report(self.read, self.U + self.n)
+
     def batch(self, generator: torch.Generator) -> Batch:
         """The batch to pick from what was read. Progress goes on counting, from U."""
         some = bool(self.copies_U.any()) and not bool(self.copies_U.all())
@@ -132,29 +142,53 @@ class SeenPool:
 
 
 def pick_streamed(
-    request: Request, pool: SlicedPoints, how: Strategy, select: str, options: Mapping[str, Any]
+    request: Request,
+    pool: SlicedPoints,
+    how: Strategy,
+    select: str,
+    options: Mapping[str, Any],
+    executor: Executor | None = None,
 ) -> tuple[Picked, dict[str, Any]]:
     """A batch of ``request.batch_size`` points of the pool, and what goes into ``q.info``.
 
     request: the question, with a few points of the pool in the place of all.
+    executor: what computes the passes over the pool, shard by shard. None: they are made here, chunk by chunk.
     """
     request = replace(request, kernel=replace(request.kernel, method="auto"))  # of the states
     seen = SeenPool(request.x_L, len(pool), request.batch_size, _counter(request))
+    if executor is None or how.picks:
+        return _pick_streamed(request, pool, how, select, options, seen, None)
+    with executor.started() as runner:
+        passes = ShardedPasses(executor, runner, pool, request.frozen.net, request.x_L, seen.note)
+        got, info = _pick_streamed(request, pool, how, select, options, seen, passes)
+    return got, info | {"executor": executor.kind, "shards": passes.counts}
+
+
+def _pick_streamed(
+    request: Request,
+    pool: SlicedPoints,
+    how: Strategy,
+    select: str,
+    options: Mapping[str, Any],
+    seen: SeenPool,
+    passes: ShardedPasses | None,
+) -> tuple[Picked, dict[str, Any]]:
     if how.coverage is covered_errors:
-        return _stream_cover(request, pool, select, options, seen)
+        return _stream_cover(request, pool, select, options, seen, passes)
     if how.picks:  # it looks at no point
         for at, x in pool.chunks(stream_chunk(torch.device("cpu"))):
             seen(at, x)
         got = pick(how, replace(request, x_U=torch.empty(len(pool), 0)), seen.batch(request.generator), options=options)
         return got, {"method": "streamed"}
     start, scores = time.perf_counter(), list[Tensor]()
-    first = None
-    for at, x in pool.chunks(stream_chunk(request.frozen.device)):
-        # The first state has the labels: they say whether the network fits. Scores do not depend on them.
-        part = replace(request, x_U=x) if first is None else replace(request, x_U=x, x_L=None, y_L=None)
-        state = part.state
-        first = state if first is None else first
-        scores.append(scores_by(how, options, state))
+    score, step = OutputScores(how, options, request.without_labels()), stream_chunk(request.frozen.device)
+    # The first state has the labels: they say whether the network fits. Scores do not depend on them.
+    first = None if passes is None else replace(request, x_U=pool.take(slice(0, step))).state
+    if passes is not None:
+        scores.append(passes.scores("scores", step, score, score.made_by).to(request.frozen.device))
+    for at, x in pool.chunks(step) if passes is None else ():
+        first = replace(request, x_U=x).state if first is None else first
+        scores.append(score(at, x) if at.start else scores_by(how, options, first))
         seen(at, x)
     middle, batch, scores_U = time.perf_counter(), seen.batch(request.generator), torch.cat(scores)
     got = Picked(highest(scores_U, batch), state=first)
@@ -174,8 +208,41 @@ def _counter(request: Request) -> ProgressCounter:
     return report if isinstance(report, ProgressCounter) else ProgressCounter(report)
 
 
+@dataclass(frozen=True, eq=False)
+class OutputScores:
+    """Scores of outputs alone, for a chunk of points in the place of those of a request."""
+
+    how: Strategy
+    options: Mapping[str, Any]
+    request: Request
+
+    def __call__(self, at: slice, x: Inputs) -> Tensor:
+        return scores_by(self.how, self.options, replace(self.request, x_U=x).state)
+
+    @property
+    def made_by(self) -> list[object]:
+        return [self.how.name, {key: repr(value) for key, value in self.options.items()}, self.request.loss]
+
+
+@dataclass(frozen=True, eq=False)
+class OutputErrors:
+    """1 − p, p the largest probability: the network's own chance of error."""
+
+    frozen: FrozenNetwork
+    loss: str
+
+    def __call__(self, at: slice, x: Inputs) -> Tensor:
+        step = OUTPUT_CHUNK.get(self.frozen.device.type, OUTPUT_CHUNK["cpu"])
+        return 1 - probabilities(outputs(self.frozen, x, name="x_U", chunk_size=step), self.loss).amax(1).cpu()
+
+
 def _stream_cover(
-    request: Request, pool: SlicedPoints, select: str, options: Mapping[str, Any], seen: SeenPool
+    request: Request,
+    pool: SlicedPoints,
+    select: str,
+    options: Mapping[str, Any],
+    seen: SeenPool,
+    passes: ShardedPasses | None,
 ) -> tuple[Picked, dict[str, Any]]:
     start, kernel = time.perf_counter(), request.kernel
     C, x_L = request.C, request.x_L if request.L else None
@@ -187,7 +254,7 @@ def _stream_cover(
     if x_W is None and len(pool) == W:
         x_W = pool.all()
     elif x_W is None:
-        error_U = error_of_outputs(request, pool) if request.L else error_U
+        error_U = error_of_outputs(request, pool, passes) if request.L else error_U
         sample = sample_watched(error_U, W, 0, int(kernel.seed))
         x_W = pool.take(sample.at_W)
 
@@ -205,7 +272,7 @@ def _stream_cover(
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
     )  # fmt: skip
     ready = time.perf_counter()
-    F = cover.coverage(seen)
+    F = cover.coverage(seen, None if passes is None else passes.gains)
     assert F.first_U is not None
     middle, batch = time.perf_counter(), seen.batch(request.generator)
     told: Mapping[str, Any] = {}
@@ -282,12 +349,9 @@ def watched_count(kernel: KernelSettings, U: int, L: int, width: int, budget: in
     return min(W, U, fit)
 
 
-def error_of_outputs(request: Request, pool: SlicedPoints) -> np.ndarray:
-    """(U,): 1 − p, p the largest probability: the network's own chance of error. One forward pass over the pool."""
-    device = request.frozen.device
-    step = OUTPUT_CHUNK.get(device.type, OUTPUT_CHUNK["cpu"])
-    parts = [
-        1 - probabilities(outputs(request.frozen, x, name="x_U", chunk_size=step), request.loss).amax(1).cpu().numpy()
-        for _, x in pool.chunks(stream_chunk(device))
-    ]
-    return np.concatenate(parts)
+def error_of_outputs(request: Request, pool: SlicedPoints, passes: ShardedPasses | None) -> np.ndarray:
+    """(U,): the network's own chance of error. One forward pass over the pool."""
+    error, step = OutputErrors(request.frozen, request.loss), stream_chunk(request.frozen.device)
+    if passes is not None:
+        return passes.scores("errors", step, error, [request.loss], note=False).numpy()
+    return torch.cat([error(at, x) for at, x in pool.chunks(step)]).numpy()

@@ -18,7 +18,6 @@ from foretaste.study.folder import about as about
 from foretaste.study.folder import check_data as check_data
 from foretaste.study.folder import check_folder as check_folder
 from foretaste.study.folder import describe as describe
-from foretaste.study.folder import lock_folder as lock_folder
 from foretaste.study.loop import cycles as cycles
 from foretaste.study.records import Record as Record
 from foretaste.study.records import damaged_record as damaged_record

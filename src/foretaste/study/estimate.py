@@ -10,8 +10,9 @@ import torch
 from foretaste.acquire import find_strategy
 from foretaste.data import Images
 from foretaste.errors import counted, errors_only, format_seconds
+from foretaste.executors import torch_threads
 from foretaste.lookahead import Graph, linearize
-from foretaste.network import POOL_EPOCHS, fit, single_threaded, training_length
+from foretaste.network import POOL_EPOCHS, fit, training_length
 from foretaste.pick import query
 from foretaste.study.config import POOL_MODELS, Arm, Network, Study, Trial
 from foretaste.study.loop import check_trials
@@ -62,7 +63,7 @@ def estimate(study: Study, data: Images) -> Estimate:
     growth = (0.0, 0.0)
     labels = study.labels
     sizes = [labels.init + labels.per_cycle * cycle for cycle in range(labels.cycles + 1)]
-    with single_threaded(), errors_only():
+    with torch_threads(1), errors_only():
         for arm in study.arms:
             trial = study.trial(arm.name)
             model = model_of(trial, data)

@@ -48,20 +48,6 @@ PICTURES_EVERY = 10  # seconds between two updates of pictures.npz
 MAY_DIFFER = ("seeds", "arms", "title", "notes", "plugins")  # between two runs in one folder
 
 
-# Locks
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a run's folder. Raises if another process holds it."""
-    (folder / "locks").mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / "locks" / "run", timeout=0):
-            yield
-    except Timeout:
-        raise RuntimeError(f"another process is running in {folder}; wait for it, or choose another folder") from None
-
-
 # Records and checkpoints
 
 

@@ -1,29 +1,22 @@
-"""All arms and seeds of a study, in one process or several, into a folder from which an interrupted run resumes."""
+"""All arms and seeds of a study, in processes or on Ray, into a folder from which an interrupted run resumes."""
 
-import ctypes
 import logging
 import math
-import multiprocessing as mp
-import os
-import signal
-import sys
+import socket
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from queue import Empty
 from typing import Any
-
-import torch
 
 from foretaste.data import Answers, Images
 from foretaste.errors import errors_only, real_number
-from foretaste.network import Diverged, single_threaded
+from foretaste.executors import Executor, as_executor, torch_threads
+from foretaste.files import lock_folder
+from foretaste.network import Diverged
 from foretaste.study.claims import CHECKS
 from foretaste.study.config import Study
 from foretaste.study.folder import (
@@ -32,7 +25,6 @@ from foretaste.study.folder import (
     check_data,
     check_folder,
     describe,
-    lock_folder,
     stored_json,
     write_study,
 )
@@ -43,14 +35,6 @@ from foretaste.study.toml import import_plugin
 from foretaste.study.trial_network import train_first
 
 log = logging.getLogger("foretaste")
-# One thread a process, and no thread that spins while it waits: small matrices on shared cores are many times slower.
-# cuBLAS promises the same bits twice only with a workspace of its own.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-}
 
 
 def run(
@@ -65,6 +49,7 @@ def run(
     seen: Callable[[Record], None] | None = None,
     minutes: float | None = None,
     answers: Answers | None = None,
+    executor: Executor | str = "processes",
 ) -> list[Any]:
     """Run every arm of a study with every seed.
 
@@ -84,6 +69,8 @@ def run(
         minutes: stop after this time, each process with its next record. The same call later resumes, also on another
             machine; without the weights of the last cycle only where training starts cold.
         answers: as in ``prepared``.
+        executor: where the processes run: "processes" (default), on this machine; "ray", or an ``ft.Executor`` of that
+            kind, on a Ray cluster whose machines share ``folder`` (docs/scaling.md); each takes a CPU. "serial": here.
 
     Returns:
         The records, in the order of arms, seeds and cycles. With ``minutes`` there may be fewer than ``study.size``.
@@ -101,11 +88,13 @@ def run(
     # Wall-clock time, for it is the same in all processes.
     deadline = math.inf if minutes is None else time.time() + 60 * real_number("minutes", minutes, 0, above=True)
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as where, lock_folder(Path(where)):
-        root = Path(where)
+        root, how = Path(where).resolve(), as_executor(executor) or Executor()
         check_folder(root, study)
         tasks = [Task(root, name, seed) for seed in study.seeds for name in study.names]
         processes = min(processes, len(tasks))
-        here = processes <= 1
+        here = how.kind == "serial" or (how.kind == "processes" and processes <= 1)
+        if how.kind == "ray" and any(device != "cpu" for device in devices):
+            raise ValueError(f"executor 'ray' runs a study on CPUs, and devices is {devices}; use processes on GPUs")
         if data is None and (here or folder is not None):
             on = devices[0] if here else "cpu"
             data = prepared(study.data, on, standin, features=study.features, answers=answers)
@@ -122,7 +111,8 @@ def run(
         if here and data is not None:
             stream = _run_here(study, tasks, data, deadline)
         else:
-            stream = _run_in_processes(WorkOrder(study, standin, digest, deadline, answers), tasks, processes, devices)
+            work = WorkOrder(study, root, devices, standin, digest, deadline, answers)
+            stream = work.run(replace(how, workers=processes, threads=1), tasks)
         records = []
         try:
             for record in stream:
@@ -210,7 +200,7 @@ def run_task(study: Study, data: Images, task: Task, deadline: float = math.inf)
                 return
 
 
-# Processes
+# Here, in processes, or on Ray
 
 
 @dataclass(frozen=True)
@@ -218,122 +208,60 @@ class WorkOrder:
     """What every worker needs besides its tasks."""
 
     study: Study
+    folder: Path
+    devices: Sequence[str]
     standin: bool
     digest: Mapping[str, Any] | None
     deadline: float
     answers: Answers | None
 
+    def prepare(self, place: int) -> Images:
+        """The data, which a worker reads itself. They must be those that the parent has read (``digest``)."""
+        try:
+            if not self.folder.is_dir():
+                raise ValueError(
+                    f"{socket.gethostname()} does not see {self.folder}; on several machines a study needs a folder "
+                    "that all of them share"
+                )
+            for plugin in self.study.plugins:
+                import_plugin(plugin)
+            device = self.devices[place % len(self.devices)]
+            data = prepared(self.study.data, device, self.standin, features=self.study.features, answers=self.answers)
+            if self.digest is not None and data_digest(data) != self.digest["data"]:
+                raise ValueError(
+                    f"the data {data.name!r} changes while the run reads it, or differs from machine to machine; start "
+                    "again when it is complete"
+                )
+            return data
+        except Exception as error:
+            raise _as_failure(error) from error
 
-@dataclass(frozen=True)
-class WorkerFailure:
-    """The error of a worker: one line, and its traceback."""
+    def run(self, how: Executor, tasks: Sequence[Task]) -> Iterator[Record]:
+        with how.started() as runner:
+            for _, record in runner(self.records, tasks, self.prepare, _task_name):
+                yield record
 
-    message: str
-    trace: str
+    def records(self, data: Images, task: Task) -> Iterator[Record]:
+        """The records of a task."""
+        try:
+            yield from run_task(self.study, data, task, self.deadline)
+        except Exception as error:
+            raise _as_failure(error, f"{_task_name(task)}: ") from error
+
+
+def _task_name(task: Task) -> str:
+    return f"arm {task.arm!r}, seed {task.seed}"
+
+
+def _as_failure(error: Exception, at: str = "") -> RuntimeError:
+    kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+    return RuntimeError(f"{at}{kind}{error}")
 
 
 def _run_here(study: Study, tasks: Sequence[Task], data: Images, deadline: float = math.inf) -> Iterator[Record]:
-    with single_threaded():
+    with torch_threads(1):
         for task in tasks:
             try:
                 yield from run_task(study, data, task, deadline)
             except Diverged as error:
-                raise Diverged(f"arm {task.arm!r}, seed {task.seed}: {error}") from error
-
-
-def _run_in_processes(
-    order: WorkOrder, tasks: Sequence[Task], processes: int, devices: Sequence[str]
-) -> Iterator[Record]:
-    context = mp.get_context("spawn")
-    todo, done = context.Queue(), context.Queue()
-    for task in [*tasks, *[None] * processes]:
-        todo.put(task)
-    workers = [
-        context.Process(target=_work, args=(order, devices[k % len(devices)], todo, done), daemon=True)
-        for k in range(processes)
-    ]
-    working = processes
-    try:
-        with _environment_of_workers():
-            for worker in workers:
-                worker.start()
-        while working:
-            try:
-                answer = done.get(timeout=1)
-            except Empty:
-                if dead := [w for w in workers if w.exitcode]:
-                    raise RuntimeError(
-                        f"a worker ended by itself with code {dead[0].exitcode}: out of memory, "
-                        'or a script that lacks `if __name__ == "__main__":`'
-                    ) from None
-                continue
-            if isinstance(answer, WorkerFailure):
-                error = RuntimeError(answer.message)
-                error.add_note(answer.trace)
-                raise error
-            if answer is None:
-                working -= 1
-            else:
-                yield answer
-    finally:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.terminate()
-                worker.join()
-        for queue in (todo, done):
-            queue.cancel_join_thread()
-            queue.close()
-
-
-def _work(order: WorkOrder, device: str, todo: Any, done: Any) -> None:
-    """A worker: runs tasks from one queue, and puts records, then None, or its failure, into the other.
-
-    It reads the data itself. They must be those that the parent has read (``digest``).
-    """
-    study, digest = order.study, order.digest
-    _die_with_parent()
-    torch.set_num_threads(1)
-    parent = mp.parent_process()
-    task: Task | None = None
-    try:
-        for plugin in study.plugins:
-            import_plugin(plugin)
-        data = prepared(study.data, device, order.standin, features=study.features, answers=order.answers)
-        if digest is not None and data_digest(data) != digest["data"]:
-            raise ValueError(f"the data {data.name!r} changes while the run reads it; start again when it is complete")
-        while (task := todo.get()) is not None:
-            for record in run_task(study, data, task, order.deadline):
-                done.put(record)
-                if parent is not None and not parent.is_alive():
-                    return
-        done.put(None)
-    except Exception as error:
-        at = "" if task is None else f"arm {task.arm!r}, seed {task.seed}: "
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        done.put(WorkerFailure(f"{at}{kind}{error}", traceback.format_exc()))
-
-
-def _die_with_parent() -> None:
-    """On Linux a worker ends when the process that started it is killed; elsewhere it notices after a record."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextmanager
-def _environment_of_workers() -> Iterator[None]:
-    """Processes started within have one thread each, and ignore Ctrl-C: the parent ends them."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, handler)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+                raise Diverged(f"{_task_name(task)}: {error}") from error

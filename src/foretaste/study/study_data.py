@@ -19,7 +19,8 @@ from torch import Tensor
 
 from foretaste.data import Answers, Images, digits, fewer, imbalanced, load, noisy, smaller
 from foretaste.errors import printable
-from foretaste.network import LIBRARY_PREFIXES, column_moments, features, find_backbone, single_threaded
+from foretaste.executors import torch_threads
+from foretaste.network import LIBRARY_PREFIXES, column_moments, features, find_backbone
 from foretaste.study.config import Data, Features, Study
 from foretaste.study.trial_network import derive_seed
 
@@ -76,7 +77,7 @@ def prepared(
         >>> len(prepared(Data(pool_points=100), "cpu").pool)
         100
     """
-    with single_threaded():  # as in the workers: the number of processes must not change a bit of a record
+    with torch_threads(1):  # as in the workers: the number of processes must not change a bit of a record
         try:
             data = load(
                 how.name, how.folder, normalise=how.normalise, test=how.test, size=how.size, channels=how.channels,

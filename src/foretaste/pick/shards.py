@@ -1,0 +1,224 @@
+"""Shards: a pass over a pool cut into ranges, each result a file with a digest, and a manifest. A run resumes from it.
+
+PASS-DIGEST/manifest.json        what the pass computes, and the digest of each shard that is there
+PASS-DIGEST/00007.safetensors    what became of the points of shard 7
+
+The cuts depend on the pool alone, so the files have the same bytes for any number of workers. This process alone writes
+them. A shard that is gone or damaged is told, and computed again; after a kill, so is what was in progress.
+"""
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from foretaste.acquire import StreamedCover
+from foretaste.errors import check_regular, counted
+from foretaste.executors import Executor, Runner
+from foretaste.files import lock_folder, write_whole
+from foretaste.given import SlicedPoints, sliced_tensors
+from foretaste.network import digest_bytes, digest_of, weights_digest
+from foretaste.pick.select import find_copies
+from foretaste.tangent import Inputs
+
+log = logging.getLogger("foretaste")
+
+SHARD_FORMAT = 1  # enters every digest
+SAMPLED_POINTS = 64  # by which a pool that is not in memory is known again
+
+ChunkScore = Callable[[slice, Inputs], Tensor]  # the positions of some points, and these -> (n,)
+
+
+@dataclass
+class ShardedPasses:
+    """The passes of one query over its pool, by an executor. They are in its folder, or not kept.
+
+    net, x_L: the network, and the labelled points, whose copies are looked for.
+    noted: called with each range that is done, and which of its points are copies.
+    """
+
+    executor: Executor
+    runner: Runner
+    pool: SlicedPoints
+    net: nn.Module
+    x_L: Inputs | None
+    noted: Callable[[slice, Tensor], object]
+    counts: dict[str, int] = field(default_factory=lambda: {"computed": 0, "kept": 0})
+
+    def __post_init__(self) -> None:
+        if self.executor.kind != "serial" and (at := {p.device.type for p in self.net.parameters()} - {"cpu"}):
+            raise ValueError(
+                f'executor {self.executor.kind!r} is for networks on the CPU, and net is on {at.pop()}; use "serial"'
+            )
+
+    def gains(self, cover: StreamedCover) -> Tensor:
+        """(U,): what each candidate alone adds to F."""
+        return self.scores("gains", cover.chunk_size, cover.chunk_gains, cover.made_by)
+
+    def scores(self, name: str, step: int, score: ChunkScore, made_by: Sequence[object], note: bool = True) -> Tensor:
+        """(U,): ``score`` of every chunk of ``step`` points, on the CPU. made_by: what the scores depend on."""
+        points = -(-self.executor.shard_points // step) * step
+        cuts = [slice(at, min(at + points, len(self.pool))) for at in range(0, len(self.pool), points)]
+        how = self.executor
+        job, where = "", None
+        if how.folder is not None:
+            about = [SHARD_FORMAT, version("foretaste"), torch.__version__, how.used_threads, name, step, points]
+            job = digest_of([*about, weights_digest(self.net), self.x_L, pool_digest(self.pool), *made_by])
+            where = Path(how.folder).expanduser() / f"{name}-{job[:16]}"
+        with tempfile.TemporaryDirectory() if where is None else nullcontext(where) as folder:
+            shards = Shards(Path(folder), job, cuts)
+            task = ShardTask(None if self.pool.in_memory else self.pool, step, score, self.x_L)
+            items = ShardItems(cuts, self.pool if self.pool.in_memory else None)
+
+            def done(k: int, part: Mapping[str, Tensor], kept: bool) -> None:
+                self.counts["kept" if kept else "computed"] += 1
+                if note:
+                    self.noted(cuts[k], part["copies"])
+
+            parts = shards.run(self.runner, task, items, done)
+        return torch.cat([part["scores"] for part in parts])
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of one pass in a folder. job: a digest of what they are made by and of."""
+
+    folder: Path
+    job: str
+    cuts: Sequence[slice]
+
+    def run(
+        self,
+        runner: Runner,
+        task: "ShardTask",
+        items: "ShardItems",
+        done: Callable[[int, Mapping[str, Tensor], bool], object],
+    ) -> list[dict[str, Tensor]]:
+        """The results of all shards, in order. Those on disk are read, the others computed and written."""
+        with lock_folder(self.folder):
+            digests, parts = self.read_manifest(), dict[int, dict[str, Tensor]]()
+            for k in list(digests):
+                if (raw := self.read(k, digests[k])) is None:
+                    del digests[k]
+                else:
+                    parts[k] = load(raw)
+                    done(k, parts[k], True)
+            missing = [k for k in range(len(self.cuts)) if k not in parts]
+            if parts and missing:
+                log.info("resuming: %d of %s are there (%s)", len(parts), counted(len(self.cuts), "shard"), self.folder)
+            wanted = replace(items, of=missing)
+            for i, (raw, digest) in runner(task, wanted, lambda place: None, shard_name) if missing else ():
+                k = missing[i]
+                if digest_bytes(raw) != digest:
+                    raise OSError(f"{shard_name(self.cuts[k])} was damaged on its way here; run the same query again")
+                write_whole(self.path(k), raw)
+                digests[k], parts[k] = digest, load(raw)
+                self.write_manifest(digests)
+                done(k, parts[k], False)
+        return [parts[k] for k in range(len(self.cuts))]
+
+    def path(self, k: int) -> Path:
+        return self.folder / f"{k:05}.safetensors"
+
+    def read(self, k: int, digest: str) -> bytes | None:
+        """The bytes of a shard; None, and a warning, if they are not those that the manifest lists."""
+        try:
+            check_regular(self.path(k))
+            raw = self.path(k).read_bytes()
+        except FileNotFoundError:
+            log.warning("%s is gone; it is computed again", self.path(k))
+            return None
+        if digest_bytes(raw) == digest:
+            return raw
+        log.warning("%s is damaged: its digest is not that of manifest.json; it is computed again", self.path(k))
+        return None
+
+    def write_manifest(self, digests: Mapping[int, str]) -> None:
+        """Write the manifest: the same bytes, in whatever order shards have come."""
+        cuts = [[cut.start, cut.stop] for cut in self.cuts]
+        held = {"job": self.job, "cuts": cuts, "shards": {str(k): digests[k] for k in sorted(digests)}}
+        write_whole(self.folder / "manifest.json", json.dumps(held, indent=1) + "\n")
+
+    def read_manifest(self) -> dict[int, str]:
+        """The digests of the shards that the manifest lists. None if it is of another job, or damaged."""
+        path = self.folder / "manifest.json"
+        try:
+            check_regular(path)
+            held = json.loads(path.read_bytes())
+            digests = {int(k): str(digest) for k, digest in held["shards"].items()}
+            if held["job"] == self.job and held["cuts"] == [[cut.start, cut.stop] for cut in self.cuts]:
+                return {k: digests[k] for k in digests if 0 <= k < len(self.cuts)}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        log.warning("%s is damaged, or of other shards; all shards are computed again", path)
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTask:
+    """What a worker does: a shard's points in, the bytes of its result and their digest out."""
+
+    pool: SlicedPoints | None  # None: the points come with the shard
+    step: int
+    score: ChunkScore
+    x_L: Inputs | None
+
+    def __call__(self, place: None, item: tuple[slice, Inputs | None]) -> Iterator[tuple[bytes, str]]:
+        cut, own = item
+        pool, first = (self.pool, 0) if own is None else (sliced_tensors(own, "x_U"), cut.start)
+        assert pool is not None
+        scores, copies = list[Tensor](), torch.zeros(cut.stop - cut.start, dtype=torch.bool)
+        for at, x in pool.chunks(self.step, slice(cut.start - first, cut.stop - first)):
+            at = slice(at.start + first, at.stop + first)
+            scores.append(self.score(at, x).cpu())
+            if (found := find_copies(self.x_L, x)) is not None:
+                copies[at.start - cut.start : at.stop - cut.start] = found
+        raw = save({"scores": torch.cat(scores), "copies": copies})
+        yield raw, digest_bytes(raw)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardItems(Sequence[Any]):
+    """The shards ``of`` some numbers, each with its points if these are in memory: they are taken when it begins."""
+
+    cuts: Sequence[slice]
+    pool: SlicedPoints | None
+    of: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, i: Any) -> Any:
+        cut = self.cuts[self.of[i]]
+        return cut, None if self.pool is None else self.pool.take(cut)
+
+
+def shard_name(item: Any) -> str:
+    cut = item[0] if isinstance(item, tuple) else item
+    return f"the shard of points {cut.start} to {cut.stop - 1}"
+
+
+def pool_digest(pool: SlicedPoints) -> str:
+    """By which a pool is known again: every point if all are in memory, else a sample, and the time of the file."""
+    if pool.in_memory:
+        h = blake2b()
+        for _, x in pool.chunks(1 << 16):
+            h.update(digest_of([x]).encode())
+        return h.hexdigest()
+    stamp = None if pool.file is None else Path(pool.file).stat()
+    told = [] if stamp is None else [stamp.st_size, stamp.st_mtime_ns]
+    at = np.unique(np.linspace(0, len(pool) - 1, SAMPLED_POINTS).astype(np.int64))
+    return digest_of([len(pool), *told, pool.take(at)])

@@ -1,0 +1,232 @@
+"""Shards of a pool: the bits of the plain query for any executor, and after anything that can happen on the way."""
+
+import errno
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import foretaste as ft
+from foretaste.files import lock_folder
+from foretaste.given import sliced_points
+from foretaste.pick.shards import pool_digest
+from pick.test_streamed import problem
+
+ROWS = 13_000  # four shards of 4096 points
+NET, X_L, Y_L, X_U = problem(ROWS + 15, torch.float32)
+PASSES = ("errors", "gains")
+
+
+def ask(x_U=X_U, **settings):
+    return ft.query(NET, X_L, Y_L, x_U, **{"batch_size": 8, "method": "streamed", "watch": 100} | settings)
+
+
+def in_shards(folder, kind="serial", x_U=X_U, workers=None, **settings):
+    return ask(x_U, executor=ft.Executor(kind, workers, folder=folder, shard_points=4096), **settings)
+
+
+PLAIN = ask()
+
+
+def same(q, plain=PLAIN):
+    """Every bit of two answers but the times."""
+    assert q.indices.tolist() == plain.indices.tolist()
+    assert torch.equal(q.scores, plain.scores)
+    assert {k: q.info[k] for k in plain.info} == plain.info
+    return q.info["shards"]
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).glob("*-*/*.*")}
+
+
+def paths(folder, name="*.safetensors"):
+    return sorted(Path(folder).rglob(name))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a query that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert same(in_shards(folder)) == {"computed": 8, "kept": 0}
+    return folder
+
+
+@pytest.mark.parametrize("strategy", ["margin", "random"])
+def test_other_strategies_are_the_same_too(strategy):
+    q, plain = (ask(strategy=strategy, executor=e) for e in ("serial", None))
+    assert (q.scores is None) == (plain.scores is None)
+    assert plain.scores is None or torch.equal(q.scores, plain.scores)
+    assert q.indices.tolist() == plain.indices.tolist()
+    assert q.info.get("residual_L") == plain.info.get("residual_L")
+
+
+def test_a_second_query_reads_all_shards(whole):
+    before = contents(whole)
+    assert same(in_shards(whole)) == {"computed": 0, "kept": 8}
+    assert contents(whole) == before
+    assert {p.parent.name.split("-")[0] for p in paths(whole)} == {*PASSES}
+    held = json.loads(paths(whole, "manifest.json")[0].read_text())
+    assert held["cuts"] == [[0, 4096], [4096, 8192], [8192, 12288], [12288, ROWS]]
+    assert len(held["shards"]) == 4
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bytes(whole, tmp_path):
+    """Also a pool in a file, whose points the workers read themselves."""
+    same(in_shards(tmp_path / "memory", "processes", workers=2))
+    assert contents(tmp_path / "memory") == contents(whole)
+    np.save(tmp_path / "x.npy", X_U.numpy())
+    shards = same(in_shards(None, "processes", np.load(tmp_path / "x.npy", mmap_mode="r"), workers=3))
+    assert shards == {"computed": 8, "kept": 0}
+
+
+def damage(path):
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "told"),
+    [(Path.unlink, "is gone; it is computed again"), (damage, "is damaged: its digest is not that of manifest.json")],
+)
+def test_a_shard_that_is_gone_or_damaged_is_told_and_computed_again(whole, caplog, hurt, told):
+    before, victim = contents(whole), paths(whole)[5]
+    hurt(victim)
+    with caplog.at_level(logging.INFO, "foretaste"):
+        assert same(in_shards(whole)) == {"computed": 1, "kept": 7}
+    assert f"{victim} {told}" in caplog.text
+    assert "resuming: 3 of 4 shards are there" in caplog.text
+    assert contents(whole) == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"job": 1, "cuts": [], "shards": {"0": "a"}}', "[" * 5000])
+def test_a_damaged_manifest_is_told(whole, caplog, text):
+    before, manifest = contents(whole), paths(whole, "manifest.json")[0]
+    manifest.write_text(text)
+    assert same(in_shards(whole)) == {"computed": 4, "kept": 4}
+    assert f"{manifest} is damaged, or of other shards" in caplog.text
+    assert contents(whole) == before
+
+
+def test_a_full_disk_is_told_and_resumed(whole, tmp_path, monkeypatch):
+    """Whichever write it is that fails: at most one shard is computed again."""
+    real, computed = os.fsync, 0
+    for writes in (1, 4, 5, 0):
+        left = [writes]
+
+        def fsync(handle, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr("foretaste.files._flush_names", lambda folder: None)  # it hides errors, and counts too
+        with pytest.raises(OSError, match=r"the disk is full, .* could not be written; free some space"):
+            in_shards(tmp_path)
+        done = len(paths(tmp_path))
+        assert computed <= done
+        computed = done
+    monkeypatch.setattr(os, "fsync", real)
+    shards = same(in_shards(tmp_path))
+    assert shards["kept"] >= computed - 1
+    assert contents(tmp_path) == contents(whole)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [3, 6])
+def test_what_was_complete_is_kept_when_the_query_is_stopped(whole, tmp_path, after):
+    said = []
+
+    def stop(done, total):
+        said.append(done)
+        if done >= 4096 * (after - 4):
+            raise Stopped
+
+    # The first pass is not counted by progress: its four shards are done when the second begins.
+    with pytest.raises(Stopped):
+        in_shards(tmp_path, progress=stop)
+    shards = same(in_shards(tmp_path))
+    assert shards["kept"] + shards["computed"] == 8
+    assert shards["kept"] == max(5, after)
+    assert contents(tmp_path) == contents(whole)
+
+
+def test_shards_that_come_in_any_order(whole, tmp_path, monkeypatch):
+    """Arrival order is never trusted: neither answer nor files change."""
+    from foretaste import executors
+
+    real = executors._run_serially
+    monkeypatch.setattr(executors, "_run_serially", lambda *a: reversed(list(real(*a))))
+    said = []
+    same(in_shards(tmp_path, progress=lambda done, total: said.append(done)))
+    assert said == sorted(said)
+    assert contents(tmp_path) == contents(whole)
+
+
+@pytest.mark.parametrize("other", ["net", "x_L", "x_U", "watch", "threads"])
+def test_shards_of_another_query_are_not_taken(whole, other):
+    before = contents(whole)
+    net, x_L, x_U, settings = NET, X_L, X_U, {"watch": 100}
+    if other == "net":
+        net = torch.nn.Sequential(*NET).eval()
+        net[0].bias.data[0] += 1e-6
+    elif other == "x_L":
+        x_L = X_L + 1e-6
+    elif other == "x_U":
+        x_U = X_U.clone()
+        x_U[9000, 3] += 1e-6
+    elif other == "watch":
+        settings = {"watch": 101}
+    how = ft.Executor("serial", threads=3 if other == "threads" else None, folder=whole, shard_points=4096)
+    try:
+        q = ft.query(net, x_L, Y_L, x_U, batch_size=8, method="streamed", executor=how, **settings)
+    finally:
+        if other == "net":
+            net[0].bias.data[0] -= 1e-6
+    assert q.info["shards"]["computed"] >= 4
+    assert before.items() <= contents(whole).items()
+
+
+def test_a_file_that_changes_is_another_pool(tmp_path):
+    np.save(tmp_path / "x.npy", X_U.numpy())
+    read = lambda: sliced_points(np.load(tmp_path / "x.npy", mmap_mode="r"), "x_U", None)  # noqa: E731
+    first = pool_digest(read())
+    assert pool_digest(read()) == first
+    os.utime(tmp_path / "x.npy", ns=(1, 1))
+    assert pool_digest(read()) != first
+    own, other = (sliced_points(TensorDataset(x), "x_U", None) for x in (X_U, X_U + 1e-3))
+    assert pool_digest(own) != pool_digest(other)
+
+
+def test_two_queries_in_one_folder(tmp_path):
+    in_shards(tmp_path)
+    with (
+        lock_folder(paths(tmp_path)[0].parent),
+        pytest.raises(RuntimeError, match="another process is running in"),
+    ):
+        in_shards(tmp_path)
+
+
+def test_a_nan_has_its_row_from_a_worker_too(tmp_path):
+    x = X_U.numpy().copy()
+    x[9131, 3] = np.nan
+    with pytest.raises(ValueError, match=r"x_U has 1 NaN or infinite values.*first in point 9131"):
+        in_shards(tmp_path, x_U=x)
+
+
+def test_copies_of_labelled_points_are_found_in_shards():
+    """The first five points of the pool are copies."""
+    q = in_shards(None)
+    assert q.scores[:5].eq(-torch.inf).all()
+    assert torch.isfinite(q.scores[5:]).all()
