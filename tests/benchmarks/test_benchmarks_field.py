@@ -54,7 +54,7 @@ def test_features_from_files(tmp_path):
 
 def test_the_table_of_stopping_rules_is_that_of_the_records():
     table = stopping_markdown(read_runs([str(ROOT / "results" / "stopping" / "digits.json")]))
-    page = (ROOT / "docs" / "strategies.md").read_text()
+    page = (ROOT / "docs" / "stopping.md").read_text()
     for line in table.splitlines()[2:]:
         _, _, rule, labels, saved, accuracy, given_up, _ = (cell.strip() for cell in line.split("|"))
         mean = labels.split(" ")[0]
@@ -71,7 +71,7 @@ def test_the_tables_of_expected_errors_are_those_of_the_records():
     assert len(lines) == 12
     for line in lines:
         by, problem, loss, cells = (cell.strip() for cell in line.split("|")[1:-1])
-        page = (ROOT / "docs" / {"look": "strategies.md", "learner": "learner.md"}[by]).read_text()
+        page = (ROOT / "docs" / {"look": "stopping.md", "learner": "learner-notes.md"}[by]).read_text()
         name = f"| {problem}, {'squared loss' if loss == 'l2' else 'cross-entropy'} |"
         row = next(r for r in page.splitlines() if r.startswith(name))
         assert row == f"{name} {' | '.join(cell.split(': ')[1] for cell in cells.split(', '))} |"

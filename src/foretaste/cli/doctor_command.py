@@ -22,6 +22,7 @@ EXTRAS = {
     "parquet": "tables in Parquet",
     "datasets": "Hugging Face datasets",
     "activeml": "strategies of scikit-activeml, and ours as theirs",
+    "ray": "queries and studies on a Ray cluster",
 }
 
 

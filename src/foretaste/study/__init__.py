@@ -21,19 +21,19 @@ from foretaste.study.folder import describe as describe
 from foretaste.study.loop import cycles as cycles
 from foretaste.study.records import Record as Record
 from foretaste.study.records import damaged_record as damaged_record
-from foretaste.study.records import load_records as load
+from foretaste.study.records import load_records as load_records
 from foretaste.study.records import read_json_lines as read_json_lines
 from foretaste.study.records import read_study_json as read_study_json
 from foretaste.study.records import record_fault as record_fault
-from foretaste.study.records import save_records as save
+from foretaste.study.records import save_records as save_records
 from foretaste.study.records import software_versions as software_versions
 from foretaste.study.run import run as run
 from foretaste.study.settings import SettingsError as SettingsError
 from foretaste.study.study_data import prepared as prepared
 from foretaste.study.toml import parse_value as parse_value
-from foretaste.study.toml import read_study as read
+from foretaste.study.toml import read_study as read_study
 from foretaste.study.toml import shipped as shipped
 from foretaste.study.toml import study as study
 from foretaste.study.toml import study_of as study_of
 
-__all__ = ["load", "read", "save"]  # public too, to type checkers: they have other names in their files
+load, read, save = load_records, read_study, save_records  # of such names there are others in their files
