@@ -1,6 +1,8 @@
-"""The final table of docs/pool-notes.md: network alone, with the pool, and trained on the pool's soft labels.
+"""The final tables of docs/pool-notes.md and docs/field.md: network alone, with the pool, trained on its soft labels.
 
-    python results/findings/pool/verdict.py OUT SEEDS CELL:LOSS ...
+    [ARMS="random cover cover~ ..."] python results/findings/pool/verdict.py OUT SEEDS CELL:LOSS ...
+
+An arm is a strategy's name, with ~ if it asks with the pool; soft labels are left out where ARMS is given.
 
 What asks and what predicts with the pool is the product's own code on this machine's device; so are the queries without
 it (``ft.query``). Networks of all arms and seeds are trained together (weight_train.py), with the schedule of
@@ -38,9 +40,9 @@ from foretaste.pick import Batch, pick
 
 torch.set_grad_enabled(False)
 POOL = 2000
-ALONE = ("cover", "gain", "uherding", "margin")
 WITH = ("cover~", "gain~", "herding~", "margin~")
-ARMS = tuple(os.environ.get("ARMS", "").split()) or ("random", *ALONE, *WITH)
+ARMS = tuple(os.environ.get("ARMS", "").split()) or ("random", "cover", "gain", "uherding", "margin", *WITH)
+SOFT = () if "ARMS" in os.environ else ("random", *WITH)  # arms of which a network is trained on soft labels
 
 CELLS = {  # data, labels at first, labels a cycle, cycles, learning rate of the squared loss
     "c10-few": ("cifar10", 20, 20, 5, 0.0),
@@ -209,13 +211,13 @@ def run(name: str, loss: str, seeds: list[int]) -> dict:
                 on = evidence.gamma > 0
                 out["net"][here, s, cycle] = alone[s, i]
                 out["pool"][here, s, cycle] = alone[s, i]  # where the pool is off
-                out["soft"][[b for b in here if ARMS[b] not in ALONE], s, cycle] = alone[s, i]
+                out["soft"][[b for b in here if ARMS[b] in SOFT], s, cycle] = alone[s, i]
                 for key in ("gamma", "hits", "hits_without"):
                     out[key][here, s, cycle] = getattr(evidence, key)
                 if on:
                     mean_G, mean_T = pools[s].means(rows, y_LC, evidence)
                     out["pool"][here, s, cycle] = 100 * float((mean_T.argmax(1) == YT).double().mean())
-                    if ARMS[a] not in ALONE:
+                    if ARMS[a] in SOFT:
                         softs.append((s, here, sharpened(mean_G).index_copy(0, rows, y_LC).float()))
                 if cycle == cycles:
                     continue
@@ -249,7 +251,7 @@ def run(name: str, loss: str, seeds: list[int]) -> dict:
             )
             f = forward(P, XT.expand(len(some), -1, -1))[-1]
             for (s, here, _), hit in zip(some, (100 * (f.argmax(2) == YT).double().mean(1)).tolist()):
-                out["soft"][[b for b in here if ARMS[b] not in ALONE], s, cycle] = hit
+                out["soft"][[b for b in here if ARMS[b] in SOFT], s, cycle] = hit
     sizes = [init + per * c for c in range(cycles + 1)]
     return {"cell": name, "loss": loss, "arms": ARMS, "seeds": seeds, "labels": sizes} | {
         k: np.round(v, 3).tolist() for k, v in out.items()
@@ -268,7 +270,7 @@ if __name__ == "__main__":
             k: {
                 arm: round(float(np.mean(np.array(values)[:, 1:])), 1)
                 for arm, values in zip(ARMS, found[k])
-                if k != "soft" or arm not in ALONE
+                if k != "soft" or arm in SOFT
             }
             for k in ("net", "pool", "soft")
         }

@@ -10,7 +10,7 @@ lazy evaluation (foretaste.pick).
 
 Some trainings collapse the kernel. A head trained by Adam on features can map all points of a predicted class to nearly
 one tangent; then κ says what the network believes, and not who is near whom. ``spread`` measures it, and the inputs
-take the place of the tangents; e_i is then of the network's probabilities alone.
+take the place of the tangents in κ.
 """
 
 import logging
@@ -73,7 +73,7 @@ def covered_errors(state: State, scale: float | None = None, space: str = "auto"
     kappa2_UW, covered_W, used = correlations(state, space)
     if state.kept:
         covered_W = torch.maximum(covered_W, kappa2_UW[[j for j, _ in state.kept]].amax(0).to(covered_W))
-    weight_W = error_chances(state, scale, tangents=used == "tangent")
+    weight_W = error_chances(state, scale)
     return Coverage(lambda at: kappa2_UW[at], covered_W, weight_W, {"space": used})
 
 
@@ -99,12 +99,12 @@ def cover(state: State, scale: float | None = None, space: str = "auto") -> Tens
     return finish_scores(state, scores_U, "cover")
 
 
-def error_chances(state: State, scale: float | None = None, tangents: bool = True) -> Tensor:
+def error_chances(state: State, scale: float | None = None) -> Tensor:
     """(W,): e_i, the geometric mean of two chances that i's class is wrong: the posterior's and the network's, 1 − p_i.
 
-    tangents: False leaves out the posterior. 1/2 where nothing is labelled: then no output means anything. A network of
-    the squared loss can be sure of every point; then the posterior alone speaks. With the pool in the kernel it is one
-    less the gap of the two largest probabilities: docs/pool.md compares weights.
+    1/2 where nothing is labelled: then no output means anything. A network of the squared loss can be sure of every
+    point; then the posterior alone speaks. With the pool in the kernel it is one less the gap of the two largest
+    probabilities: docs/pool.md compares weights.
     """
     if state.L == 0 and not labelled(state):
         return torch.full_like(state.mean[:, 0], 0.5)
@@ -113,8 +113,6 @@ def error_chances(state: State, scale: float | None = None, tangents: bool = Tru
         top_W2 = probabilities(f_WC, state.loss).topk(2, 1).values
         return 1 - top_W2[:, 0] + top_W2[:, 1]
     own_W = 1 - probabilities(f_WC, state.loss).amax(1)
-    if not tangents and own_W.any():
-        return own_W
     chance_W = posterior_chances(state, scale)
     return (chance_W * own_W).sqrt() if own_W.any() else chance_W
 

@@ -116,7 +116,7 @@ class StreamedCover:
 
     def chances(self, state: State) -> Tensor:
         """e of the watched points of a state."""
-        return error_chances(state, self.scale, tangents=self.used_space == "tangent")
+        return error_chances(state, self.scale)
 
     @cached_property
     def weight_W(self) -> Tensor:
