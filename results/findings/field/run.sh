@@ -1,8 +1,9 @@
 #!/bin/bash
-# The final table of docs/field.md on one GPU: run.sh OUT SECONDS [processes]. A job is half of the seeds of a cell; one that has its
-# records is not run again, and what is cut off has none. table.py reads them.
-out=$1 processes=${3:-14}
+# The final table of docs/field.md: run.sh OUT SECONDS PROCESSES CELL ... A job is half of the seeds of a cell; one that has its records
+# is not run again, and what is cut off has none. table.py reads them. On one GPU: 13 cells; small tables need none.
+out=$1 processes=$3
 deadline=$(($(date +%s) + $2))
+shift 3
 export OMP_NUM_THREADS=1 deadline out
 all="random margin badge typiclust coreset maxherding uherding dropquery dcom alfamix falcun clustermargin bait gain cover cover~"
 one() {
@@ -12,14 +13,13 @@ one() {
   for loss in ce l2; do [ -e "$target/$cell-$loss.json" ] || jobs+=("$cell:$loss"); done
   left=$((deadline - $(date +%s)))
   if [ ${#jobs[@]} -gt 0 ] && [ $left -gt 30 ]; then
-    ARMS=$arms timeout $left python3 results/findings/pool/verdict.py "$target" "$seeds" "${jobs[@]}" 2>&1
+    ARMS=$arms timeout $left ${PYTHON:-python3} results/findings/pool/verdict.py "$target" "$seeds" "${jobs[@]}" 2>&1
   fi
 }
 export -f one
-for cell in c10-few bank-few c100-few c100-many c10-tail-few mnist-few bank-many digits-few banktfidf-few c10-many c10-noisy-few \
-  pima-few text-few cancer-few c10-noisy-many penguins-few wine-few text-many c10-tail-many digits-many mnist-many; do
+for cell in "$@"; do
   case $cell in  # ParBaLS takes hours with many classes
-    c10-few | c10-tail-few | mnist-few | digits-few | pima-few | cancer-few | penguins-few | wine-few) arms="$all parbals" ;;
+    digits-few | pima-few | cancer-few | penguins-few | wine-few) arms="$all parbals" ;;
     *) arms=$all ;;
   esac
   for seeds in 130,131,132,133,134 135,136,137,138,139; do printf '%s\0%s\0%s\0' "$cell" "$seeds" "$arms"; done
