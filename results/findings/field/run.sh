@@ -5,7 +5,7 @@ out=$1 processes=$3
 deadline=$(($(date +%s) + $2))
 shift 3
 export OMP_NUM_THREADS=1 deadline out
-all="random margin badge typiclust coreset maxherding uherding dropquery dcom alfamix falcun clustermargin bait gain cover cover~"
+all="random margin badge typiclust uherding dropquery dcom alfamix falcun clustermargin bait gain cover cover~"
 one() {
   cell=$1 seeds=$2 arms=$3 target=$out/${2%%,*}
   mkdir -p "$target"
