@@ -135,13 +135,16 @@ def ball_radii(
     given, L = [float(r) for r in o.radii], space.L
     mean = sum(given) / len(given) if given else first
     wanted = 0.4 + 0.2 * float(in_balls(space, given + [mean] * (L - len(given))).double().mean())
-    for i in range(len(given), L):
-        d_N = space.between(torch.tensor([i], device=space.device), slice(None))[0].sqrt()
-        same_N = guess_N == y_L[i]
-        low, high = 0.0, largest
-        while high - low > o.resolution:
-            inside_N = d_N < (low + high) / 2
-            pure = float(same_N[inside_N].double().mean()) if inside_N.any() else 0.0
-            low, high = ((low + high) / 2, high) if pure >= wanted else (low, (low + high) / 2)
-        given.append(round((low + high) / 2, 2))
+    for part in space.chunks(torch.arange(len(given), L, device=space.device)):
+        d_lN, same_lN = space.between(part, slice(None)).sqrt(), guess_N == y_L[part][:, None]
+        low_l, high_l = d_lN.new_zeros(len(part), 1), d_lN.new_full((len(part), 1), largest)
+        for _ in range(math.ceil(math.log2(max(largest / o.resolution, 1)))):
+            middle_l = (low_l + high_l) / 2
+            inside_lN = d_lN < middle_l
+            pure_l = (same_lN & inside_lN).sum(1, keepdim=True) / inside_lN.sum(1, keepdim=True).clamp_min(1).double()
+            low_l, high_l = (
+                torch.where(pure_l >= wanted, middle_l, low_l),
+                torch.where(pure_l >= wanted, high_l, middle_l),
+            )
+        given += [round(r, 2) for r in ((low_l + high_l) / 2)[:, 0].tolist()]
     return given
