@@ -148,9 +148,9 @@ def figure(records: list[dict], into: Path) -> None:
         fig.savefig(into, metadata={"Date": None, "Creator": None})
 
 
-def read() -> list[dict]:
-    """The committed records: few labels first, in the order of NAMES."""
-    found = [json.loads(file.read_text()) for file in (HERE / "records").glob("*.json")]
+def read(folder: Path = HERE) -> list[dict]:
+    """The committed records of a folder: few labels first, in the order of NAMES."""
+    found = [json.loads(file.read_text()) for file in (folder / "records").glob("*.json")]
     names = list(NAMES)
     order = [(r["cell"].endswith("-many"), names.index(r["cell"].rsplit("-", 1)[0]), r["loss"]) for r in found]
     return [found[k] for k in sorted(range(len(found)), key=order.__getitem__)]
