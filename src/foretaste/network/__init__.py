@@ -43,6 +43,7 @@ from foretaste.network.saved import saved_network as saved_network
 from foretaste.network.saved import tensors_digest as tensors_digest
 from foretaste.network.saved import write_tensors as write_tensors
 from foretaste.network.sgd import Diverged as Diverged
+from foretaste.network.sgd import TrainingReport as TrainingReport
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare
 from foretaste.network.sgd import seeded as seeded

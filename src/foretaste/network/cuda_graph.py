@@ -28,13 +28,12 @@ from foretaste.losses import TrainingTargets
 from foretaste.network.sgd import (
     PROGRESS_REPORTS,
     Gradients,
+    Mixed,
     TrainingRecipe,
     augment_batch,
     batch_indices,
     deterministic,
-    diverged_error,
     find_gradients,
-    one_cycle,
     train_eager,
     train_mode,
 )
@@ -60,8 +59,9 @@ class Tape:
 
 
 def train_fast(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
-    """Train as a CUDA graph where that is possible, else by the eager loop; the log says why."""
-    if how.fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING:
+    """Train by SGD as a CUDA graph where that is possible, else by the eager loop; the log says why."""
+    plain = how.optimiser == "sgd" and how.clip is None
+    if how.fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING and plain:
         try:
             return train_by_graph(net, x, goal, how)
         except CannotCaptureError as e:
@@ -171,10 +171,7 @@ class TrainingTwin:
             for _ in range(done, to):
                 step()
             done = to
-            if not math.isfinite(loss := float(losses_S[done - 1])):
-                raise diverged_error(f"the loss is {loss} at step {done} of {how.steps}", how)
-            if how.progress is not None:
-                how.progress(done, how.steps)
+            how.report(done, float(losses_S[done - 1]), len(self.x))
         return float(losses_S[-math.ceil(len(self.x) / how.batch_size) :].mean())
 
     def state(self) -> list[list[Tensor]]:
@@ -194,24 +191,10 @@ class TrainingTwin:
 def make_tape(n: int, how: TrainingRecipe, device: torch.device) -> Tape:
     """The same batches and schedule as the eager loop has."""
     order_SB = batch_indices(n, how.batch_size, how.steps, Generator().manual_seed(how.order_seed))
-    rates_S2 = torch.tensor([one_cycle(s, how.steps, how.max_lr) for s in range(how.steps)], dtype=how.dtype)
+    rates_S2 = torch.tensor([how.rates(s) for s in range(how.steps)], dtype=how.dtype)
     lr_S, momentum_S = (r_S.contiguous().to(device) for r_S in rates_S2.unbind(1))
     losses_S = torch.zeros(how.steps, dtype=how.dtype, device=device)
     return Tape(order_SB.to(device), lr_S, momentum_S, losses_S, torch.zeros(1, dtype=torch.int64, device=device))
-
-
-class Mixed(nn.Module):
-    """A network with products in bfloat16; parameters, updates, statistics and the loss stay in float32."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x_n: Tensor) -> Tensor:
-        # No cache: it would reuse the weights of the step before.
-        with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
-            f_nC: Tensor = self.net(x_n)
-        return f_nC.float()
 
 
 # Recording. A graph repeats what one step did on the device. What the host decides anew at each step would be lost

@@ -1,4 +1,4 @@
-"""``ft.fit``: train a network on the labelled points (§4 of the paper) with one-cycle SGD."""
+"""``ft.fit``: train a network on the labelled points (§4 of the paper), by one-cycle SGD or by AdamW."""
 
 import logging
 import math
@@ -30,6 +30,7 @@ from foretaste.network.sgd import (
     FORWARD_CHUNK,
     Died,
     PixelNormalise,
+    TrainingCallback,
     TrainingProgress,
     TrainingRecipe,
     diverged_error,
@@ -43,6 +44,7 @@ INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to whic
 SAME_OUTPUTS = 1e-6  # of the largest output, within which those of a network without live ReLUs are the same
 
 DEFAULT_STEPS, DEFAULT_EPOCHS = 1200, 320
+ADAMW_RATE = 1e-3  # of a network with new weights
 POOL_EPOCHS = 16  # of L and a pool with soft labels, which need not be interpolated
 
 # (x, targets, pool, graph, seed) → what the pool is worth, and its soft labels; None where it is worth nothing.
@@ -91,6 +93,10 @@ def fit(
     batch_size: int = 32,
     max_lr: float | None = None,
     weight_decay: float = 0.0,
+    optimiser: str = "sgd",
+    schedule: str | None = None,
+    warm_up: float = 0.1,
+    clip: float | None = None,
     augment: str | None = None,
     pad: int = 4,
     start: str = "warm",
@@ -98,6 +104,7 @@ def fit(
     normalise: PixelNormalise | None = None,
     seed: int = 0,
     progress: TrainingProgress | None = None,
+    callback: TrainingCallback | None = None,
     fast: str = "auto",
     params: TrainedParameters = None,
     classes: Sequence[ClassName] | None = None,
@@ -122,9 +129,17 @@ def fit(
             that is used, no fewer steps than without it, and at least 16 epochs of x and the pool.
         epochs: the same in passes over x, and the pool where it is used; give steps or epochs.
         batch_size: points in a batch, default 32; all batches have this size, or that of x where x is smaller.
-        max_lr: the largest learning rate of the one-cycle schedule. None: 0.5 for "l2", 0.1 for "ce". Squared loss with
-            many classes needs more: 2 for 77.
-        weight_decay: of SGD, 0 (default) or more.
+        max_lr: the largest learning rate of the schedule. None: with SGD 0.5 for "l2" and 0.1 for "ce"; with AdamW
+            1e-3. Squared loss with many classes needs more: 2 for 77. A pretrained network that is tuned with AdamW
+            needs less: 1e-4 (docs/fine-tuning.md).
+        weight_decay: of the optimiser, 0 (default) or more. SGD adds it to the gradient, AdamW shrinks the weights by
+            it apart from the gradient. It is of all trained parameters.
+        optimiser: "sgd" (default), with momentum; or "adamw", with β₂ = 0.999 and ε = 1e-8, for transformers.
+        schedule: of the learning rate. "one-cycle" (default with "sgd") rises over 30 % of the steps and falls along
+            half cosines, and the momentum goes the other way, from 0.95 to 0.85. "linear" (default with "adamw") rises
+            over ``warm_up`` of the steps and falls to 0 along lines, with a momentum (β₁ of AdamW) of 0.9.
+        warm_up: the share of the steps in which a linear schedule rises; default 0.1.
+        clip: the largest norm of a batch's gradient; a longer one is scaled down to it. None (default): no limit.
         augment: of pictures (N, channels, H, W) during training: "flip", "crop" or "crop+flip". None (default): no.
         pad: black pixels around a picture before it is cropped; default 4.
         start: "warm" (default) goes on from the present weights with a fresh optimiser. "cold" draws new weights first.
@@ -138,10 +153,12 @@ def fit(
         seed: default 0. It governs initialisation, the order of batches, augmentation and dropout. torch's generators
             are untouched.
         progress: called with (steps done, all steps), about fifty times.
+        callback: called as often with a ``TrainingReport``: step, steps, epoch, loss, lr. For logs and plots. What it
+            raises ends the training, and the network is as it was before.
         fast: on a GPU, "auto" replays the step as a CUDA graph, with products in bfloat16 where the network has
             convolutions (parameters stay in float32; it interpolates as well). "bf16" and "float32" choose the
             precision, "off" launches every operation, as a CPU does. A network that a graph cannot hold is trained
-            with "off", and the log says why.
+            with "off", and the log says why. With AdamW or ``clip`` there is no graph; "bf16" is then autocast.
         params: which parameters are trained, as in ``ft.query``: "head", "last-block", "lora" or "re:PATTERN"; a
             function of a parameter's name that returns True or False; or names. None (default): those that require
             grad. BatchNorm keeps its statistics where none of its parameters is trained. "last-block" is the last block
@@ -177,9 +194,10 @@ def fit(
         check_trainable(net)
         x, y, classes = read_labelled(net, x, y, classes)
         how = make_recipe(
-            net, x, max_lr=criterion.max_lr if max_lr is None else max_lr, steps=steps, epochs=epochs,
-            batch_size=batch_size, weight_decay=weight_decay, augment=augment, pad=pad, start=start,
-            statistics=statistics, normalise=normalise, seed=seed, progress=progress, fast=fast,
+            net, x, max_lr=default_rate(criterion.max_lr, optimiser) if max_lr is None else max_lr, steps=steps,
+            epochs=epochs, batch_size=batch_size, weight_decay=weight_decay, optimiser=optimiser, schedule=schedule,
+            warm_up=warm_up, clip=clip, augment=augment, pad=pad, start=start, statistics=statistics,
+            normalise=normalise, seed=seed, progress=progress, callback=callback, fast=fast,
         )  # fmt: skip
 
         def aim() -> Aim:
@@ -242,6 +260,10 @@ def make_recipe(
         steps=count, batch_size=size, dtype=dtype, init_seed=init_seed, order_seed=order_seed, draw_seed=draw_seed,
         **settings,
     )  # fmt: skip
+
+
+def default_rate(of_sgd: float, optimiser: str) -> float:
+    return ADAMW_RATE if optimiser == "adamw" else of_sgd
 
 
 def draw_seeds(seed: int, n: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The training loop: minibatch SGD with a one-cycle schedule, on tensors that stay on their device."""
+"""The training loop: minibatches by SGD or AdamW and a schedule of rates, on tensors that stay on their device."""
 
 import logging
 import math
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from foretaste.errors import changed, check_callable, check_known, real_number, whole_number
@@ -24,10 +25,32 @@ PixelNormalise = tuple[float | Sequence[float], float | Sequence[float]]
 Trained = TypeVar("Trained")
 
 TrainingProgress = Callable[[int, int], object]
+TrainingCallback = Callable[["TrainingReport"], object]
 FORWARD_CHUNK = 512  # points of one forward pass without gradients
 PROGRESS_REPORTS = 50  # how often a training looks at its loss and reports progress
 FAST_MODES = ("auto", "off", "bf16", "float32")
 RETRIES = 3  # of a training that diverges, each at half the learning rate of the one before
+OPTIMISERS = {"sgd": "one-cycle", "adamw": "linear"}  # and the schedule of each
+SCHEDULES = ("one-cycle", "linear")
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Where a training is: what ``callback=`` of ``ft.fit`` is called with.
+
+    Attributes:
+        step: steps taken.
+        steps: all steps.
+        epoch: passes over the points so far.
+        loss: of the last batch, in train mode.
+        lr: the learning rate of the last step.
+    """
+
+    step: int
+    steps: int
+    epoch: float
+    loss: float
+    lr: float
 
 
 @dataclass(frozen=True)
@@ -45,7 +68,12 @@ class TrainingRecipe:
     start: str = "warm"
     statistics: str = "labelled"
     fast: str = "off"
+    optimiser: str = "sgd"
+    schedule: str | None = None  # None: that of the optimiser
+    warm_up: float = 0.1  # of all steps, with a linear schedule
+    clip: float | None = None  # the largest norm of a gradient
     progress: TrainingProgress | None = None
+    callback: TrainingCallback | None = None
     init_seed: int = 0
     order_seed: int = 0  # of the batches: their order is the same for every network and device
     draw_seed: int = 0  # of augmentation
@@ -57,10 +85,34 @@ class TrainingRecipe:
         check_known("start", self.start, ("warm", "cold"))
         check_known("statistics", self.statistics, ("running", "labelled"))
         check_known("fast", self.fast, FAST_MODES)
+        check_known("optimiser", self.optimiser, OPTIMISERS)
+        object.__setattr__(self, "schedule", self.schedule or OPTIMISERS[self.optimiser])
+        check_known("schedule", self.schedule, SCHEDULES)
+        if real_number("warm_up", self.warm_up, 0) > 1:
+            raise ValueError(f"warm_up is {self.warm_up}; expected a share of the steps, from 0 to 1")
+        if self.clip is not None:
+            object.__setattr__(self, "clip", real_number("clip", self.clip, 0, above=True))
         check_callable("progress", self.progress, "(steps done, all steps)")
+        check_callable("callback", self.callback, "a TrainingReport")
 
     def feed(self, x: Tensor) -> Tensor:
         return prepare(x, self.dtype, self.normalise)
+
+    def rates(self, step: int) -> tuple[float, float]:
+        """(learning rate, momentum) of a step; the momentum is β₁ of AdamW."""
+        if self.schedule == "one-cycle":
+            return one_cycle(step, self.steps, self.max_lr)
+        return linear_rate(step, self.steps, self.warm_up) * self.max_lr, LINEAR_MOMENTUM
+
+    def report(self, done: int, loss: float, n: int) -> None:
+        """Tell how far a training of n points is. Raises if the loss is not finite."""
+        if not math.isfinite(loss):
+            raise diverged_error(f"the loss is {loss} at step {done} of {self.steps}", self)
+        if self.progress is not None:
+            self.progress(done, self.steps)
+        if self.callback is not None:
+            rate = self.rates(done - 1)[0]
+            self.callback(TrainingReport(done, self.steps, done * self.batch_size / n, loss, rate))
 
 
 def prepare(x: Tensor, dtype: torch.dtype = torch.float32, normalise: PixelNormalise | None = None) -> Tensor:
@@ -90,14 +142,13 @@ def prepare(x: Tensor, dtype: torch.dtype = torch.float32, normalise: PixelNorma
 def train_eager(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
     """Run the schedule once with a fresh optimiser. Returns the mean training loss of the last epoch."""
     params = [p for p in net.parameters() if p.requires_grad]
-    momentum_P = [torch.zeros_like(p) for p in params]
+    descend = make_optimiser(params, how, x.device.type in ("cpu", "cuda"))
     order_SB = batch_indices(len(x), how.batch_size, how.steps, Generator().manual_seed(how.order_seed)).to(x.device)
     draws = Generator(x.device).manual_seed(how.draw_seed)
-    gradients = find_gradients(net, goal, params)
+    gradients = find_gradients(Mixed(net) if how.fast == "bf16" and x.is_cuda else net, goal, params)
     every = max(1, how.steps // PROGRESS_REPORTS)
     epoch = math.ceil(len(x) / how.batch_size)
     losses: deque[Tensor] = deque(maxlen=epoch)
-    fused = x.device.type in ("cpu", "cuda")
     train_mode(net)
     small = is_plain_mlp(net, params) and how.batch_size * sum(p.numel() for p in params) < SMALL_MLP
     alone = small and x.device.type == "cpu" and torch.get_num_threads() > 1
@@ -107,29 +158,57 @@ def train_eager(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingR
             if how.augment:
                 x_B = augment_batch(x_B, how.augment, draws, how.pad)
             f_BC, grads = gradients(how.feed(x_B), fit_B)
-            lr, momentum = one_cycle(done - 1, how.steps, how.max_lr)
             with torch.no_grad():
-                sgd(
-                    params,  # type: ignore[arg-type]
-                    grads,
-                    momentum_P,  # type: ignore[arg-type]
-                    fused=fused,
-                    has_sparse_grad=False,
-                    weight_decay=how.weight_decay,
-                    momentum=momentum,
-                    lr=lr,
-                    dampening=0.0,
-                    nesterov=False,
-                    maximize=False,
-                )
+                descend(grads, *how.rates(done - 1))
                 if done > how.steps - epoch or done % every == 0:
                     losses.append(goal.of(f_BC, fit_B))
             if done % every == 0 or done == how.steps:
-                if not math.isfinite(loss := float(losses[-1])):
-                    raise diverged_error(f"the loss is {loss} at step {done} of {how.steps}", how)
-                if how.progress is not None:
-                    how.progress(done, how.steps)
+                how.report(done, float(losses[-1]), len(x))
     return float(torch.stack(list(losses)).mean())
+
+
+Descend = Callable[[list[Tensor], float, float], None]  # (gradients, learning rate, momentum)
+BETA2, EPSILON = 0.999, 1e-8  # of AdamW
+
+
+def make_optimiser(params: list[nn.Parameter], how: TrainingRecipe, fused: bool) -> Descend:
+    """A step of SGD with momentum, or of AdamW, whose weight decay is apart from the gradient."""
+    first_P = [torch.zeros_like(p) for p in params]
+    same = {"fused": fused, "weight_decay": how.weight_decay, "maximize": False}
+
+    def by_sgd(grads: list[Tensor], lr: float, momentum: float) -> None:
+        sgd(params, grads, first_P, has_sparse_grad=False, lr=lr, momentum=momentum, dampening=0.0, nesterov=False,
+            **same)  # type: ignore  # fmt: skip
+
+    second_P = [torch.zeros_like(p) for p in params] if how.optimiser == "adamw" else []
+    steps_P = [torch.zeros((), dtype=torch.float32, device=p.device if fused else "cpu") for p in params]
+
+    def by_adamw(grads: list[Tensor], lr: float, momentum: float) -> None:
+        adamw(params, grads, first_P, second_P, [], steps_P, amsgrad=False, beta1=momentum, beta2=BETA2, lr=lr,
+              eps=EPSILON, **same)  # type: ignore  # fmt: skip
+
+    descend = by_adamw if how.optimiser == "adamw" else by_sgd
+    return descend if how.clip is None else lambda grads, *rates: descend(clipped(grads, how.clip), *rates)
+
+
+def clipped(grads: Sequence[Tensor], most: float) -> list[Tensor]:
+    """Gradients scaled so that their common norm is at most ``most``, as torch's ``clip_grad_norm_`` does."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return torch._foreach_mul(grads, (most / (norm + 1e-6)).clamp(max=1.0))
+
+
+class Mixed(nn.Module):
+    """A network with products in bfloat16; parameters, updates, statistics and the loss stay in float32."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x_n: Tensor) -> Tensor:
+        # No cache: it would reuse the weights of the step before.
+        with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
+            f_nC: Tensor = self.net(x_n)
+        return f_nC.float()
 
 
 def batch_indices(n: int, size: int, steps: int, generator: Generator) -> Tensor:
@@ -211,7 +290,7 @@ def reestimate_batch_norm(net: nn.Module, x: Tensor, how: TrainingRecipe, genera
             m.momentum = momentum
 
 
-# The one-cycle schedule: the learning rate rises and falls once, the momentum falls and rises.
+# Schedules. One-cycle: the learning rate rises and falls once, the momentum falls and rises. Linear: warm-up, decay.
 
 
 WARM_UP_SHARE = 0.3  # of all steps
@@ -231,6 +310,18 @@ def one_cycle(step: int, steps: int, max_lr: float) -> tuple[float, float]:
         return _cosine(FIRST_SHARE, 1.0, part) * max_lr, _cosine(HIGH_MOMENTUM, LOW_MOMENTUM, part)
     part = (step - top) / (end - top)
     return _cosine(1.0, LAST_SHARE, part) * max_lr, _cosine(LOW_MOMENTUM, HIGH_MOMENTUM, part)
+
+
+LINEAR_MOMENTUM = 0.9
+
+
+def linear_rate(step: int, steps: int, warm_up: float) -> float:
+    """The share of the largest learning rate: up along a line over the first ``warm_up`` of the steps, then down to 0.
+
+    The last step has 1 / (steps that fall), not 0.
+    """
+    rising = math.ceil(warm_up * steps)
+    return (step + 1) / (rising + 1) if step < rising else (steps - step) / (steps - rising)
 
 
 def _cosine(start: float, end: float, part: float) -> float:
