@@ -69,6 +69,25 @@ def test_the_table_of_the_pool_is_that_of_its_records(tmp_path):
     assert points_of_lines(drawn) == pytest.approx(points_of_lines(committed), abs=0.01)
 
 
+def test_the_table_of_the_field_is_that_of_its_records(tmp_path):
+    field, docs = script("findings/field/field_table"), RESULTS.parent / "docs"
+    records, page = field.read(), (docs / "field.md").read_text()
+    assert len(records) == 36
+    assert all(r["seeds"] == list(range(130, 140)) for r in records)
+    assert field.verdict(records) in page
+    whole = (RESULTS / "findings/field/README.md").read_text()
+    for what, base in field.VIEWS:
+        assert field.rule(records, what, base) in page
+        assert field.cells_table(records, what, base) in whole
+    field.figure(records, tmp_path / "field.svg")
+    drawn, committed = (
+        [float(n) for n in re.findall(r'<use [^>]* x="([^"]*)"', (folder / "field.svg").read_text())]
+        for folder in (tmp_path, docs)
+    )
+    assert len(drawn) > 800
+    assert drawn == pytest.approx(committed, abs=0.01)
+
+
 def test_committed_numbers_were_met_again(repeats):
     rows = repeats.rows()
     assert len(rows) == 12

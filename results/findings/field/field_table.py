@@ -1,8 +1,8 @@
 """The final table and figure of docs/field.md from its records: python results/findings/field/field_table.py [OUT]
 
 With OUT, the folder that run.sh wrote, the halves of the seeds are first put together as records/CELL-LOSS.json.
-Differences are to ``cover``, paired by seed, of the mean accuracy over the cycles after the first, with the 95 % interval
-of the mean. "saved" is the share of random labels that are not needed to be where random labels end; its interval is
+Differences are to ``cover``, paired by seed, of the mean accuracy over the cycles after the first, with the 95 %
+interval of the mean. "saved" is the share of random labels that are not needed to be where random labels end; its interval is
 that of 2,000 draws of the seeds.
 """
 
@@ -17,10 +17,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "pool"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "pool"))
 import table as pool_table
 from table import cell_name, curve, interval, labels_needed, shown
+
+HERE = Path(__file__).parent
 
 RIVALS = {
     "random": "random", "margin": "margin", "badge": "BADGE", "typiclust": "TypiClust", "uherding": "herding",
@@ -91,7 +92,7 @@ def cells_table(records: list[dict], what: str, base: str) -> str:
 
 
 def verdict(records: list[dict]) -> str:
-    """Each rival a row: mean differences, in how many cells ``cover`` is ahead of it and behind it; alone and with the pool."""
+    """Each rival a row: mean differences, and in how many cells ``cover`` is ahead and behind; alone and with the pool."""
     lines = [
         "| | few labels | many | `cover` ahead, behind | with the pool: few | many | ahead, behind |",
         "|---|---|---|---|---|---|---|",
@@ -119,7 +120,10 @@ def rule(records: list[dict], what: str, base: str) -> str:
             break
         kept.append(test)
     ahead = sum(d.mean() < 0 for *_, d in kept)
-    lines = [f"{len(tests)} comparisons; after Holm's correction `cover` is ahead in {ahead}, behind in {len(kept) - ahead}.", ""]
+    lines = [
+        f"{len(tests)} comparisons; by Holm's correction `cover` is ahead in {ahead}, behind in {len(kept) - ahead}.",
+        "",
+    ]
     for r, a, d in tests:
         mean, within = interval(d)
         if mean > within:
