@@ -2,8 +2,8 @@
 
 With OUT, the folder that run.sh wrote, the halves of the seeds are first put together as records/CELL-LOSS.json.
 Differences are to ``cover``, paired by seed, of the mean accuracy over the cycles after the first, with the 95 %
-interval of the mean. "saved" is the share of random labels that are not needed to be where random labels end; its interval is
-that of 2,000 draws of the seeds.
+interval of the mean. "saved" is the share of random labels that are not needed to be where random labels end; its
+interval is that of 2,000 draws of the seeds.
 """
 
 import json
@@ -92,7 +92,7 @@ def cells_table(records: list[dict], what: str, base: str) -> str:
 
 
 def verdict(records: list[dict]) -> str:
-    """Each rival a row: mean differences, and in how many cells ``cover`` is ahead and behind; alone and with the pool."""
+    """Each rival a row: mean differences, and how often ``cover`` is ahead and behind; alone and with the pool."""
     lines = [
         "| | few labels | many | `cover` ahead, behind | with the pool: few | many | ahead, behind |",
         "|---|---|---|---|---|---|---|",
