@@ -58,3 +58,20 @@ def test_radii_are_kept_from_query_to_query():
         ask(options={"radii": [0.5] * 7})
     with pytest.raises(ValueError, match="resolution of strategy 'dcom' is 0"):
         ask(options={"resolution": 0})
+
+
+def test_a_dense_labelled_point_does_not_scale_the_density_of_candidates():
+    """The label at 0 is within reach of all ten points around it, each of them of its own five only."""
+    sides = torch.tensor([1.2, 1.25, 1.3, 1.35, 1.4])
+    x = torch.cat([torch.tensor([0.0, 100.0]), -sides, sides, torch.tensor([50.0])])[:, None].double()
+    net = torch.nn.Linear(1, 2).double().eval()
+    options = {"radii": [0.1, 3.9], "unit_length": False, "steepness": 1.0}
+    q = ft.query(net, x[:2], torch.tensor([0, 1]), x[2:], strategy="dcom", loss="ce", batch_size=1, options=options)
+    top = probabilities(net(x).detach(), "ce").topk(2, 1).values
+    lack = top[:, 1] - top[:, 0]
+    lack = (lack - lack.min()) / (lack.max() - lack.min())
+    lack[:2] = 0
+    density = torch.tensor([0.0, 0.0, *[5.0] * 10, 1.0]).double()
+    s = q.info["competence"]
+    scores = s * (lack - lack.min()) / (lack.max() - lack.min()) + (1 - s) * density / 5
+    torch.testing.assert_close(q.scores.double(), scores[2:], rtol=0, atol=1e-6)
