@@ -151,7 +151,7 @@ class Learner:
             now.train_first()
         else:
             now.net = copied_network(net)
-            now.model = now.linearise(now.net, taught)
+            now.held = now.linearise(now.waiting(now.net, taught))
             now.pool_model = now.bend(now.net, taught)
 
     def _hold(self, session: Session) -> None:
@@ -201,7 +201,7 @@ class Learner:
     @property
     def ready(self) -> bool:
         """Whether there is a trained network, so that ``predict`` answers."""
-        return self._now.model is not None
+        return self._now.held is not None
 
     def __len__(self) -> int:
         return len(self._now.pool)
@@ -657,7 +657,7 @@ class Learner:
         """
         with self._lock:
             found = self._now.as_json()
-            net = None if self._now.model is None else self._now.net
+            net = None if self._now.held is None else self._now.net
         write_saved(Path(folder), found, net, self._now.pool.whole)
 
     @classmethod
