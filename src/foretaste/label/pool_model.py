@@ -189,7 +189,7 @@ class PoolModel(LiveModel):
         return self.learned_MC
 
     def probabilities(self, f_nC: Tensor) -> Tensor:
-        return sharpened(f_nC)
+        return f_nC.clamp(0, 1) if self.kind.multi else sharpened(f_nC)
 
     def _fit_kernel(self, fixed: Mapping[int, Label]) -> None:
         """γ, λ and the prior follow from the labels, in the order of the pool. Without labels γ is 0."""
@@ -201,8 +201,8 @@ class PoolModel(LiveModel):
         rows_L = torch.tensor([self.row[p] for p in at], dtype=torch.int64, device=self.f_MC.device)
         if at:
             y_LC = self._targets([fixed[p] for p in at])
-            prior_C = y_LC.mean(0) if self.kind.regression else prior_C
-            classes_L = None if self.kind.regression else y_LC.argmax(1)
+            prior_C = prior_C if self.kind.single else y_LC.mean(0)
+            classes_L = y_LC.argmax(1) if self.kind.single else None
             weighed = {
                 g: weigh_ridges(self.items.among(g, self.placed, rows_L), y_LC - prior_C, classes_L)
                 for g in graph.gammas
@@ -268,7 +268,7 @@ class PoolModel(LiveModel):
 
     def soft_labels(self, book: LabelBook) -> dict[int, Tensor]:
         """Position → probabilities of the classes, of the items that are neither labelled nor ignored."""
-        p_MC = sharpened(self.follow(book).pool_mean)
+        p_MC = self.probabilities(self.follow(book).pool_mean)
         left_out = {*book.labels, *book.ignored}
         return {p: p_C for p, p_C in zip(self.at_M, p_MC) if p not in left_out}
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -146,8 +145,10 @@ class Session:
     def status(self, goal: float) -> dict[str, Any]:
         """What ``Learner.status`` returns."""
         book, kind = self.book, self.kind
-        given, curve = Counter(book.labels.values()), learning_curve(book, kind)
-        counts = None if kind.regression else {str(kind.show(c)): given[c] for c in range(kind.C)}
+        curve, names = learning_curve(book, kind), kind.names or range(kind.C)
+        counts = None
+        if not kind.regression:
+            counts = {str(name): n for name, n in zip(names, kind.counts(book.labels.values()))}
         return {
             "items": len(self.pool),
             "labelled": len(book.labels),
@@ -181,7 +182,7 @@ class Session:
         """
         if self.under_way is not None:
             raise RuntimeError("a training is under way; wait for it, or stop it")
-        kind = LabelKind(len(names), False, names)
+        kind = LabelKind(len(names), False, names, self.kind.multi)
         if list(new_of) == list(range(kind.C)):
             self.kind = kind
             for each in (self.held, self.pool_model):
@@ -194,11 +195,12 @@ class Session:
                 "the learner's own network only"
             )
         find_strategy(self.ask.how.name).check(kind.C)
-        was, trained = self.net, None if self.held is None else moved_labels(self.held.trained, new_of)
+        was, trained = self.net, None if self.held is None else moved_labels(self.held.trained, new_of, self.kind.multi)
         before = self.kind, self.net, self.book, self.held, self.pool_model
-        predictions = {p: replace(q, predicted=new_of[int(q.predicted)]) for p, q in self.book.predictions.items()}
+        said = moved_labels({p: q.predicted for p, q in self.book.predictions.items()}, new_of, self.kind.multi)
+        predictions = {p: replace(q, predicted=said[p]) for p, q in self.book.predictions.items()}
         try:
-            labels = moved_labels(self.book.labels, new_of)
+            labels = moved_labels(self.book.labels, new_of, self.kind.multi)
             self.book = LabelBook(labels, dict(self.book.pending), dict(self.book.ignored), predictions)
             self.kind = kind
             self.net = self.own_network()
@@ -250,7 +252,7 @@ class Session:
             f_nC[list(some)] = model.outputs_of(model.read([positions[i] for i in some]), self.book)
         return f_nC
 
-    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], Tensor, Tensor] | None:
+    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], list[int], Tensor] | None:
         """Positions, labels and Θ of all labels and some others, for ``doubt_labels``; None if there are too few.
 
         With a graph, Θ̃ of the last γ. A network's own Θ is centred: its labels share a large part of it.
@@ -265,7 +267,7 @@ class Session:
         theta_LL = model.theta_MM[rows_L][:, rows_L]
         if self.pool_model is None:
             theta_LL = theta_LL - theta_LL.mean(0) - theta_LL.mean(1, keepdim=True) + theta_LL.mean()
-        return at, torch.tensor([int(labels[p]) for p in at], device=rows_L.device), theta_LL
+        return at, [int(labels[p]) for p in at], theta_LL
 
     # Trainings.
 
@@ -452,7 +454,7 @@ class Session:
         return {
             "ids": list(self.pool.ids),
             "digest": self.pool.digest(),
-            "kind": [self.kind.C, self.kind.regression, self.kind.names],
+            "kind": [self.kind.C, self.kind.regression, self.kind.names, *([True] if self.kind.multi else [])],
             "book": self.book.as_json(),
             "counts": [self.queries, self.trainings],
             "strategy": [self.ask.how.name, self.ask.given],
@@ -486,8 +488,9 @@ class Session:
                 raise ValueError(f"the pool of {folder} was a dataset, whose items are not saved; give pool=")
             pool = read_items(saved_file(folder, found["pool_file"]), found["version"] > 1)
         loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
-        C, regression, classes = found["kind"]
-        kind = LabelKind(int(C), bool(regression), None if classes is None else check_class_names(classes))
+        C, regression, classes, *multi = found["kind"]
+        named = None if classes is None else check_class_names(classes)
+        kind = LabelKind(int(C), bool(regression), named, bool(multi))
         strategy, options = found["strategy"]
         ask = ask_settings(strategy, options, kind, seed)
         settings = KernelSettings(
@@ -516,13 +519,16 @@ class Session:
         return made
 
 
-def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int]) -> dict[int, Label]:
-    """The same labels where class c has become ``new_of[c]``."""
+def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int], multi: bool = False) -> dict[int, Label]:
+    """The same labels where class c has become ``new_of[c]``; ``multi``: labels are sets of classes."""
+    if multi:
+        bits = {p: {new for old, new in enumerate(new_of) if int(y) >> old & 1} for p, y in labels.items()}
+        return {p: sum(1 << c for c in some) for p, some in bits.items()}
     return {p: new_of[int(y)] for p, y in labels.items()}
 
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:
     """The strategy and its options, checked."""
-    how = find_strategy(strategy or ("variance" if kind.regression else DEFAULT_STRATEGY))
+    how = find_strategy(strategy or (DEFAULT_STRATEGY if kind.single else "variance"))
     how.check(kind.C)
     return AskSettings(how, how.settings(options), dict(options or {}), seed)
