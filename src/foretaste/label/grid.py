@@ -34,6 +34,10 @@ def grid_items(
     ``without`` are numbers of items that were called wrong on such a wall before. Items that are on a screen, measure
     accuracy or are copies are left out. "follow": how many other predictions change if an item is what the model says.
     """
+    if not desk.store.task.one:
+        raise ValueError(
+            f"a wall is for one class an item, and the task is {desk.store.task.kind}; answer item by item"
+        )
     found = desk.worker.probabilities()
     if found is None and not find:
         return {"items": [], "left": 0, "ready": False}

@@ -281,7 +281,8 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
         rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
         name, classes = "labels.coco.json" if kind == "coco" else f"labels.{kind}", desk.store.classes
-        text = export_text(rows, kind, field=field, classes=classes) if kind in media else None
+        task = desk.store.task
+        text = export_text(rows, kind, field=field, classes=classes, task=task) if kind in media else None
         if text is None:
             name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
