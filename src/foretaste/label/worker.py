@@ -221,6 +221,7 @@ class LearnerWorker(threading.Thread):
             "done": self._done,
             "total": self._total,
             "labels": self._labels,
+            "answers": learner is not None and learner.ready,
         }
 
     # The thread

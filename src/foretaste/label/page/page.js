@@ -252,7 +252,7 @@ function guess(item) {
   if (item.second) $("reason").textContent = "Several people answer this item. What the others said and what the model thinks are not shown.";
   else if (!shown.length && !(taskKind() === "number" && item.reason)) {
     const phase = state?.model.phase;
-    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": taskKind() === "one" ? "No prediction yet: it needs answers of two classes." : "No prediction yet: it needs two different answers.", "training": "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
+    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": taskKind() === "one" ? "No prediction yet: it needs answers of two classes." : "No prediction yet: it needs two different answers.", "training": state?.model.answers ? "The prediction of this item is on its way." : "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
     $("reason").textContent = words[phase] || "No prediction yet.";
   } else {
     $("reason").textContent = item.check ? "This item was drawn at random. Its label measures accuracy and is not taught." : item.reason?.text || "";
@@ -354,7 +354,7 @@ function changed(c) {
 }
 
 function model(m) {
-  const words = { waiting: "starting", features: "computing features", "first labels": "waits for two classes", training: "training anew", ready: "", failed: "no model" }[m.phase];
+  const words = { waiting: "starting", features: "computing features", "first labels": "waits for two classes", training: m.answers ? "training anew" : "first training", ready: "", failed: "no model" }[m.phase];
   $("model").textContent = [m.words, words].filter(Boolean).join(" · ");
   $("model").title = $("model").textContent;
   $("model").classList.toggle("busy", ["features", "training", "waiting"].includes(m.phase));
@@ -606,6 +606,9 @@ $("login-form").addEventListener("submit", async (event) => {
   try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); atItem(); start(); } catch (error) { askToken(sentence(error.message)); }
 });
 
+/* Whether the model has yet to say something about an item. */
+const lacks = (item) => !item.second && ((taskKind() !== "number" && !item.likely?.length) || (taskKind() !== "one" && !item.check && !item.reason));
+
 /* Signs of life: items stay ours, panels stay fresh. What a closed tab held returns to the queue when they end. */
 async function alive() {
   if (document.visibilityState === "visible" && !busy && state) {
@@ -613,7 +616,7 @@ async function alive() {
     if (data && !busy && given === before) {
       paint(data.state);
       if (queue[0] && !data.held.includes(queue[0].item)) refill();  // it was given to somebody else
-      else if (queue[0] && !queue[0].likely?.length && data.state.model.phase === "ready") refill();
+      else if (queue[0] && lacks(queue[0]) && data.state.model.phase === "ready") refill();
       else if (!queue.length && (data.state.left > data.state.parked || data.state.waiting)) refill();
     }
   }
