@@ -79,7 +79,7 @@ class LabelServer:
     def stop(self) -> None:
         """End the process."""
         self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)  # a training ends the step that it is in
 
 
 def time_browser(server: LabelServer, truth: dict[str, str], answers: int, pace: float) -> list[float]:

@@ -1,10 +1,12 @@
 """Folders of pictures and tables of labels: what is read, noted and refused."""
 
 import csv
+import io
 import os
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,14 @@ from PIL import Image
 from foretaste.data import read_points
 from foretaste.data.class_names import natural_key
 from foretaste.data.dataset import stratified
-from foretaste.data.pictures import decode_pictures, open_picture, picture_pixels
+from foretaste.data.pictures import (
+    check_complete,
+    decode_pictures,
+    glance,
+    open_picture,
+    oriented_size,
+    picture_pixels,
+)
 
 
 def folder(path, test=0.2, skip_broken=False, **how):
@@ -547,3 +556,39 @@ def test_the_number_of_threads_changes_nothing(tmp_path):
     assert torch.equal(one.x, many.x)
     for i, file in enumerate(files):
         np.testing.assert_array_equal(one.x[i].numpy().transpose(1, 2, 0), truth[file])
+
+
+def test_a_glance_says_what_pillow_says_or_nothing(tmp_path: Path) -> None:
+    rng, plain, other = np.random.default_rng(0), dict[str, bytes](), dict[str, bytes]()
+    colour, grey = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8), rng.integers(0, 256, (21, 33), dtype=np.uint8)
+
+    def written(image: Image.Image, ending: str, **how: Any) -> bytes:
+        image.save(out := io.BytesIO(), ending, **how)
+        return out.getvalue()
+
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name, array in (("colour", colour), ("grey", grey)):
+        plain[f"{name}.jpg"] = written(Image.fromarray(array), "JPEG", progressive=name == "grey")
+        plain[f"{name}.png"] = written(Image.fromarray(array), "PNG")
+        other[f"{name}-turned.jpg"] = written(Image.fromarray(array), "JPEG", exif=turned)
+        other[f"{name}-turned.png"] = written(Image.fromarray(array), "PNG", exif=turned)
+        other |= {f"{name}-cut{end}": plain[f"{name}{end}"][:-40] for end in (".jpg", ".png")}
+    damaged = bytearray(plain["colour.png"])
+    damaged[-30] ^= 1
+    other |= {"damaged.png": bytes(damaged), "rubbish.jpg": b"\xff\xd8\xff\xe0", "empty.png": b""}
+    other["alpha.png"] = written(Image.fromarray(colour).convert("RGBA"), "PNG")
+    other["print.jpg"] = written(Image.fromarray(colour).convert("CMYK"), "JPEG")
+    for name, raw in (plain | other).items():
+        (tmp_path / name).write_bytes(raw)
+    for name in plain:
+        with open_picture(tmp_path / name) as image:
+            assert glance(tmp_path / name) == (*oriented_size(image), len(plain[name]))
+            check_complete(image)
+    assert [name for name in other if glance(tmp_path / name) is not None] == []
+    points = read_points(tmp_path)
+    assert sorted(points.ids) == sorted(
+        {*plain, *other} - {"grey-cut.jpg", "colour-cut.jpg", "grey-cut.png", "colour-cut.png", "damaged.png"}
+        - {"rubbish.jpg", "empty.png"}
+    )  # fmt: skip
+    assert (points.sizes[30, 40], points.sizes[40, 30]) == (4, 2)

@@ -12,7 +12,7 @@ from foretaste.label import LabelStore
 pytestmark = IN_CHROMIUM
 
 
-def test_fifty_digits_by_keyboard(folder, page):
+def test_digits_by_keyboard(folder, page):
     truth = {f"{k:03d}.png": str(y) for k, y in enumerate(load_digits().target[:150])}
     given = {}
 
@@ -25,18 +25,18 @@ def test_fifty_digits_by_keyboard(folder, page):
     server = Server(folder, "--classes", "0,1,2,3,4,5,6,7,8,9", "--port", "0")
     try:
         page.goto(server.address)
-        for _ in range(50):
+        for _ in range(15):
             press()
-        count(page, 50)
+        count(page, 15)
         last = list(given)[-1]
         page.keyboard.press("Backspace")
-        count(page, 49)
+        count(page, 14)
         assert shown(page, last) == last
         press()
-        count(page, 50)
+        count(page, 15)
         before = shown(page)
         page.reload()
-        count(page, 50)
+        count(page, 15)
         assert shown(page) == before  # the tab still holds it
     finally:
         server.kill()
@@ -44,8 +44,8 @@ def test_fifty_digits_by_keyboard(folder, page):
     page.wait_for_function("() => document.getElementById('banner').textContent.includes('1 answer waits')")
     server = Server(folder, "--port", server.port)
     try:
-        assert any("50 labelled" in line for line in server.lines)
-        count(page, 51)  # sent by itself
+        assert any("15 labelled" in line for line in server.lines)
+        count(page, 16)  # sent by itself
         assert page.is_hidden("#banner")
         with LabelStore(folder / ".foretaste", read_only=True) as store:
             assert store.labels() == given
@@ -129,13 +129,13 @@ def answer_at_random(page, server, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fifty_items_by_mouse_and_keys_get_the_labels_that_were_meant(tmp_path, page, seed):
-    with in_memory(tmp_path, 50, delays=(0.0, 0.0, 0.0, 0.02, 0.05, 0.15), seed=seed) as server:
+def test_items_by_mouse_and_keys_get_the_labels_that_were_meant(tmp_path, page, seed):
+    with in_memory(tmp_path, 16, delays=(0.0, 0.0, 0.0, 0.02, 0.05, 0.15), seed=seed) as server:
         page.goto(server.address)
         meant = answer_at_random(page, server, seed)
         log = [(i, "label" if k == "relabel" else k, None if k == "undo" else y) for i, k, y in log_of(server)]
         assert log == meant
-        assert len(server.desk.store.current()) == 50
+        assert len(server.desk.store.current()) == 16
 
 
 def test_after_any_click_the_keys_are_the_items(tmp_path, page):

@@ -93,8 +93,10 @@ def test_the_routes_of_the_grid(desk):
     client, me = Client(Guard(make_app(desk))), {"tab": TAB, "who": "Ada"}
     found = client.get("/api/grid?label=dog").json
     assert found["items"][0]["picture"].endswith("/small")
-    reply = client.post("/api/grid", me | {"items": ["p002.png"], "label": "dog", "request": "request-1"})
-    assert (reply.status, len(reply.json["seqs"])) == (200, 1)
+    body = me | {"items": ["p002.png"], "label": "dog", "others": {"p003.png": "cat"}, "request": "request-1"}
+    reply = client.post("/api/grid", body)
+    assert (reply.status, len(reply.json["seqs"])) == (200, 2)
+    assert desk.store.labels()["p003.png"] == "cat"
     assert client.post("/api/grid", me | {"items": [], "label": "dog", "request": "request-1"}).status == 422
 
 
@@ -115,13 +117,23 @@ def test_a_person_accepts_a_wall_but_for_the_wrong_ones(tmp_path, page):
         items = page.evaluate("wall.items.map((r) => r.item)")
         assert on_screen not in items
         page.click("#grid-wall button:nth-child(1)")
+        page.mouse.move(1, 1)
         page.keyboard.press("ArrowRight")
         page.keyboard.press(" ")
         assert page.text_content("#grid-accept") == f"Accept {len(items) - 2} as dog"
+        page.hover("#grid-wall button:nth-child(3)")
+        page.keyboard.press("3")  # the one under the mouse is a cow
+        page.hover("#grid-wall button:nth-child(4)")
+        page.keyboard.press("1")
+        page.click("#grid-wall button:nth-child(4)")  # or not
+        assert page.text_content("#grid-accept") == f"Accept {len(items) - 3} as dog, 1 as you named it"
+        page.screenshot(path=tmp_path / "wall.png")
         page.keyboard.press("Enter")
         until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
         labels = server.desk.store.labels()
-        assert {i for i in items if labels.get(i) == "dog"} == {*items[2:]}
+        assert {i for i in items if labels.get(i) == "dog"} == {*items[3:]}
+        assert labels[items[2]] == "cow"
+        page.wait_for_function("n => document.querySelectorAll('#grid-wall button').length === n", arg=0)
         page.keyboard.press("Backspace")
         until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
         assert len(server.desk.store.labels()) == 2

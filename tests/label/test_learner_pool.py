@@ -355,3 +355,21 @@ def test_answers_move_their_neighbourhood_and_back() -> None:
     learner.relabel([2, 5, 8], [2] * 3)
     learner.unlabel([14, 20])
     torch.testing.assert_close(learner.predict_proba(third), before, rtol=1e-9, atol=1e-9)
+
+
+def test_while_the_pool_answers_the_networks_own_kernel_is_not_computed() -> None:
+    """After a training Θ of 5,000 items is 200 MB that nobody reads; where γ becomes 0 it is computed, and answers."""
+    labels = {i: i % C for i in range(9)}
+    learner = ft.Learner(pool=points().float(), classes=C, labels=labels, graph=ft.Graph(gamma=10.0))
+    now = learner._now
+    assert isinstance(now.held, session_module.WaitingModel)
+    assert now.held.trained == labels
+    learner.teach(9, 0)
+    learner.predict()
+    assert isinstance(now.held, session_module.WaitingModel)
+    assert now.pool_model is not None
+    now.pool_model.evidence = replace(now.pool_model.evidence, gamma=0.0)
+    f_NC = learner._outputs(None)
+    assert now.live is now.held
+    assert 9 in now.live.row
+    torch.testing.assert_close(f_NC, now.live.follow(now.book).pool_mean)

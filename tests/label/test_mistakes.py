@@ -72,7 +72,8 @@ def oracle(theta: torch.Tensor, y: list[int]) -> list[float]:
 def test_each_label_is_held_against_all_others(graph: ft.Graph | None) -> None:
     learner = make(graph)
     found = learner.mistakes()
-    at, y_L, theta_LL = learner._now.judged_labels({})
+    at, given, theta_LL = learner._now.judged_labels({})
+    y_L = torch.tensor(given)
     if learner._now.pool_model is None:  # the network's own Θ, centred
         full = learner._now.model.theta_MM[at][:, at]
         H = torch.eye(len(at), dtype=torch.float64) - 1 / len(at)

@@ -3,8 +3,9 @@
 ``python results/findings/grid/grid.py`` adds what is missing to records.jsonl and prints README.md's table; it needs
 $FORETASTE_DATA with ``features/cifar10_f16.npz`` and ``cifar10_ft16.npz``. The annotator knows the truth. By single
 questions every item takes one press. By the grid the first 40 are asked singly; then walls of 24, the surest items of
-the class that has most: one press for the class, one for each wrong item, one to accept the rest. What was called wrong
-on a wall of a class does not come back there. When no class has four items left, the rest is asked singly.
+the class that has most: one press for the class, one to accept the rest, and one for each wrong item, its class key
+while the mouse points at it. With ``--mark`` a wrong item is only marked, and asked singly later: as it was at first.
+When no class has four items left, the rest is asked singly.
 """
 
 import argparse
@@ -22,7 +23,7 @@ RECORDS = Path(__file__).parent / "records.jsonl"
 POOL, FIRST, WALL, LEAST = 600, 40, 24, 4
 
 
-def simulate(seed: int) -> dict:
+def simulate(seed: int, mark: bool = False) -> dict:
     """One pool of random CIFAR10 features."""
     folder = Path(os.environ.get("FORETASTE_DATA", ".")) / "features"
     f, y = np.load(folder / "cifar10_f16.npz")["f"], np.load(folder / "cifar10_ft16.npz")["y"]
@@ -47,12 +48,21 @@ def simulate(seed: int) -> dict:
         bad = [i for i in shown if truth[i] != c]
         refused[c] |= set(bad)
         presses, walls, wrong = presses + 2 + len(bad), walls + 1, wrong + len(bad)
-        if right:
-            learner.teach(right, [c] * len(right))
+        given = right if mark else shown
+        if given:
+            learner.teach(given, [truth[i] for i in given])
         if learner.drift()["retrain"]:
             learner.retrain(wait=True)
     left = POOL - len(learner.labels)
-    return {"seed": seed, "single": POOL, "grid": presses + left, "walls": walls, "wrong": wrong, "left": left}
+    return {
+        "seed": seed,
+        "mark": mark,
+        "single": POOL,
+        "grid": presses + left,
+        "walls": walls,
+        "wrong": wrong,
+        "left": left,
+    }
 
 
 def read() -> list[dict]:
@@ -60,26 +70,33 @@ def read() -> list[dict]:
 
 
 def table(records: list[dict]) -> str:
-    """Markdown."""
+    """A line of Markdown."""
+    if not records:
+        return ""
     share = [r["grid"] / r["single"] for r in records]
     spread = f" ± {stdev(share) / len(share) ** 0.5:.3f}" if len(share) > 1 else ""
     keys = ("single", "grid", "walls", "wrong", "left")
     cells = " | ".join(f"{fmean(r[k] for r in records):.0f}" for k in keys)
     return (
-        "| seeds | single questions | grid | walls | called wrong | asked singly after | grid / single |\n"
-        f"|{'---|' * 7}\n| {len(records)} | {cells} | {fmean(share):.2f}{spread} |\n"
+        f"| {'marked, asked again' if records[0]['mark'] else 'named on the wall'} | {len(records)} | {cells} "
+        f"| {fmean(share):.2f}{spread} |\n"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="*", type=int, default=list(range(100, 110)))
-    done = {r["seed"] for r in read()}
-    for seed in parser.parse_args().seeds:
-        if seed not in done:
+    parser.add_argument("--mark", action="store_true")
+    options = parser.parse_args()
+    done = {(r["seed"], r["mark"]) for r in read()}
+    for seed in options.seeds:
+        if (seed, options.mark) not in done:
             with RECORDS.open("a") as file:
-                file.write(json.dumps(simulate(seed)) + "\n")
-    print(table(read()), end="")
+                file.write(json.dumps(simulate(seed, options.mark)) + "\n")
+    print("| wrong items are | seeds | single questions | grid | walls | wrong | asked singly after | grid / single |")
+    print(f"|{'---|' * 8}")
+    for mark in (True, False):
+        print(table([r for r in read() if r["mark"] == mark]), end="")
 
 
 if __name__ == "__main__":

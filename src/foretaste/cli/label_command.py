@@ -64,6 +64,17 @@ def label_command(
     id_: given.IdColumnOption = None,
     label: given.LabelColumnOption = None,
     store: StoreOption = None,
+    task: Annotated[
+        str | None,
+        given.data_option(
+            metavar="one|several|number",
+            help="One class an item, several (a yes or no for each), or a number. Default: as the last time, else one.",
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        given.data_option(metavar="LOW:HIGH:STEP", help="Of numbers. Default: as the last time, else 0:10:1."),
+    ] = None,
     import_: Annotated[
         list[Path] | None,
         exchange_option("--import", help="Take in labels and end: .csv, .jsonl, .parquet, .json or class folders."),
@@ -117,7 +128,7 @@ def label_command(
         open_desk, source, classes=given.split_classes(classes), store=store, text=given.column_or_none(text), id=id_,
         label=given.column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
         trains_itself=retrain, lease_seconds=lease, seed=seed, graph=graph, copies=copies,
-        copies_share=None if copies_share is None else copies_share / 100, start=False,
+        copies_share=None if copies_share is None else copies_share / 100, task=task, scale=scale, start=False,
     )  # fmt: skip
     if import_:
         _import(opening(), import_)
@@ -173,11 +184,12 @@ def end_served(desk: "LabelDesk", ended_by: int | None) -> None:
 def prepare_server(host: str, port: int, people: bool = False) -> tuple[Any, str | None]:
     """A socket, and a token where other machines can reach it or people have names. Asked for first: it fails fast."""
     try:
-        from foretaste.label import is_loopback, open_port
+        from foretaste.label import is_loopback, map_large_blocks, open_port
     except ImportError as error:
         raise RuntimeError(
             f"{error.name} is not installed, which the page needs; pip install 'foretaste[label]'"
         ) from None
+    map_large_blocks()
     needed = people or not is_loopback(host)
     token = os.environ.get(TOKEN_VARIABLE) or (secrets.token_urlsafe(24) if needed else None)
     return open_port(host, port), token
@@ -195,8 +207,7 @@ def _serve(
     address = plain + (f"#token={token}" if token else "")
     state = desk.state()
     say(
-        f"{desk.title}: {counted(state['total'], 'item')}, {state['labelled']} labelled, "
-        f"classes {', '.join(desk.store.classes)}",
+        f"{desk.title}: {counted(state['total'], 'item')}, {state['labelled']} labelled, {_asked(desk.store)}",
         *(f"  {note}" for note in desk.notes),
         *(f"  WARNING: {said}" for said in desk.contradictions()),
     )
@@ -216,13 +227,21 @@ def _serve(
     return serve_app(page, opened, host=host, token=token, people=people, names=names)
 
 
+def _asked(store: "LabelStore") -> str:
+    """What is asked, in words."""
+    task = store.task
+    if task.kind == "number":
+        return f"a number from {task.low:g} to {task.high:g} by {task.step:g}"
+    return f"{'any of the' if task.kind == 'several' else 'classes'} {', '.join(store.classes)}"
+
+
 def _import(desk: "LabelDesk", paths: list[Path]) -> None:
     """Take labels into the store of a desk, and close it."""
     from foretaste.label import close_desk, import_labels, read_labels
 
     try:
         for path in paths:
-            rows = read_labels(path, list(desk.data.ids))
+            rows = read_labels(path, list(desk.data.ids), desk.store.task)
             say(f"{path}: {counted(import_labels(desk.store, rows), 'label')} taken in, of {counted(len(rows), 'row')}")
     finally:
         close_desk(desk)
@@ -240,7 +259,7 @@ def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
         for out in outs:
             written = export_labels(
                 rows, out, root=root if pictures else None, field="image" if pictures else "text",
-                classes=kept.classes, texts=partial(_texts, kept, source),
+                classes=kept.classes, texts=partial(_texts, kept, source), task=kept.task,
             )  # fmt: skip
             say(f"{written}: {labelled}")
 
@@ -290,16 +309,19 @@ def status_lines(store: "LabelStore") -> list[str]:
     from foretaste.label import PREQUENTIAL, CopyGroups, measure_agreement, wilson
 
     current, events = store.current(), store.events()
-    labels = Counter(e.label for e in current.values() if e.label is not None)
+    said = [e.label for e in current.values() if e.label is not None]
+    labels = Counter(name for label in said for name in store.task.names(label))
     kinds = Counter(e.kind for e in current.values() if e.label is None)
     people = Counter(e.who for item, e in current.items() if item not in store.shared())
     people.update(who for heard in store.shared().values() for who in heard.voices)
     total, words = store.setting("total"), {"unsure": "not sure", "ignore": "set aside", "skip": "skipped"}
-    done = f"{labels.total()} of {total} items are labelled" if total else f"{labels.total()} items are labelled"
+    done = f"{len(said)} of {total} items are labelled" if total else f"{len(said)} items are labelled"
     others = [f"{n} {words[kind]}" for kind, n in sorted(kinds.items())]
     lines = [
         f"{done}; {', '.join(others)}" if others else done,
-        "classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes),
+        "classes: " + ", ".join(f"{printable(name)} {labels[name]}" for name in store.classes)
+        if store.classes
+        else _asked(store),
         "people: " + (", ".join(f"{printable(who)} {n}" for who, n in people.most_common()) or "nobody yet"),
         *(f"WARNING: {said}" for said in CopyGroups(store.setting("twins", {})).contradictions(current)),
     ]
@@ -314,7 +336,8 @@ def status_lines(store: "LabelStore") -> list[str]:
         lines.append(f"agreement: {agreed.name} {agreed.value:.2f} on {agreed.items} items ({between})")
     if disagree := sum(heard.disagree for heard in shared):
         lines.append(f"people disagree on {counted(disagree, 'item')}: decide in Review")
-    guessed = [e.guess == e.label for e in events if e.kind == "label" and e.guess and e.purpose != "check"]
+    asked = [e for e in events if e.kind == "label" and e.guess and e.purpose != "check"]
+    guessed = [store.task.near(str(e.guess), str(e.label)) for e in asked]
     if last := guessed[-PREQUENTIAL:]:
         share = f"{sum(last) / len(last):.0%} of the last {counted(len(last), 'item')} asked"
         lines.append(f"guessed before the answer: {share}")
@@ -363,6 +386,11 @@ def serve_command(
             source, classes=given.split_classes(classes), store=store, text=given.column_or_none(text), id=id_,
             label=given.column_or_none(label), backbone=backbone, check_every=0, seed=seed, start=False,
         )  # fmt: skip
+        if not desk.store.task.one:
+            room.close_desk(desk)
+            raise ValueError(
+                f"Label Studio is asked for one class an item, and the task here is {desk.store.task.kind}"
+            )
         address = f"http://{host}:{opened.getsockname()[1]}"
         link = room.LabelStudioLink(desk, studio, project, address=address)
         try:

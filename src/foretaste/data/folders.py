@@ -12,6 +12,7 @@ from foretaste.data.pictures import HOW_TO_SKIP, PICTURE_ENDINGS, open_picture
 from foretaste.data.points import Points, ReadOptions, picture_points
 from foretaste.data.tables import (
     SIDES,
+    TABLE_ENDINGS,
     FileRow,
     file_columns,
     file_inside,
@@ -57,7 +58,7 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
     points = picture_points(
         str(path if given and not how.for_study else root), lambda i: open_picture(file_inside(top, files[i])),
         lambda i: file_inside(top, files[i]).read_bytes(), files, labels, how,
-        [str(row.side) for row in rows] if rows and rows[0].side else (),
+        [str(row.side) for row in rows] if rows and rows[0].side else (), lambda i: file_inside(top, files[i]),
     )  # fmt: skip
     notes += points.notes
     if how.for_study and (twice := _copies(top, points)):
@@ -83,15 +84,17 @@ def find_label_table(path: Path, *, needed: bool = True) -> tuple[Path, Path | N
         return path.parent, path
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is neither a folder nor a CSV; expected a folder of class folders, or a CSV")
-    root, tables = path, sorted(p for p in path.iterdir() if is_table(p) and p.name[0] != "." and p.is_file())
+    root, names = path, os.listdir(path)
+    tables = sorted(p for n in names if n[0] != "." and n.lower().endswith(TABLE_ENDINGS) and (p := path / n).is_file())
     named = [p for p in tables if file_columns(p) is not None]
     if len(named) > 1:
-        names = count_names((p.name for p in named), "table {}", "tables {}")
-        raise ValueError(f"{root}: {names} of labels; give the path of one")
+        several = count_names((p.name for p in named), "table {}", "tables {}")
+        raise ValueError(f"{root}: {several} of labels; give the path of one")
     if named:
         return root, named[0]
-    has_folders = any(p.is_dir() and not _is_ignored(p.name) for p in root.iterdir())
-    return root, tables[0] if tables and needed and not has_folders else None
+    if not tables or not needed or any((root / n).is_dir() and not _is_ignored(n) for n in names):
+        return root, None
+    return root, tables[0]
 
 
 def _rows_of_table(path: Path, here: FolderListing, how: ReadOptions, given: bool) -> tuple[list[FileRow], list[str]]:

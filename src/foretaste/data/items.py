@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from foretaste.data.pictures import (
     check_complete,
     decode_pictures,
     describe_broken,
+    glance,
     oriented_size,
     raise_broken,
     readable_picture,
@@ -116,15 +118,19 @@ def join_pictures(a: PictureItems, b: PictureItems) -> PictureItems:
 
 def checked_pictures(
     opened: OpenPicture, stored: StoredBytes, names: Sequence[str], *, skip_broken: bool, where: object,
-    progress: PictureProgress | None = None,
+    progress: PictureProgress | None = None, path_of: Callable[[int], Path] | None = None,
 ) -> tuple[PictureItems, list[int], tuple[str, ...]]:  # fmt: skip
     """The pictures that can be read, which of ``names`` they are, and a note that names the others.
 
     Headers and ends of files are read, not pixels. Without ``skip_broken`` the others are an error, all at once.
+    ``path_of``: where pictures are files, their paths.
     """
     sizes, lengths = [(0, 0)] * len(names), [0] * len(names)
 
     def look(i: int) -> None:
+        if path_of is not None and (seen := glance(path_of(i))) is not None:
+            sizes[i], lengths[i] = seen[:2], seen[2]
+            return
         with opened(i) as image:
             sizes[i] = oriented_size(image)
             lengths[i] = _file_length(image)

@@ -3,8 +3,10 @@
 import io
 import os
 import stat
+import struct
 import threading
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +39,9 @@ TURNED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations in which width and heigh
 EXIF_ORIENTATION = 0x0112
 KEPT_SIDE = 512  # pixels
 JPEG_TRAILER = 1 << 16  # bytes after the end mark that are looked through
+GLANCED = 1 << 17  # bytes at the beginning of a file
+JPEG_START, PNG_START = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+PLAIN_CHUNKS = (b"IHDR", b"IDAT", b"IEND", b"gAMA", b"pHYs", b"sRGB", b"cHRM", b"tIME", b"bKGD", b"sBIT")
 PIXELS_AT_ONCE = 90_000_000  # in all threads that decode: about one picture of the largest size that Pillow opens
 STRIP_PIXELS = 4_000_000  # of a picture that are converted at a time
 PICTURES_A_TASK = 32  # one future for each picture would outweigh the work
@@ -179,6 +184,65 @@ def _ends_with_mark(file: Any) -> bool:
         return b"\xff\xd9" in file.read(JPEG_TRAILER)
     finally:
         file.seek(here)
+
+
+def glance(path: str | PathLike[str]) -> tuple[int, int, int] | None:
+    """Height, width and bytes of a plain JPEG or PNG that is all there; None: Pillow has to look.
+
+    Plain is eight bits, grey or colour, and nothing in it that could turn the picture. It takes a fifth of Pillow's
+    time, which counts with 100,000 files.
+    """
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if not stat.S_ISREG((known := os.fstat(file)).st_mode):
+            return None
+        length, head = known.st_size, os.read(file, GLANCED)
+        size = None
+        if head[:3] == JPEG_START:
+            if len(head) < length:
+                os.lseek(file, max(0, length - JPEG_TRAILER), os.SEEK_SET)
+            tail = head if len(head) == length else os.read(file, JPEG_TRAILER)
+            size = _jpeg_size(head) if b"\xff\xd9" in tail[-JPEG_TRAILER:] else None
+        elif head[:8] == PNG_START and len(head) == length:
+            size = _png_size(head)
+    except (IndexError, struct.error):  # cut short
+        return None
+    finally:
+        os.close(file)
+    if size is None or not 0 < size[0] * size[1] <= (Image.MAX_IMAGE_PIXELS or np.inf):
+        return None
+    return *size, length
+
+
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
+    """(height, width) of the frame, from the segments before it; None if one of them may turn the picture."""
+    at = 2
+    while head[at] == 0xFF:
+        kind, length = head[at + 1], int.from_bytes(head[at + 2 : at + 4])
+        if 0xC0 <= kind <= 0xC2:
+            bits, height, width, channels = struct.unpack_from(">BHHB", head, at + 4)
+            return (height, width) if bits == 8 and channels in (1, 3) else None
+        if kind not in (0xDB, 0xC4, 0xDD, 0xE0, 0xFE):  # tables, JFIF, a comment
+            return None
+        at += 2 + length
+    return None
+
+
+def _png_size(whole: bytes) -> tuple[int, int] | None:
+    """(height, width), if the checksum of every chunk is right and none of them turns the picture."""
+    width, height, bits, colours = struct.unpack_from(">IIBB", whole, 16)
+    if bits != 8 or colours not in (0, 2):
+        return None
+    at = 8
+    while True:
+        length, kind = struct.unpack_from(">I4s", whole, at)
+        end = at + 8 + length
+        (told,) = struct.unpack_from(">I", whole, end)
+        if kind not in PLAIN_CHUNKS or zlib.crc32(whole[at + 4 : end]) != told:
+            return None
+        if kind == b"IEND":
+            return height, width
+        at = end + 4
 
 
 def sixteen_bits(image: Image.Image) -> np.ndarray:

@@ -312,7 +312,7 @@ def note_test_side(n: int) -> str:
 
 def picture_points(
     where: str, opened: OpenPicture, stored: StoredBytes, names: Sequence[str], labels: Sequence[str | None] | None,
-    how: ReadOptions, side: Sequence[str] = (),
+    how: ReadOptions, side: Sequence[str] = (), path_of: Callable[[int], Path] | None = None,
 ) -> Points:  # fmt: skip
     """Pictures, read when asked for, or at once for a study; those that are broken are left out, with their labels."""
     shown, known = printable(where), [None] * len(names) if labels is None else list(labels)
@@ -329,7 +329,7 @@ def picture_points(
             notes += (f"{lost} no picture that can be read: left out",)
     else:
         items, kept, notes = checked_pictures(
-            opened, stored, names, skip_broken=how.skip_broken, where=shown, progress=how.progress
+            opened, stored, names, skip_broken=how.skip_broken, where=shown, progress=how.progress, path_of=path_of
         )
         encode = partial(pixels, **pixel_options)
     return Points(

@@ -146,7 +146,12 @@ def stays_inside(top: Path, path: Path) -> bool:
 
 def file_inside(top: Path, name: str) -> Path:
     """A file of the folder ``top`` (itself resolved), its links followed; raises if they lead out of it by now."""
-    path = (top / name).resolve()
+    path, parts = top / name, name.split("/")
+    # Without a link or a ".." there is nothing to follow. To resolve 100,000 names would take three seconds.
+    plain = os.sep == "/" and not {"", ".", ".."}.intersection(parts)
+    if plain and not any(os.path.islink("/".join((str(top), *parts[:n]))) for n in range(1, len(parts) + 1)):
+        return path
+    path = path.resolve()
     if not path.is_relative_to(top):
         raise ValueError("it has become a link out of the folder")
     return path

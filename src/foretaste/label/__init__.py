@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from foretaste.label.voices import wilson as wilson
     from foretaste.label.worker import BuiltLearner as BuiltLearner
     from foretaste.label.worker import LearnerWorker as LearnerWorker
+    from foretaste.label.worker import map_large_blocks as map_large_blocks
 
 _NAMES = {
     "desk": ("PREQUENTIAL", "LabelDesk"),
@@ -64,7 +65,7 @@ _NAMES = {
     "start": ("close_desk", "find_answers", "name_points", "open_desk", "store_folder"),
     "store": ("CopyGroups", "LabelEvent", "LabelStore", "StoreConflict", "StoreError", "StoreFull"),
     "voices": ("measure_agreement", "wilson"),
-    "worker": ("BuiltLearner", "LearnerWorker"),
+    "worker": ("BuiltLearner", "LearnerWorker", "map_large_blocks"),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 

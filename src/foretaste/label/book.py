@@ -1,27 +1,38 @@
 """What has been answered: labels, items that are out, ignored items, and how well each label was predicted."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from foretaste.errors import did_you_mean, whole_number
 from foretaste.given import ClassName, check_class_names
 
-Label = int | float  # a class id, or the number of a regression
+Label = int | float  # a class id, a set of them as bits, or the number of a regression
+HALF = 0.5  # an output above it is a yes, where classes do not exclude each other
 
 
 @dataclass(frozen=True)
 class LabelKind:
-    """What a label may be: one of C classes, which may have names, or a number."""
+    """What a label may be: one of C classes, which may have names; any set of them (``multi``); or a number.
+
+    A set is kept as a whole number whose bit c says whether class c is in it.
+    """
 
     C: int
     regression: bool = False
     names: tuple[ClassName, ...] | None = None
+    multi: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether a label is one class."""
+        return not self.regression and not self.multi
 
     def read(self, label: Any) -> Label:
         """A class id of a name or of an id; a float in regression. Raises if it is no label of this kind.
@@ -30,6 +41,11 @@ class LabelKind:
         """
         if isinstance(label, Tensor | np.ndarray | np.generic) and np.ndim(label) == 0:
             label = label.item()
+        if self.multi:
+            if isinstance(label, str | bytes) or not isinstance(label, Iterable):
+                raise ValueError(f"the label is {label!r:.60}; expected a list of classes, empty if it is none of them")
+            one = LabelKind(self.C, False, self.names)
+            return sum(1 << c for c in {int(one.read(each)) for each in label})
         if self.regression:
             try:
                 y = math.nan if isinstance(label, bool) or not isinstance(label, Real) else float(label)
@@ -52,14 +68,40 @@ class LabelKind:
         """A label as the book keeps it: a class id, or the number of a regression."""
         if self.regression:
             return self.read(label)
+        if self.multi:
+            if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 1 << self.C:
+                raise ValueError(f"the label is {label!r:.60}; expected a set of {self.C} classes as a whole number")
+            return label
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.C:
             named = f", or one of {', '.join(map(str, self.names[:10]))}" if self.names else ""
             raise ValueError(f"the label is {label!r:.60}; expected a class id from 0 to {self.C - 1}{named}")
         return label
 
     def show(self, label: Label) -> Any:
-        """A label as the user knows it: a name, where classes have names."""
+        """A label as the user knows it: a name, where classes have names; a tuple of them for a set."""
+        if self.multi:
+            return tuple(c if self.names is None else self.names[c] for c in range(self.C) if int(label) >> c & 1)
         return label if self.names is None or self.regression else self.names[int(label)]
+
+    def targets(self, labels: Iterable[Label], dtype: torch.dtype = torch.float64) -> Tensor:
+        """(n, C): the number itself, or 1 for each class that the label has and 0 for the others."""
+        values = list(labels)
+        if self.regression:
+            return torch.tensor(values, dtype=dtype)[:, None]
+        masks = [int(y) if self.multi else 1 << int(y) for y in values]
+        return torch.tensor([[y >> c & 1 for c in range(self.C)] for y in masks], dtype=dtype).view(-1, self.C)
+
+    def decide(self, f_nC: Tensor) -> list[Label]:
+        """The labels that outputs say: the largest, all above a half, or the number."""
+        if self.regression:
+            return f_nC[:, 0].tolist()
+        if not self.multi:
+            return f_nC.argmax(1).tolist()
+        return [sum(1 << c for c, yes in enumerate(row) if yes) for row in (f_nC > HALF).tolist()]
+
+    def counts(self, labels: Iterable[Label]) -> list[int]:
+        """How many labels have each class."""
+        return [int(n) for n in self.targets(labels).sum(0)]
 
 
 @dataclass(frozen=True)
@@ -142,10 +184,17 @@ def _position(p: Any, n: int) -> int:
 
 
 def resolve_kind(
-    classes: Sequence[ClassName] | int | None, outputs: int | None, labels: Sequence[Any], loss: str, regression: bool
+    classes: Sequence[ClassName] | int | None,
+    outputs: int | None,
+    labels: Sequence[Any],
+    loss: str,
+    regression: bool,
+    multi: bool = False,
 ) -> LabelKind:
     """The kind of labels, from what the user said, the network's outputs, and the labels there are."""
     names: tuple[ClassName, ...] | None = None
+    if multi and (regression or loss != "l2"):
+        raise ValueError("multi_label is for classes and loss='l2'; leave regression out, and loss as it is")
     if isinstance(classes, int | np.integer):
         count: int | None = whole_number("classes", classes, 1)
     elif classes is not None:
@@ -171,4 +220,6 @@ def resolve_kind(
         raise ValueError(f"there is {count} class; expected at least two")
     if outputs not in (None, 1, count) or (outputs == 1 and count != 2):
         raise ValueError(f"the network has {outputs} outputs and there are {count} classes; expected one output each")
-    return LabelKind(count, False, names)
+    if multi and outputs == 1:
+        raise ValueError(f"the network has 1 output and there are {count} classes; expected one output each")
+    return LabelKind(count, False, names, multi)

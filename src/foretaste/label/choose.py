@@ -60,6 +60,8 @@ def _open_request(model: LiveModel, book: LabelBook, ask: AskSettings, open_at: 
     at_L = [p for p in book.labels if p in model.row]
     dtype = model.frozen.dtype if model.kind.regression else torch.int64
     y_L = torch.tensor([book.labels[p] for p in at_L], dtype=dtype, device=model.frozen.device) if at_L else None
+    if model.kind.multi and at_L:
+        y_L = model.kind.targets(book.labels[p] for p in at_L).to(model.frozen.device)
     kernel = KernelSettings(
         loss=model.settings.loss, ridge=model.ridge(book), output=model.frozen.output, budget=model.settings.budget,
         precision="float32", seed=ask.seed,

@@ -154,11 +154,11 @@ class LabelDesk:
             raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000], None)}")
         with self._lock:
             self._see(tab, who)
-        guess = self.worker.view.likely.get(item)
+        guess = self.worker.view.guesses.get(item)
         purpose = "check" if self.copies.first(item) in self.check_ids else "teach"
         if kind != "relabel" and self._is_second(item, who):
             purpose, guess = SECOND, None
-        said = {"guess": guess[0][0], "confidence": guess[0][1]} if guess and kind == "label" else {}
+        said = {"guess": guess[0], "confidence": guess[1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
         patience = PATIENCE / max(1, len(self._active())) if patience is None else patience
         self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
@@ -197,11 +197,12 @@ class LabelDesk:
         """What the page shows beside an item: nothing that others said of it, if ``who`` is asked about it too."""
         view, event = self.worker.view, self._answer_of(item)
         if who is not None and self._is_second(item, who):
-            return {"likely": [], "reason": None, "answer": None, "second": True}
+            return {"likely": [], "guess": None, "reason": None, "answer": None, "second": True}
         if who is not None and self.voices_each > 1:
             event = self.store.voices_of(item).voices.get(who, event)
         return {
             "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
+            "guess": view.guesses.get(item, (None, None))[0],
             "reason": view.reasons.get(item),
             "answer": None if event is None else {"kind": event.kind, "label": event.label, "who": event.who},
         }
@@ -213,7 +214,8 @@ class LabelDesk:
         view, total, guide = self.worker.view, len(self.open_ids), self.store.guide
         here = {item: event for item, event in self.answers().items() if item in self.number}
         kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
-        counts = Counter(event.label for event in here.values() if event.label is not None)
+        task, labels = self.store.task, [event.label for event in here.values() if event.label is not None]
+        counts = Counter(name for label in labels for name in task.names(label))
         shared = self.store.shared()
         people = Counter(e.who for e in here.values() if e.who != GIVEN and e.item not in shared)
         people.update(who for heard in shared.values() for who in heard.voices)
@@ -221,6 +223,7 @@ class LabelDesk:
         return {
             "title": self.title,
             "kind": self.data.kind,
+            "task": task.as_json(),
             "total": total,
             "labelled": kinds["label"],
             "unsure": kinds["unsure"],
@@ -282,7 +285,7 @@ class LabelDesk:
                 taught += len(labelled) - before
             reached[taught] = len(labelled)
             if event.kind == "label" and event.purpose != "check" and event.guess is not None:
-                right.append(event.guess == event.label)
+                right.append(self.store.task.near(event.guess, event.label or ""))
                 at.append(len(labelled))
         shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
         running = [[at[k], mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]

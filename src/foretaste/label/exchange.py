@@ -22,6 +22,7 @@ from foretaste.errors import FORMULA_STARTS, check_known, check_regular, csv_cel
 from foretaste.files import whole_file, whole_folder
 from foretaste.label.formats import coco_text, read_coco, read_parquet, write_parquet
 from foretaste.label.store import CopyGroups, LabelStore
+from foretaste.label.task import BAR, LabelTask
 
 FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*")  # of the name of a file, and not of a folder such as day.2
 TEXT_FORMATS = ("csv", "jsonl", "json", "coco")
@@ -80,6 +81,7 @@ def export_labels(
     field: str = "image",
     classes: Sequence[str] = (),
     texts: Callable[[], Mapping[str, str]] | None = None,
+    task: LabelTask | None = None,
 ) -> Path:
     """Write labels to a file or a folder.
 
@@ -91,6 +93,8 @@ def export_labels(
         field: The name of the item in a Label Studio task: "image" or "text".
         classes: All classes in order, for formats that number them; else those of the rows.
         texts: Gives item → text, which a Parquet file of texts holds.
+        task: What was asked; None: one class an item. Sets and numbers go to CSV, JSON lines and Label Studio, sets to
+            COCO too.
 
     Returns:
         The path written.
@@ -100,12 +104,14 @@ def export_labels(
             names of folders.
         FileExistsError: the folder is not empty.
     """
-    out = Path(out)
+    out, task = Path(out), task or LabelTask()
     ending = ".coco" if out.name.lower().endswith(".coco.json") else out.suffix.lower()
     if ending in (".csv", ".jsonl", ".json") or out.name.lower().endswith(".coco.json"):
         with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(export_text(rows, ending.lstrip("."), field=field, classes=classes))
+            file.writelines(export_text(rows, ending.lstrip("."), field=field, classes=classes, task=task))
         return out
+    if not task.one:
+        raise ValueError(f"{out.name} has one class an item, and the task is {task.kind}; name a .csv, .jsonl or .json")
     if ending == ".parquet":
         known, names = [row for row in rows if row.label is not None], _classes_of(rows, classes)
         plain = [{c: str(getattr(row, c)) for c in EXPORT_COLUMNS} for row in known]
@@ -128,13 +134,17 @@ def export_labels(
 
 
 def export_text(
-    rows: Iterable[LabelRow], kind: str, *, field: str = "image", classes: Sequence[str] = ()
-) -> Iterator[str]:
+    rows: Iterable[LabelRow], kind: str, *, field: str = "image", classes: Sequence[str] = (),
+    task: LabelTask | None = None,
+) -> Iterator[str]:  # fmt: skip
     """The text of an export, piece by piece: "csv", "jsonl", "json" (Label Studio) or "coco".
 
-    ``field``: as in a task. ``classes``: all of them in order.
+    ``field``: as in a task of Label Studio. ``classes``: all of them in order. ``task``: what was asked.
     """
     check_known("format", kind, TEXT_FORMATS)
+    task = task or LabelTask()
+    if kind == "coco" and task.kind == "number":
+        raise ValueError("COCO has classes, and these labels are numbers; take CSV or JSON lines")
     rows = list(rows)
     columns = (
         *EXPORT_COLUMNS,
@@ -143,18 +153,24 @@ def export_text(
     if kind == "csv":
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
         names = ("file" if field == "image" else "item", *columns[1:])
-        for cells in (names, *(["" if (v := getattr(row, c)) is None else str(v) for c in columns] for row in rows)):
-            yield _csv_line(cells)
+        yield _csv_line(names)
+        for row in rows:
+            if task.kind == "several" and row.label is not None:
+                row = replace(row, label=row.label.removeprefix(BAR) or BAR)
+            yield _csv_line(["" if (v := getattr(row, c)) is None else str(v) for c in columns])
     elif kind == "jsonl":
         for row in rows:
             said = {c: getattr(row, c) for c in columns}
+            if not task.one and row.label is not None:
+                said["label"] = task.taught(row.label)
             if row.voices:
                 said["voices"] = json.loads(row.voices)
             yield json.dumps(said, ensure_ascii=False) + "\n"
     elif kind == "coco":
-        yield coco_text([(row.item, row.label) for row in rows if row.label is not None], _classes_of(rows, classes))
+        named = [(row.item, task.names(row.label)) for row in rows if row.label is not None]
+        yield coco_text(named, _classes_of(rows, classes) if task.one else classes)
     else:
-        tasks = [label_studio_task(row, field) for row in rows if row.label is not None]
+        tasks = [label_studio_task(row, field, task) for row in rows if row.label is not None]
         yield json.dumps(tasks, ensure_ascii=False, indent=1) + "\n"
 
 
@@ -169,7 +185,7 @@ def prediction_text(
     """A CSV of what is predicted of each item, with the label of those that have one."""
     labels = {row.item: row.label or "" for row in rows}
     names = ("file" if field == "image" else "item", "label", "predicted", "probability")
-    for cells in (names, *((i, labels.get(i, ""), c, f"{p:.4f}") for i, c, p in found)):
+    for cells in (names, *((i, labels.get(i, ""), c, "" if p != p else f"{p:.4f}") for i, c, p in found)):
         yield _csv_line(cells)
 
 
@@ -188,14 +204,11 @@ def _looks_protected(text: str) -> bool:
     return text.startswith("'") and text.lstrip("'").startswith(FORMULA_STARTS)
 
 
-def label_studio_task(row: LabelRow, field: str) -> dict[str, Any]:
+def label_studio_task(row: LabelRow, field: str, task: LabelTask) -> dict[str, Any]:
     """A task with one annotation, as Label Studio imports them."""
-    choice = {
-        "from_name": LABEL_STUDIO_FROM,
-        "to_name": LABEL_STUDIO_TO,
-        "type": "choices",
-        "value": {"choices": [row.label]},
-    }
+    assert row.label is not None
+    kind, value = ("number", task.taught(row.label)) if task.kind == "number" else ("choices", task.names(row.label))
+    choice = {"from_name": LABEL_STUDIO_FROM, "to_name": LABEL_STUDIO_TO, "type": kind, "value": {kind: value}}
     return {
         "data": {field: row.item, "foretaste_id": row.item, "who": row.who, "at": row.at},
         "annotations": [{"result": [choice], "was_cancelled": False}],
@@ -247,7 +260,7 @@ def _is_folder_name(name: str) -> bool:
 # In
 
 
-def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[LabelRow]:
+def read_labels(path: str | os.PathLike[str], items: Sequence[str], task: LabelTask | None = None) -> list[LabelRow]:
     """Read labels that ``export_labels``, Label Studio or a person wrote.
 
     Args:
@@ -255,6 +268,7 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
             Label Studio export; COCO's JSON; or a folder of class folders.
         items: The ids that are known here. Names in a Label Studio task or a class folder may be longer: their end
             must be one id.
+        task: What was asked; None: one class an item.
 
     Returns:
         The rows, in the order of the file.
@@ -262,7 +276,7 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
     Raises:
         ValueError: something cannot be read, or is about an item that is not here. All such rows are counted.
     """
-    path = Path(path)
+    path, task = Path(path), task or LabelTask()
     if path.is_dir():
         pairs = list(_read_folders(path))
     else:
@@ -270,7 +284,12 @@ def read_labels(path: str | os.PathLike[str], items: Sequence[str]) -> list[Labe
         if (size := path.stat().st_size) > LARGEST_IMPORT:
             raise ValueError(f"{path} has {format_bytes(size)}; expected at most {format_bytes(LARGEST_IMPORT)}")
         ending = path.suffix.lower().lstrip(".")
-        readers = {"csv": _read_csv, "jsonl": _read_lines, "json": _read_json, "parquet": _read_parquet}
+        readers: dict[str, Callable[[Path], Iterator[LabelRow]]] = {
+            "csv": _read_csv,
+            "jsonl": _read_lines,
+            "json": partial(_read_json, task=task),
+            "parquet": _read_parquet,
+        }
         check_known("format", ending, readers)
         try:
             pairs = list(readers[ending](path))
@@ -290,8 +309,8 @@ def import_labels(store: LabelStore, rows: Sequence[LabelRow], *, who: str = "im
     Raises:
         ValueError: a class that the store does not have.
     """
-    strange = sorted({str(row.label) for row in rows if row.label is not None} - set(store.known_classes))
-    if strange:
+    said = {name for row in rows if row.label is not None for name in store.task.names(row.label)}
+    if strange := sorted(said - set(store.known_classes)):
         raise ValueError(
             f"{_named(strange, 'class {} is', 'classes {} are')} not among {', '.join(store.classes)}; "
             "name them with classes= too"
@@ -299,6 +318,8 @@ def import_labels(store: LabelStore, rows: Sequence[LabelRow], *, who: str = "im
     before = len(store.events())
     with store.together():
         for row in rows:
+            if row.label is not None:
+                row = replace(row, label=store.task.check(row.label, store.classes, store.known_classes))
             now = store.state_of(row.item)
             if now is not None and now.label == row.label and (row.label is not None or now.kind == row.kind):
                 continue
@@ -345,6 +366,8 @@ def _read_lines(path: Path) -> Iterator[LabelRow]:
 
 def _row(cells: dict[str, Any], item: str, where: str) -> LabelRow:
     found = {c: cells.get(c) for c in ("label", "kind", "who", "at", "purpose")} | {"item": cells[item]}
+    if isinstance(names := found["label"], list) and all(isinstance(name, str) for name in names):
+        found["label"] = BAR + BAR.join(names)
     for name, value in found.items():
         if not isinstance(value, str | int | float | None) or isinstance(value, bool):
             raise ValueError(f"{where}: {name} is a {type(value).__name__}; expected text")
@@ -366,17 +389,18 @@ def _read_parquet(path: Path) -> Iterator[LabelRow]:
         yield _row(cells, "item", f"{path}, row {number}")
 
 
-def _read_json(path: Path) -> Iterator[LabelRow]:
+def _read_json(path: Path, task: LabelTask) -> Iterator[LabelRow]:
     """COCO's images with categories, or tasks of Label Studio."""
     said = _json(path.read_text(encoding="utf-8"), str(path))
     if isinstance(said, dict) and "images" in said:
-        return (LabelRow(item, label) for item, label in read_coco(path, said))
+        found = read_coco(path, said, task.kind == "several")
+        return (LabelRow(item, names[0] if task.one else BAR + BAR.join(names)) for item, names in found)
     if not isinstance(said, list):
         raise ValueError(f"{path} is not a list of tasks, as Label Studio exports them, nor COCO's JSON")
-    return _read_tasks(path, said)
+    return _read_tasks(path, said, task)
 
 
-def _read_tasks(path: Path, tasks: list[Any]) -> Iterator[LabelRow]:
+def _read_tasks(path: Path, tasks: list[Any], asked: LabelTask) -> Iterator[LabelRow]:
     """Tasks of a Label Studio export, plain JSON or JSON_MIN; the last annotation of a task that was not cancelled."""
     for number, task in enumerate(tasks, 1):
         data = task.get("data", task) if isinstance(task, dict) else None
@@ -390,7 +414,7 @@ def _read_tasks(path: Path, tasks: list[Any]) -> Iterator[LabelRow]:
             )
         if not isinstance(given := task.get("annotations"), list | None):
             raise ValueError(f"{path}, task {number}: annotations is a {type(given).__name__}; expected a list")
-        label = last_choice(task)
+        label = last_choice(task) if asked.one else _last_answer(task, asked)
         if label is not None:
             yield LabelRow(name, label, who=str(data.get("who") or ""), at=str(data.get("at") or ""))
 
@@ -404,6 +428,20 @@ def last_choice(task: dict[str, Any]) -> str | None:
             continue
         if choices := chosen(annotation):
             return choices[0]
+    return None
+
+
+def _last_answer(task: dict[str, Any], asked: LabelTask) -> str | None:
+    """The set or the number that the last annotation of a task says; None if there is none."""
+    for annotation in reversed(_listed(task.get("annotations"))):
+        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+            continue
+        values = [r.get("value") for r in _listed(annotation.get("result")) if isinstance(r, dict)]
+        numbers = [v.get("number", v.get("rating")) for v in values if isinstance(v, dict)]
+        if asked.kind == "several":
+            return BAR + BAR.join(chosen(annotation))
+        if numbers and isinstance(numbers[0], int | float):
+            return asked.said(float(numbers[0]))
     return None
 
 

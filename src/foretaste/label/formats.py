@@ -84,27 +84,33 @@ def read_parquet(path: Path, item_columns: Sequence[str]) -> Iterator[dict[str, 
         raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())[:300]}") from None
 
 
-def coco_text(rows: Sequence[tuple[str, str]], classes: Sequence[str]) -> str:
-    """(item, class) as COCO has it: one annotation without a box for each image, categories counted from 1."""
+def coco_text(rows: Sequence[tuple[str, Sequence[str]]], classes: Sequence[str]) -> str:
+    """(item, classes) as COCO has it: an annotation without a box for each class, categories counted from 1."""
     number = {name: k for k, name in enumerate(classes, 1)}
+    pairs = [(k, number[c]) for k, (_, names) in enumerate(rows, 1) for c in names]
     found = {
         "images": [{"id": k, "file_name": item} for k, (item, _) in enumerate(rows, 1)],
-        "annotations": [{"id": k, "image_id": k, "category_id": number[c]} for k, (_, c) in enumerate(rows, 1)],
+        "annotations": [{"id": n, "image_id": k, "category_id": c} for n, (k, c) in enumerate(pairs, 1)],
         "categories": [{"id": k, "name": name} for name, k in number.items()],
     }
     return json.dumps(found, ensure_ascii=False, indent=1) + "\n"
 
 
-def read_coco(path: Path, said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(item, class) of each image that has an annotation. Raises if an image has two classes."""
+def read_coco(path: Path, said: Mapping[str, Any], several: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """(item, classes) of each image that has an annotation, of which two classes raise.
+
+    ``several``: of all images, each with any number of classes.
+    """
     try:
         files = {image["id"]: str(image["file_name"]) for image in said["images"]}
         names = {category["id"]: str(category["name"]) for category in said["categories"]}
-        found = dict[str, str]()
+        found: dict[str, list[str]] = {item: [] for item in files.values()} if several else {}
         for annotation in said["annotations"]:
             item, name = files[annotation["image_id"]], names[annotation["category_id"]]
-            if found.setdefault(item, name) != name:
-                raise ValueError(f"{path}: {item} is {found[item]} and {name}; expected one class an image")
+            have = found.setdefault(item, [])
+            have += [name] if name not in have else []
+            if len(have) > 1 and not several:
+                raise ValueError(f"{path}: {item} is {have[0]} and {name}; expected one class an image")
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not COCO's JSON of images, annotations and categories ({type(error).__name__}: {error})"

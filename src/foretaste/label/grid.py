@@ -4,7 +4,7 @@ Each accepted item is an answer of its own in the log. They are kept together, o
 them back.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretaste.errors import check_known
@@ -34,6 +34,10 @@ def grid_items(
     ``without`` are numbers of items that were called wrong on such a wall before. Items that are on a screen, measure
     accuracy or are copies are left out. "follow": how many other predictions change if an item is what the model says.
     """
+    if not desk.store.task.one:
+        raise ValueError(
+            f"a wall is for one class an item, and the task is {desk.store.task.kind}; answer item by item"
+        )
     found = desk.worker.probabilities()
     if found is None and not find:
         return {"items": [], "left": 0, "ready": False}
@@ -59,19 +63,31 @@ def grid_items(
 
 
 def accept_grid(
-    desk: "LabelDesk", tab: str, who: str, items: Sequence[str], label: str, request: str
+    desk: "LabelDesk",
+    tab: str,
+    who: str,
+    items: Sequence[str],
+    label: str,
+    request: str,
+    others: Mapping[str, str] | None = None,
 ) -> "list[LabelEvent]":
-    """One answer for each item, kept together. Raises, and keeps none, if somebody has answered or holds one."""
-    if strange := [item for item in items if item not in desk.number]:
+    """One answer for each item, kept together. Raises, and keeps none, if somebody has answered or holds one.
+
+    ``others``: items of the wall that are of another class, and which.
+    """
+    given = dict.fromkeys(items, label) | dict(others or {})
+    if not given:
+        raise ValueError("a wall without an item; expected at least one")
+    if strange := [item for item in given if item not in desk.number]:
         raise KeyError(f"unknown item {strange[0]!r:.80}")
     with desk.store.together():
         events = [
             desk.store.record(
-                item, "label", label, who=who, tab=tab, request=f"{GRID_REQUEST}{request}/{k}", purpose="teach"
+                item, "label", name, who=who, tab=tab, request=f"{GRID_REQUEST}{request}/{k}", purpose="teach"
             )
-            for k, item in enumerate(items)
+            for k, (item, name) in enumerate(given.items())
         ]
-    numbers = [desk.worker.tell(desk.copies.first(item)) for item in items]
+    numbers = [desk.worker.tell(desk.copies.first(item)) for item in given]
     if numbers:
         desk.worker.wait_for(numbers[-1], GRID_PATIENCE)
     return events

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from foretaste.data import note_test_side
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, check_class_names, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
-from foretaste.label.mistakes import doubt_labels
+from foretaste.label.mistakes import doubt_labels, doubt_sets
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
 from foretaste.label.pool_model import resolve_graph
 from foretaste.label.progress import FEWEST_ASKED, FEWEST_DRAWN, compare_random, explain_item
@@ -50,8 +51,10 @@ class Learner:
             labels, or one for each output.
         labels: labels that are there already: a dict from id to label, or one entry for each item, None where it is
             missing. Default: those of ``pool`` if it has any. With ``net`` they are taken as what it was trained on.
-        strategy: a name of ``ft.strategies()``. None (default): "cover", and "variance" for regression.
+        strategy: a name of ``ft.strategies()``. None (default): "cover"; "variance" for regression and multi_label.
         regression: whether labels are numbers. Default False; a network with one output and loss="l2" is one.
+        multi_label: whether a label is any set of the classes: a list of names or class ids, empty for none of them.
+            Default False. Each class is a yes-or-no question of its own, and all of them share one kernel.
         loss: what the network was or shall be trained with, "l2" (default) or "ce".
         train: ``train(net, x, y)``, your own training, called with a copy of the network. Default: ``ft.fit``.
         fit_options: options of ``ft.fit``, a dict; for example {"steps": 500}.
@@ -98,6 +101,7 @@ class Learner:
         labels: Mapping[Hashable, Any] | Sequence[Any] | None = None,
         strategy: str | None = None,
         regression: bool = False,
+        multi_label: bool = False,
         loss: str = "l2",
         train: TrainFunction | None = None,
         fit_options: Mapping[str, Any] | None = None,
@@ -134,7 +138,7 @@ class Learner:
             labels = pool.y if getattr(pool, "regression", False) else getattr(pool, "labels", None)
         given = _given_labels(items, labels)
         classes = (getattr(pool, "classes", None) or None) if classes is None else classes
-        kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression)
+        kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression, multi_label)
         plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
         ask = ask_settings(strategy, options, kind, settings.seed)
         along = resolve_graph(graph, items, net is None)
@@ -151,7 +155,7 @@ class Learner:
             now.train_first()
         else:
             now.net = copied_network(net)
-            now.model = now.linearise(now.net, taught)
+            now.held = now.linearise(now.waiting(now.net, taught))
             now.pool_model = now.bend(now.net, taught)
 
     def _hold(self, session: Session) -> None:
@@ -201,7 +205,7 @@ class Learner:
     @property
     def ready(self) -> bool:
         """Whether there is a trained network, so that ``predict`` answers."""
-        return self._now.model is not None
+        return self._now.held is not None
 
     def __len__(self) -> int:
         return len(self._now.pool)
@@ -236,7 +240,8 @@ class Learner:
 
         Args:
             ids: one id, or several.
-            labels: the label of each: a class name or class id, or a number in regression.
+            labels: the label of each: a class name or class id, or a number in regression; with multi_label a list of
+                classes, or a list of such lists for several ids.
 
         Raises:
             KeyError: an id is not in the pool.
@@ -244,7 +249,7 @@ class Learner:
                 taught then.
         """
         with self._lock:
-            given = self._read_labels(*_pair(ids, labels))
+            given = self._read_labels(*_pair(ids, labels, self._now.kind.multi))
             for p, y in given.items():
                 if p in self._now.book.ignored:
                     raise ValueError(f"item {self._shown(p)} is ignored; call restore() first")
@@ -267,7 +272,7 @@ class Learner:
             ValueError: a label is of no class.
         """
         with self._lock:
-            given = self._read_labels(*_pair(ids, labels))
+            given = self._read_labels(*_pair(ids, labels, self._now.kind.multi))
             self._now.absorb({p: y for p, y in given.items() if p not in self._now.book.labels})
             for p, y in given.items():
                 self._now.book.put(p, y)
@@ -364,7 +369,8 @@ class Learner:
             items: ids of the pool, or new inputs (an array, a tensor or a dict of them); None (default): the pool.
 
         Returns:
-            An array: class names, or class ids where classes have no names; floats in regression.
+            An array: class names, or class ids where classes have no names; floats in regression; with multi_label
+            tuples of them, the classes whose output is above a half.
 
         Raises:
             RuntimeError: nothing has been learned yet.
@@ -372,7 +378,12 @@ class Learner:
         f_nC = self._outputs(items).cpu()
         if self._now.kind.regression:
             return f_nC[:, 0].numpy()
-        return np.array([self._now.kind.show(c) for c in f_nC.argmax(1).tolist()])
+        said = [self._now.kind.show(y) for y in self._now.kind.decide(f_nC)]
+        if not self._now.kind.multi:
+            return np.array(said)
+        found = np.empty(len(said), dtype=object)
+        found[:] = said
+        return found
 
     def predict_proba(self, items: Any = None) -> Tensor:
         """The probabilities of the classes, (n, C) float64.
@@ -381,7 +392,8 @@ class Learner:
             items: as for ``predict``.
 
         Returns:
-            A tensor. With loss="l2" the outputs are projected on the simplex; with the pool they are squared too.
+            A tensor. With loss="l2" the outputs are projected on the simplex; with the pool they are squared too. With
+            multi_label each is that of one class, and they need not add up to 1.
 
         Raises:
             RuntimeError: nothing has been learned yet.
@@ -406,7 +418,9 @@ class Learner:
             A dict that JSON can hold: "id" and "label"; "changes", how many open items would change class (in
             regression: move), and "changed", the first of them: their "id", the class they change "from" and "to", and
             "by" how much their outputs move; "stands_for", how many items are like this one to the model, and
-            "nearest", the first of them with "alike" from 0 to 1; "probabilities" of the item's classes.
+            "nearest", the first of them with "alike" from 0 to 1; "probabilities" of the item's classes; in
+            regression "mean" and "deviation". With multi_label also "questions": for each class, how many open items
+            would change their answer to it if this one is "yes", and if it is "no".
 
         Raises:
             KeyError: the id is not in the pool.
@@ -457,19 +471,23 @@ class Learner:
         if found is None:
             return []
         at, y_L, theta_LL = found
-        wrong_L, p_LC = doubt_labels(theta_LL, y_L, kind.C)
-        sure_L, likely_L = p_LC.max(1)
+        if kind.multi:
+            wrong_L, p_LC = doubt_sets(theta_LL, kind.targets(y_L).to(theta_LL))
+            sure_L, likely = torch.maximum(p_LC, 1 - p_LC).prod(1), kind.decide(p_LC)
+        else:
+            wrong_L, p_LC = doubt_labels(theta_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
+            sure_L, likely = p_LC.amax(1), p_LC.argmax(1).tolist()
         order = wrong_L.argsort(descending=True, stable=True).tolist()
-        rows = zip(at, y_L.tolist(), wrong_L.tolist(), likely_L.tolist(), sure_L.tolist())
+        rows = zip(at, y_L, wrong_L.tolist(), likely, sure_L.tolist())
         judged = [
             {
                 "id": self._now.pool.ids[p],
                 "label": kind.show(y),
                 "wrong": wrong,
-                "likely": kind.show(likely),
+                "likely": kind.show(said),
                 "probability": sure,
             }
-            for p, y, wrong, likely, sure in rows
+            for p, y, wrong, said, sure in rows
         ]
         return [judged[n] for n in order]
 
@@ -506,8 +524,8 @@ class Learner:
             (39, True)
         """
         kind = self._now.kind
-        if kind.regression:
-            raise ValueError("regression has no accuracy to compare; look at status()")
+        if not kind.single:
+            raise ValueError("only one class an item has an accuracy to compare; look at status()")
         with self._lock:
             given = self._read_labels(drawn.keys(), drawn.values())
             taught = [p for p in self._now.book.labels if p not in given]
@@ -515,7 +533,8 @@ class Learner:
         if found is None or len(given) < FEWEST_DRAWN or len(taught) < FEWEST_ASKED:
             return None
         row = {p: n for n, p in enumerate(found[0])}
-        return compare_random(found[2], found[1], kind.C, [row[p] for p in taught], [row[p] for p in given])
+        y_N = torch.tensor(found[1], device=found[2].device)
+        return compare_random(found[2], y_N, kind.C, [row[p] for p in taught], [row[p] for p in given])
 
     def drift(self) -> dict[str, Any]:
         """How far the linearised model has left the network it was taken of, and whether to train it anew.
@@ -657,7 +676,7 @@ class Learner:
         """
         with self._lock:
             found = self._now.as_json()
-            net = None if self._now.model is None else self._now.net
+            net = None if self._now.held is None else self._now.net
         write_saved(Path(folder), found, net, self._now.pool.whole)
 
     @classmethod
@@ -782,9 +801,9 @@ def _several(value: Any) -> list[Any]:
     return value.tolist() if isinstance(value, Tensor | np.ndarray) else list(value)
 
 
-def _pair(ids: Any, labels: Any) -> tuple[list[Any], list[Any]]:
-    """ids and labels of the same length."""
-    names, values = _several(ids), _several(labels)
+def _pair(ids: Any, labels: Any, multi: bool = False) -> tuple[list[Any], list[Any]]:
+    """ids and labels of the same length. ``multi``: a label is a list itself."""
+    names, values = _several(ids), [labels] if multi and _is_one(ids) else _several(labels)
     if _is_one(labels) and not _is_one(ids):
         raise ValueError(f"labels is {labels!r:.40} for {counted(len(names), 'id')}; expected one label for each")
     if len(values) != len(names):

@@ -141,7 +141,7 @@ class LiveModel:
             del kept[j]
         for j, y in wanted.items():
             if j not in kept or kept[j] != y:
-                state = state.condition(j, y)
+                state = state.condition(j, self.kept_label(y))
                 kept[j] = y
         if _labels_of(kept) == _labels_of(shown.kept):
             carry_means(shown.state, state)
@@ -149,6 +149,10 @@ class LiveModel:
             vars(state)["mean"] = state.pool_mean[self.watched]
         self._shown = ShownLabels(state, shown.fixed, shown.base, kept)
         return state
+
+    def kept_label(self, y: Label | None) -> Label | Tensor | None:
+        """A label as a state keeps it: a set of classes is a (C,) target."""
+        return self._targets([y])[0] if self.kind.multi and y is not None else y
 
     def ridge(self, book: LabelBook) -> float:
         """λ: as given, or resolved on the labels of the training that still hold."""
@@ -202,11 +206,7 @@ class LiveModel:
 
     def _targets(self, labels: Iterable[Label]) -> Tensor:
         """(n, C) float64 targets."""
-        values = list(labels)
-        if self.kind.regression:
-            return torch.tensor(values, dtype=torch.float64, device=self.f_MC.device)[:, None]
-        ids = torch.tensor(values, dtype=torch.int64, device=self.f_MC.device)
-        return torch.nn.functional.one_hot(ids, self.kind.C).double()
+        return self.kind.targets(labels).to(self.f_MC.device)
 
     @cached_property
     def watched(self) -> Tensor | None:
@@ -218,7 +218,7 @@ class LiveModel:
         most = self.settings.watch
         if not isinstance(most, int) or len(self.at_M) <= most:
             return None
-        contested = self.settings.watch_by == "contested" and not self.kind.regression
+        contested = self.settings.watch_by == "contested" and self.kind.single
         at = watched_rows(most, len(self.at_M), self.settings.seed, self.after_training if contested else None)
         return at.to(self.f_MC.device)
 
@@ -228,8 +228,8 @@ class LiveModel:
         return self.f_MC
 
     def probabilities(self, f_nC: Tensor) -> Tensor:
-        """(n, C): of classes, from its outputs."""
-        return LOSSES[self.settings.loss].class_probabilities(f_nC)
+        """(n, C): of classes, from its outputs. Where classes do not exclude each other, of each for itself."""
+        return f_nC.clamp(0, 1) if self.kind.multi else LOSSES[self.settings.loss].class_probabilities(f_nC)
 
     # s², the scale of the posterior's variance.
 
@@ -322,12 +322,16 @@ def carry_means(before: State, after: State) -> None:
 # What is predicted of an item before its label comes.
 
 
-def wrong_chances(state: State, scale: float, at: Tensor) -> Tensor:
+def wrong_chances(state: State, scale: float, at: Tensor, multi: bool = False) -> Tensor:
     """(n,): the chance that the class of each of the candidates ``at`` is wrong.
 
-    L2: that another output of N(mean_j, 0.3 s² S_jj I) is the largest. Cross-entropy: one less the largest probability;
-    so too with the pool in the kernel, whose probabilities are calibrated.
+    ``multi``: that not all classes are right, each on its own by its output. L2: that another output of N(mean_j, 0.3
+    s² S_jj I) is the largest. Cross-entropy: one less the largest probability; so too with the pool in the kernel,
+    whose probabilities are calibrated.
     """
+    if multi:
+        p_nC = state.pool_mean[at].clamp(0, 1)
+        return 1 - torch.maximum(p_nC, 1 - p_nC).prod(1)
     if isinstance(state, PoolState):
         return 1 - sharpened(state.pool_mean[at]).amax(1)
     if not state.criterion.quadratic:
@@ -347,12 +351,11 @@ def note_prediction(model: LiveModel, book: LabelBook, position: int, label: flo
         error = math.sqrt(max(0.0, scale * u))
         residual = float((mean_C[0] - label) ** 2)
         return Prediction(position, float(mean_C[0]), error, residual / (scale * u), trainings)
-    error = float(wrong_chances(state, scale, torch.tensor([m], device=mean_C.device)))
-    y_C = torch.zeros_like(mean_C)
-    y_C[int(label)] = 1
+    error = float(wrong_chances(state, scale, torch.tensor([m], device=mean_C.device), model.kind.multi))
+    y_C = model.kind.targets([label]).to(mean_C)[0]
     residual = float((state.criterion.responses(mean_C) - y_C).square().mean())
     surprise = residual / (scale * u) if state.criterion.quadratic else 2 * residual * model.kind.C / max(error, 1e-3)
-    return Prediction(position, int(mean_C.argmax()), error, surprise, trainings)
+    return Prediction(position, model.kind.decide(mean_C[None])[0], error, surprise, trainings)
 
 
 def freeze_for(net: nn.Module, kind: LabelKind, settings: KernelSettings, x: Inputs) -> tuple[FrozenNetwork, int]:

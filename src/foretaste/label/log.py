@@ -167,6 +167,7 @@ def write_journal(path: Path, contents: LogContents) -> int:
     entries: list[dict[str, Any]] = [{"version": STORE_VERSION}]
     entries += [{"classes": contents.classes}] if contents.classes else []
     entries += [{"change": change} for change in contents.class_changes]
+    entries += [{"task": json.loads(contents.settings["task"])}] if "task" in contents.settings else []
     with whole_file(path) as part, part.open("wb") as file:
         for entry in (*entries, *map(event_entry, contents.events)):
             file.write(journal_lines([entry]))
@@ -237,6 +238,8 @@ class LabelLog:
             self._entries.append({"classes": json.loads(text)})
         elif name == "class_changes":
             self._entries.append({"change": json.loads(text)[-1]})
+        elif name == "task":
+            self._entries.append({"task": json.loads(text)})
 
     def put_lease(self, held: Lease) -> None:
         self._insert("leases", tuple(vars(held).values()))

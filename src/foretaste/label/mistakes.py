@@ -40,6 +40,19 @@ def doubt_labels(theta_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]
     return torch.sigmoid(odds_L / len(MISTAKE_RIDGES)), p_LC
 
 
+def doubt_sets(theta_LL: Tensor, y_LC: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where a label is a set of classes: each class is a question of its own, and one wrong answer is enough.
+
+    (L,): the chance that a label is wrong somewhere; (L, C): the chance that each class is in it.
+    """
+    right_L, yes = torch.ones_like(y_LC[:, 0]), list[Tensor]()
+    for y_L in y_LC.T:
+        wrong_L, p_L2 = doubt_labels(theta_LL, y_L.long(), 2)
+        right_L = right_L * (1 - wrong_L)
+        yes.append(p_L2[:, 1])
+    return 1 - right_L, torch.stack(yes, 1)
+
+
 def likeliest_mistakes(f_LC: Tensor, y_L: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities of the classes, and the chance of each label to be wrong, with the k and ε of most likelihood."""
     C = f_LC.shape[1]

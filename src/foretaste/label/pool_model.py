@@ -35,6 +35,7 @@ from foretaste.lookahead import (
 from foretaste.losses import sharpened
 from foretaste.tangent import Inputs
 
+HALVES_AT_ONCE = 256  # columns of H
 NOT_WEIGHED = PoolEvidence(0.0, 0.0, 0.0, 0.0, None, None, 0, 0)
 
 
@@ -86,7 +87,6 @@ class ItemGraph:
     kernel: PoolKernel
     factors: dict[float, Tensor]
     _bent: dict[float, Tensor] = field(default_factory=dict)
-    _columns: dict[tuple[float, int], Tensor] = field(default_factory=dict)
 
     def theta(self, gamma: float) -> Tensor:
         """Θ̃_GG."""
@@ -103,18 +103,18 @@ class ItemGraph:
         return self.kernel.half(self.factors[gamma], gamma, self.kernel.theta(self.kernel.G, placed))
 
     def among(self, gamma: float, placed: Placed, rows_L: Tensor) -> Tensor:
-        """Θ̃ between rows of ``placed``, which are of G or after it. Columns of H are kept: most labels stay."""
-        points = placed.take(rows_L)
+        """Θ̃ between rows of ``placed``, which are of G or after it. H is not kept: there are five of G × L."""
+        points, G = placed.take(rows_L), len(self.at_G)
         theta_LL = self.kernel.theta(points, points)
         if not gamma:
             return theta_LL
-        rows = rows_L.tolist()
-        new = [k for k, row in enumerate(rows) if (gamma, row) not in self._columns]
-        if new:
-            half_Gn = self.halves(gamma, points.take(torch.tensor(new, device=rows_L.device)))
-            self._columns.update({(gamma, rows[k]): half_G for k, half_G in zip(new, half_Gn.T)})
-        half_GL = torch.stack([self._columns[gamma, row] for row in rows], 1)
-        return theta_LL - half_GL.T @ half_GL
+        half_GL = theta_LL.new_empty(G, len(points))
+        for start in range(0, len(points), HALVES_AT_ONCE):
+            at = slice(start, start + HALVES_AT_ONCE)
+            inside = bool((rows_L[at] < G).all())
+            theta_Gn = self.kernel.theta_GG[:, rows_L[at]] if inside else self.kernel.theta(self.kernel.G, points[at])
+            half_GL[:, at] = self.kernel.half(self.factors[gamma], gamma, theta_Gn)
+        return torch.addmm(theta_LL, half_GL.T, half_GL, alpha=-1)
 
     def grow(self, gamma: float, placed: Placed) -> Tensor:
         """Θ̃ between G and other items after them."""
@@ -189,7 +189,7 @@ class PoolModel(LiveModel):
         return self.learned_MC
 
     def probabilities(self, f_nC: Tensor) -> Tensor:
-        return sharpened(f_nC)
+        return f_nC.clamp(0, 1) if self.kind.multi else sharpened(f_nC)
 
     def _fit_kernel(self, fixed: Mapping[int, Label]) -> None:
         """γ, λ and the prior follow from the labels, in the order of the pool. Without labels γ is 0."""
@@ -201,8 +201,8 @@ class PoolModel(LiveModel):
         rows_L = torch.tensor([self.row[p] for p in at], dtype=torch.int64, device=self.f_MC.device)
         if at:
             y_LC = self._targets([fixed[p] for p in at])
-            prior_C = y_LC.mean(0) if self.kind.regression else prior_C
-            classes_L = None if self.kind.regression else y_LC.argmax(1)
+            prior_C = prior_C if self.kind.single else y_LC.mean(0)
+            classes_L = y_LC.argmax(1) if self.kind.single else None
             weighed = {
                 g: weigh_ridges(self.items.among(g, self.placed, rows_L), y_LC - prior_C, classes_L)
                 for g in graph.gammas
@@ -268,7 +268,7 @@ class PoolModel(LiveModel):
 
     def soft_labels(self, book: LabelBook) -> dict[int, Tensor]:
         """Position → probabilities of the classes, of the items that are neither labelled nor ignored."""
-        p_MC = sharpened(self.follow(book).pool_mean)
+        p_MC = self.probabilities(self.follow(book).pool_mean)
         left_out = {*book.labels, *book.ignored}
         return {p: p_C for p, p_C in zip(self.at_M, p_MC) if p not in left_out}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretaste.errors import counted
-from foretaste.label.book import LabelBook, LabelKind
+from foretaste.label.book import HALF, LabelBook, LabelKind
 from foretaste.label.live_model import LiveModel, carry_means, wrong_chances
 from foretaste.label.pool_model import PoolModel
 from foretaste.lookahead import PoolEvidence, State, ridge_factor
@@ -46,7 +46,7 @@ def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
     if not len(at):
         return {"model": 0.0, "corrected": 0.0, "ratio": 1.0}
     state = model.follow(book)
-    said = float(wrong_chances(state, model.scale(book), at.to(state.pool_mean.device)).mean())
+    said = float(wrong_chances(state, model.scale(book), at.to(state.pool_mean.device), model.kind.multi).mean())
     recent = list(book.predictions.values())[-RECENT:]
     made = sum(p.predicted != book.labels[p.position] for p in recent)
     ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)
@@ -75,7 +75,7 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
         "new": new,
         "changed": changed,
         "moved": moved,
-        "flipped": None if model.kind.regression else float((f_MC.argmax(1) != mean_MC.argmax(1)).double().mean()),
+        "flipped": None if model.kind.regression else share_changed(model.kind, f_MC, mean_MC),
         "surprise": sum(p.surprise for p in since) / len(since) if since else None,
         "wrong": None if model.kind.regression else sum(p.predicted != book.labels[p.position] for p in since),
         "wrong_expected": None if model.kind.regression else sum(p.error for p in since),
@@ -84,6 +84,12 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
         found, NEW_SHARE if state.criterion.quadratic else NEW_SHARE_CE
     )
     return found
+
+
+def share_changed(kind: LabelKind, before_MC: Tensor, after_MC: Tensor) -> float:
+    """The share of items that two outputs call differently."""
+    pairs = list(zip(kind.decide(before_MC), kind.decide(after_MC)))
+    return sum(a != b for a, b in pairs) / len(pairs)
 
 
 def _advise_training(found: dict[str, Any], share: float) -> tuple[bool, str]:
@@ -243,21 +249,21 @@ def explain_item(model: LiveModel, book: LabelBook, position: int, label: float 
     if label is None:
         # In regression the likeliest label is the mean itself, which changes nothing: one deviation above it.
         above = math.sqrt(model.scale(book) * float(state.u[m])) if kind.regression else 0.0
-        likely = float(before[m, 0]) + above if kind.regression else int(before[m].argmax())
+        likely = float(before[m, 0]) + above if kind.regression else kind.decide(before[m : m + 1])[0]
         label = book.labels.get(position, likely)
     open_M = torch.tensor(
         [p != position and p not in book.labels and p not in book.ignored for p in model.at_M], device=before.device
     )
-    after = state.condition(m, label).pool_mean
+    after = state.condition(m, model.kept_label(label)).pool_mean
     was, then = state.criterion.responses(before), state.criterion.responses(after)
     moved_M = (then - was).abs().amax(1)
     if kind.regression:
         changed = (moved_M > 0) & open_M
-        was_M, now_M = was[:, 0], then[:, 0]
     else:
-        was_M, now_M = was.argmax(1), then.argmax(1)
-        changed = (was_M != now_M) & open_M
+        differ = [a != b for a, b in zip(kind.decide(was), kind.decide(then))]
+        changed = torch.tensor(differ, device=open_M.device) & open_M
     order = moved_M.masked_fill(~changed, -1).argsort(descending=True)[: min(most, int(changed.sum()))]
+    from_n, to_n = (kind.decide(f_MC[order]) for f_MC in (was, then))
     found: dict[str, Any] = {
         "id": ids[position],
         "label": kind.show(label),
@@ -266,11 +272,11 @@ def explain_item(model: LiveModel, book: LabelBook, position: int, label: float 
         "changed": [
             {
                 "id": ids[model.at_M[i]],
-                "from": kind.show(was_M[i].item()),
-                "to": kind.show(now_M[i].item()),
+                "from": kind.show(a),
+                "to": kind.show(b),
                 "by": float(moved_M[i]),
             }
-            for i in order.tolist()
+            for i, a, b in zip(order.tolist(), from_n, to_n)
         ],
     }
     var_M, left_M = (s.variance_blocks[:, 0, 0] for s in (state, state.condition(m, None)))
@@ -280,10 +286,29 @@ def explain_item(model: LiveModel, book: LabelBook, position: int, label: float 
     near = alike_M.argsort(descending=True)[:most].tolist()
     found["stands_for"] = int((alike_M >= STANDS_FOR).sum())
     found["nearest"] = [{"id": ids[model.at_M[i]], "alike": float(alike_M[i])} for i in near if alike_M[i] > 0]
+    if kind.regression:
+        found["mean"], found["deviation"] = float(before[m, 0]), math.sqrt(model.scale(book) * float(state.u[m]))
+    if kind.multi:
+        found["questions"] = ask_each_class(state, m, open_M, kind)
     if not kind.regression:
         p_C = model.probabilities(before[m : m + 1])[0]
-        found["probabilities"] = {str(kind.show(c)): float(p) for c, p in enumerate(p_C)}
+        found["probabilities"] = {str(name): float(p) for name, p in zip(kind.names or range(kind.C), p_C)}
     return found
+
+
+def ask_each_class(state: State, m: int, open_M: Tensor, kind: LabelKind) -> dict[str, dict[str, int]]:
+    """Class → how many open items would change their answer to it if item m says "yes", and if it says "no".
+
+    One column of S serves all classes: f⁺_ic = mean_ic + S_im (y − mean_mc) / u_m, for each of them alone.
+    """
+    before_MC = state.pool_mean
+    after = {
+        word: state.condition(m, torch.full_like(before_MC[m], y)).pool_mean for word, y in (("yes", 1.0), ("no", 0.0))
+    }
+    moved = {
+        word: (((f_MC > HALF) != (before_MC > HALF)) & open_M[:, None]).sum(0).tolist() for word, f_MC in after.items()
+    }
+    return {str(name): {word: moved[word][c] for word in moved} for c, name in enumerate(kind.names or range(kind.C))}
 
 
 def state_without(model: LiveModel, book: LabelBook, position: int) -> State:

@@ -37,6 +37,7 @@ from foretaste.label.log import (
     setting_row,
     write_journal,
 )
+from foretaste.label.task import LabelTask
 
 log = logging.getLogger("foretaste")
 
@@ -211,6 +212,7 @@ class SettledLog:
     from_journal: list[int]  # events that the database lacks
     from_database: list[int]  # events that the journal lacks
     in_flight: bool  # all that the database lacks is the journal's last transaction
+    task: LabelTask | None = None
 
 
 def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: JournalText) -> SettledLog:
@@ -248,7 +250,14 @@ def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: 
         raise two_stores
     changes = settle_changes(path, database, journal, two_stores)
     events = [both[seq] for seq in sorted(both)]
-    if strange := [event for event in events if event.label is not None and event.label not in classes]:
+    tasks = [entry["task"] for entry in journal.entries if "task" in entry]
+    if "task" in database.settings:
+        tasks.append(json.loads(database.settings["task"]))
+    try:
+        task = LabelTask(**tasks[-1]) if tasks else LabelTask()
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{path} is damaged: its task cannot be read ({error}); put a copy in its place") from None
+    if strange := [event for event in events if event.label is not None and not task.may_be(event.label, classes)]:
         raise StoreError(
             f"{path} is damaged: answer {strange[0].seq} is {printable(repr(strange[0].label))}, which is none of the "
             f"classes {', '.join(classes)}; put a copy in its place"
@@ -256,8 +265,9 @@ def settle_log(path: Path, database: DatabaseText, journal_path: Path, journal: 
     from_journal = sorted(seq for seq, event in kept.items() if here.get(seq) != event)
     last = [event.seq for event, _ in read[len(read) - journal.last :] if event is not None]
     return SettledLog(
-        events, classes, changes, from_journal, sorted(here.keys() - kept.keys()), in_flight=from_journal in ([], last)
-    )
+        events, classes, changes, from_journal, sorted(here.keys() - kept.keys()), in_flight=from_journal in ([], last),
+        task=task if tasks else None,
+    )  # fmt: skip
 
 
 def settle_changes(
@@ -304,6 +314,8 @@ def _read_files(folder: Path, thorough: bool) -> tuple[DatabaseText, JournalText
         settings["classes"] = json.dumps(settled.classes)
     if settled.class_changes:
         settings["class_changes"] = json.dumps(settled.class_changes)
+    if settled.task is not None:
+        settings["task"] = json.dumps(settled.task.as_json())
     leases = {lease.item: lease for lease in database.leases}
     return database, journal, settled, LogContents(settled.events, settings, leases)
 

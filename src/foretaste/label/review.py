@@ -5,6 +5,7 @@ that asks: the learner goes on answering meanwhile.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,19 @@ class ReviewFilter:
     def __post_init__(self) -> None:
         check_known("only", self.only, REVIEW_ONLY)
 
-    def takes(self, event: LabelEvent, measured: bool, doubt: dict[str, Any] | None, heard: ItemVoices | None) -> bool:
-        """Whether an answer is listed. ``heard``: what all said, where several did."""
+    def takes(
+        self,
+        event: LabelEvent,
+        measured: bool,
+        doubt: dict[str, Any] | None,
+        heard: ItemVoices | None,
+        names: Sequence[str],
+    ) -> bool:
+        """Whether an answer is listed. ``heard``: what all said, where several did. ``names``: the classes of it."""
         day = event.at[:10]
         return (
             (event.kind == "unsure" if self.only == "unsure" else event.label is not None)
-            and self.label in ("", event.label)
+            and (not self.label or self.label in names)
             and (self.who in ("", event.who) or (heard is not None and self.who in heard.voices))
             and (self.only != "people" or (heard is not None and heard.disagree))
             and (not self.since or day >= self.since)
@@ -87,7 +95,8 @@ class LabelReview:
             doubt, heard = doubts.get(item), shared.get(event.item)
             if doubt is not None and doubt["label"] != event.label:
                 doubt = None  # relabelled since
-            if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt, heard):
+            names = [] if event.label is None else desk.store.task.names(event.label)
+            if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
                 if wanted.find and not desk.has_words(item, wanted.find):
                     continue
                 found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))

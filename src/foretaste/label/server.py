@@ -96,10 +96,11 @@ class UndoBody(TabBody):
 
 
 class GridBody(TabBody):
-    """Several items, all of one class."""
+    """Several items of one class, and others of the same wall with theirs."""
 
-    items: list[ItemName] = Field(min_length=1, max_length=200)
+    items: list[ItemName] = Field(max_length=200)
     label: ItemName
+    others: dict[ItemName, ItemName] = Field(default_factory=dict, max_length=200)
     request: Annotated[str, StringConstraints(min_length=8, max_length=100)]
 
 
@@ -187,7 +188,7 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.post("/api/grid")
     def accept(body: GridBody) -> dict[str, Any]:
-        events = accept_grid(desk, body.tab, body.who, body.items, body.label, body.request)
+        events = accept_grid(desk, body.tab, body.who, body.items, body.label, body.request, body.others)
         return {"seqs": [event.seq for event in events], "state": desk.state(body.who)}
 
     @app.post("/api/classes")
@@ -281,7 +282,8 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
         rows = label_rows(desk.store, desk.twins, desk.rows)
         field = "image" if desk.data.kind == "pictures" else "text"
         name, classes = "labels.coco.json" if kind == "coco" else f"labels.{kind}", desk.store.classes
-        text = export_text(rows, kind, field=field, classes=classes) if kind in media else None
+        task = desk.store.task
+        text = export_text(rows, kind, field=field, classes=classes, task=task) if kind in media else None
         if text is None:
             name, kind, text = "predictions.csv", "csv", prediction_text(desk.worker.predictions(), rows, field=field)
         headers = {"content-disposition": f'attachment; filename="{name}"'}

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +19,7 @@ from foretaste.label.choose import AskSettings, InputCover, ask_items
 from foretaste.label.live_model import (
     LiveModel,
     choose_items,
+    freeze_for,
     linearise_pool,
     note_prediction,
 )
@@ -66,14 +66,24 @@ class Training:
     error: Exception | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class WaitingModel:
+    """A network whose Θ is computed when it is asked for: while the pool's model answers, nobody needs it."""
+
+    net: nn.Module
+    trained: dict[int, Label]
+    at_M: list[int]
+    size: float | None = None
+
+
 @dataclass(eq=False)
 class Session:
     """The state of a learner. Methods are called with ``lock`` held, but for those of trainings.
 
-    ``net`` is the network as last trained. ``model`` is None until there is a trained network. ``pool_model`` has the
-    pool in its kernel, along ``items``, the graph of ``graph``; None where the pool is left out. ``under_way`` is the
-    training that others may wait for, in the background or in a caller's thread; ``worker`` is the thread of the first
-    kind. ``last_trained`` is the number of the latest training that succeeded.
+    ``net`` is the network as last trained. ``held`` is its model, linearised or not yet; None until there is a trained
+    network. ``pool_model`` has the pool in its kernel, along ``items``, the graph of ``graph``; None where the pool is
+    left out. ``under_way`` is the training that others may wait for, in the background or in a caller's thread;
+    ``worker`` is the thread of the first kind. ``last_trained`` is the number of the latest training that succeeded.
     """
 
     pool: Pool
@@ -85,7 +95,7 @@ class Session:
     background: bool
     graph: Graph | None = None
     net: nn.Module | None = None
-    model: LiveModel | None = None
+    held: LiveModel | WaitingModel | None = None
     items: ItemGraph | None = None
     pool_model: PoolModel | None = None
     book: LabelBook = field(default_factory=LabelBook)
@@ -124,9 +134,7 @@ class Session:
         if not given:
             return
         notes: dict[int, Prediction] = {}
-        for each in (self.model, self.pool_model):
-            if each is not None:
-                each.admit(list(given))
+        self.admit(list(given))
         if (model := self.live) is not None:
             notes = {p: note_prediction(model, self.book, p, y, self.trainings) for p, y in given.items()}
         for p, y in given.items():
@@ -137,8 +145,10 @@ class Session:
     def status(self, goal: float) -> dict[str, Any]:
         """What ``Learner.status`` returns."""
         book, kind = self.book, self.kind
-        given, curve = Counter(book.labels.values()), learning_curve(book, kind)
-        counts = None if kind.regression else {str(kind.show(c)): given[c] for c in range(kind.C)}
+        curve, names = learning_curve(book, kind), kind.names or range(kind.C)
+        counts = None
+        if not kind.regression:
+            counts = {str(name): n for name, n in zip(names, kind.counts(book.labels.values()))}
         return {
             "items": len(self.pool),
             "labelled": len(book.labels),
@@ -148,7 +158,7 @@ class Session:
             "classes": counts,
             "curve": curve,
             "accuracy": curve[-1].get("accuracy") if curve else None,
-            "ready": self.model is not None,
+            "ready": self.held is not None,
             "training": {"running": self.worker is not None, "count": self.trainings, "failure": self.failure},
             "drift": self.drift(),
             "strategy": self.ask.how.name,
@@ -172,11 +182,11 @@ class Session:
         """
         if self.under_way is not None:
             raise RuntimeError("a training is under way; wait for it, or stop it")
-        kind = LabelKind(len(names), False, names)
+        kind = LabelKind(len(names), False, names, self.kind.multi)
         if list(new_of) == list(range(kind.C)):
             self.kind = kind
-            for each in (self.model, self.pool_model):
-                if each is not None:
+            for each in (self.held, self.pool_model):
+                if isinstance(each, LiveModel):
                     each.kind = kind
             return
         if not self.plan.own or self.net is None:
@@ -185,26 +195,39 @@ class Session:
                 "the learner's own network only"
             )
         find_strategy(self.ask.how.name).check(kind.C)
-        was, trained = self.net, None if self.model is None else moved_labels(self.model.trained, new_of)
-        before = self.kind, self.net, self.book, self.model, self.pool_model
-        predictions = {p: replace(q, predicted=new_of[int(q.predicted)]) for p, q in self.book.predictions.items()}
+        was, trained = self.net, None if self.held is None else moved_labels(self.held.trained, new_of, self.kind.multi)
+        before = self.kind, self.net, self.book, self.held, self.pool_model
+        said = moved_labels({p: q.predicted for p, q in self.book.predictions.items()}, new_of, self.kind.multi)
+        predictions = {p: replace(q, predicted=said[p]) for p, q in self.book.predictions.items()}
         try:
-            labels = moved_labels(self.book.labels, new_of)
+            labels = moved_labels(self.book.labels, new_of, self.kind.multi)
             self.book = LabelBook(labels, dict(self.book.pending), dict(self.book.ignored), predictions)
             self.kind = kind
             self.net = self.own_network()
             carry_outputs(was, self.net, list(new_of), self.plan.loss == "l2")
             if trained is not None:
-                self.model = self.linearise(self.net, trained, self.last_trained)
+                self.held = self.waiting(self.net, trained, self.last_trained)
                 self.pool_model = None if self.pool_model is None else self.bend(self.net, trained)
-                for each in (self.model, self.pool_model):
-                    if each is not None:
-                        each.admit([*self.book.labels, *self.book.pending])
+                self.admit([*self.book.labels, *self.book.pending])
         except BaseException:
-            self.kind, self.net, self.book, self.model, self.pool_model = before
+            self.kind, self.net, self.book, self.held, self.pool_model = before
             raise
 
     # Outputs.
+
+    @property
+    def model(self) -> LiveModel | None:
+        """The network's own model, linearised now if it has waited."""
+        if isinstance(self.held, WaitingModel):
+            self.held = self.linearise(self.held)
+            self.admit([*self.book.labels, *self.book.pending])
+        return self.held
+
+    def admit(self, positions: Sequence[int]) -> None:
+        """Take items into the models that are there."""
+        for each in (self.held, self.pool_model):
+            if isinstance(each, LiveModel):
+                each.admit(positions)
 
     @property
     def live(self) -> LiveModel | None:
@@ -229,7 +252,7 @@ class Session:
             f_nC[list(some)] = model.outputs_of(model.read([positions[i] for i in some]), self.book)
         return f_nC
 
-    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], Tensor, Tensor] | None:
+    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], list[int], Tensor] | None:
         """Positions, labels and Θ of all labels and some others, for ``doubt_labels``; None if there are too few.
 
         With a graph, Θ̃ of the last γ. A network's own Θ is centred: its labels share a large part of it.
@@ -244,7 +267,7 @@ class Session:
         theta_LL = model.theta_MM[rows_L][:, rows_L]
         if self.pool_model is None:
             theta_LL = theta_LL - theta_LL.mean(0) - theta_LL.mean(1, keepdim=True) + theta_LL.mean()
-        return at, torch.tensor([int(labels[p]) for p in at], device=rows_L.device), theta_LL
+        return at, [int(labels[p]) for p in at], theta_LL
 
     # Trainings.
 
@@ -336,7 +359,7 @@ class Session:
         labels, draw = training.labels, training.draw
         try:
             assert self.net is not None
-            if self.graph is not None and self.items is None and self.model is None and training.thread is self.worker:
+            if self.graph is not None and self.items is None and self.held is None and training.thread is self.worker:
                 self.renew(labels, draw, None)  # the graph takes a while: until then the network answers
             self.renew(labels, draw, self.bend(self.net, labels))
             training.ended, self.last_trained = True, max(self.last_trained, draw)
@@ -349,21 +372,25 @@ class Session:
     def renew(self, labels: Mapping[int, Label], draw: int, pool_model: PoolModel | None) -> None:
         """Train a copy of the network, on soft labels of the pool too where that helps, and swap all of it in."""
         assert self.net is not None
+        given = LabelBook(dict(labels), ignored=dict(self.book.ignored))
+        helps = pool_model is not None and pool_model.helps(given)
         soft: dict[int, Tensor] = {}
-        if pool_model is not None and self.plan.takes_soft_labels(self.kind):
-            given = LabelBook(dict(labels), ignored=dict(self.book.ignored))
-            soft = pool_model.soft_labels(given) if pool_model.helps(given) else {}
+        if pool_model is not None and helps and self.plan.takes_soft_labels(self.kind):
+            soft = pool_model.soft_labels(given)
         trained = train_network(self.net, self.pool, labels, self.kind, self.plan, draw, self.look, soft)
         self.look()
-        model = self.linearise(trained, labels, draw)
+        waiting = self.waiting(trained, labels, draw)
+        model = waiting if helps and not self.ask.how.picks else self.linearise(waiting)
         with self.lock:
             for each in (model, pool_model):
-                if each is not None:
+                if isinstance(each, LiveModel):
                     each.admit([*self.book.labels, *self.book.pending])
                     each.follow(self.book)  # raises here if the new kernel cannot hold the labels
             if pool_model is not None:
-                pool_model.net, pool_model.frozen = trained, model.frozen
-            self.net, self.model, self.pool_model, self.failure = trained, model, pool_model, None
+                like = next(trained.parameters())
+                x = self.pool.take(pool_model.at_M[:1], like.device, like.dtype)
+                pool_model.net, pool_model.frozen = trained, freeze_for(trained, self.kind, self.settings, x)[0]
+            self.net, self.held, self.pool_model, self.failure = trained, model, pool_model, None
 
     def bend(self, net: nn.Module, trained: Mapping[int, Label]) -> PoolModel | None:
         """The model with the pool in its kernel after these labels. The graph is made at the first call."""
@@ -386,18 +413,22 @@ class Session:
         if training is not None and training.thread is self.worker:
             training.stopped = True
 
-    def linearise(self, net: nn.Module, trained: Mapping[int, Label], draw: int = 0) -> LiveModel:
+    def waiting(self, net: nn.Module, trained: Mapping[int, Label], draw: int = 0) -> WaitingModel:
+        """The items that a network is to be linearised on."""
         with self.lock:
             must = [*dict.fromkeys([*trained, *self.book.labels, *self.book.pending])]
         at_M = choose_items(self.pool, must, self.window, self.settings.seed + 1000003 * draw)
-        return linearise_pool(net, self.pool, self.kind, self.settings, trained, at_M)
+        return WaitingModel(net, dict(trained), at_M)
+
+    def linearise(self, model: WaitingModel) -> LiveModel:
+        return linearise_pool(model.net, self.pool, self.kind, self.settings, model.trained, model.at_M, model.size)
 
     def can_train(self) -> bool:
         return len(set(self.book.labels.values())) > 1
 
     def train_first(self) -> None:
         """The learner's own network is trained as soon as it can be."""
-        if self.model is not None or self.worker is not None or not self.plan.own or not self.can_train():
+        if self.held is not None or self.worker is not None or not self.plan.own or not self.can_train():
             return
         if self.background:
             self.train_behind()
@@ -417,13 +448,13 @@ class Session:
     # Files.
 
     def as_json(self) -> dict[str, Any]:
-        s, model = self.settings, self.model
+        s, model = self.settings, self.held
         everything = model is not None and model.at_M == list(range(len(self.pool)))
         params = None if callable(s.params) else s.params if isinstance(s.params, str | None) else list(s.params)
         return {
             "ids": list(self.pool.ids),
             "digest": self.pool.digest(),
-            "kind": [self.kind.C, self.kind.regression, self.kind.names],
+            "kind": [self.kind.C, self.kind.regression, self.kind.names, *([True] if self.kind.multi else [])],
             "book": self.book.as_json(),
             "counts": [self.queries, self.trainings],
             "strategy": [self.ask.how.name, self.ask.given],
@@ -457,8 +488,9 @@ class Session:
                 raise ValueError(f"the pool of {folder} was a dataset, whose items are not saved; give pool=")
             pool = read_items(saved_file(folder, found["pool_file"]), found["version"] > 1)
         loss, output, names, ridge, budget, watch, window, seed, theta_scale = found["settings"]
-        C, regression, classes = found["kind"]
-        kind = LabelKind(int(C), bool(regression), None if classes is None else check_class_names(classes))
+        C, regression, classes, *multi = found["kind"]
+        named = None if classes is None else check_class_names(classes)
+        kind = LabelKind(int(C), bool(regression), named, bool(multi))
         strategy, options = found["strategy"]
         ask = ask_settings(strategy, options, kind, seed)
         settings = KernelSettings(
@@ -480,20 +512,23 @@ class Session:
         if (saved := found["model"]) is not None and made.net is not None:
             trained = {int(p): kind.check_stored(y) for p, y in saved["trained"]}
             at_M = list(range(len(items))) if saved["at"] is None else [int(p) for p in saved["at"]]
-            made.model = linearise_pool(made.net, items, kind, settings, trained, at_M, saved.get("size"))
+            made.held = WaitingModel(made.net, trained, at_M, saved.get("size"))
             made.pool_model = made.bend(made.net, trained)
-            if made.pool_model is not None:
-                made.pool_model.admit([*made.book.labels, *made.book.pending])
+            made.admit([*made.book.labels, *made.book.pending])
+            assert made.live is not None  # what does not fit together is found now
         return made
 
 
-def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int]) -> dict[int, Label]:
-    """The same labels where class c has become ``new_of[c]``."""
+def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int], multi: bool = False) -> dict[int, Label]:
+    """The same labels where class c has become ``new_of[c]``; ``multi``: labels are sets of classes."""
+    if multi:
+        bits = {p: {new for old, new in enumerate(new_of) if int(y) >> old & 1} for p, y in labels.items()}
+        return {p: sum(1 << c for c in some) for p, some in bits.items()}
     return {p: new_of[int(y)] for p, y in labels.items()}
 
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:
     """The strategy and its options, checked."""
-    how = find_strategy(strategy or ("variance" if kind.regression else DEFAULT_STRATEGY))
+    how = find_strategy(strategy or (DEFAULT_STRATEGY if kind.single else "variance"))
     how.check(kind.C)
     return AskSettings(how, how.settings(options), dict(options or {}), seed)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foretaste.errors import check_known, counted, printable
 from foretaste.label.desk import CHECK_EVERY, DeskItems, LabelDesk
 from foretaste.label.store import GIVEN, LEASE_SECONDS, STORE_FILE, CopyGroups, LabelStore
+from foretaste.label.task import LabelTask, read_task
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def open_desk(
     graph: str | None = None,
     copies: int | None = None,
     copies_share: float | None = None,
+    task: str | None = None,
+    scale: str | None = None,
     start: bool = True,
 ) -> LabelDesk:
     """Open a folder of pictures or a table for labelling, where it was left.
@@ -80,6 +83,9 @@ def open_desk(
         graph: "auto" (the pool has a say where that helps) or "off". None is what it was the last time, else "auto".
         copies: How many people are asked about one item. None is what it was the last time, else 1.
         copies_share: The share of the items, drawn at random, of which so many are. None: as the last time, else all.
+        task: "one" class an item, "several" classes (each a yes-or-no question), or a "number". None: as the last time,
+            else "one".
+        scale: Of numbers, LOW:HIGH or LOW:HIGH:STEP. None: as the last time, else 0:10:1.
         start: Whether to start the learner's thread.
 
     Returns:
@@ -96,8 +102,10 @@ def open_desk(
     source = Path(source).expanduser()
     folder = Path(store) if store is not None else store_folder(source)
     given = {name: value for name, value in (("text", text), ("id", id), ("label", label)) if value is not None}
-    columns = kept_columns(folder) | given
-    points = read_points(source, **columns, skip_broken=True)
+    columns, before = kept_settings(folder)
+    columns |= given
+    asked = read_task(task, scale, before)
+    points = read_points(source, **columns, skip_broken=True, regression=asked.kind == "number")
     if (n := len(points) - len(points.held_out)) < 2:
         raise ValueError(f"{source} has {counted(n, 'item')}; expected at least two")
     kept = LabelStore(folder, lease_seconds=lease_seconds)
@@ -105,13 +113,18 @@ def open_desk(
         points = name_points(kept, points, "id" in columns)
         rows = {item: k for k, item in enumerate(points.ids)}
         points = points.without_test()
+        kept.set_task(asked)
         _settle_classes(kept, classes, points, source)
         _take_given(kept, points)
         names, graph = list(kept.classes), graph or kept.setting("graph", "auto")
         copies = kept.setting("copies", 1) if copies is None else copies
         copies_share = kept.setting("copies_share", 1.0) if copies_share is None else copies_share
+        if copies > 1 and asked.kind == "number":
+            raise ValueError(
+                "several people on one item are for classes: two numbers have no majority; leave copies out"
+            )
         worker = LearnerWorker(
-            partial(build_learner, points, names, folder, backbone, seed, fit_options, graph),
+            partial(build_learner, points, names, folder, backbone, seed, fit_options, graph, asked),
             names,
             checked=kept.setting("checked", []),
             record=kept.setting("record", []),
@@ -148,12 +161,12 @@ def open_desk(
     return desk
 
 
-def kept_columns(folder: Path) -> dict[str, Any]:
-    """The columns of the text, ids and labels that were named the last time, as ``read_points`` takes them."""
+def kept_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The columns that were named the last time, as ``read_points`` takes them, and the task; None if there is none."""
     if not (folder / STORE_FILE).is_file():
-        return {}
+        return {}, None
     with LabelStore(folder, read_only=True) as kept:
-        return dict(kept.setting("columns", {}))
+        return dict(kept.setting("columns", {})), kept.task.as_json()
 
 
 def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Points":
@@ -215,7 +228,13 @@ def _keep_measures(store: LabelStore, view: ModelView) -> None:
 
 def _settle_classes(store: LabelStore, classes: Sequence[str] | None, points: "Points", source: Path) -> None:
     """The classes that the user names, or those of the last time, or those in the data."""
+    if store.task.kind == "number":
+        if classes:
+            raise ValueError("the task is a number, which has no classes; leave them out")
+        return
     found = list(points.classes) if any(label is not None for label in points.labels) else []
+    if store.task.kind == "several":
+        found = sorted({name for label in found for name in store.task.names(label)})
     names = list(classes or store.classes or found)
     if missing := [name for name in found if name not in (*names, *store.known_classes)]:
         if classes:
@@ -272,6 +291,7 @@ def build_learner(
     seed: int,
     fit_options: Mapping[str, Any] | None,
     graph: str,
+    task: LabelTask,
     progress: BuildProgress,
 ) -> BuiltLearner:
     """Compute the features and make the learner; it may take minutes."""
@@ -280,8 +300,9 @@ def build_learner(
     x, words = encode_points(points, folder, backbone, progress)
     return BuiltLearner(
         Learner(
-            pool=x, ids=list(points.ids), classes=classes, background=True, seed=seed, fit_options=fit_options,
-            graph=None if graph == "off" else graph,
+            pool=x, ids=list(points.ids), classes=classes or None, background=True, seed=seed, fit_options=fit_options,
+            graph=None if graph == "off" else graph, regression=task.kind == "number",
+            multi_label=task.kind == "several",
         ),
         words,
     )  # fmt: skip
@@ -333,11 +354,15 @@ def find_answers(
 def with_answers(points: "Points", folder: Path) -> "Points":
     """The same points with the answers in a folder as labels; a note says how many there are, and from where."""
     with LabelStore(folder, read_only=True) as kept:
-        current, classes, groups = kept.current(), kept.classes, CopyGroups(kept.setting("twins", {}))
+        current, classes, task = kept.current(), kept.classes, kept.task
+        groups = CopyGroups(kept.setting("twins", {}))
         names = name_points(kept, points).ids
     where = f"{printable(str(folder))} (foretaste label)"
-    if points.regression:
-        return replace(points, notes=(*points.notes, f"labels in {where} are classes: not read in regression"))
+    numbers = task.kind == "number"
+    if points.regression != numbers or task.kind == "several":
+        kind = {"one": "classes", "several": "sets of classes", "number": "numbers"}[task.kind]
+        there = "in regression" if points.regression else "here; export them"
+        return replace(points, notes=(*points.notes, f"labels in {where} are {kind}: not read {there}"))
     answers, labels, aside, replaced, used = groups.in_force(current), list(points.labels), set[int](), 0, 0
     for i, (item, own) in enumerate(zip(names, points.labels)):
         event = answers.get(groups.first(item))

@@ -29,6 +29,7 @@ from foretaste.label.log import StoreConflict as StoreConflict
 from foretaste.label.log import StoreError as StoreError
 from foretaste.label.log import StoreFull as StoreFull
 from foretaste.label.recovery import open_log, read_log
+from foretaste.label.task import LabelTask, check_bars
 from foretaste.label.voices import GIVEN as GIVEN
 from foretaste.label.voices import SECOND, ItemVoices, hear_voices
 
@@ -80,7 +81,7 @@ class LabelStore:
         self._now: dict[str, LabelEvent] = {}
         self._voices: dict[str, ItemVoices] = {}
         self._requests: dict[str, LabelEvent] = {}
-        self._guide = ClassGuide()
+        self._guide, self._task = ClassGuide(), LabelTask()
         self._closed = self._inside = False  # inside a transaction
         self._log: LabelLog | None = None
         journal = self.folder / JOURNAL_FILE
@@ -128,6 +129,8 @@ class LabelStore:
             change = ClassChange(len(said) + 1, timestamp(self._clock()), who, kind, request=request, **about)
             for what, text in (("person", who), *((("class", change.to or change.name),) if change.name else ())):
                 _check_name(what, text)
+            if self._task.kind == "several":
+                check_bars([change.name, change.to])
             guide, known = self._guide.after(change), list(self._kept.classes)
             with self.together():
                 if new := [name for name in guide.names if name not in known]:
@@ -141,6 +144,8 @@ class LabelStore:
         new = tuple(classes)
         for name in new:
             _check_name("class", name)
+        if self._task.kind == "several":
+            check_bars(new)
         if len(set(new)) < len(new) or not new:
             raise ValueError(
                 f"classes are {', '.join(map(repr, new)) or 'none'}; expected different names, at least one"
@@ -157,6 +162,19 @@ class LabelStore:
             )
         self.set_setting("classes", list(new))
         self._index()
+
+    @property
+    def task(self) -> LabelTask:
+        """What is asked of an item."""
+        return self._task
+
+    def set_task(self, task: LabelTask) -> None:
+        """Say what is asked of an item, before the first answer; the scale of numbers may change later."""
+        if task != self._task or self.setting("task") is None:
+            if task.kind != self._task.kind and self._kept.events:
+                raise ValueError(f"the labels here are for the task {self._task.kind}; name a new folder with --store")
+            self.set_setting("task", task.as_json())
+            self._index()
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A setting that was kept, or ``otherwise``."""
@@ -242,13 +260,13 @@ class LabelStore:
         for what, text in (("item", item), ("person", who), ("tab", tab), ("request", request or "")):
             _check_name(what, text, least=what in ("item", "person"))
         if kind in ("label", "relabel"):
-            check_known("class", label, self.classes if label not in self.known_classes else self.known_classes)
+            label = self._task.check(label, self.classes, self.known_classes)
         elif label is not None:
             raise ValueError(f"a {kind} has no label; got {label!r}")
         with self._mutex:
             if (there := self._repeated(request, item, kind, label)) is not None:
                 return there
-            before, now_label = self._now.get(item), None if label is None else self._guide.counts_as(label)
+            before, now_label = self._now.get(item), None if label is None else self._task.counts_as(label, self._guide)
             self._check_free(item, kind, label, who, tab, None if purpose == SECOND else before)
             # The same answer again changes nothing; but one more skip puts the item behind others.
             same = before if purpose != SECOND and item not in self._voices else self._own_word(item, who, purpose)
@@ -369,6 +387,7 @@ class LabelStore:
 
     def _index(self) -> None:
         """Make the caches of the log anew."""
+        self._task = LabelTask(**self.setting("task", {}))
         self._guide = replay_changes(self._kept.classes, self.class_changes())
         for cache in (self._said, self._now, self._voices, self._requests):
             cache.clear()
@@ -395,9 +414,10 @@ class LabelStore:
 
     def _as_counted(self, event: LabelEvent) -> LabelEvent:
         """The event with the class that its label counts as now."""
-        if event.label is None or event.label not in self._guide.older:
+        if event.label is None or not self._guide.older:
             return event
-        return replace(event, label=self._guide.counts_as(event.label))
+        now = self._task.counts_as(event.label, self._guide)
+        return event if now == event.label else replace(event, label=now)
 
     def _append(
         self,

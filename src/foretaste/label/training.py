@@ -133,7 +133,10 @@ def train_network(
     parameter = next(net.parameters())
     x = pool.take([*at, *soft], parameter.device, parameter.dtype)
     values = [labels[p] for p in at]
-    y = torch.tensor(values, dtype=parameter.dtype if kind.regression else torch.int64, device=parameter.device)
+    if kind.multi:
+        y = kind.targets(values, parameter.dtype).to(parameter.device)
+    else:
+        y = torch.tensor(values, dtype=parameter.dtype if kind.regression else torch.int64, device=parameter.device)
     if plan.own:
         with seeded(plan.seed + draw, parameter.device):
             reset(net)
@@ -144,7 +147,8 @@ def train_network(
             raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
         options = {"progress": look, **plan.options}
         if soft:
-            y = torch.cat([nn.functional.one_hot(y, kind.C), torch.stack(list(soft.values()))]).to(parameter.dtype)
+            y_C = kind.targets(values).to(parameter.device)
+            y = torch.cat([y_C, torch.stack(list(soft.values()))]).to(parameter.dtype)
             steps, epochs = options.get("steps"), options.pop("epochs", None)
             options["steps"] = training_length(net, len(at), options.get("batch_size", 32), steps, epochs)[1]
         if plan.own and options.get("max_lr") is None:

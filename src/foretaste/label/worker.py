@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretaste.errors import counted, real_number
+from foretaste.label.task import LabelTask
 
 if TYPE_CHECKING:
     from foretaste.label.desk import LabelDesk
@@ -27,6 +28,7 @@ IDLE_SECONDS = 1.0  # between looks at a training in the background
 POINTS_KEPT = 400  # of the curve on the items that measure
 STOP_GOAL = 0.02  # share of open items that may be wrong when one stops
 RECORD_KEPT = 200  # of the predictions before a label came; advice looks at the last 50
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 22  # of mallopt, in bytes
 TRIMMED_EVERY = 50  # labels after which free memory goes back to the system
 KEPT_EVERY = 5  # labels after which what was measured is written again
 
@@ -49,6 +51,9 @@ class ModelView:
     ready: tuple[str, ...] = ()  # what to ask next, best first
     whole: bool = False  # whether no more items are being ranked
     likely: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)  # item → (class, probability)
+    guesses: Mapping[str, tuple[str, float]] = field(
+        default_factory=dict
+    )  # item → its label as it is predicted, how sure
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # item → what its label would change
     changed: Mapping[str, Any] | None = None  # what the last answer changed
     checked: tuple[tuple[int, int, int], ...] = ()  # (labels, right, of how many) on the items that measure
@@ -159,11 +164,20 @@ class LearnerWorker(threading.Thread):
         learner = self._learner
         if learner is None or not learner.ready:
             raise ValueError("there are no predictions yet; answer items of two classes first")
-        p_NC = np.asarray(learner.predict_proba())
-        return [
-            (i, self._classes[c], float(p_NC[n, c]))
-            for n, (i, c) in enumerate(zip(self._desk.data.ids, p_NC.argmax(1)))
-        ]
+        said, sure_N = self._say(learner)
+        return list(zip(self._desk.data.ids, said, sure_N.tolist()))
+
+    @property
+    def _task(self) -> LabelTask:
+        return self._desk.store.task
+
+    def _say(self, learner: "Learner", items: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
+        """What is predicted of items, or of all, as text, and how sure each is; NaN for numbers."""
+        said = [self._task.said(value) for value in learner.predict(items)]
+        if self._task.kind == "number":
+            return said, np.full(len(said), np.nan)
+        p_NC = np.asarray(learner.predict_proba(items))
+        return said, p_NC.max(1) if self._task.one else np.maximum(p_NC, 1 - p_NC).prod(1)
 
     def probabilities(self) -> tuple[list[str], np.ndarray] | None:
         """The names of the classes, and their probabilities for each item; None without a model."""
@@ -185,12 +199,15 @@ class LearnerWorker(threading.Thread):
     def mistakes(self, also: Mapping[str, str]) -> list[dict[str, Any]]:
         """What ``Learner.mistakes`` says of the labels, and of others that it was not taught; empty without a model."""
         learner = self._learner
-        return [] if learner is None or not learner.ready else learner.mistakes(also)
+        if learner is None or not learner.ready or self._task.kind == "number":
+            return []
+        found = learner.mistakes({item: self._task.taught(label) for item, label in also.items()})
+        return [row | {name: self._task.said(row[name]) for name in ("label", "likely")} for row in found]
 
     def saved(self, drawn: Mapping[str, str]) -> dict[str, Any] | None:
         """What ``Learner.saved`` says of the labels of items drawn at random; None without a model."""
         learner = self._learner
-        return None if learner is None or not learner.ready else learner.saved(drawn)
+        return None if learner is None or not learner.ready or not self._task.one else learner.saved(drawn)
 
     def describe(self) -> dict[str, Any]:
         """What the model is, and what it is doing."""
@@ -204,6 +221,7 @@ class LearnerWorker(threading.Thread):
             "done": self._done,
             "total": self._total,
             "labels": self._labels,
+            "answers": learner is not None and learner.ready,
         }
 
     # The thread
@@ -248,8 +266,10 @@ class LearnerWorker(threading.Thread):
         self._learner = learner
         self._follow_classes(learner)
         self._follow(learner, self._desk.data.ids)
-        said = [{**p, "predicted": self._desk.store.guide.counts_as(str(p["predicted"]))} for p in self.view.record]
-        learner.recall([p for p in said if p["predicted"] in self._classes])
+        guide, task = self._desk.store.guide, self._task
+        said = [{**p, "predicted": task.counts_as(task.said(p["predicted"]), guide)} for p in self.view.record]
+        known = [p for p in said if {*task.names(p["predicted"])} <= {*self._classes}]
+        learner.recall([{**p, "predicted": task.taught(p["predicted"])} for p in known])
         self._phase = "ready"
         self._rank(learner, number)
 
@@ -306,7 +326,8 @@ class LearnerWorker(threading.Thread):
 
     def _follow(self, learner: "Learner", items: Iterable[str]) -> None:
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
-        labels, ignored = learner.labels, {*learner.ignored}
+        task, ignored = self._task, {*learner.ignored}
+        labels = {item: task.said(label) for item, label in learner.labels.items()}
         new, aside = dict[str, str](), list[str]()
         for item in items:
             wanted, known = self._desk.wanted(item), "" if item in ignored else labels.get(item)
@@ -320,13 +341,13 @@ class LearnerWorker(threading.Thread):
                 if known:
                     learner.unlabel([item])
             elif known:
-                learner.relabel([item], [wanted])
+                learner.relabel([item], [task.taught(wanted)])
             else:
                 new[item] = wanted
         if aside:
             learner.ignore(aside)
         if new:
-            learner.teach(list(new), list(new.values()))
+            learner.teach(list(new), [task.taught(label) for label in new.values()])
         self._labels = len(learner.labels)
 
     def _rank(self, learner: "Learner", number: int) -> None:
@@ -358,26 +379,29 @@ class LearnerWorker(threading.Thread):
         """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
         labels, ignored = learner.labels, {*learner.ignored}
         shown = [i for i in dict.fromkeys((*self._desk.store.held(), *self.view.ready)) if i not in labels]
-        likely = dict[str, tuple[tuple[str, float], ...]]()
-        if shown:
+        likely, task = dict[str, tuple[tuple[str, float], ...]](), self._task
+        if shown and task.kind != "number":
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
-                best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN]
+                best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN] if task.one else range(len(p_C))
                 likely[item] = tuple((self._classes[c], float(p_C[c])) for c in best)
-        p_NC, changed = np.asarray(learner.predict_proba()), self.view.changed
-        after = np.array(self._classes)[p_NC.argmax(1)]
-        if before is not None and items:
-            item, sure_N = items[-1], p_NC.max(1)
-            sure_N[self._desk.number[item]] = np.nan  # it does not follow from itself
-            changed = describe_change(item, before, after, labels.get(item), sure_N)
+        said, sure_N = self._say(learner)
+        at, changed = self._desk.number, self.view.changed
+        guesses = {item: (said[at[item]], float(sure_N[at[item]])) for item in shown}
+        after = np.array(said)
+        if before is not None and items and task.kind != "number":  # every answer moves all numbers a little
+            item = items[-1]
+            sure_N[at[item]] = np.nan  # it does not follow from itself
+            label = task.said(labels[item]) if item in labels else None
+            changed = describe_change(item, before, after, label, sure_N)
         self._predicted = after
-        self._publish(likely=likely, changed=changed)
+        self._publish(likely=likely, guesses=guesses, changed=changed)
         reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
         for item in shown:
             with self._turn:
                 if self._dirty or self._ending:
                     return
             if item not in ignored:
-                reasons[item] = describe_reason(learner.explain(item))
+                reasons[item] = describe_reason(learner.explain(item), task)
                 self._publish(reasons=dict(reasons))
 
     def _measure(self, learner: "Learner") -> None:
@@ -388,7 +412,7 @@ class LearnerWorker(threading.Thread):
         truth = {i: label for i in self._desk.check_ids if (label := self._desk.label_of(i)) is not None}
         checked = list(self.view.checked)
         if truth:
-            right = int((learner.predict(list(truth)) == np.array(list(truth.values()))).sum())
+            right = sum(map(self._task.near, self._say(learner, list(truth))[0], truth.values()))
             point = (self._labels, right, len(truth))
             checked = [p for p in checked if p[0] < self._labels] + [point]  # after an undo: those ahead are gone
         status = learner.status(goal=self._goal)
@@ -407,6 +431,17 @@ class LearnerWorker(threading.Thread):
         with self._turn:
             self.view = replace(self.view, **changes)
             self._turn.notify_all()
+
+
+def map_large_blocks() -> None:
+    """Let every block of 4 MB or more go back to the system when it is freed, for a process that runs for hours.
+
+    Else glibc raises that size to 32 MB by itself, and keeps what many labels leave in pieces: 300 MB and more.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
 
 
 def return_free_memory() -> None:
@@ -435,19 +470,29 @@ def describe_change(
     return found
 
 
-def describe_reason(found: Mapping[str, Any]) -> dict[str, Any]:
+def describe_reason(found: Mapping[str, Any], task: LabelTask | None = None) -> dict[str, Any]:
     """Why an item is asked for, in sentences, from what ``Learner.explain`` returns."""
+    task = task or LabelTask()
     changes, alike = int(found.get("changes", 0)), int(found.get("stands_for", 0))
-    pairs = Counter((str(c["from"]), str(c["to"])) for c in found.get("changed", ()))
+    pairs = Counter(tuple(task.words(task.said(c[k])) for k in ("from", "to")) for c in found.get("changed", ()))
+    if task.kind == "number":
+        words = f"The model says {found['mean']:.3g}, give or take {found['deviation']:.2g}."
+        words += f" It stands for {counted(alike, 'item')} like it." if alike else ""
+        return {"text": words, "changes": 0, "stands_for": alike}
     words = "no other prediction changes."
     if changes:
         words = counted(changes, "other prediction changes", "other predictions change")
         for (before, after), n in pairs.most_common(1):
             words += f", {'mostly ' if n < changes else ''}from {before} to {after}."
-    words = f"If it is {found.get('label')}, {words}"
+    words = f"If it is {task.words(task.said(found.get('label')))}, {words}"
     if alike:
         words += f" It stands for {counted(alike, 'item')} like it."
-    return {"text": words, "changes": changes, "stands_for": alike}
+    return {
+        "text": words,
+        "changes": changes,
+        "stands_for": alike,
+        **({"questions": found["questions"]} if "questions" in found else {}),
+    }
 
 
 def describe_advice(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 /* A wall of items that the model says are of one class, that are like an item, or that have some words. Press the wrong
-   ones; one key accepts the rest, each as an answer of its own, taken back together. */
+   ones, or point at one and press the key of its class; one key accepts the rest. Each is an answer of its own, and all
+   are taken back together. */
 "use strict";
 
 let wall = { items: [], label: "", like: "" };
 let wrongOnes = new Set();
+let namedOnes = new Map();  // tile → the class that was named for it
 let tile = 0;
+let pointedAt = -1;         // the tile that the mouse has moved to since the wall was drawn
 const calledWrong = new Map();  // class → numbers of items that are not shown as that again
 
 async function loadGrid(wanted = {}) {
@@ -21,7 +24,9 @@ async function loadGrid(wanted = {}) {
   }
   wall = { items: data.items, label, like, find };
   wrongOnes = new Set();
+  namedOnes = new Map();
   tile = 0;
+  pointedAt = -1;
   drawGrid();
   $("grid-words").textContent = find && !data.items.length ? `No open item has ${find}.` : !data.ready && !find ? "No predictions yet: answer items of two classes first."
     : !data.items.length ? `Nothing is left that the model calls ${label}.`
@@ -29,7 +34,7 @@ async function loadGrid(wanted = {}) {
 }
 
 /* Of a class, what is not marked is accepted; of words that were found, what is. */
-const accepted = (n) => wrongOnes.has(n) === Boolean(wall.find);
+const accepted = (n) => !namedOnes.has(n) && wrongOnes.has(n) === Boolean(wall.find);
 
 function drawGrid() {
   $("grid-wall").classList.toggle("pick", Boolean(wall.find));
@@ -37,8 +42,9 @@ function drawGrid() {
     const button = made("button");
     if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
     button.append(made("small", !r.likely ? r.item : `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
-    button.setAttribute("aria-label", `${r.text || r.item}, ${r.likely}`);
     button.addEventListener("click", () => { tile = n; toggleWrong(n); });
+    button.addEventListener("pointermove", () => { if (pointedAt !== n) { pointedAt = n; markGrid(); } });
+    button.addEventListener("pointerleave", () => { pointedAt = -1; markGrid(); });
     return button;
   }));
   markGrid();
@@ -48,15 +54,29 @@ function markGrid() {
   [...$("grid-wall").children].forEach((b, n) => {
     b.setAttribute("aria-pressed", String(wrongOnes.has(n)));
     b.classList.toggle("chosen", n === tile);
+    b.classList.toggle("pointed", n === pointedAt && !wall.find);
+    const said = namedOnes.get(n);
+    if (said) b.dataset.named = said; else delete b.dataset.named;
+    b.setAttribute("aria-label", `${wall.items[n].text || wall.items[n].item}, ${said || wall.items[n].likely}`);
   });
   const rest = wall.items.filter((_, n) => accepted(n)).length;
-  $("grid-accept").disabled = !rest;
-  $("grid-accept").querySelector("span").textContent = rest ? `Accept ${rest} as ${wall.label}` : "Nothing to accept";
+  $("grid-accept").disabled = !rest && !namedOnes.size;
+  const others = namedOnes.size ? `${rest ? ", " : ""}${namedOnes.size} as you named ${namedOnes.size === 1 ? "it" : "them"}` : "";
+  $("grid-accept").querySelector("span").textContent = rest || others ? `Accept ${rest ? `${rest} as ${wall.label}` : ""}${others}` : "Nothing to accept";
 }
 
 function toggleWrong(n) {
   if (!wall.items[n]) return;
+  if (namedOnes.delete(n)) return markGrid();
   if (wrongOnes.has(n)) wrongOnes.delete(n); else wrongOnes.add(n);
+  markGrid();
+}
+
+/* A class key while the mouse points at an item, or at one that is marked: that is its class. */
+function nameTile(n, name) {
+  if (name === wall.label) namedOnes.delete(n); else namedOnes.set(n, name);
+  wrongOnes.delete(n);
+  $("live").textContent = `${wall.items[n].item}: ${name}.`;
   markGrid();
 }
 
@@ -68,12 +88,14 @@ function moveTile(by) {
 
 function acceptGrid() {
   const items = wall.items.filter((_, n) => accepted(n)).map((r) => r.item);
-  if (!items.length) return;
+  const others = Object.fromEntries([...namedOnes].map(([n, name]) => [wall.items[n].item, name]));
+  if (!items.length && !namedOnes.size) return;
   if (!wall.find) calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
-  post({ path: "/api/grid", from: "grid", body: { ...me(), items, label: wall.label, request: random() } });
+  post({ path: "/api/grid", from: "grid", body: { ...me(), items, label: wall.label, others, request: random() } });
   wall.items = [];
   drawGrid();
-  $("grid-words").textContent = `${items.length} accepted as ${wall.label}.`;
+  $("grid-words").textContent = `${items.length} accepted as ${wall.label}${namedOnes.size ? `, ${namedOnes.size} as other classes` : ""}.`;
+  namedOnes = new Map();
 }
 
 const gridColumns = () => getComputedStyle($("grid-wall")).gridTemplateColumns.split(" ").length;
@@ -94,6 +116,8 @@ views.grid = {
   actionOf(key, withControl) {
     if (withControl) return key === "z" ? undoGrid : null;
     const found = state?.classes.find((c) => c.keys.includes(key));
+    const at = pointedAt >= 0 ? pointedAt : wrongOnes.has(tile) ? tile : -1;
+    if (found && wall.items[at] && !wall.find) return () => nameTile(at, found.name);
     if (found) return () => (wall.find ? ($("grid-class").value = wall.label = found.name, markGrid()) : loadGrid({ label: found.name }));
     return {
       arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
@@ -101,7 +125,7 @@ views.grid = {
     }[key];
   },
   took(data, entry) {
-    say(entry.path === "/api/undo" ? "Taken back." : `${entry.body.items.length} accepted.`);
+    say(entry.path === "/api/undo" ? "Taken back." : `${entry.body.items.length + Object.keys(entry.body.others || {}).length} accepted.`);
     if (view === "grid") loadGrid({ label: wall.label, like: wall.like, find: wall.find });
   },
 };

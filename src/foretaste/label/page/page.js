@@ -54,7 +54,7 @@ function give(kind, label) {
   if (label !== undefined) entry.body.label = label;
   if (revising && label !== undefined) entry.body.kind = "relabel";
   press(kind, label);
-  say(label === undefined ? sentence(SAID[kind]) : `${label}.`);
+  say(label === undefined ? sentence(SAID[kind]) : `${words(label)}.`);
   if (revising) revising = null; else queue.shift();
   post(entry);
   show("answered");
@@ -166,7 +166,7 @@ let guessTimer = 0;        // while that class has only just changed
 const isOpen = () => onScreen !== null && visible && !recalling && !outbox.some((e) => e.path === "/api/undo");
 
 function lock() {
-  document.querySelectorAll("#classes button, #skip, #unsure, #ignore").forEach((b) => { b.disabled = !isOpen(); });
+  document.querySelectorAll("#classes button, #skip, #unsure, #ignore, #keep, #number input").forEach((b) => { b.disabled = !isOpen(); });
 }
 
 let earlyTimer = 0;
@@ -185,7 +185,7 @@ function show(how = "late") {
   $("ribbon").hidden = !(revising || (item && (item.check || item.second)));
   if (revising) {
     const was = revising.answer;
-    $("ribbon").textContent = `${was ? sentence(`Was: ${was.label ?? SAID[was.kind]}`) : "Was open."} Choose again, or press Escape`;
+    $("ribbon").textContent = `${was ? sentence(`Was: ${was.label === null ? SAID[was.kind] : words(was.label)}`) : "Was open."} Choose again, or press Escape`;
   } else if (item && item.second) $("ribbon").textContent = "Others answer this one too";
   else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
   if (!item) {
@@ -206,6 +206,7 @@ function show(how = "late") {
     $("text").hidden = item.text === undefined;
     $("cells").hidden = item.cells === undefined;
     lookAt(item);
+    beginAnswer(item);
     if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), Object.assign(made("dd", v), { dir: "auto" })]));
     if (!item.picture || load(item).ok !== undefined) draw(item, how !== "late");
     else load(item).done.then(() => { if (onScreen === item.item) draw(item, how === "asked"); });
@@ -234,9 +235,10 @@ function painted(item) {
 }
 
 function guess(item) {
-  const shown = (item.likely || []).slice(0, 3);
+  const shown = taskKind() === "number" ? [] : taskKind() === "several" ? item.likely || [] : (item.likely || []).slice(0, 3);
+  ahead(item);
   $("guess").replaceChildren(...shown.map(({ name, p }) => row(name, p, `${Math.round(100 * p)} %`, colour(name))));
-  $("accept").hidden = !shown.length || Boolean(item.check);
+  $("accept").hidden = !shown.length || Boolean(item.check) || taskKind() !== "one";
   const sure = shown[0]?.name;
   if (guessed.item !== item.item || guessed.sure !== sure) {
     clearTimeout(guessTimer);
@@ -246,11 +248,11 @@ function guess(item) {
     guessed = { item: item.item, sure };
   }
   const hidden = document.querySelector(".guess").classList.contains("hidden");
-  document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && b.dataset.name === sure && !item.check));
+  document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && taskKind() === "one" && b.dataset.name === sure && !item.check));
   if (item.second) $("reason").textContent = "Several people answer this item. What the others said and what the model thinks are not shown.";
-  else if (!shown.length) {
+  else if (!shown.length && !(taskKind() === "number" && item.reason)) {
     const phase = state?.model.phase;
-    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": "No prediction yet: it needs answers of two classes.", "training": "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
+    const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": taskKind() === "one" ? "No prediction yet: it needs answers of two classes." : "No prediction yet: it needs two different answers.", "training": state?.model.answers ? "The prediction of this item is on its way." : "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
     $("reason").textContent = words[phase] || "No prediction yet.";
   } else {
     $("reason").textContent = item.check ? "This item was drawn at random. Its label measures accuracy and is not taught." : item.reason?.text || "";
@@ -291,7 +293,7 @@ function paint(next) {
   state = next;
   document.title = `${next.title || "foretaste"} · ${next.labelled}`;
   $("title").textContent = next.title || "foretaste";
-  if (classesChanged) buttons();
+  if (classesChanged) { buttons(); drawTask(); }
   guidelines(next.guidelines);
   $("labelled").textContent = next.labelled.toLocaleString();
   $("of").textContent = `of ${next.total.toLocaleString()} labelled`;
@@ -309,7 +311,7 @@ function paint(next) {
 }
 
 function buttons() {
-  const longest = Math.max(...state.classes.map((c) => c.name.length));
+  const longest = Math.max(0, ...state.classes.map((c) => c.name.length));
   document.documentElement.style.setProperty("--names", `${longest + 1}ch`);
   document.documentElement.classList.toggle("long-names", longest > LONG_NAME);
   $("classes").classList.toggle("many", state.classes.length > 12);
@@ -318,11 +320,13 @@ function buttons() {
     const keys = made("span", "", "keys");
     keys.append(...c.keys.map((k) => made("kbd", k)));
     button.style.setProperty("--shade", colour(c.name));
-    button.append(keys, named("span", c.name, "word"));
+    const word = named("span", c.name, "word");
+    if (taskKind() === "several") word.append(made("span", "", "ahead"));
+    button.append(keys, word);
     button.dataset.name = c.name;
     button.title = c.guidance ? `${c.name}: ${c.guidance}` : c.name;
     button.setAttribute("aria-keyshortcuts", c.keys.join(" "));
-    button.addEventListener("click", (event) => clicked(event, "label", c.name));
+    button.addEventListener("click", (event) => (taskKind() === "several" ? toggle(c.name, event) : clicked(event, "label", c.name)));
     return button;
   }));
   columns();
@@ -331,7 +335,7 @@ function buttons() {
 /* As many columns as fit, but no more than the rows need: four buttons where three fit stand as 2 + 2. A name takes at
    most about three lines, and is never cut. */
 function columns() {
-  if (!state) return;
+  if (!state?.classes.length) return;
   const names = state.classes.map((c) => c.name), box = $("classes"), rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
   const letters = Math.max(...names.map((n) => Math.max(n.length / 3, ...n.split(/[\s_-]/).map((w) => w.length))));
   const keys = getComputedStyle(box.querySelector("kbd")).display === "none" ? 0 : 1.9 * Math.max(...state.classes.map((c) => c.keys.length));
@@ -344,13 +348,13 @@ new ResizeObserver(columns).observe($("classes"));
 function changed(c) {
   if (!c) { $("changed").textContent = ""; return; }
   const most = c.most[0], f = c.followed;
-  const also = f ? `${f.count === 1 ? "1 other like it is" : `${f.count.toLocaleString()} others like it are`} now ${f.label}, ${Math.round(100 * f.sure)} % sure. ` : "";
+  const also = f ? `${f.count === 1 ? "1 other like it is" : `${f.count.toLocaleString()} others like it are`} now ${words(f.label)}, ${Math.round(100 * f.sure)} % sure. ` : "";
   $("changed").textContent = also + (c.moved === 0 ? "The last answer changed no prediction."
-    : `The last answer changed ${c.moved.toLocaleString()} of ${c.of.toLocaleString()} predictions` + (most ? `, ${most.count} from ${most.from} to ${most.to}.` : "."));
+    : `The last answer changed ${c.moved.toLocaleString()} of ${c.of.toLocaleString()} predictions` + (most ? `, ${most.count} from ${words(most.from)} to ${words(most.to)}.` : "."));
 }
 
 function model(m) {
-  const words = { waiting: "starting", features: "computing features", "first labels": "waits for two classes", training: "training anew", ready: "", failed: "no model" }[m.phase];
+  const words = { waiting: "starting", features: "computing features", "first labels": "waits for two classes", training: m.answers ? "training anew" : "first training", ready: "", failed: "no model" }[m.phase];
   $("model").textContent = [m.words, words].filter(Boolean).join(" · ");
   $("model").title = $("model").textContent;
   $("model").classList.toggle("busy", ["features", "training", "waiting"].includes(m.phase));
@@ -362,7 +366,7 @@ function model(m) {
 function curve(c) {
   c = { ...c, check: c.checked >= 5 ? c.check : [], running: c.running.filter((p) => p[2] >= 10) };  // fewer say nothing
   const last = c.check.at(-1), running = c.running.at(-1);
-  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[2], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
+  $("curve-words").textContent = last ? `${Math.round(100 * last[1])} % on ${c.checked} items drawn at random (95 %: ${Math.round(100 * last[2])} to ${Math.round(100 * last[3])}).${{ several: " An item counts if all its answers are right.", number: " An item counts within a tenth of the scale." }[taskKind()] || ""}` + (running ? ` Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[2], c.window)} questions were guessed before the answer; they are the hard ones.` : "")
     : running ? `Dotted: ${Math.round(100 * running[1])} % of the last ${Math.min(running[2], c.window)} questions were guessed before the answer. They are the hard ones.`
     : "Shown when there is enough to measure.";
   const W = 288, H = 96, L = 26, B = 14, all = [...c.check, ...c.running];
@@ -415,7 +419,7 @@ function recent() {
     $("recent").replaceChildren(...data.items.map((r) => {
       const button = made("button");
       if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(made("div", r.text, "words"));
-      const said = r.label ?? SAID[r.kind];
+      const said = r.label === null ? SAID[r.kind] : words(r.label);
       button.append(made("span", said.length > 17 ? `${said.slice(0, 7)}…${said.slice(-9)}` : said));
       button.title = `${r.item}: ${said}, by ${r.who}. Press to change`;
       button.setAttribute("aria-label", button.title);
@@ -443,7 +447,8 @@ let view = "label";
 let person = null;         // whose address this is; null for the owner, or where there are no tokens
 
 function openView(name) {
-  if (person && document.querySelector(`#views [data-view="${name}"]`).matches(".owners")) return;
+  const button = document.querySelector(`#views [data-view="${name}"]`);
+  if (button.hidden || (person && button.matches(".owners"))) return;
   view = name;
   for (const other of Object.keys(views)) placeOf(other).hidden = other !== name;
   document.querySelectorAll("#views button").forEach((b) => (b.dataset.view === name ? b.setAttribute("aria-current", "page") : b.removeAttribute("aria-current")));
@@ -541,6 +546,8 @@ function actionOf(key, withControl) {
   if (view !== "label") return views[view].actionOf(key, withControl) || (key === "escape" ? () => openView("label") : null);
   if (withControl) return key === "z" ? undo : null;
   if (key === "escape") return revising && (() => { revising = null; show("answered"); });
+  const answer = answerKey(key);
+  if (answer) return answer;
   const found = state?.classes.find((c) => c.keys.includes(key));
   if (found) return () => give("label", found.name);
   const action = Object.keys(KEYS).find((a) => keyOf(a) === key);
@@ -599,6 +606,9 @@ $("login-form").addEventListener("submit", async (event) => {
   try { await logIn($("token").value.trim()); $("token").value = ""; $("login").close(); atItem(); start(); } catch (error) { askToken(sentence(error.message)); }
 });
 
+/* Whether the model has yet to say something about an item. */
+const lacks = (item) => !item.second && ((taskKind() !== "number" && !item.likely?.length) || (taskKind() !== "one" && !item.check && !item.reason));
+
 /* Signs of life: items stay ours, panels stay fresh. What a closed tab held returns to the queue when they end. */
 async function alive() {
   if (document.visibilityState === "visible" && !busy && state) {
@@ -606,7 +616,7 @@ async function alive() {
     if (data && !busy && given === before) {
       paint(data.state);
       if (queue[0] && !data.held.includes(queue[0].item)) refill();  // it was given to somebody else
-      else if (queue[0] && !queue[0].likely?.length && data.state.model.phase === "ready") refill();
+      else if (queue[0] && lacks(queue[0]) && data.state.model.phase === "ready") refill();
       else if (!queue.length && (data.state.left > data.state.parked || data.state.waiting)) refill();
     }
   }

@@ -51,11 +51,20 @@ function reviewRow(r, n) {
   const title = made("b", r.text || r.item);
   title.dir = "auto";
   const several = (r.voices || []).length > 1;
-  about.append(title, [several ? `counts: ${r.label ?? SAID[r.kind]}${r.decided ? `, decided by ${r.who}` : ""}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
+  about.append(title, [several ? `counts: ${r.label === null ? SAID[r.kind] : words(r.label)}${r.decided ? `, decided by ${r.who}` : ""}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
   if (several) about.append(voices(r, n));
   if (r.doubt) {
-    doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${r.doubt.likely}, ${percent(r.doubt.probability)}`);
+    doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${words(r.doubt.likely)}, ${percent(r.doubt.probability)}`);
     doubt.classList.toggle("high", r.doubt.wrong >= 0.5);
+  }
+  if (taskKind() !== "one") {
+    const again = made("button", r.label === null ? SAID[r.kind] : words(r.label), "act");
+    again.title = "Answer it again";
+    again.addEventListener("click", () => answerAgain(n));
+    relabel.append(again);
+    li.append(about, doubt, relabel);
+    li.addEventListener("pointerdown", () => choose(n, false));
+    return li;
   }
   const select = made("select");
   select.setAttribute("aria-label", `Label of ${r.item}`);
@@ -73,9 +82,9 @@ function voices(r, n) {
   const said = new Map(), line = made("div", "", "voices");
   for (const [who, word] of r.voices) said.set(word, [...(said.get(word) || []), who]);
   for (const [word, people] of said) {
-    const words = `${SAID[word] || word}: ${people.join(", ")}`;
-    if (!state.classes.some((c) => c.name === word)) { line.append(made("span", words)); continue; }
-    const button = made("button", words, "act");
+    const said = `${SAID[word] || words(word)}: ${people.join(", ")}`;
+    if (SAID[word]) { line.append(made("span", said)); continue; }
+    const button = made("button", said, "act");
     button.title = `Decide for ${word}`;
     button.addEventListener("click", () => relabelRow(n, word));
     line.append(button);
@@ -92,6 +101,12 @@ function choose(n, move = true) {
   if (li && move) { li.scrollIntoView({ block: "nearest" }); $("live").textContent = li.querySelector(".about").textContent + ", " + (reviewed[chosen].label ?? SAID[reviewed[chosen].kind]); }
 }
 
+async function answerAgain(n) {
+  if (!reviewed[n]) return;
+  await recall(reviewed[n].number);
+  openView("label");
+}
+
 function relabelRow(n, label) {
   const r = reviewed[n];
   const undecided = r && (r.voices || []).length > 1 && !r.decided;
@@ -100,7 +115,7 @@ function relabelRow(n, label) {
   if (undecided) Object.assign(r, { decided: true, who: me().who });
   reviewChanges += 1;
   redrawRow(n, true);
-  say(`${r.item}: ${label}.`);
+  say(`${r.item}: ${words(label)}.`);
   post({ path: "/api/answer", from: "review", body: { ...me(), item: r.item, kind: "relabel", label, request: random() } });
 }
 
@@ -128,12 +143,12 @@ views.review = {
   open: () => loadReview(),
   actionOf(key, withControl) {
     if (withControl) return key === "z" ? undoReview : null;
-    const name = state?.classes.find((c) => c.keys.includes(key))?.name;
+    const name = taskKind() === "one" && state?.classes.find((c) => c.keys.includes(key))?.name;
     if (name) return () => { relabelRow(chosen, name); choose(chosen + 1); };
     const likely = reviewed[chosen]?.doubt?.likely;
     return {
       arrowdown: () => choose(chosen + 1), arrowup: () => choose(chosen - 1), backspace: undoReview,
-      enter: likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }),
+      enter: taskKind() === "one" ? likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }) : () => answerAgain(chosen),
     }[key];
   },
   took(data, entry) {
