@@ -1,4 +1,4 @@
-"""Pages of the site that no file in docs/ holds: the README and its kin, and the reference. A hook of mkdocs.
+"""Pages of the site that no file in docs/ holds: the README and its kin, notebooks, the reference. A hook of mkdocs.
 
 The reference has one page for each folder. The page lists what the folder's ``__init__`` exports, by the file that
 defines it. A new export appears without a change here. Names of the top level are described once, on their own page.
@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from tutorials import ROOT, TUTORIALS, notebook_text
+
 PACKAGE = ROOT / "src" / "foretaste"
 FROM_ROOT = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 REFERENCE_HERE = ("the reference: `make docs`, then open `site/index.html`", "[the reference](reference/index.md)")
@@ -52,6 +53,9 @@ def on_files(files: Any, config: Any) -> Any:
     pages |= {f"reference/{name}.md": text for name, text in reference_pages().items()}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    for tutorial in TUTORIALS:
+        name = f"tutorials/{tutorial.stem}.ipynb"
+        files.append(File.generated(config, name, content=notebook_text(tutorial)))
     linked = [RESULT.findall(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))]
     for path in sorted({path for found in linked for path in found if (ROOT / path).is_file()}):
         files.append(File(path, str(ROOT), config.site_dir, use_directory_urls=False))
@@ -60,6 +64,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """In pages of docs/, ``../README.md`` and its kin are pages of the site; folders of results are not linked."""
+    if any(page.file.src_uri == f"tutorials/{tutorial.stem}.md" for tutorial in TUTORIALS):
+        title, rest = markdown.split("\n", 1)
+        markdown = f"{title}\n\n[Download as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
     up = "../" * page.file.src_uri.count("/")
     for name, made in FROM_ROOT.items():
         markdown = markdown.replace(f"]({up}../{name}", f"]({up}{made}")
