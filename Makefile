@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types docs tutorials notebooks check bench wheel tree fuzz mutants clean
+.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench wheel tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,8 +28,12 @@ format: $(VENV)/.installed      ## rewrite files in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: $(VENV)/.installed
+types: $(VENV)/.installed        ## mypy on all; pyright on what is public
 	$(BIN)/mypy
+	$(BIN)/python tools/public_types.py
+
+changes: $(VENV)/.installed      ## what changes/ will add to CHANGELOG.md
+	@$(BIN)/towncrier build --draft --version next 2>/dev/null
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
@@ -44,7 +48,7 @@ tutorials: $(VENV)/.installed   ## run docs/tutorials/*.md and draw their pictur
 notebooks: $(VENV)/.installed   ## the same pages as notebooks, in notebooks/
 	$(BIN)/python tools/tutorials.py --out notebooks
 
-check: lint types docs          ## everything CI asks for besides the tests
+check: lint types docs changes  ## everything CI asks for besides the tests
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine

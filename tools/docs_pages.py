@@ -6,6 +6,7 @@ defines it. A new export appears without a change here. Names of the top level a
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def links_from_root(text: str) -> str:
 def exports(folder: str) -> list[tuple[str, str, str]]:
     """(name, module, name in that module) of all that a folder's ``__init__`` exports. The top level is ``""``."""
     found = []
-    for node in ast.walk(ast.parse(source(f"foretaste.{folder}".rstrip(".")))):
+    for node in ast.walk(parsed(f"foretaste.{folder}".rstrip("."))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("foretaste."):
             found += [(n.asname, node.module, n.name) for n in node.names if n.asname]
     return found
@@ -113,7 +114,7 @@ def described(module: str, real: str, heading: str) -> str:
 
 def definition(module: str, real: str) -> ast.stmt | None:
     """The statement of a module that defines a name."""
-    for node in ast.parse(source(module)).body:
+    for node in parsed(module).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = {n.id for t in targets if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
         if real in names or getattr(node, "name", None) == real:
@@ -127,9 +128,15 @@ def source(module: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
+@cache
+def parsed(module: str) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(source(module))
+
+
 def summary(module: str) -> str:
     """The first paragraph of a module's docstring."""
-    text = ast.get_docstring(ast.parse(source(module))) or ""
+    text = ast.get_docstring(parsed(module)) or ""
     return text.split("\n\n")[0].replace("\n", " ")
 
 
