@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench wheel tree fuzz mutants clean
+.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench keep wheel tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,11 @@ check: lint types docs changes  ## everything CI asks for besides the tests
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
 	$(BIN)/python -m benchmarks
+
+keep: $(VENV)/.installed        ## make bench, its ratios kept by commit; an alarm if one rose by a fifth
+	mkdir -p dist
+	$(BIN)/python -m benchmarks --out dist/bench.json
+	$(BIN)/python -m benchmarks.kept dist/bench.json
 
 wheel: $(VENV)/.installed       ## wheel and sdist in dist/
 	$(BIN)/pip install --quiet --constraint constraints.txt build
