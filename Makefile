@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench keep wheel tree fuzz mutants clean
+.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench keep wheel try tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -62,6 +62,10 @@ keep: $(VENV)/.installed        ## make bench, its ratios kept by commit; an ala
 wheel: $(VENV)/.installed       ## wheel and sdist in dist/
 	$(BIN)/pip install --quiet --constraint constraints.txt build
 	$(BIN)/python -m build
+
+try: $(VENV)/.installed         ## both in empty environments, with the lowest and the newest versions allowed
+	$(BIN)/pip install --quiet --constraint constraints.txt build
+	$(BIN)/python tools/try_wheel.py $(if $(TORCH),--torch $(TORCH))
 
 tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
 	$(BIN)/python tools/tree.py

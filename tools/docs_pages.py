@@ -17,6 +17,7 @@ FROM_ROOT = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CH
 REFERENCE_HERE = ("the reference: `make docs`, then open `site/index.html`", "[the reference](reference/index.md)")
 RESULT = re.compile(r"\]\(\.\./(results/[^)#\s]+)")  # a link to a file of results/
 FOLDER = re.compile(r"\[([^\]]*)\]\(\.\./(results[^)#\s]*)\)")
+FORMULA = re.compile(r"^```math\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TOP = """# foretaste
 
 ```python
@@ -68,12 +69,29 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if any(page.file.src_uri == f"tutorials/{tutorial.stem}.md" for tutorial in TUTORIALS):
         title, rest = markdown.split("\n", 1)
         markdown = f"{title}\n\n[Download as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
+    markdown = FORMULA.sub(lambda found: typeset(found[1]), markdown)
     up = "../" * page.file.src_uri.count("/")
     for name, made in FROM_ROOT.items():
         markdown = markdown.replace(f"]({up}../{name}", f"]({up}{made}")
     markdown = markdown.replace(*REFERENCE_HERE)
     markdown = FOLDER.sub(lambda link: link[1] if (ROOT / link[2]).is_dir() else link[0], markdown)
     return markdown.replace("](../results/", "](results/").replace("](../docs/", "](../")
+
+
+def typeset(tex: str) -> str:
+    """A formula as MathML, which browsers draw without a script. Rows of ``aligned`` become rows of a table."""
+    from latex2mathml.converter import convert
+
+    def inner(part: str) -> str:
+        return re.sub(r"^<math[^>]*>|</math>$", "", convert(part)) if part.strip() else ""
+
+    rows = [tex]
+    if found := re.fullmatch(r"\\begin\{aligned\}(.*)\\end\{aligned\}\s*", tex, re.DOTALL):
+        rows = found[1].split("\\\\\n")
+    cells = [row.replace("\n", " ").split("&") for row in rows]
+    table = "".join("<mtr>" + "".join(f"<mtd>{inner(cell)}</mtd>" for cell in row) + "</mtr>" for row in cells)
+    kind = "rows" if len(rows) > 1 else "row"
+    return f'<div class="math {kind}"><math display="block" displaystyle="true"><mtable>{table}</mtable></math></div>\n'
 
 
 def links_from_root(text: str) -> str:
