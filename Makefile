@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types docs tutorials notebooks check bench wheel tree fuzz mutants clean
+.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench keep wheel try tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,8 +28,12 @@ format: $(VENV)/.installed      ## rewrite files in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-types: $(VENV)/.installed
+types: $(VENV)/.installed        ## mypy on all; pyright on what is public
 	$(BIN)/mypy
+	$(BIN)/python tools/public_types.py
+
+changes: $(VENV)/.installed      ## what changes/ will add to CHANGELOG.md
+	@$(BIN)/towncrier build --draft --version next 2>/dev/null
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
@@ -44,15 +48,24 @@ tutorials: $(VENV)/.installed   ## run docs/tutorials/*.md and draw their pictur
 notebooks: $(VENV)/.installed   ## the same pages as notebooks, in notebooks/
 	$(BIN)/python tools/tutorials.py --out notebooks
 
-check: lint types docs          ## everything CI asks for besides the tests
+check: lint types docs changes  ## everything CI asks for besides the tests
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed       ## ft.ntk beside torch.func and one forward pass, on this machine
 	$(BIN)/python -m benchmarks
 
+keep: $(VENV)/.installed        ## make bench, its ratios kept by commit; an alarm if one rose by a fifth
+	mkdir -p dist
+	$(BIN)/python -m benchmarks --out dist/bench.json
+	$(BIN)/python -m benchmarks.kept dist/bench.json
+
 wheel: $(VENV)/.installed       ## wheel and sdist in dist/
 	$(BIN)/pip install --quiet --constraint constraints.txt build
 	$(BIN)/python -m build
+
+try: $(VENV)/.installed         ## both in empty environments, with the lowest and the newest versions allowed
+	$(BIN)/pip install --quiet --constraint constraints.txt build
+	$(BIN)/python tools/try_wheel.py $(if $(TORCH),--torch $(TORCH))
 
 tree: $(VENV)/.installed        ## count modules, private imports, repeated names, cycles
 	$(BIN)/python tools/tree.py

@@ -1,4 +1,4 @@
-"""Pages of the site that no file in docs/ holds: the README and its kin, and the reference. A hook of mkdocs.
+"""Pages of the site that no file in docs/ holds: the README and its kin, notebooks, the reference. A hook of mkdocs.
 
 The reference has one page for each folder. The page lists what the folder's ``__init__`` exports, by the file that
 defines it. A new export appears without a change here. Names of the top level are described once, on their own page.
@@ -6,15 +6,18 @@ defines it. A new export appears without a change here. Names of the top level a
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from tutorials import ROOT, TUTORIALS, notebook_text
+
 PACKAGE = ROOT / "src" / "foretaste"
 FROM_ROOT = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 REFERENCE_HERE = ("the reference: `make docs`, then open `site/index.html`", "[the reference](reference/index.md)")
 RESULT = re.compile(r"\]\(\.\./(results/[^)#\s]+)")  # a link to a file of results/
 FOLDER = re.compile(r"\[([^\]]*)\]\(\.\./(results[^)#\s]*)\)")
+FORMULA = re.compile(r"^```math\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 TOP = """# foretaste
 
 ```python
@@ -52,6 +55,9 @@ def on_files(files: Any, config: Any) -> Any:
     pages |= {f"reference/{name}.md": text for name, text in reference_pages().items()}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    for tutorial in TUTORIALS:
+        name = f"tutorials/{tutorial.stem}.ipynb"
+        files.append(File.generated(config, name, content=notebook_text(tutorial)))
     linked = [RESULT.findall(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))]
     for path in sorted({path for found in linked for path in found if (ROOT / path).is_file()}):
         files.append(File(path, str(ROOT), config.site_dir, use_directory_urls=False))
@@ -60,12 +66,32 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """In pages of docs/, ``../README.md`` and its kin are pages of the site; folders of results are not linked."""
+    if any(page.file.src_uri == f"tutorials/{tutorial.stem}.md" for tutorial in TUTORIALS):
+        title, rest = markdown.split("\n", 1)
+        markdown = f"{title}\n\n[Download as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
+    markdown = FORMULA.sub(lambda found: typeset(found[1]), markdown)
     up = "../" * page.file.src_uri.count("/")
     for name, made in FROM_ROOT.items():
         markdown = markdown.replace(f"]({up}../{name}", f"]({up}{made}")
     markdown = markdown.replace(*REFERENCE_HERE)
     markdown = FOLDER.sub(lambda link: link[1] if (ROOT / link[2]).is_dir() else link[0], markdown)
     return markdown.replace("](../results/", "](results/").replace("](../docs/", "](../")
+
+
+def typeset(tex: str) -> str:
+    """A formula as MathML, which browsers draw without a script. Rows of ``aligned`` become rows of a table."""
+    from latex2mathml.converter import convert
+
+    def inner(part: str) -> str:
+        return re.sub(r"^<math[^>]*>|</math>$", "", convert(part)) if part.strip() else ""
+
+    rows = [tex]
+    if found := re.fullmatch(r"\\begin\{aligned\}(.*)\\end\{aligned\}\s*", tex, re.DOTALL):
+        rows = found[1].split("\\\\\n")
+    cells = [row.replace("\n", " ").split("&") for row in rows]
+    table = "".join("<mtr>" + "".join(f"<mtd>{inner(cell)}</mtd>" for cell in row) + "</mtr>" for row in cells)
+    kind = "rows" if len(rows) > 1 else "row"
+    return f'<div class="math {kind}"><math display="block" displaystyle="true"><mtable>{table}</mtable></math></div>\n'
 
 
 def links_from_root(text: str) -> str:
@@ -79,7 +105,7 @@ def links_from_root(text: str) -> str:
 def exports(folder: str) -> list[tuple[str, str, str]]:
     """(name, module, name in that module) of all that a folder's ``__init__`` exports. The top level is ``""``."""
     found = []
-    for node in ast.walk(ast.parse(source(f"foretaste.{folder}".rstrip(".")))):
+    for node in ast.walk(parsed(f"foretaste.{folder}".rstrip("."))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("foretaste."):
             found += [(n.asname, node.module, n.name) for n in node.names if n.asname]
     return found
@@ -106,7 +132,7 @@ def described(module: str, real: str, heading: str) -> str:
 
 def definition(module: str, real: str) -> ast.stmt | None:
     """The statement of a module that defines a name."""
-    for node in ast.parse(source(module)).body:
+    for node in parsed(module).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = {n.id for t in targets if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
         if real in names or getattr(node, "name", None) == real:
@@ -120,9 +146,15 @@ def source(module: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
+@cache
+def parsed(module: str) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(source(module))
+
+
 def summary(module: str) -> str:
     """The first paragraph of a module's docstring."""
-    text = ast.get_docstring(ast.parse(source(module))) or ""
+    text = ast.get_docstring(parsed(module)) or ""
     return text.split("\n\n")[0].replace("\n", " ")
 
 

@@ -1,7 +1,7 @@
-"""The code on a page: run in order, or written as a notebook. `make tutorials` does both for docs/tutorials/.
+"""The code on a page: run in order, or as a notebook. `make tutorials` runs the notebooks of docs/tutorials/.
 
-Blocks of Python share one space. Lines `foretaste …` of a block of shell run in this process; those that wait for a
-person (a page in the browser) and all others (pip) are left to the reader.
+Blocks of Python share one space. Lines `foretaste …` of a block of shell are cells of a notebook too; those that wait
+for a person (a page in the browser) and all others (pip) are left to the reader.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,23 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 TUTORIALS = [page for page in TUTORIALS if page.stem != "index"]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\((\w+\.(?:png|svg|jpg))\)")
+LINK = re.compile(r"!?\[([^\]]*)\]\((?!\w+://)[^)]*\)")  # to another page: it does not travel with a notebook
+# Before the cells of a page: nothing of another page is left, warnings are errors, and commands run in the kernel,
+# which has imported torch already.
+FRESH = """
+%cd -q {folder}
+%reset -f
+import os, sys, warnings
+import rich.console
+rich.console._is_jupyter = lambda: False  # as in a process of its own
+sys.path.insert(0, {tools!r})
+from tutorials import commands, run_command
+os.environ["FORETASTE_CACHE"] = os.path.join({folder!r}, ".cache")
+warnings.simplefilter("error")
+get_ipython().system = lambda line: [run_command(words) for words in commands(line)]
+__spec__ = None  # as it was; processes that are started look for it
+del os, rich, sys, warnings
+"""
 
 
 def blocks(page: Path, kinds: tuple[str, ...] = ("python",)) -> list[tuple[int, str, str]]:
@@ -28,15 +46,11 @@ def blocks(page: Path, kinds: tuple[str, ...] = ("python",)) -> list[tuple[int, 
     return [(text[: m.start(2)].count("\n"), m[1], m[2]) for m in BLOCK.finditer(text) if m[1] in kinds]
 
 
-def run(page: Path, *, shell: bool = False) -> dict[str, Any]:
-    """Run the code of a page in the present folder; the names that it leaves."""
+def run(page: Path) -> dict[str, Any]:
+    """Run the Python of a page in the present folder; the names that it leaves."""
     space: dict[str, Any] = {"__name__": page.stem}
-    for line, kind, code in blocks(page, ("python", "sh") if shell else ("python",)):
-        if kind == "python":
-            exec(compile("\n" * line + code, str(page), "exec"), space)  # tracebacks show the page's own lines
-        else:
-            for words in commands(code):
-                run_command(words)
+    for line, _, code in blocks(page):
+        exec(compile("\n" * line + code, str(page), "exec"), space)  # tracebacks show the page's own lines
     return space
 
 
@@ -73,7 +87,7 @@ def notebook(page: Path) -> dict[str, Any]:
 
     text, end = page.read_text(encoding="utf-8"), 0
     for found in BLOCK.finditer(text):
-        add("markdown", PICTURE.sub("", text[end : found.start()]))
+        add("markdown", without_links(text[end : found.start()]))
         if found[1] == "python":
             add("code", found[2])
         elif list(commands(found[2])):
@@ -81,31 +95,75 @@ def notebook(page: Path) -> dict[str, Any]:
         else:
             add("markdown", found[0])
         end = found.end()
-    add("markdown", PICTURE.sub("", text[end:]))
+    add("markdown", without_links(text[end:]))
     python = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": python}, "nbformat": 4, "nbformat_minor": 5}
 
 
+def without_links(text: str) -> str:
+    """Words of a page without its pictures, and with the names of other pages only."""
+    return LINK.sub(r"\1", PICTURE.sub("", text))
+
+
+@contextmanager
+def started_kernel() -> Iterator[Any]:
+    """A Jupyter kernel, for any number of notebooks."""
+    from jupyter_client.manager import KernelManager
+
+    with tempfile.TemporaryDirectory() as folder:  # sockets are files: no port is opened
+        kernel = KernelManager(kernel_name="python3", transport="ipc", connection_file=f"{folder}/kernel.json")
+        # One thread: several tests run at once. Threads that spin while they wait are slow on shared cores.
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        kernel.start_kernel(extra_arguments=["--HistoryManager.enabled=False"], env=env)
+        try:
+            yield kernel
+        finally:
+            kernel.shutdown_kernel(now=True)
+
+
+def execute(page: Path, folder: Path, kernel: Any) -> Any:
+    """Run a page as a notebook in a folder; the notebook, with what its cells printed. Raises if a cell fails."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    book = nbformat.reads(notebook_text(page), as_version=4)
+    nbformat.validate(book)
+    fresh = nbformat.v4.new_code_cell(FRESH.format(tools=str(ROOT / "tools"), folder=str(folder)))
+    book.cells.insert(0, fresh)
+    client = NotebookClient(book, km=kernel, timeout=300)
+    try:
+        client.execute()
+    finally:
+        if client.kc is not None:
+            client.kc.stop_channels()
+    del book.cells[0]
+    return book
+
+
 def main() -> None:
-    """Run tutorials and keep their pictures beside them; write all as notebooks."""
+    """Run tutorials and keep their pictures beside them; or write all as notebooks."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("names", nargs="*", help="tutorials to run, by name; all if none is named")
     parser.add_argument("--out", type=Path, help="write notebooks into this folder, and run nothing")
     given = parser.parse_args()
     pages = [page for page in TUTORIALS if not given.names or page.stem in given.names]
-    for page in pages:
-        if given.out:
-            given.out.mkdir(parents=True, exist_ok=True)
-            written = json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n"
-            (given.out / f"{page.stem}.ipynb").write_text(written, encoding="utf-8")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
-            run(page, shell=True)
-            for name in PICTURE.findall(page.read_text(encoding="utf-8")):
-                shutil.copy(name, page.parent / name)
-            os.chdir(ROOT)
-        print(page.stem)
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        for page in pages:
+            (given.out / f"{page.stem}.ipynb").write_text(notebook_text(page), encoding="utf-8")
+        return
+    with started_kernel() as kernel:
+        for page in pages:
+            with tempfile.TemporaryDirectory() as folder:
+                execute(page, Path(folder), kernel)
+                for name in PICTURE.findall(page.read_text(encoding="utf-8")):
+                    shutil.copy(Path(folder, name), page.parent / name)
+            print(page.stem)
+
+
+def notebook_text(page: Path) -> str:
+    """A page as a file .ipynb."""
+    return json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

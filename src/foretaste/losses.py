@@ -268,7 +268,8 @@ class BinaryOutputs(nn.Module):
 
     def __init__(self, net: nn.Module, loss: str) -> None:
         super().__init__()
-        self.net, self.quadratic = net, LOSSES[loss].quadratic
+        self.net: nn.Module = net
+        self.quadratic: bool = LOSSES[loss].quadratic
         self.training = net.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:

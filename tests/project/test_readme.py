@@ -1,14 +1,16 @@
 """What the pages show is true: their Python runs; links, files, names and commands exist."""
 
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 import foretaste
-from tutorials import PICTURE, TUTORIALS, blocks, commands, notebook, run
+from tutorials import PICTURE, TUTORIALS, blocks, commands, execute, notebook, run, started_kernel
 
 pytestmark = pytest.mark.usefixtures("_names")  # strategies that a page registers are forgotten again
 ROOT = Path(__file__).parents[2]
@@ -21,15 +23,25 @@ SHELL = re.compile(r"^```sh\n(.*?)^```$|`(foretaste [^`]*)`", re.MULTILINE | re.
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def test_readme_runs() -> None:
+    assert len(run(ROOT / "README.md")["q"].ids) == 10
+
+
+def test_readme_comes_to_the_point() -> None:
+    """What, commands, Python and the verdict on little more than a screen; the rest is links."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, _, rest = text.partition("## What it needs")
+    assert rest
+    assert len(first.splitlines()) < 80
+    assert text.index("make test") < text.index("## Which strategy") < text.index("## Read on")
+
+
 @pytest.mark.slow
-def test_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    space = run(ROOT / "README.md")
-    assert len(space["q"].indices) == 10
+def test_tour_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    space = run(ROOT / "docs" / "tour.md")
     assert space["after"].shape == (len(space["U"]), 10)
     assert "predictions would change" in capsys.readouterr().out
-    from foretaste.testing import check_acquisition
-
-    check_acquisition(space["reach"])
+    assert len(space["learner"].labels) == 20
 
 
 def test_page_of_inputs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,24 +96,35 @@ def test_tools_page_runs() -> None:
     assert "their-typiclust" in space["ft"].strategies()
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    with started_kernel() as kernel:
+        yield kernel
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda p: p.stem)
-def test_tutorials_run_and_end_with_a_picture(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FORETASTE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    run(page, shell=True)
+def test_tutorials_run_as_notebooks_and_end_with_a_picture(page: Path, tmp_path: Path, kernel: Any) -> None:
+    execute(page, tmp_path, kernel)
     drawn = PICTURE.findall(page.read_text(encoding="utf-8"))
     assert drawn
     for name in drawn:
         assert (page.parent / name).exists(), f"{name} is not kept beside the page; `make tutorials` draws it"
         if name.endswith(".png"):
-            with Image.open(name) as new, Image.open(page.parent / name) as kept:
+            with Image.open(tmp_path / name) as new, Image.open(page.parent / name) as kept:
                 assert new.size == kept.size
         else:
-            assert "<svg" in Path(name).read_text()
+            assert "<svg" in (tmp_path / name).read_text()
+
+
+def test_a_cell_that_fails_is_told(tmp_path: Path, kernel: Any) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# a page\n\n```python\na = 1\n```\n\n```sh\nforetaste data gone\n```\n")
+    with pytest.raises(Exception, match="foretaste data gone ended with code"):
+        execute(page, tmp_path, kernel)
+    page.write_text("```python\na\n```\n")
+    with pytest.raises(Exception, match="name 'a' is not defined"):  # of another page
+        execute(page, tmp_path, kernel)
 
 
 def test_a_notebook_has_the_code_and_the_words_of_its_page() -> None:
@@ -121,10 +144,9 @@ def test_commands_that_wait_for_a_person_are_not_run() -> None:
     assert list(commands(code)) == [["label", "a/", "--export", "b.csv"], ["query", "a", "-n", "3"]]
 
 
-def test_acquisition_of_the_readme_is_short() -> None:
-    code = next(code for _, _, code in blocks(ROOT / "README.md") if "@ft.register" in code)
-    function = code.split("\n\n\n")[0]
-    assert len(function.splitlines()) < 15
+def test_acquisition_of_the_tutorial_is_short() -> None:
+    code = next(code for _, _, code in blocks(ROOT / "docs/tutorials/acquisition.md") if "@ft.register" in code)
+    assert len(code.splitlines()) < 15
 
 
 def test_an_error_is_told_by_the_line_of_the_page(tmp_path: Path) -> None:

@@ -94,6 +94,16 @@ def open_desk(
     Raises:
         ValueError: the source cannot be read or has nothing to label, or the classes are missing.
         StoreError: another process labels there, or the file of labels is damaged.
+
+    Example:
+        >>> import pathlib
+        >>> from foretaste.label import close_desk, open_desk
+        >>> _ = pathlib.Path("few.csv").write_text("text\\n" + "\\n".join(f"this is text number {k}" for k in range(9)))
+        >>> desk = open_desk("few.csv", classes=["good", "bad"], backbone="none", start=False)
+        >>> [item] = desk.next(tab="left", who="Ada", count=1)
+        >>> desk.answer("left", "Ada", item, "label", "good", patience=0).label
+        'good'
+        >>> close_desk(desk)
     """
     from foretaste.data import read_points
 
@@ -211,7 +221,14 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
 
 
 def close_desk(desk: LabelDesk) -> None:
-    """Stop the learner's thread and close the store."""
+    """Stop the learner's thread and close the store.
+
+    Args:
+        desk: Of ``open_desk``.
+
+    Example:
+        ``open_desk`` has one.
+    """
     try:
         desk.worker.close()
         _keep_measures(desk.store, desk.worker.view)

@@ -111,10 +111,22 @@ def krippendorff_alpha(units: Sequence[Sequence[str]]) -> tuple[float, float]:
 
 
 def measure_agreement(units: Sequence[Mapping[str, str]]) -> Agreement | None:
-    """Cohen's κ where two people share items, Krippendorff's α where there are more; None with too few items.
+    """Cohen's κ where two people share items, Krippendorff's α where there are more.
 
-    ``units``: person → class, for each item. The interval is Wilson's of the share of equal pairs, with one trial an
-    item and the chance as it is: also where all agree it has a width.
+    The interval is Wilson's of the share of equal pairs, with one trial an item and the chance as it is: also where all
+    agree it has a width.
+
+    Args:
+        units: person → class, for each item. Items with one answer are left out.
+
+    Returns:
+        The coefficient and its interval; None with too few items.
+
+    Example:
+        >>> from foretaste.label import measure_agreement
+        >>> same, apart = {"Ada": "cat", "Ben": "cat"}, {"Ada": "dog", "Ben": "cat"}
+        >>> round(measure_agreement([same] * 9 + [{"Ada": "dog", "Ben": "dog"}] * 9 + [apart] * 2).value, 2)
+        0.8
     """
     shared = [unit for unit in units if len(unit) > 1]
     people = sorted({who for unit in shared for who in unit})

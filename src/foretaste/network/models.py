@@ -64,12 +64,12 @@ class MLP(nn.Module):
         self, inputs: int, hidden: tuple[int, ...] = (256, 256), classes: int = 10, activation: str = "relu"
     ) -> None:
         super().__init__()
-        self.spec = MLPSpec(inputs, hidden, classes, activation)
+        self.spec: MLPSpec = MLPSpec(inputs, hidden, classes, activation)
         widths = (inputs, *self.spec.hidden)
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), ACTIVATIONS[activation]()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+        self.layers: nn.Sequential = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x.flatten(1))
@@ -149,11 +149,12 @@ class WideResNet(nn.Module):
 
     def __init__(self, layers: int = 1, blocks: int = 1, widen: int = 10, channels: int = 1, classes: int = 10) -> None:
         super().__init__()
-        self.spec = WideResNetSpec(layers, blocks, widen, channels, classes)
-        self.stem = nn.Conv2d(channels, 16 * widen, 3, padding=1)
+        self.spec: WideResNetSpec = WideResNetSpec(layers, blocks, widen, channels, classes)
+        self.stem: nn.Conv2d = nn.Conv2d(channels, 16 * widen, 3, padding=1)
+        self.stages: nn.Sequential
         self.stages, width = residual_stages(PreactivationBlock, 16 * widen, 32 * widen, [blocks] * layers)
-        self.tail = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU())
-        self.head = nn.Linear(width, classes)
+        self.tail: nn.Sequential = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU())
+        self.head: nn.Linear = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.tail(self.stages(self.stem(x))).mean((2, 3)))
@@ -208,12 +209,13 @@ class ResNet(nn.Module):
         self, channels: int = 3, classes: int = 10, width: int = 64, blocks: tuple[int, ...] = (2, 2, 2, 2)
     ) -> None:
         super().__init__()
-        self.spec = ResNetSpec(channels, classes, width, blocks)
-        self.stem = nn.Sequential(
+        self.spec: ResNetSpec = ResNetSpec(channels, classes, width, blocks)
+        self.stem: nn.Sequential = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )
+        self.stages: nn.Sequential
         self.stages, last = residual_stages(BasicBlock, width, width, self.spec.blocks)
-        self.head = nn.Linear(last, classes)
+        self.head: nn.Linear = nn.Linear(last, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.stages(self.stem(x)).mean((2, 3)))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -74,15 +74,15 @@ class Request:
     subject: FrozenNetwork | None = None
     outputs: int | None = None
 
-    loss = property(attrgetter("kernel.loss"))
-    watch = property(attrgetter("kernel.watch"))
-    ridge = property(attrgetter("kernel.ridge"))
-    output = property(attrgetter("kernel.output"))
-    method = property(attrgetter("kernel.method"))
-    budget = property(attrgetter("kernel.budget"))
-    params = property(attrgetter("kernel.params"))
-    precision = property(attrgetter("kernel.precision"))
-    seed = property(attrgetter("kernel.seed"))
+    loss: ClassVar[property] = property(attrgetter("kernel.loss"))
+    watch: ClassVar[property] = property(attrgetter("kernel.watch"))
+    ridge: ClassVar[property] = property(attrgetter("kernel.ridge"))
+    output: ClassVar[property] = property(attrgetter("kernel.output"))
+    method: ClassVar[property] = property(attrgetter("kernel.method"))
+    budget: ClassVar[property] = property(attrgetter("kernel.budget"))
+    params: ClassVar[property] = property(attrgetter("kernel.params"))
+    precision: ClassVar[property] = property(attrgetter("kernel.precision"))
+    seed: ClassVar[property] = property(attrgetter("kernel.seed"))
 
     @property
     def L(self) -> int:

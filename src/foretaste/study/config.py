@@ -289,7 +289,9 @@ class Study:
     experiment: "loop" is Algorithm 1; "theorem" and "block" check Theorem 3.1 and Eq. 12 with the same settings.
     """
 
-    also_known: ClassVar = ("strategies",)  # a key of TOML files: arms by name, before those of [[arms]]
+    also_known: ClassVar[tuple[str, ...]] = (
+        "strategies",
+    )  # a key of TOML files: arms by name, before those of [[arms]]
 
     arms: tuple[Arm, ...] = ()
     seeds: tuple[Whole, ...] = (0, 1, 2)

@@ -56,7 +56,7 @@ class SettingsError(ValueError):
     """All faults of a configuration, each a sentence in ``faults``. ``where`` is the file that has them."""
 
     def __init__(self, faults: Sequence[str], where: object = None) -> None:
-        self.faults = list(faults)
+        self.faults: list[str] = list(faults)
         said = faults[0] if len(faults) == 1 else f"{len(faults)} things are wrong: " + "; ".join(faults)
         super().__init__(said if where is None else f"{where}: {said}")
 
