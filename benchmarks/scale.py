@@ -3,6 +3,8 @@
     python -m benchmarks.scale              features: 10⁴, 10⁵ and 10⁶ rows of 384 numbers, a head of 256 units
     python -m benchmarks.scale images       200,000 images of 28×28 through a WideResNet of one layer
     python -m benchmarks.scale card         10⁶ rows of 1280 numbers on a GPU, and what a streamed batch is worth
+    python -m benchmarks.scale pictures     10⁶ pictures of 32×32 through ResNet18 on a GPU, by sketches
+    python -m benchmarks.scale learner      ft.Learner on 10⁶ rows: from a label to the next question
 
 Memory is what the process allocates (RssAnon) above what it had before the query. The file is mapped, and its
 pages do not count: the system can drop them.
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +30,21 @@ from torch import nn
 
 import foretaste as ft
 from benchmarks.growth import fit_power
-from foretaste.acquire import covered_errors
-from foretaste.network import WideResNet
+from foretaste.acquire import StreamedCover, covered_errors, sample_watched
+from foretaste.data.cifar import unpickle
+from foretaste.given import sliced_tensors
+from foretaste.network import WideResNet, resnet18
+from foretaste.pick.streamed import SKETCH_SIDE
+from foretaste.tangent import freeze, rank_correlation
 
 LABELLED, BATCH, CLASSES = 500, 100, 20
 WIDTH, UNITS, DIRECTIONS = 384, 256, 12  # of the features; in how many directions a class varies
 IMAGES = 200_000
 WRITE_ROWS = 50_000
 CHECKED = 20_000  # points of which a batch is compared with dense
-KEPT = ("method", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision")
+BUDGET = "36GB"  # of the query of pictures
+LEARNER_STEPS = 60
+KEPT = ("method", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision")
 
 
 def write_features(path: Path, rows: int, dtype: str = "float16", seed: int = 0) -> np.ndarray:
@@ -128,8 +137,10 @@ def cluster_points(y: torch.Tensor, width: int, dtype: torch.dtype, seed: int = 
     return out
 
 
-def measure_card(points: int, device: str, width: int, units: int, watch: int, labelled: int = 200) -> None:
-    """A query of points that are on the device already; before it, a check on 20,000 of them."""
+def measure_card(
+    points: int, device: str, width: int, units: int, watch: int, checked: int, profile: bool, labelled: int = 200
+) -> None:
+    """A query of points that are on the device already; before it, a check on some of them."""
     cuda = device == "cuda"
     y = torch.randint(CLASSES, (labelled + points,), generator=torch.Generator().manual_seed(0)).to(device)
     x = cluster_points(y, width, torch.float16)
@@ -138,7 +149,7 @@ def measure_card(points: int, device: str, width: int, units: int, watch: int, l
     net = nn.Sequential(nn.Linear(width, units), nn.ReLU(), nn.Linear(units, CLASSES)).to(device)
     ft.fit(net, x_L, y_L, seed=0)
     net.eval()
-    few = x_U[:CHECKED].float()
+    few = x_U[:checked].float()
     F = covered_errors(ft.linearize(net, x_L, y_L, few, output="signs", ridge="misfit"))
     found, picks = {}, {}
     for method in ("dense", "streamed"):
@@ -175,11 +186,173 @@ def measure_card(points: int, device: str, width: int, units: int, watch: int, l
             row |= {"gigabytes": round((peak - before) / 1e9, 2), "with_the_data": round(peak / 1e9, 2)}
         row |= {"parts": {k: round(v, 2) for k, v in q.seconds.items()}} | {k: q.info[k] for k in KEPT if k in q.info}
         print(json.dumps(row), flush=True)
+    if profile:
+        profiled(lambda: ft.query(net, x_L, y_L, x_U, batch_size=BATCH, method="streamed", watch=watch), device)
+
+
+def profiled(ask: Callable[[], Any], device: str) -> None:
+    """Where the time of a query goes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=kinds) as seen:
+        ask()
+    for by in ("self_cpu_time_total", *(["self_device_time_total"] if device == "cuda" else [])):
+        print(seen.key_averages().table(sort_by=by, row_limit=12, max_name_column_width=40))
+
+
+# --- pictures ---
+
+
+def make_pictures(n: int, given: Path | None, device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """n pictures, (n, 3, 32, 32) float16, and their classes: each of two of those in a file, or of smooth patterns.
+
+    Mixed, mirrored, shifted, and with noise: so no two are alike.
+    """
+    g = torch.Generator(device).manual_seed(seed)
+    if given is not None and given.exists():
+        stored = unpickle(given, "a CIFAR batch")
+        base = (torch.from_numpy(stored["data"].copy()).to(device).float().view(-1, 3, 32, 32) - 120) / 64
+        of = torch.tensor(stored["labels"], device=device)
+    else:
+        print("pictures are smooth patterns", "" if given is None else f"for there is no {given}")
+        of = torch.arange(2000, device=device) % 10
+        small = torch.randn(10, 3, 8, 8, generator=g, device=device)[of]
+        small = small + 1.5 * torch.randn(2000, 3, 8, 8, generator=g, device=device)
+        base = nn.functional.interpolate(small, size=32, mode="bilinear")
+    at, other = torch.randint(len(base), (2, n), generator=g, device=device)
+    out = torch.empty(n, 3, 32, 32, dtype=torch.float16, device=device)
+    for k, (i, j, to) in enumerate(zip(at.split(WRITE_ROWS), other.split(WRITE_ROWS), out.split(WRITE_ROWS))):
+        x = 0.8 * base[i] + 0.2 * base[j]
+        x[::2] = x[::2].flip(3)
+        x = torch.roll(x, (k % 5 - 2, k % 3 - 1), (2, 3))
+        to.copy_(x + 0.1 * torch.randn(x.shape, generator=g, device=device))
+    return out, of[at]
+
+
+def measure_pictures(points: int, device: str, given: Path | None, width: int, labelled: int, checked: int) -> None:
+    """Recall of the sketches on a part of the pool, one forward pass of the pool, and a query of it."""
+    cuda = device == "cuda"
+    x, y = make_pictures(labelled + points, given, device)
+    x_L, y_L, x_U = x[:labelled].float(), y[:labelled], x[labelled:]
+    torch.manual_seed(0)
+    net = resnet18(width=width).to(device)
+    start = time.perf_counter()
+    ft.fit(net, x_L, y_L, steps=400 if cuda else 20, seed=0)
+    net.eval()
+    with torch.no_grad():
+        right = float((net(x_U[:2000].float()).argmax(1) == y[labelled : labelled + 2000]).double().mean())
+    print(f"trained in {time.perf_counter() - start:.1f} s, {100 * right:.1f} % right", flush=True)
+    check_sketches(net, x_L, y_L, x_U[:checked].float(), BUDGET)
+    if cuda:
+        torch.cuda.synchronize()
+    for part in (x_U[: points // 50], x_U):  # the first warms up
+        start = time.perf_counter()
+        with torch.no_grad():
+            for some in part.split(4096):
+                torch.softmax(net(some.float()), 1)
+        if cuda:
+            torch.cuda.synchronize()
+        forward = time.perf_counter() - start
+    print(f"one forward pass of the pool: {forward:.2f} s", flush=True)
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if cuda else 0
+    start = time.perf_counter()
+    q = ft.query(net, x_L, y_L, x_U, batch_size=BATCH, budget=BUDGET, method="streamed", options={"space": "tangent"})
+    seconds = time.perf_counter() - start
+    row = {"U": points, "L": labelled, "seconds": round(seconds, 2), "forward_passes": round(seconds / forward, 2)}
+    if cuda:
+        peak = torch.cuda.max_memory_allocated()
+        row |= {"gigabytes": round((peak - before) / 1e9, 2), "with_the_data": round(peak / 1e9, 2)}
+    row |= {"parts": {k: round(v, 2) for k, v in q.seconds.items()}} | {k: q.info[k] for k in KEPT if k in q.info}
+    print(json.dumps(row), flush=True)
+
+
+def check_sketches(net: nn.Module, x_L: torch.Tensor, y_L: torch.Tensor, x_U: torch.Tensor, budget: str) -> None:
+    """What each candidate alone adds to F, by sketches and exactly, with the same watched points and weights."""
+    start, W = time.perf_counter(), min(1024, len(x_U) // 4)
+    sample = sample_watched(np.zeros(len(x_U)), W, 0, 0)
+    x_W = x_U[sample.at_W]
+
+    def linearise(x: Any, candidates: int, eager: bool) -> ft.State:
+        return ft.linearize(
+            net, x_L, y_L, x[:candidates], watch=x, output="signs", ridge="misfit", budget=budget, precision="float32"
+        )
+
+    def made(side: int) -> StreamedCover:
+        pool, how = sliced_tensors(x_U, "x_U"), freeze(net, output="signs")
+        return StreamedCover(linearise, how, x_L, x_W, pool, sample, space="tangent", sketch=side, budget=int(4e10))
+
+    first = made(SKETCH_SIDE)
+    coarse = "tf32" if x_U.is_cuda else "float32"
+    kappa_UW, _ = first.exact_kappa(x_U, x_W, coarse)
+    _, covered_W = first.exact_kappa(x_W, x_W[:1], coarse)
+    few_nW = kappa_UW[:1000].clone()
+    first.without_own(kappa_UW, np.arange(len(x_U)))
+    exact_U = (kappa_UW.double().square() - covered_W).clamp_min(0) @ first.weight_W
+    print(f"exact scores of {len(x_U)} against {W}: {time.perf_counter() - start:.1f} s", flush=True)
+    if x_U.is_cuda:
+        some = [first.exact_kappa(x_U[:400], x_W[:400], p)[0] for p in ("float32", "half", "tf32")]
+        print("κ in half and tf32, largest error:", *(f"{float((k - some[0]).abs().max()):.1e}" for k in some[1:]))
+    top = max(1, len(x_U) // 20)
+    best = {*exact_U.topk(top).indices.tolist()}
+    for side in (32, SKETCH_SIDE):
+        start, cover = time.perf_counter(), made(side)
+        vars(cover)["state"] = first.state
+        scores_U = cover.coverage().first_U
+        assert scores_U is not None
+        found = {k: len(best & {*scores_U.topk(int(k * top)).indices.tolist()}) / top for k in (1, 1.5, 2, 4)}
+        off = float((cover.centred.hold(x_W).rows(x_U[:1000]) - few_nW).square().mean().sqrt())
+        print(
+            f"sketches of {side}²: {time.perf_counter() - start:.1f} s, error of κ {off:.4f}, "
+            f"Spearman {rank_correlation(scores_U, exact_U):.4f}, recall of the top {top} among so many times as many: "
+            f"{found}", flush=True,
+        )  # fmt: skip
+
+
+# --- the learner ---
+
+
+def measure_learner(points: int, device: str, folder: Path | None) -> None:
+    """From a label to the next question: seconds of the start, and of each step."""
+    if device == "cuda":
+        y = torch.randint(CLASSES, (points,), generator=torch.Generator().manual_seed(0)).to(device)
+        pool: Any = cluster_points(y, WIDTH, torch.float16)
+    else:
+        assert folder is not None
+        path = folder / "pool.npy"
+        y = torch.from_numpy(write_features(path, points))
+        pool = np.load(path, mmap_mode="r")
+    labels: dict[Any, int] = {i: int(y[i]) for i in range(LABELLED)}
+    x_L = torch.as_tensor(np.array(pool[:LABELLED])).float() if device == "cpu" else pool[:LABELLED].float()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, UNITS), nn.ReLU(), nn.Linear(UNITS, CLASSES)).to(device)
+    ft.fit(net, x_L, y[:LABELLED], seed=0)
+    memory = PeakAllocated()
+    memory.start()
+    start = time.perf_counter()
+    learner = ft.Learner(net.eval(), pool, classes=CLASSES, labels=labels)
+    begin, times, cpu = time.perf_counter() - start, list[float](), list[float]()
+    for _ in range(LEARNER_STEPS):
+        start, own = time.perf_counter(), time.process_time()
+        item: Any = learner.query(1)[0]
+        learner.teach(item, int(y[item]))
+        times.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - own)
+    memory.done.set()
+    row: dict[str, Any] = {"items": points, "start": round(begin, 2), "steps": len(times)}
+    for name, of in (("milliseconds", times), ("processor", cpu)):
+        row |= {name: {str(q): round(1e3 * float(np.quantile(of, q)), 1) for q in (0.5, 0.9, 1.0)}}
+    print(json.dumps(row | {"gigabytes": round((memory.peak - memory.before) / 1e9, 2)}), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", default="features", choices=("features", "images", "card"))
+    parser.add_argument(
+        "what", nargs="?", default="features", choices=("features", "images", "card", "pictures", "learner")
+    )
     parser.add_argument("--rows", type=int, nargs="+", help="sizes of the pool")
     parser.add_argument("--dtype", default="float16", choices=("float16", "float32"))
     parser.add_argument("--space", default="auto", choices=("auto", "tangent", "inputs"), help="of cover")
@@ -190,9 +363,21 @@ def main() -> None:
     card.add_argument("--width", type=int, default=1280)
     card.add_argument("--units", type=int, default=512)
     card.add_argument("--watch", type=int, default=4096)
+    card.add_argument("--profile", action="store_true", help="tell where the time goes, in one query more")
+    card.add_argument("--pictures", type=Path, help="a batch of CIFAR10 to make pictures of")
+    card.add_argument("--checked", type=int, default=CHECKED, help="points that are compared with the exact answer")
+    card.add_argument("--labelled", type=int, default=1000, help="pictures with a label")
     args = parser.parse_args()
     if args.what == "card":
-        measure_card(args.points, args.device, args.width, args.units, args.watch)
+        measure_card(args.points, args.device, args.width, args.units, args.watch, args.checked, args.profile)
+        return
+    if args.what == "pictures":
+        width = 64 if args.device == "cuda" else 8
+        measure_pictures(args.points, args.device, args.pictures, width, args.labelled, args.checked)
+        return
+    if args.what == "learner":
+        with tempfile.TemporaryDirectory() as folder:
+            measure_learner(args.points, args.device, Path(folder))
         return
     images = args.what == "images"
     if args.file:

@@ -1,11 +1,14 @@
 """``ft.Learner``: the error that is left, s² of a score, Θ of items that join, and outputs of new inputs, typed out."""
 
+import numpy as np
 import pytest
 import torch
 
 import foretaste as ft
 from foretaste import acquire
 from foretaste.label import choose, progress
+from foretaste.label.book import LabelBook
+from foretaste.label.live_model import linearise_pool
 from learner_cases import KINDS, N, make, network, points, truth
 
 CLASSES = [kind for kind in KINDS if kind != "regression"]
@@ -129,3 +132,74 @@ def test_advice_counts_one_label_as_one() -> None:
     learner.teach(10, truth("l2", 10))
     assert learner.drift()["reason"].startswith("1 label is new or changed since the network was trained")
     assert learner.status()["reason"].startswith("1 label was predicted before the answer; advice to stop needs")
+
+
+# --- a pool larger than the window ---
+
+
+LARGE = points(3, 400)
+
+
+def large(window: int, pool: object = LARGE, loss: str = "l2") -> ft.Learner:
+    labels = {i: class_of(i) for i in range(6)}
+    return ft.Learner(network(3), pool, labels=labels, window=window, watch=20, loss=loss, ridge=0.01)
+
+
+def class_of(i: int) -> int:
+    return int(LARGE[i, :3].argmax())
+
+
+@pytest.mark.parametrize("loss", ["l2", "ce"])
+def test_a_window_that_has_moved_is_that_of_its_items(loss: str) -> None:
+    learner = large(100, loss=loss)
+    first, watched = list(learner._now.model.at_M), learner._now.model.watched
+    at_first = [learner._now.model.at_M[m] for m in watched.tolist()]
+    asked = []
+    for _ in range(2 * choose.MOVED_EVERY + 1):
+        asked += learner.query(1)
+        learner.teach(asked[-1], class_of(asked[-1]))
+    model = learner._now.model
+    assert len(set(asked)) == len(asked)
+    assert 10 <= len({*model.at_M} - {*first}) <= 20  # it moved twice; a new item may leave again
+    assert {*learner.labels} <= {*model.at_M}  # what is labelled stays,
+    assert [model.at_M[m] for m in watched.tolist()] == at_first  # and so do those that stand for the pool
+    again = linearise_pool(model.net, model.pool, model.kind, model.settings, model.trained, model.at_M, model.size)
+    again.watched = model.watched
+    torch.testing.assert_close(model.f_MC, again.f_MC)
+    book = learner._now.book
+    torch.testing.assert_close(model.follow(book).pool_mean, again.follow(book).pool_mean, rtol=1e-6, atol=1e-8)
+    asks = [choose.ask_items(m, LabelBook(dict(book.labels)), learner._now.ask, 3, 0) for m in (model, again)]
+    assert asks[0] == asks[1]
+
+
+def test_a_window_of_the_whole_pool_does_not_move() -> None:
+    learner, other = large(400), large(10_000)
+    for _ in range(choose.MOVED_EVERY + 5):
+        (i,), (j,) = learner.query(1), other.query(1)
+        assert i == j
+        for each in (learner, other):
+            each.teach(i, class_of(i))
+    assert learner._now.model.at_M == list(range(400))
+
+
+def test_items_that_leave_the_window_are_those_of_least_worth() -> None:
+    learner = large(100)
+    learner.teach(learner.query(1)[0], 0)
+    model, book = learner._now.model, learner._now.book
+    scores, before = model.scores_M, list(model.at_M)
+    free = [m for m in model.open_rows(book).tolist() if m not in model.watched.tolist()]
+    choose.move_window(model, book, 0)
+    gone = [m for m in range(100) if model.at_M[m] != before[m]]
+    assert gone == sorted(sorted(free, key=lambda m: float(scores[m]))[:10])
+
+
+def test_a_mapped_file_is_read_when_its_items_are_needed(tmp_path) -> None:
+    np.save(tmp_path / "pool.npy", LARGE.numpy())
+    mapped = np.load(tmp_path / "pool.npy", mmap_mode="r")
+    learner, plain = large(100, mapped), large(100)
+    assert learner._now.pool.whole is None
+    assert learner.query(4) == plain.query(4)
+    for each in (learner, plain):
+        each.teach(each.pending, [0, 1, 2, 0])
+    torch.testing.assert_close(learner.predict_proba(), plain.predict_proba())
+    torch.testing.assert_close(learner.predict_proba(mapped[:9]), plain.predict_proba(LARGE[:9]))

@@ -91,7 +91,8 @@ F_ALL = covered_errors(ft.linearize(*SETS, output="signs", ridge="misfit"))
 
 def ask_sampled(monkeypatch, seed=0, agreed=9.0, **settings):
     """A shortlist of 40 and a second sample of 100 points, at first."""
-    for name, value in {"SHORTLIST": 40, "SHORTLIST_EACH": 2, "SECOND_SAMPLE": 100, "AGREED": agreed}.items():
+    small = {"SHORTLIST": 40, "SHORTLIST_EACH": 2, "SECOND_SAMPLE": {"cpu": 100}, "AGREED": agreed}
+    for name, value in small.items():
         monkeypatch.setattr(f"foretaste.pick.streamed.{name}", value)
     return ft.query(*SETS, **{"batch_size": 12, "seed": seed, "method": "streamed", "watch": 200} | settings)
 
@@ -224,6 +225,71 @@ def test_many_at_a_time_are_the_same_picks(seed):
     assert len({*picks[0]}) == 30
     exhausted = cover_greedily(rows, torch.ones(40).double(), 900, 7, g, order_U=order_U, look=256)[0]
     assert exhausted.tolist() == order_U[:7].tolist()
+
+
+# --- sketches ---
+
+
+def pictures(dtype: torch.dtype = torch.float32):
+    """A small convolutional network, its labelled points, and a pool of 420."""
+    g = torch.Generator().manual_seed(0)
+    x = nn.functional.avg_pool2d(torch.randn(440, 2, 9, 9, generator=g), 3, 1, 1).to(dtype)
+    y = (x.mean((1, 2, 3)) > 0).long() + (x[:, 0].mean((1, 2)) > 0).long()
+    torch.manual_seed(1)
+    net = nn.Sequential(
+        nn.Conv2d(2, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(96, 3),
+    ).to(dtype)  # fmt: skip
+    ft.fit(net, x[:20], y[:20], steps=60, seed=0)
+    return net.eval(), x[:20], y[:20], x[20:]
+
+
+def literal_pictures_value(sets, batch) -> float:
+    return literal_value(covered_errors(ft.linearize(*sets, output="signs", ridge="misfit"), space="tangent"), batch)
+
+
+@pytest.mark.parametrize("watch", [150, None], ids=["a sample", "all"])
+def test_a_batch_by_sketches_is_near_dense(watch, monkeypatch):
+    monkeypatch.setattr("foretaste.pick.streamed.SKETCHED", 1000)
+    monkeypatch.setattr("foretaste.pick.streamed.SKETCH_SIDE", 16)
+    monkeypatch.setattr("foretaste.pick.streamed.SHORTLIST", 60)
+    monkeypatch.setattr("foretaste.pick.streamed.SHORTLIST_EACH", 6)
+    sets, how = pictures(), {"batch_size": 10, "options": {"space": "tangent"}}
+    q = ft.query(*sets, **how, method="streamed", watch=watch)
+    assert q.info["sketch"] == 256
+    assert q.info["shortlist"] <= 60
+    assert q.info["sample"] == 420
+    best = literal_pictures_value(sets, ft.query(*sets, **how, method="dense").indices)
+    true = literal_pictures_value(sets, q.indices)
+    assert true > 0.95 * best
+    assert q.info["batch_value"]["watched"] == pytest.approx(true, rel=1e-4)  # κ of the shortlist is exact
+
+
+def test_exact_kappa_is_that_of_held_tangents():
+    net, x_L, y_L, x_U = pictures(torch.float64)
+
+    def linearise(x, candidates, eager):
+        return ft.linearize(net, x_L, y_L, x[:candidates], watch=x, output="signs", ridge="misfit")
+
+    for x_l in (x_L, None):
+        pool = sliced_tensors(x_U, "x_U")
+        cover = StreamedCover(linearise, freeze(net, output="signs"), x_l, x_U, pool, space="tangent")
+        kappa_nB, covered_n = cover.exact_kappa(x_U[:30], x_U[7:12])
+        assert_close(kappa_nB, cover.centred.hold(x_U[7:12]).rows(x_U[:30]), rtol=0, atol=1e-9)
+        assert_close(covered_n, cover.covered(x_U[:30]), rtol=0, atol=1e-9)
+
+
+def test_sketches_that_are_not_kept_are_made_again(monkeypatch, caplog):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("foretaste.pick.streamed.SKETCHED", 1000)
+    sets, how = pictures(), {"batch_size": 10, "options": {"space": "tangent"}, "method": "streamed", "watch": 150}
+    kept = ft.query(*sets, **how)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    again = ft.query(*sets, **how)
+    assert "sketches are not kept ([Errno 28] No space left on device)" in caplog.text
+    assert again.info["batch_value"]["watched"] == pytest.approx(kept.info["batch_value"]["watched"], rel=0.02)
 
 
 # --- chunks, budgets, memory ---

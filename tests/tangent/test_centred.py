@@ -93,3 +93,61 @@ def test_inputs_may_take_the_place_of_tangents():
     want = torch.nn.functional.cosine_similarity(z[:, None], z[None], dim=2).clamp(0, 1)
     got = CentredTangents(FactorSource(freeze(net), x, 3, inputs_only=True), [(x, 1.0)]).hold(x).rows(x)
     assert_close(got, want, rtol=0, atol=1e-12)
+
+
+# --- sketches ---
+
+WIDE = {
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 6, 6)), nn.Conv2d(3, 40, 3, padding=1), nn.BatchNorm2d(40), nn.ReLU(),
+        nn.Conv2d(40, 40, 3, stride=2, padding=1, padding_mode="circular"), nn.ReLU(),
+        nn.Conv2d(40, 24, 3, groups=8), nn.Flatten(), nn.Linear(24, 3),
+    ),
+    "tokens": lambda: nn.Sequential(
+        nn.Unflatten(1, (9, 12)), nn.Linear(12, 50), nn.GELU(), nn.LayerNorm(50), nn.Linear(50, 40), nn.Flatten(),
+        nn.Linear(360, 3),
+    ),
+    "shared": lambda: nn.Sequential(nn.Unflatten(1, (18, 6)), Shared(), nn.Flatten(), nn.Linear(54, 3)),
+}  # fmt: skip
+
+
+def rows_of_sketches(net: nn.Module, x: Tensor, output: str, side: int) -> Tensor:
+    (part,) = FactorSource(freeze(net, output=output), x, 3, sketch=side).parts(x)
+    return part.rows
+
+
+@pytest.mark.parametrize("output", ["signs", "trace"])
+@pytest.mark.parametrize("name", WIDE)
+def test_sketches_have_the_products_of_tangents_on_average(name, output, monkeypatch):
+    torch.manual_seed(0)
+    net, x = WIDE[name]().double().eval(), torch.randn(6, 108, dtype=torch.float64)
+    frozen = freeze(net, output=output)
+    heads = [[frozen.heads(net(one[None]))[0, b] for b in range(3 if output == "trace" else 1)] for one in x]
+    grads = [[torch.autograd.grad(h, list(net.parameters()), retain_graph=True) for h in of] for of in heads]
+    J = torch.stack([torch.cat([g.flatten() for row in of for g in row]) for of in grads])
+    true, made = J @ J.T, []
+    for seed in range(60):
+        monkeypatch.setattr("foretaste.tangent.sketch.SKETCH_SEED", seed)
+        s = rows_of_sketches(net, x, output, 8)
+        made.append(s @ s.T)
+    size = J.norm(dim=1)[:, None] * J.norm(dim=1)
+    off = (torch.stack(made) - true) / size
+    assert (off.mean(0).abs() < 5 * off.std(0) / 60**0.5).all()
+    assert off.square().mean().sqrt() < 1.5 / 8**0.5  # of products before they are centred
+    whole = rows_of_sketches(net, x, output, 400)  # no layer is wider
+    assert_close(whole @ whole.T, true, rtol=0, atol=0.02 * float(size.max()))  # parts still meet: 400² numbers
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_kappa_of_sketches_is_near(name):
+    torch.manual_seed(0)
+    net, x = WIDE[name]().double().eval(), torch.randn(60, 108, dtype=torch.float64)
+    x[30:] = x[:30] + 0.3 * torch.randn(30, 108, dtype=torch.float64)  # some pairs are near
+    frozen = freeze(net, output="signs")
+    true, *sketched = (
+        CentredTangents(FactorSource(frozen, x, 3, sketch=side), [(x, 1.0)]).hold(x[:30]).rows(x)
+        for side in (None, 16, 32)
+    )
+    for side, kappa in zip((16, 32), sketched):
+        error = float((kappa - true).square().mean().sqrt())
+        assert error < (1 / side**0.5 if name == "tokens" else 1.5 / side)  # of tokens, one layer has most of it

@@ -250,7 +250,7 @@ def _correlate(theta: PriorKernel, centred: bool = True) -> tuple[Tensor, Tensor
     if not centred:
         mean_W, mean_U, mean_L, mean = (torch.zeros_like(t) for t in (mean_W, mean_U, mean_L, mean))
     own = (theta.diag_W[:, 0, 0], mean_W), (theta.diag_U[:, 0, 0], mean_U), (LL.diagonal(), mean_L)
-    scale_W, scale_U, scale_L = (_inverse_spread(diag - 2 * m + mean) for diag, m in own)
+    scale_W, scale_U, scale_L = (inverse_spread(diag - 2 * m + mean) for diag, m in own)
     alpha_W = mean_W - theta.half_W.T @ c_U
     beta_U = mean_U - mean - theta.half_U.T @ c_W + c_W @ c_U
     dtype = torch.float64 if W * U < SINGLE_PRECISION else torch.float32
@@ -278,7 +278,7 @@ def _correlate(theta: PriorKernel, centred: bool = True) -> tuple[Tensor, Tensor
     return kappa2_UW, covered_W
 
 
-def _inverse_spread(var_N: Tensor) -> Tensor:
+def inverse_spread(var_N: Tensor) -> Tensor:
     """1/√v; 0 where v is nothing but rounding, so that such a point covers nothing."""
     least = NO_SPREAD * var_N.clamp_min(0).mean()
     return torch.where(var_N > least, var_N, torch.inf).rsqrt()

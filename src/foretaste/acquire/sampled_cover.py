@@ -15,9 +15,16 @@ by a much larger sample V of the pool, which costs S × V and no further pass (`
 π_i = 1. For what a candidate covers best is itself, and of that a sample knows nothing, unless it is in it.
 
 Watched candidates do not count as covering themselves in the pass: else they would seem to cover 1/π_i points each.
+
+Tangents of convolutions and attention have millions of numbers. There the pass and the lazy picks are by sketches
+(tangent/sketch.py), which are kept: a few thousand numbers for each candidate. κ of the shortlist is exact: from blocks
+of Θ, for which no tangent is held (``exact_kappa``).
 """
 
+import logging
 import math
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.acquire.cover import SPREAD_POINTS, choose_space, error_chances
+from foretaste.acquire.cover import SPREAD_POINTS, choose_space, error_chances, inverse_spread
 from foretaste.acquire.coverage import FIRST_LOOK, Coverage, KernelRows
 from foretaste.acquire.predictions import need_classes
 from foretaste.given import SlicedPoints
@@ -38,12 +45,17 @@ from foretaste.tangent import (
     CentredTangents,
     FactorSource,
     FrozenNetwork,
+    GramJob,
     HeldTangents,
     Inputs,
+    TangentFactors,
     count_points,
+    gram,
     take_points,
     to_float64,
 )
+
+log = logging.getLogger("foretaste")
 
 STREAM_CHUNK = {"cpu": 4096, "cuda": 65536}  # candidates that are read at a time, at most
 STREAM_NUMBERS = 1 << 25  # of their factors at a time. Not of the budget: it must not change rounding, and so a pick
@@ -51,6 +63,9 @@ STREAM_LOOK = {"cpu": FIRST_LOOK, "cuda": 4096}  # candidates read again at firs
 MEAN_POINTS = 16384  # whose mean tangent is taken off
 TRIAL_POINTS = 512  # on which the time of a pass is estimated
 SENT = ("frozen", "sample", "own_U", "held", "covered_W", "weight_W")  # to processes that score chunks
+EXACT_MEAN = 2048  # as MEAN_POINTS, where κ is from blocks of Θ
+SECOND_LIST = 1600  # candidates of a shortlist, about
+Compare = Callable[[Inputs], tuple[Tensor, Tensor]]
 Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
 
 
@@ -79,6 +94,8 @@ class StreamedCover:
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
     kept: int = 0  # candidates whose rows are kept, at most
+    sketch: int | None = None  # the side of sketches that take the place of tangents
+    budget: int = 1 << 30  # bytes of the blocks of Θ, if there are sketches
 
     @cached_property
     def state(self) -> State:
@@ -91,10 +108,15 @@ class StreamedCover:
 
     @cached_property
     def centred(self) -> CentredTangents:
-        source = FactorSource(self.frozen, self.x_W, self.state.C, inputs_only=self.used_space == "inputs")
+        inputs = self.used_space == "inputs"
+        source = FactorSource(self.frozen, self.x_W, self.state.C, inputs, None if inputs else self.sketch)
         return CentredTangents(source, self.points_of_mean(STREAM_CHUNK["cpu"]))
 
-    def points_of_mean(self, step: int) -> Iterator[tuple[Inputs, float]]:
+    @property
+    def sketched(self) -> bool:
+        return self.sketch is not None and self.used_space == "tangent"
+
+    def points_of_mean(self, step: int, most: int = MEAN_POINTS) -> Iterator[tuple[Inputs, float]]:
         """The points whose mean tangent is taken off, and their weights: U ∪ L, with an even sample of a large U."""
         if self.x_L is not None:
             yield self.x_L, 1.0
@@ -102,7 +124,7 @@ class StreamedCover:
             yield self.x_W, 1.0
             return
         U = len(self.pool)
-        at_M = np.sort(np.random.default_rng(0).permutation(U)[:MEAN_POINTS])
+        at_M = np.sort(np.random.default_rng(0).permutation(U)[:most])
         for start in range(0, len(at_M), step):
             yield self.pool.take(at_M[start : start + step]), U / len(at_M)
 
@@ -142,8 +164,9 @@ class StreamedCover:
         return KeptRows(room_W, torch.full((len(self.pool),), -1, dtype=torch.int32, device=room_W.device))
 
     def forget_rows(self) -> None:
-        """Free the memory of the kept rows."""
-        self.__dict__.pop("kept_rows", None)
+        """Free the memory of the kept rows and sketches."""
+        for name in ("kept_rows", "kept_sketches"):
+            self.__dict__.pop(name, None)
 
     def rows(self, at_n: Tensor) -> Tensor:
         """(n, W): κ² of candidates; the points of those whose rows are not kept are read now."""
@@ -153,7 +176,29 @@ class StreamedCover:
         """(n, W): κ² of candidates."""
         at_n = at.cpu().numpy()
         self.rows_read.append(len(at_n))
-        return self.without_own(self.held.rows(self.pool.take(at_n)), at_n).square_()
+        return self.without_own(self.held.rows(self._read_factors(at_n)), at_n).square_()
+
+    def _read_factors(self, at_n: np.ndarray) -> "Inputs | TangentFactors":
+        if not self.sketched or self.kept_sketches is None:
+            return self.pool.take(at_n)
+        like = self.held.factors.rows
+        rows_n = self.kept_sketches[torch.from_numpy(at_n).to(self.kept_sketches.device)].to(like)
+        return TangentFactors([], torch.nn.functional.pad(rows_n, (0, 2)))  # see ``correlatable``: μ is taken off
+
+    @cached_property
+    def kept_sketches(self) -> Tensor | None:
+        """(U, numbers) float16: filled by the pass. On the GPU, or in a file; None where there is no room."""
+        like = self.held.factors.rows
+        shape = len(self.pool), like.shape[1] - 2
+        if like.is_cuda:
+            return like.new_empty(shape, dtype=torch.float16) if 2 * shape[0] * shape[1] < self.budget // 2 else None
+        try:
+            with tempfile.TemporaryFile() as file:
+                os.posix_fallocate(file.fileno(), 0, 2 * shape[0] * shape[1])
+                return torch.from_numpy(np.memmap(file, np.float16, "r+", shape=shape))
+        except (OSError, AttributeError) as e:  # no room, or no such system
+            log.warning("sketches are not kept (%s): candidates go through the network again", e)
+            return None
 
     def without_own(self, kappa_nW: Tensor, at_n: np.ndarray) -> Tensor:
         """κ of candidates ``at_n``, in place: 0 between a watched point of a sample and itself."""
@@ -179,6 +224,9 @@ class StreamedCover:
         gains_by: makes that pass, by ``chunk_gains`` of each chunk of ``chunk_size`` points. None: here.
         """
         parts = [] if gains_by is None else [gains_by(self).to(self.covered_W.device)]
+        if gains_by is not None:
+            vars(self)["kept_sketches"] = None  # they are made elsewhere
+        _ = self.sketched and self.kept_sketches  # made now: the pass fills them
         for at, x in self.pool.chunks(self.chunk_size) if gains_by is None else ():
             parts.append(self.chunk_gains(at, x))
             seen(at, x)
@@ -188,7 +236,10 @@ class StreamedCover:
 
     def chunk_gains(self, at: slice, x: Inputs) -> Tensor:
         """``gains`` of a chunk of the pool, before the first pick."""
-        return self.gains(x, np.arange(at.start, at.stop))
+        factors = self.held.factors_of(x)
+        if (kept := vars(self).get("kept_sketches")) is not None:
+            kept[at] = factors.rows[:, :-2].to(kept)
+        return self.gains(factors, np.arange(at.start, at.stop))
 
     @property
     def made_by(self) -> list[object]:
@@ -201,7 +252,7 @@ class StreamedCover:
         _ = self.made_by, self.sample is None or self.own_U  # computed here, not there
         return {name: v for name, v in vars(self).items() if name in SENT}
 
-    def gains(self, x: Inputs, at_n: np.ndarray) -> Tensor:
+    def gains(self, x: "Inputs | TangentFactors", at_n: np.ndarray) -> Tensor:
         """(n,): Σ_i e_i max(κ_ij² − c_i, 0) of candidates ``at_n``, whose points are x, in the precision of κ."""
         parts = []
         for at, kappa_nW in self.held.blocks(x):
@@ -210,6 +261,49 @@ class StreamedCover:
             kappa_nW.clamp_(min=c_W.sqrt())
             parts.append(torch.addcmul(-c_W, kappa_nW, kappa_nW, out=kappa_nW).clamp_min_(0) @ e_W)
         return torch.cat(parts)
+
+    def compare(self, x_B: Inputs) -> "Compare":
+        """Points -> κ with those of B, (n, B), exact, and how well L covers them."""
+        if self.sketched:
+            return lambda x: self.exact_kappa(x, x_B)
+        held = self.centred.hold(x_B)
+        return lambda x: (held.rows(x), self.covered(x))
+
+    def exact_kappa(self, x: Inputs, x_B: Inputs, precision: str | None = None) -> tuple[Tensor, Tensor]:
+        """κ of points with those of B, and how well L covers them, from blocks of Θ. No tangent is held.
+
+        Θ_ij − m_i − m_j + m is the kernel of tangents less their mean, m_i the mean of Θ_ik over the points k of the
+        mean: L and an even sample of U.
+        """
+        ((x_M, weight),) = [(y, w) for y, w in self.points_of_mean(EXACT_MEAN, EXACT_MEAN) if y is not self.x_L]
+        sets = {"n": x, "B": x_B, "M": x_M} | ({} if self.x_L is None else {"L": self.x_L})
+        weights = {"M": weight} | ({} if self.x_L is None else {"L": 1.0})
+        blocks = [("n", "B"), *((a, k) for a in sets for k in weights if (a, k) != ("L", "M"))]
+        half = self.frozen.device.type == "cuda" and self.frozen.dtype == torch.float32
+        precision = precision or ("half" if half else "float32")
+        found = gram(GramJob(self.frozen, sets, blocks, [*sets], self.budget, precision, self.state.C))
+        if ("M", "L") in found.blocks:
+            found.blocks["L", "M"] = found.blocks["M", "L"].T
+        total = sum(w * count_points(sets[k]) for k, w in weights.items())
+        sums = {a: torch.stack([w * found.blocks[a, k].sum(1) for k, w in weights.items()]).sum(0) for a in sets}
+        mean = {a: of / total for a, of in sums.items()}
+        of_all = torch.stack([w * mean[k].sum() for k, w in weights.items()]).sum() / total
+        by = {a: inverse_spread(found.diagonals[a][:, 0, 0] - 2 * mean[a] + of_all) for a in sets}
+
+        def kappa(b: str) -> Tensor:
+            centred = found.blocks["n", b].sub_(mean["n"][:, None]).sub_(mean[b] - of_all)
+            return centred.mul_(by["n"][:, None]).mul_(by[b]).clamp_(0, 1)
+
+        covered_n = mean["n"].new_zeros(count_points(x)) if self.x_L is None else kappa("L").amax(1).square()
+        return kappa("B").to(self.frozen.dtype), covered_n
+
+    @property
+    def second_chunk(self) -> int:
+        """Points that are compared with a shortlist at a time."""
+        if not self.sketched:
+            return self.chunk_size
+        L = 0 if self.x_L is None else count_points(self.x_L)
+        return max(4096, self.budget // 4 // (8 * (2 * SECOND_LIST + EXACT_MEAN + 2 * L)))
 
     def watched_value(self, picks: list[int]) -> float:
         """What a batch adds to F, as a mean over the watched points."""
@@ -228,8 +322,9 @@ class StreamedCover:
         each = self.held.nbytes // len(self.held)
         blocks = 3 * min(BLOCK_POINTS.get(self.frozen.device.type, 512), self.chunk_size) * len(self.held) * 8
         chunk, kept = self.chunk_size * (3 * each + 2 * self.pool.point_bytes), min(self.kept, len(self.pool))
-        row = self.held.factors.rows.element_size() * len(self.held)
-        return self.held.nbytes + chunk + blocks + kept * row + 64 * len(self.pool)
+        row, gpu = self.held.factors.rows.element_size() * len(self.held), self.frozen.device.type != "cpu"
+        sketches = 2 * self.held.factors.rows.shape[1] * len(self.pool) if self.sketched and gpu else 0
+        return self.held.nbytes + chunk + blocks + kept * row + sketches + 64 * len(self.pool)
 
     def estimate_seconds(self) -> float:
         """Of the pass over the pool, from a trial on some watched points."""
@@ -304,26 +399,26 @@ class Shortlist:
         )
         return WatchedSample(at_V, drawn.at_H, chance_V, drawn.chance_H)
 
-    @cached_property
-    def held(self) -> HeldTangents:
-        return self.cover.centred.hold(self.cover.pool.take(self.at_S))
-
-    def points(self, at_N: np.ndarray, chance_N: np.ndarray) -> Iterator[tuple[slice, Inputs, Tensor, Tensor]]:
-        """Points of the pool, some at a time: which of ``at_N``, the points, e_i / π_i, and how well L covers them."""
-        for start in range(0, len(at_N), self.cover.chunk_size):
-            at = slice(start, min(start + self.cover.chunk_size, len(at_N)))
-            x = self.cover.pool.take(at_N[at])
-            e_n = self.cover.chances(self.cover.linearise(x, 1, self.cover.used_space == "tangent"))
-            yield at, x, e_n / torch.from_numpy(chance_N[at]).to(e_n), self.cover.covered(x)
+    def compared(
+        self, at_N: np.ndarray, chance_N: np.ndarray, at_B: np.ndarray
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Points of the pool, some at a time: which of ``at_N``, κ_nB, e_i / π_i, and how well L covers them."""
+        cover = self.cover
+        compare = cover.compare(cover.pool.take(at_B))
+        for start in range(0, len(at_N), cover.second_chunk):
+            at = slice(start, min(start + cover.second_chunk, len(at_N)))
+            x = cover.pool.take(at_N[at])
+            e_n = cover.chances(cover.linearise(x, 1, cover.used_space == "tangent"))
+            kappa_nB, covered_n = compare(x)
+            yield at, kappa_nB, e_n / torch.from_numpy(chance_N[at]).to(e_n), covered_n
 
     @cached_property
     def coverage(self) -> Coverage:
         """F, of S."""
         at_V, parts = self.sample.at_W, list[tuple[Tensor, Tensor]]()
-        kappa2_SV = self.held.factors.rows.new_empty(len(self.at_S), len(at_V))
-        for at, x, weight_n, covered_n in self.points(at_V, self.sample.chance_W):
-            for some, kappa_nS in self.held.blocks(x):
-                kappa2_SV[:, at.start + some.start : at.start + some.stop] = kappa_nS.T.square()
+        kappa2_SV = self.cover.held.factors.rows.new_empty(len(self.at_S), len(at_V))
+        for at, kappa_nS, weight_n, covered_n in self.compared(at_V, self.sample.chance_W, self.at_S):
+            kappa2_SV[:, at] = kappa_nS.T.square()
             parts.append((covered_n, weight_n))
         covered_V, weight_V = (torch.cat(each) for each in zip(*parts))
         return Coverage(lambda at: kappa2_SV[at], covered_V, weight_V)
@@ -339,11 +434,12 @@ class Shortlist:
         told = {"watched": float(added_V.sum()) / U}
         if not (H := len(self.sample.at_H)):
             return told | {"held_out": told["watched"], "error": 0.0}  # all of the pool is watched
-        held = self.cover.centred.hold(self.cover.pool.take(self.at_S[picks]))
         added_H = torch.cat(
             [
-                (best_cover(held, x) - covered_n).clamp_min(0) * weight_n
-                for _, x, weight_n, covered_n in self.points(self.sample.at_H, self.sample.chance_H)
+                (to_float64(kappa_nB.amax(1)).square() - covered_n).clamp_min(0) * weight_n
+                for _, kappa_nB, weight_n, covered_n in self.compared(
+                    self.sample.at_H, self.sample.chance_H, self.at_S[picks]
+                )
             ]
         )
         held_out = float(added_V[:S].sum() + added_H.sum()) / U

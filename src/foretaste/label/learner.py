@@ -42,8 +42,8 @@ class Learner:
         pool: the items: an array or tensor (N, ...), a list of them or of numbers, a dict of tensors for a network
             called as ``net(**x)``, a map-style dataset of x or (x, y), a Hugging Face dataset, a DataLoader that does
             not shuffle, or what ``ft.open`` returns. A list of texts and a data frame, whose rows are the items, are
-            read as ``ft.open`` reads them: text by TF-IDF, and a column called label has labels. A dataset is read
-            when its items are needed. Labels inside a dataset's items are not read.
+            read as ``ft.open`` reads them: text by TF-IDF, and a column called label has labels. A dataset, or an array
+            mapped from a file, is read when its items are needed. Labels inside a dataset's items are not read.
         ids: your ids, text or whole numbers, all different. Default: those of ``pool`` (a column of ids or the index of
             a data frame) if it has any, else positions.
         classes: names of the classes, text or whole numbers, in the order of the network's outputs; or how many there
@@ -68,7 +68,9 @@ class Learner:
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
             contested ones. None: all.
-        window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training.
+        window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training. The
+            window moves: every 20 answers a tenth of it, the items that are worth least, makes room for others. With
+            ``graph`` it stays.
         graph: whether the unlabelled items have a say (docs/learner.md, The pool): None, or ``ft.Graph(...)``, along
             which the kernel is bent. "auto" (default): ``ft.Graph()`` with the learner's own network where the items
             are one tensor of numbers, and None with ``net``, which may know more than the labels here. Leave-one-out
@@ -612,7 +614,7 @@ class Learner:
                     "the pool has them, are items[columns].to_numpy()"
                 )
             new, model = make_pool(items), self._now.trained_model()
-            if new.whole is None:
+            if new.whole is None and not isinstance(items, np.ndarray):
                 raise TypeError(f"x is a {type(items).__name__}; expected ids, an array, a tensor or a dict of them")
             x = new.take(range(len(new)), model.frozen.device, model.frozen.dtype)
             return model.outputs_of(x, self._now.book)

@@ -77,6 +77,7 @@ class LiveModel:
         trained: the labels that the network was trained on.
         theta_MM, f_MC: Θ between the items, times ``theta_scale``, and the network's outputs on them.
         size: the mean diagonal of Θ at the training, before it is scaled.
+        scores_M: what the strategy thought of the items when it was last asked.
     """
 
     net: nn.Module
@@ -90,6 +91,7 @@ class LiveModel:
     f_MC: Tensor
     size: float
     theta_scale: float
+    scores_M: Tensor | None = None  # of the last question
     _shown: ShownLabels | None = None
     _scaled: tuple[dict[int, Label], float] | None = None
     _base: tuple[dict[int, Label], DenseState] | None = None  # labels of the training that still hold, as L
@@ -306,6 +308,24 @@ class LiveModel:
             theta_MM=theta_MM, f_MC=torch.cat([self.f_MC, f_new]), at_M=[*self.at_M, *new],
             _shown=None, _base=None, _scaled=None,
         )  # fmt: skip
+
+    def replace_items(self, rows: Sequence[int], positions: Sequence[int]) -> None:
+        """Other items of the pool in the place of some of M: a row of Θ each. Neither labelled nor out are replaced."""
+        at_M = list(self.at_M)
+        for m, p in zip(rows, positions):
+            at_M[m] = p
+        sets = {"new": self.read(positions), "M": self.read(at_M)}
+        made = gram(GramJob(self.frozen, sets, [("new", "M")], budget=self.settings.budget, classes=self.f_MC.shape[1]))
+        theta_MM, f_MC, at = self.theta_MM.clone(), self.f_MC.clone(), torch.as_tensor(rows, device=self.f_MC.device)
+        cross = self.theta_scale * made.blocks["new", "M"]
+        theta_MM[at], f_MC[at] = cross, made.outputs["new"]
+        theta_MM[:, at] = cross.T
+        for name in ("row", "ranks_M"):
+            self.__dict__.pop(name, None)
+        _ = self.watched  # by the outputs of the training: it stays
+        self.__dict__.update(
+            theta_MM=theta_MM, f_MC=f_MC, at_M=at_M, scores_M=None, _shown=None, _base=None, _scaled=None
+        )
 
 
 def _labels_of(kept: Mapping[int, Label | None]) -> dict[int, Label]:

@@ -17,7 +17,16 @@ from torch import Tensor
 from foretaste.connect import open as open_points
 from foretaste.data import read_points
 from foretaste.errors import counted, nearest_name, printable
-from foretaste.given import check_index, has_plain_columns, is_frame, read_given, stack_items, text_labels
+from foretaste.given import (
+    check_index,
+    has_plain_columns,
+    is_frame,
+    mapped_file,
+    read_given,
+    sliced_points,
+    stack_items,
+    text_labels,
+)
 from foretaste.network import prepare
 from foretaste.tangent import Inputs, take_points
 
@@ -79,7 +88,7 @@ def as_network_input(t: Tensor, device: torch.device, dtype: torch.dtype) -> Ten
 def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
     """A pool of points of any kind that ``ft.query`` takes, of texts, or of an object with ``x`` and ``ids``.
 
-    A map-style dataset is read when its items are needed; all else is in memory.
+    A map-style dataset, or an array mapped from a file, is read when its items are needed; all else is in memory.
     """
     source = open_pool(source, ids)
     if hasattr(source, "x") and hasattr(source, "ids"):
@@ -87,6 +96,11 @@ def make_pool(source: Any, ids: Sequence[Hashable] | None = None) -> Pool:
     if is_lazy(source):
         known = check_ids(range(len(source)) if ids is None else ids, len(source))
         return Pool(known, lambda at: stack_items([source[int(i)] for i in at]), None)
+    if isinstance(source, np.ndarray) and source.ndim > 1 and mapped_file(source) is not None:
+        stored = sliced_points(source, "pool", None)
+        if stored is not None:
+            known = check_ids(range(len(stored)) if ids is None else ids, len(stored))
+            return Pool(known, lambda at: stored.take(list(at)), None)
     given = read_given(source, "pool")
     whole: Inputs = (
         as_column(given.x) if isinstance(given.x, Tensor) else {key: as_column(t) for key, t in given.x.items()}
@@ -138,6 +152,8 @@ def as_column(t: Tensor) -> Tensor:
 
 def check_ids(ids: Iterable[Hashable], n: int) -> tuple[Hashable, ...]:
     """The ids, as text or whole numbers, all different."""
+    if isinstance(ids, range) and len(ids) == n:  # positions: a million need no look at each
+        return tuple(ids)
     known = tuple(plain_id(i) for i in ids)
     if len(known) != n:
         raise ValueError(

@@ -15,7 +15,7 @@ from foretaste.acquire import DEFAULT_STRATEGY, find_strategy
 from foretaste.errors import counted, whole_number
 from foretaste.given import ClassName, check_class_names
 from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
-from foretaste.label.choose import AskSettings, InputCover, ask_items
+from foretaste.label.choose import MOVED_EVERY, AskSettings, InputCover, ask_items, move_window
 from foretaste.label.live_model import (
     LiveModel,
     choose_items,
@@ -105,6 +105,7 @@ class Session:
     worker: threading.Thread | None = None
     under_way: Training | None = None
     last_trained: int = 0
+    moved: tuple[LiveModel, int] | None = None  # whose window moved last, and after how many labels
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @cached_property
@@ -125,9 +126,19 @@ class Session:
         if model is None or few:
             found = self.cover.ask(self.book, n)
         else:
+            if type(model) is LiveModel and len(self.pool) > len(model.at_M):
+                self.move_window(model)
             found = ask_items(model, self.book, self.ask, n, self.queries)
         self.queries += 1
         return found
+
+    def move_window(self, model: LiveModel) -> None:
+        """A pool larger than the window: after some answers, part of the window makes room for other items."""
+        if self.moved is None or self.moved[0] is not model:
+            self.moved = model, len(self.book.labels)
+        if len(self.book.labels) - self.moved[1] >= MOVED_EVERY:
+            move_window(model, self.book, self.settings.seed + 1000003 * (self.queries + 1))
+            self.moved = model, len(self.book.labels)
 
     def absorb(self, given: Mapping[int, Label]) -> None:
         """Teach new labels. What was predicted for them before is noted first."""

@@ -49,10 +49,12 @@ log = logging.getLogger("foretaste")
 WATCHED = 4096  # points of the pool that a streamed query watches
 WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as with convolutions
 WIDE = 1 << 13
+SKETCHED = 1 << 15  # numbers of a tangent from which sketches take its place,
+SKETCH_SIDE = 64  # of so many numbers squared
 SHORTLIST, SHORTLIST_EACH = 1024, 16  # candidates of which a batch is chosen again: at least, and for each pick
 SHORTLIST_NUMBERS = {"cpu": 1 << 27, "cuda": 1 << 29}  # of their κ, at most
 KEPT_ROWS = {"cpu": 1 << 15, "cuda": 1 << 19}  # candidates that lazy evaluation asked for, whose κ is kept, at most
-SECOND_SAMPLE = 16384  # points by which they are chosen, at first
+SECOND_SAMPLE = {"cpu": 16384, "cuda": 65536}  # points by which they are chosen, at first
 OUTPUT_CHUNK = {"cpu": 256, "cuda": 4096}  # points that go through the network at once, for outputs alone
 AGREED = 0.05  # of the value of a batch: so far apart its values on two samples may be
 STREAM_BUDGET = 1_500_000_000  # bytes, by default on a CPU: more would not make it faster
@@ -233,7 +235,8 @@ class OutputErrors:
 
     def __call__(self, at: slice, x: Inputs) -> Tensor:
         step = OUTPUT_CHUNK.get(self.frozen.device.type, OUTPUT_CHUNK["cpu"])
-        return 1 - probabilities(outputs(self.frozen, x, name="x_U", chunk_size=step), self.loss).amax(1).cpu()
+        f_nC = outputs(self.frozen, x, name="x_U", chunk_size=step, precision="tf32")  # of a GPU: sampled by, no more
+        return 1 - probabilities(f_nC, self.loss).amax(1).cpu()
 
 
 def _stream_cover(
@@ -249,7 +252,10 @@ def _stream_cover(
     # κ of the full kernel is that of its blocks' mean diagonals.
     frozen = freeze(request.frozen, output="trace" if kernel.output == "full" else kernel.output, params=kernel.params)
     budget = stream_budget(kernel, frozen.device)
-    W = watched_count(kernel, len(pool), request.L, FactorSource(frozen, request.x_U, C).width, budget)
+    width, sketch = FactorSource(frozen, request.x_U, C).width, None
+    if width > SKETCHED and kernel.watched_points is None:
+        sketch, width = SKETCH_SIDE, SKETCH_SIDE**2
+    W = watched_count(kernel, len(pool), request.L, width, budget)
     x_W, sample, error_U = kernel.watched_points, None, np.zeros(len(pool))
     if x_W is None and len(pool) == W:
         x_W = pool.all()
@@ -262,11 +268,12 @@ def _stream_cover(
         few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
         own = replace(kernel, watch=x, watch_by="random", budget=budget)
         if kernel.precision == "auto" and frozen.device.type == "cuda":
-            own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
+            # Θ is small: measuring what others lose would cost more. Of wide tangents it is not.
+            own = replace(own, precision="float32" if sketch is None else "tf32")
         return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
-    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept)
+    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -285,6 +292,7 @@ def _stream_cover(
         told = {"batch_value": {"watched": cover.watched_value(got.indices)}}
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
+    told = {"sketch": sketch**2, **told} if sketch is not None and cover.sketched else told
     return got, {"method": "streamed", "watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
 
 
@@ -299,7 +307,7 @@ def pick_twice(
     numbers = SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"])
     numbers = min(budget // 2 // bytes_each, numbers)
     most = min(max(SHORTLIST, SHORTLIST_EACH * batch.n), math.isqrt(numbers // 2))
-    if cover.sample is None or most < 2 * batch.n:
+    if (cover.sample is None and not cover.sketched) or most < 2 * batch.n:
         return pick_covering(F, len(cover.pool), batch), {}
     near_U = F.covered_W.new_zeros(len(cover.pool))
     first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near_U)
@@ -315,7 +323,7 @@ def pick_twice(
     def settle(size: int) -> int:
         return min(rest if 2 * size > rest else size, fit)
 
-    size = settle(SECOND_SAMPLE)
+    size = settle(SECOND_SAMPLE["cuda" if F.covered_W.is_cuda and not cover.sketched else "cpu"])
     while True:
         again = Shortlist(cover, at_S, error_U, size, seed)
         quiet = Batch(batch.n, batch.generator)

@@ -31,6 +31,7 @@ from foretaste.tangent.functional import functional_rows
 from foretaste.tangent.planning import CHUNK_BYTES
 from foretaste.tangent.rule_checks import settle_rules
 from foretaste.tangent.rules import positions
+from foretaste.tangent.sketch import TangentSketch
 from foretaste.tangent.survey import LayerParameter, Survey, align_calls, modules_of, record_pass, survey_network
 
 PASS_POINTS = {"cpu": 4096, "cuda": 32768}  # at most, in one pass
@@ -61,16 +62,20 @@ class FactorSource:
     """Where the factors of a network's tangents come from.
 
     x: some points, at least two where there are two. C: the network's outputs. ``inputs_only``: the inputs take the
-    place of the tangents.
+    place of the tangents. ``sketch``: so do sketches of the tangents (sketch.py), with the square of so many numbers.
     """
 
-    def __init__(self, frozen: FrozenNetwork, x: Inputs, C: int, inputs_only: bool = False) -> None:
-        self.inputs_only = inputs_only
+    def __init__(
+        self, frozen: FrozenNetwork, x: Inputs, C: int, inputs_only: bool = False, sketch: int | None = None
+    ) -> None:
+        self.inputs_only, self.sketch = inputs_only, sketch
         self.flat: set[nn.Module] = set()  # Linear layers whose G is the same at every point
         if inputs_only:
             return
         self.frozen = settle_rules(frozen, x, C)
         self.survey: Survey = survey_network(self.frozen, x, C)
+        if sketch is not None:
+            return
         (first,) = self.parts(take_points(x, slice(self.pass_points)))
         for m, (_, g) in zip(self.layers[0], first.products):
             # Only of the layer that gives the outputs: its G is that of the head, at any point.
@@ -84,7 +89,7 @@ class FactorSource:
             yield TangentFactors([], x.detach().flatten(1))
             return
         for at in slices(count_points(x), self.pass_points):
-            with isolated(self.frozen.device):
+            with isolated(self.frozen.device, "float32" if self.sketch is None else "tf32"):
                 part = self._pass(take_points(x, at))
             yield part
 
@@ -92,6 +97,8 @@ class FactorSource:
     def layers(self) -> tuple[dict[nn.Module, tuple[bool, bool]], list[LayerParameter]]:
         """Linear layers that act once on a point, with whether weight and bias are wanted; and all other parameters."""
         linear: dict[nn.Module, tuple[bool, bool]] = {}
+        if self.sketch is not None:
+            return linear, self.survey.layers
         for layer in self.survey.layers:
             m, name = layer.uses[0]
             alone = len(layer.uses) == 1 and len(self.survey.folds[m]) == 1 and self.survey.positions[m] == 1
@@ -101,9 +108,17 @@ class FactorSource:
         rest = [layer for layer in self.survey.layers if not (len(layer.uses) == 1 and layer.uses[0][0] in linear)]
         return linear, rest
 
+    @cached_property
+    def sketches(self) -> TangentSketch:
+        assert self.sketch is not None
+        like = next(iter(self.frozen.params.values()))
+        return TangentSketch(self.survey.layers, self.survey.heads * self.survey.folded, self.sketch, like)
+
     @property
     def width(self) -> int:
         """Numbers of a point's factors: the multiplications that one κ costs."""
+        if self.sketch is not None:
+            return self.sketches.numbers
         linear, rest = self.layers
         wide = self.survey.folded
         products = sum(m.in_features + wide * m.out_features for m in linear if isinstance(m, nn.Linear))
@@ -114,7 +129,7 @@ class FactorSource:
     def pass_points(self) -> int:
         """Points in one pass. By the network alone: a budget must not change rounding, and so a pick."""
         s = self.survey
-        formed = sum(layer.numel for layer in self.layers[1])
+        formed = sum(layer.numel for layer in (self.layers[1] if self.sketch is None else self.sketches.formed))
         each = 3 * s.pass_bytes + 4 * s.mark_bytes + 3 * s.heads * s.folded * formed * 4
         device = self.frozen.device.type
         return max(1, min(PASS_POINTS.get(device, 4096), CHUNK_BYTES.get(device, 1 << 28) // max(each, 1)))
@@ -128,6 +143,8 @@ class FactorSource:
             if not torch.isfinite(f_nC).all():
                 raise ValueError("net returns NaN or infinite outputs for some of the points")
             ready = align_calls(calls, s.axes, s.folds, n, s.heads * s.folded)
+            if self.sketch is not None:
+                return TangentFactors([], self.sketches(ready, self._functional_rows(x), n))
             for m, (_, bias) in linear.items():
                 ((a, g),) = ready[m]
                 a, g = positions(a)[:, 0], g.flatten(1)
@@ -137,10 +154,14 @@ class FactorSource:
                 else:
                     products.append((a, g))
             rows += [layer.rows(slice(0, layer.length), ready).flatten(1) for layer in rest]
-        if s.functional:
-            rows += [r.flatten(1) for r in functional_rows(self.frozen, x, s.functional).values()]
+        rows += [r for _, r in self._functional_rows(x)]
         like = next(iter(self.frozen.params.values()))
         return TangentFactors(products, torch.cat(rows, 1) if rows else like.new_empty(n, 0))
+
+    def _functional_rows(self, x: Inputs) -> list[tuple[str, Tensor]]:
+        """The gradients of parameters without a rule, by name."""
+        names = self.survey.functional
+        return [(k, r.flatten(1)) for k, r in functional_rows(self.frozen, x, names).items()] if names else []
 
 
 class CentredTangents:
@@ -213,9 +234,13 @@ class HeldTangents:
     def nbytes(self) -> int:
         return self.factors.rows.nbytes + sum(a.nbytes + g.nbytes for a, g in self.factors.products)
 
-    def blocks(self, x: Inputs) -> Iterator[tuple[slice, Tensor]]:
+    def factors_of(self, x: Inputs) -> TangentFactors:
+        """What ``blocks`` makes of points."""
+        return self.centred.correlatable(x, held=False, least=self.least)[0]
+
+    def blocks(self, x: Inputs | TangentFactors) -> Iterator[tuple[slice, Tensor]]:
         """κ of points with the W held ones, cut at 0 and 1, some points at a time. Each block overwrites the last."""
-        factors, _ = self.centred.correlatable(x, held=False, least=self.least)
+        factors = x if isinstance(x, TangentFactors) else self.factors_of(x)
         step, W = BLOCK_POINTS.get(factors.rows.device.type, 512), len(self)
         rooms = [factors.rows.new_empty(min(step, len(factors)), W) for _ in range(min(len(factors.products), 2) + 1)]
         for at in slices(len(factors), step):
@@ -236,6 +261,6 @@ class HeldTangents:
             torch.mm(n.rows, self.factors.rows.T, out=kappa_nW)
         return kappa_nW.clamp_(0, 1)
 
-    def rows(self, x: Inputs) -> Tensor:
+    def rows(self, x: Inputs | TangentFactors) -> Tensor:
         """(n, W): κ of some points."""
         return torch.cat([kappa_nW.clone() for _, kappa_nW in self.blocks(x)])
