@@ -1,6 +1,7 @@
 """AdamW, the linear schedule, clipping and callbacks of ``ft.fit``, against literal loops of torch."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -105,8 +106,8 @@ def test_a_linear_schedule_rises_and_falls_along_lines(steps: int, warm_up: floa
     assert all(0 < share <= 1 for share in shares)
     top = min(-(-int(10 * warm_up * steps) // 10), steps - 1)
     assert shares.index(max(shares)) == top
-    rises = [b - a for a, b in zip(shares[: top + 1], shares[1 : top + 1])]
-    falls = [a - b for a, b in zip(shares[top:], shares[top + 1 :])]
+    rises = [b - a for a, b in pairwise(shares[: top + 1])]
+    falls = [a - b for a, b in pairwise(shares[top:])]
     assert all(abs(rise - rises[0]) < 1e-12 for rise in rises)
     assert all(abs(fall - falls[0]) < 1e-12 for fall in falls)
 

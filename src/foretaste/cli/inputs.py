@@ -103,6 +103,14 @@ EncoderOption = Annotated[
         "torchvision:NAME, or package.module:function. none: a network on the pixels, trained here.",
     ),
 ]
+TuneOption = Annotated[
+    str | None,
+    network_option(
+        metavar="PRESET",
+        help="Train a part of the text backbone too, and look ahead with it: last-block, lora, head, or re:PATTERN of "
+        "names. Default: the backbone stays as it is, and a head is trained on its features.",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     network_option("--set", metavar="KEY=VALUE", help="Options of the network, such as widen=4."),
@@ -161,9 +169,11 @@ def read_inputs(
     data: Path | None, labelled: Path | None, pool: Path | None, *, network: str | None, weights: Path | None,
     encoder: str | None = None, label: str | None = None, text: str | None = None, id: str | None = None,
     regression: bool = False, size: int | None = None, channels: int | None = None, skip_broken: bool = True,
-    store: str | None = None, device: str = "auto", needs_labels: bool = True,
+    store: str | None = None, device: str = "auto", needs_labels: bool = True, tuned: bool = False,
 ) -> "tuple[Points, list[str | None] | None]":  # fmt: skip
     """Points of which some are labelled, encoded when ``x`` is asked for; and the labels of --pool, in its order.
+
+    ``tuned``: x are the token ids of texts, for a backbone that is trained.
 
     Points of the pool that are labelled already are left out. Unless ``needs_labels``, DATA may have none.
     """
@@ -201,8 +211,26 @@ def read_inputs(
     warn_of_contradiction(points)
     chosen, shape, notes = choose_encoder(points, encoder, network, weights, size, channels)
     points = replace(points, notes=(*points.notes, *notes))
+    if tuned:
+        return encode_with(points, token_encoder(points, chosen)), truth
     bar = BarOfFeatures(chosen)
     return encode_with(points, chosen, size=shape, channels=channels, device=where, progress=bar), truth
+
+
+def token_encoder(points: "Points", backbone: str) -> Any:
+    """What makes token ids of texts, by the tokenizer of a backbone."""
+    from foretaste.data import TEXT_ENCODERS
+    from foretaste.network import find_backbone, text_ids
+
+    if points.kind != "text":
+        raise ValueError(
+            f"--tune is for text, and {points.where} holds {points.kind}; leave it out, or name the --text column"
+        )
+    if backbone in (*TEXT_ENCODERS, "auto", "none"):
+        raise ValueError(
+            f"--tune trains a part of a network, and the backbone is {backbone}; give --backbone hf:FOLDER"
+        )
+    return partial(text_ids, backbone=find_backbone(backbone, kind="text"))
 
 
 def split_classes(text: str | None) -> list[str] | None:

@@ -65,9 +65,11 @@ class LabellingProblem:
 def make_problem(
     points: "Points", truth: "Sequence[str | None] | None" = None, *, network: str | None, options: dict[str, Any],
     weights: Path | None, classes: str | None = None, loss: str | None = None, normalise: str | None = None,
-    device: str = "auto", seed: int = 0,
+    device: str = "auto", seed: int = 0, tune: str | None = None,
 ) -> LabellingProblem:  # fmt: skip
     """Check that everything fits together; raise with what does not. Without weights the network is untrained.
+
+    ``tune``: the points are token ids, and the network is their backbone with a head.
 
     ``truth`` are the labels of the pool, where they are known. Where nothing is labelled, a network is made all the
     same: its kernel covers the pool.
@@ -87,7 +89,9 @@ def make_problem(
     shape = tuple(x.shape[1:])
     predicts = bool(labels) or weights is not None
     outputs = 1 if regression else len(expected) if predicts else max(len(expected), FIRST_OUTPUTS)
-    if weights is None:
+    if tune is not None:
+        name, net = _tuned_network(points, outputs, tune, seed)
+    elif weights is None:
         name, net, options = _new_network(network, options, outputs, points, seed)
     else:
         net = load_network(network, weights, options=options, classes=None if named is None else outputs, shape=shape)
@@ -123,7 +127,8 @@ def make_problem(
                 notes.append(f"labels of the pool are not used: {error}")
     return LabellingProblem(
         net, name, options, points, [points.ids[i] for i in points.pool], x[L].to(where), y_L.to(where),
-        x[U].to(where), y_U, names, loss or about.loss or "l2", scale, None, tuple(notes), predicts, C,
+        x[U].to(where), y_U, names, loss or about.loss or ("ce" if tune else "l2"), scale, None, tuple(notes), predicts,
+        C,
     )  # fmt: skip
 
 
@@ -136,8 +141,13 @@ def describe_network(problem: LabellingProblem) -> str:
 def train_problem(problem: LabellingProblem, **settings: Any) -> LabellingProblem:
     """The same problem, its network trained on the labelled points from its initial weights, behind a bar."""
     from foretaste import fit
+    from foretaste.network import TunedText, fit_tuned
 
     p = problem
+    if isinstance(p.net, TunedText):
+        say(f"Training {p.name} and a head on the {counted(len(p.x_L), 'labelled point')}.")
+        with progress_bar("training") as progress:
+            return replace(p, fitted=fit_tuned(p.net, p.x_L, p.y_L, loss=p.loss, progress=progress, **settings))
     also = " and, where that helps, on the others" if "pool" in settings else ""
     say(f"No weights were given: training {describe_network(p)} on the {counted(len(p.x_L), 'labelled point')}{also}.")
     try:
@@ -180,6 +190,14 @@ def _new_network(
             network, small = PICTURE_NETWORK if len(shape) == 3 else NETWORK_FOR[points.kind]
             options = {**small, **options}
         return network, make_network(network, options=options, classes=outputs, shape=shape), options
+
+
+def _tuned_network(points: "Points", outputs: int, tune: str, seed: int) -> tuple[str, "nn.Module"]:
+    from foretaste.network import tune_text
+
+    backbone = getattr(points.encode, "keywords", {})["backbone"]  # of ``token_encoder``
+    say(f"Reading {counted(len(points), 'text')} with the backbone, to scale the head.")
+    return f"{backbone.name}, {tune} tuned", tune_text(backbone, points.x, outputs, tune=tune, seed=seed)
 
 
 def _channel_scale(how: str | None, saved_scale: Any, x: "Tensor") -> ChannelScale | None:

@@ -40,6 +40,7 @@ def query_command(
     pool: given.PoolOption = None,
     network: given.NetworkOption = None,
     backbone: given.EncoderOption = None,
+    tune: given.TuneOption = None,
     set_: given.SetOption = None,
     weights: given.WeightsOption = None,
     strategy: Annotated[
@@ -113,6 +114,8 @@ def query_command(
     page_file = page_path(page, out)
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
+    if tune is not None:
+        check_tune(network=network, weights=weights, save=save, regression=regression, use_pool=use_pool != "off")
     if use_pool not in ("auto", "off"):
         raise ValueError(f"--use-pool {use_pool}; expected auto or off")
     network_options = given.parse_settings(set_, "--set")
@@ -124,7 +127,7 @@ def query_command(
     points, truth = given.read_inputs(
         data, labelled, pool, network=network, weights=weights, encoder=backbone, label=label, text=text, id=id_,
         regression=regression, size=size, channels=channels, skip_broken=skip_broken, store=store, device=device,
-        needs_labels=False,
+        needs_labels=False, tuned=tune is not None,
     )  # fmt: skip
     if not len(points.pool):
         write_ranked([], out)
@@ -133,7 +136,7 @@ def query_command(
         return
     p = make_problem(
         points, truth, network=network, options=network_options, weights=weights, classes=classes, loss=loss,
-        normalise=normalise, device=device, seed=seed,
+        normalise=normalise, device=device, seed=seed, tune=tune,
     )  # fmt: skip
     if save and p.name == "head":
         raise ValueError(
@@ -162,6 +165,14 @@ def query_command(
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
     choose_points(p, ask, seed, out, page_file, how_made(ctx, seed, str(p.x_U.device)))
+
+
+def check_tune(**given: Any) -> None:
+    """Raise if --tune does not go with other options."""
+    if wrong := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
+        raise ValueError(
+            f"--tune trains a part of the backbone, and {' and '.join(wrong)} do not go with it; leave them out"
+        )
 
 
 def first_batch_words(problem: "LabellingProblem", strategy: str) -> str:

@@ -131,7 +131,7 @@ def fit(
         batch_size: points in a batch, default 32; all batches have this size, or that of x where x is smaller.
         max_lr: the largest learning rate of the schedule. None: with SGD 0.5 for "l2" and 0.1 for "ce"; with AdamW
             1e-3. Squared loss with many classes needs more: 2 for 77. A pretrained network that is tuned with AdamW
-            needs less: 1e-4 (docs/fine-tuning.md).
+            needs less: 1.5e-4 (docs/fine-tuning.md).
         weight_decay: of the optimiser, 0 (default) or more. SGD adds it to the gradient, AdamW shrinks the weights by
             it apart from the gradient. It is of all trained parameters.
         optimiser: "sgd" (default), with momentum; or "adamw", with β₂ = 0.999 and ε = 1e-8, for transformers.

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -173,28 +173,29 @@ BETA2, EPSILON = 0.999, 1e-8  # of AdamW
 
 def make_optimiser(params: list[nn.Parameter], how: TrainingRecipe, fused: bool) -> Descend:
     """A step of SGD with momentum, or of AdamW, whose weight decay is apart from the gradient."""
+    held: Any = params
     first_P = [torch.zeros_like(p) for p in params]
-    same = {"fused": fused, "weight_decay": how.weight_decay, "maximize": False}
+    same: dict[str, Any] = {"fused": fused, "weight_decay": how.weight_decay, "maximize": False}
 
     def by_sgd(grads: list[Tensor], lr: float, momentum: float) -> None:
-        sgd(params, grads, first_P, has_sparse_grad=False, lr=lr, momentum=momentum, dampening=0.0, nesterov=False,
-            **same)  # type: ignore  # fmt: skip
+        rest: dict[str, Any] = {"has_sparse_grad": False, "dampening": 0.0, "nesterov": False}
+        sgd(held, grads, first_P, lr=lr, momentum=momentum, **rest, **same)  # type: ignore[arg-type]
 
     second_P = [torch.zeros_like(p) for p in params] if how.optimiser == "adamw" else []
     steps_P = [torch.zeros((), dtype=torch.float32, device=p.device if fused else "cpu") for p in params]
 
     def by_adamw(grads: list[Tensor], lr: float, momentum: float) -> None:
-        adamw(params, grads, first_P, second_P, [], steps_P, amsgrad=False, beta1=momentum, beta2=BETA2, lr=lr,
-              eps=EPSILON, **same)  # type: ignore  # fmt: skip
+        rest: dict[str, Any] = {"amsgrad": False, "beta1": momentum, "beta2": BETA2, "eps": EPSILON}
+        adamw(held, grads, first_P, second_P, [], steps_P, lr=lr, **rest, **same)
 
-    descend = by_adamw if how.optimiser == "adamw" else by_sgd
-    return descend if how.clip is None else lambda grads, *rates: descend(clipped(grads, how.clip), *rates)
+    descend, most = by_adamw if how.optimiser == "adamw" else by_sgd, how.clip
+    return descend if most is None else lambda grads, *rates: descend(clipped(grads, most), *rates)
 
 
-def clipped(grads: Sequence[Tensor], most: float) -> list[Tensor]:
+def clipped(grads: list[Tensor], most: float) -> list[Tensor]:
     """Gradients scaled so that their common norm is at most ``most``, as torch's ``clip_grad_norm_`` does."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    return torch._foreach_mul(grads, (most / (norm + 1e-6)).clamp(max=1.0))
+    return list(torch._foreach_mul(grads, (most / (norm + 1e-6)).clamp(max=1.0)))
 
 
 class Mixed(nn.Module):
