@@ -75,6 +75,10 @@ def test_the_table_of_the_field_is_that_of_its_records(tmp_path):
     assert len(records) == 36
     assert all(r["seeds"] == list(range(130, 140)) for r in records)
     assert field.verdict(records) in page
+    told = dict(re.findall(r"^\| (\S+).*?( \| −.*)", field.verdict(records), re.MULTILINE))
+    front = (RESULTS.parent / "README.md").read_text().replace("uncertainty herding", "herding")
+    for name, row in told.items():
+        assert name not in front or " | ".join(row.split(" | ")[1:4]) in front, name
     whole = (RESULTS / "findings/field/README.md").read_text()
     for what, base in field.VIEWS:
         assert field.rule(records, what, base) in page
