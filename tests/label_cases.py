@@ -76,6 +76,10 @@ class PlainLearner:
     def release(self, ids=None):
         self.pending = [] if ids is None else [i for i in self.pending if i not in set(ids)]
 
+    @property
+    def window_ids(self):
+        return list(self.ids)
+
     def predict(self, items=None):
         last = next(reversed(self.labels.values()))
         return np.array([last] * len(self.ids if items is None else items))

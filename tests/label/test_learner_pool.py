@@ -373,3 +373,12 @@ def test_while_the_pool_answers_the_networks_own_kernel_is_not_computed() -> Non
     assert now.live is now.held
     assert 9 in now.live.row
     torch.testing.assert_close(f_NC, now.live.follow(now.book).pool_mean)
+
+
+def test_the_ids_that_the_model_works_on() -> None:
+    x, labels = points().float(), {i: i % C for i in range(9)}
+    few = ft.Learner(pool=x, classes=C, labels=labels, window=20, fit_options={"steps": 20})
+    assert 20 <= len(few.window_ids) < N
+    assert {*labels} <= {*few.window_ids}
+    assert ft.Learner(pool=x, classes=C).window_ids == []
+    assert ft.Learner(pool=x, classes=C, labels=labels, fit_options={"steps": 20}).window_ids == list(range(N))

@@ -205,6 +205,16 @@ class Learner:
         return self._now.net
 
     @property
+    def window_ids(self) -> list[Hashable]:
+        """The ids that the model works on: all of a pool up to the window, else a part. It predicts these for nothing.
+
+        Empty while there is no trained network.
+        """
+        with self._lock:
+            model = self._now.live
+            return [] if model is None else [self._now.pool.ids[p] for p in model.at_M]
+
+    @property
     def ready(self) -> bool:
         """Whether there is a trained network, so that ``predict`` answers."""
         return self._now.held is not None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TASKS = ("one", "several", "number")
 BAR = "|"
 NEAR = 0.1  # of the scale: a number counts as predicted right within it
-MOST_STEPS = 100_000
+MOST_MARKS = 100_000
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class LabelTask:
             raise ValueError(
                 f"the scale is {self.low:g} to {self.high:g} by {self.step:g}; expected low < high, step > 0"
             )
-        if (self.high - self.low) / self.step > MOST_STEPS:
-            raise ValueError(f"the scale has more than {MOST_STEPS:,} steps; give a larger step, as in 0:10:0.5")
+        if (self.high - self.low) / self.step > MOST_MARKS:
+            raise ValueError(f"the scale has more than {MOST_MARKS:,} steps; give a larger step, as in 0:10:0.5")
 
     @property
     def one(self) -> bool:
@@ -57,7 +57,7 @@ class LabelTask:
         if not isinstance(label, str):
             raise ValueError(f"the label is {label!r:.60}; expected text")
         if self.kind == "number":
-            return self.said(_number(label, self.low, self.high))
+            return self.said(_on_scale(label, self.low, self.high))
         names = self.names(label)
         for name in names:
             check_known("class", name, classes if name not in known else known)
@@ -135,7 +135,7 @@ def check_bars(names: Iterable[str]) -> None:
         raise ValueError(f"class {bad[0]!r:.60} has a {BAR} in its name, which stands between classes; rename it")
 
 
-def _number(label: str, low: float, high: float) -> float:
+def _on_scale(label: str, low: float, high: float) -> float:
     try:
         value = float(label)
     except ValueError:

@@ -97,7 +97,7 @@ class LearnerWorker(threading.Thread):
         self._done = self._total = 0
         self._labels = 0
         self._learner: Learner | None = None
-        self._predicted: np.ndarray | None = None
+        self._predicted: dict[str, str] | None = None  # of the items that the model works on
 
     # Called by the desk
 
@@ -375,7 +375,7 @@ class LearnerWorker(threading.Thread):
             self._publish(ready=tuple(ready))
         self._publish(whole=True)
 
-    def _explain(self, learner: "Learner", items: Sequence[str], before: np.ndarray | None) -> None:
+    def _explain(self, learner: "Learner", items: Sequence[str], before: Mapping[str, str] | None) -> None:
         """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
         labels, ignored = learner.labels, {*learner.ignored}
         shown = [i for i in dict.fromkeys((*self._desk.store.held(), *self.view.ready)) if i not in labels]
@@ -384,15 +384,17 @@ class LearnerWorker(threading.Thread):
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
                 best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN] if task.one else range(len(p_C))
                 likely[item] = tuple((self._classes[c], float(p_C[c])) for c in best)
-        said, sure_N = self._say(learner)
-        at, changed = self._desk.number, self.view.changed
-        guesses = {item: (said[at[item]], float(sure_N[at[item]])) for item in shown}
-        after = np.array(said)
-        if before is not None and items and task.kind != "number":  # every answer moves all numbers a little
-            item = items[-1]
-            sure_N[at[item]] = np.nan  # it does not follow from itself
+        # What changed is counted on the items that the model works on: the others of a large pool take seconds.
+        ids, changed = [str(i) for i in learner.window_ids], self.view.changed
+        said, sure_N = self._say(learner, [*ids, *shown])
+        guesses = {i: (said[n], float(sure_N[n])) for n, i in enumerate(shown, len(ids))}
+        after, sure_N = dict(zip(ids, said)), sure_N[: len(ids)]
+        if before is not None and before.keys() == after.keys() and items and task.kind != "number":
+            item = items[-1]  # numbers are left out: every answer moves all of them a little
+            sure_N[[i == item for i in ids]] = np.nan  # it does not follow from itself
             label = task.said(labels[item]) if item in labels else None
-            changed = describe_change(item, before, after, label, sure_N)
+            was_N, now_N = (np.array([*answers.values()]) for answers in (before, after))
+            changed = describe_change(item, was_N, now_N, label, sure_N)
         self._predicted = after
         self._publish(likely=likely, guesses=guesses, changed=changed)
         reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
