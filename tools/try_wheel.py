@@ -45,7 +45,7 @@ def attempt(kind: str, torch: str | None, keep: Path) -> float:
     (keep / f"{kind}.txt").write_text("\n".join(constraints) + "\n")
     [built] = keep.glob("dist/*.tar.gz" if kind == "sdist" else "dist/*.whl")
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    steps = {
+    steps: dict[str, list[str | Path]] = {
         "pip install": [venv / "bin/pip", "install", "--quiet", "--constraint", keep / f"{kind}.txt", built],
         "first query": [venv / "bin/python", "-c", FIRST_QUERY],
         "a command": [venv / "bin/foretaste", "--version"],

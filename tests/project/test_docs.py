@@ -95,3 +95,21 @@ def test_bold_differences_are_those_whose_interval_excludes_zero(page):
                     wrong.append(found[0])
     assert seen >= 7
     assert wrong == []
+
+
+def test_formulas_are_typeset() -> None:
+    pytest.importorskip("latex2mathml", reason="latex2mathml is not installed: pip install foretaste[docs]")
+    one = docs_pages.typeset("u_j = S_{jj}\n")
+    assert one.count("<mtr>") == 1
+    assert "<msub>" in one
+    rows = docs_pages.typeset("\\begin{aligned} a &= b && \\text{why} \\\\\nc &= d \\end{aligned}\n")
+    assert (rows.count("<mtr>"), rows.count("<mtd>")) == (2, 6)
+    assert "aligned" not in rows
+    text = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
+    formulas = docs_pages.FORMULA.findall(text)
+    assert len(formulas) > 20
+    for tex in formulas:
+        words = re.sub(r"<[^>]+>", "", docs_pages.typeset(tex))
+        assert "\\" not in words, f"latex2mathml leaves a command: {tex}"
+        assert "&amp;" not in words
+        assert "&#x00026;" not in words
