@@ -92,6 +92,13 @@ def test_the_table_of_the_field_is_that_of_its_records(tmp_path):
     assert drawn == pytest.approx(committed, abs=0.01)
 
 
+def test_the_tables_of_fine_tuning_are_those_of_its_records():
+    tuning, page = script("findings/tuning/table"), (RESULTS.parent / "docs" / "fine-tuning.md").read_text()
+    assert tuning.record("loop-lora")["seeds"] == list(range(120, 126))
+    for table in tuning.tables():
+        assert table in page
+
+
 def test_committed_numbers_were_met_again(repeats):
     rows = repeats.rows()
     assert len(rows) == 12

