@@ -13,6 +13,7 @@ pages do not count: the system can drop them.
 import argparse
 import copy
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -31,10 +32,9 @@ from torch import nn
 import foretaste as ft
 from benchmarks.growth import fit_power
 from foretaste.acquire import StreamedCover, covered_errors, sample_watched
-from foretaste.data.cifar import unpickle
 from foretaste.given import sliced_tensors
 from foretaste.network import WideResNet, resnet18
-from foretaste.pick.streamed import SKETCH_SIDE
+from foretaste.pick import SKETCH_SIDE
 from foretaste.tangent import freeze, rank_correlation
 
 LABELLED, BATCH, CLASSES = 500, 100, 20
@@ -211,7 +211,7 @@ def make_pictures(n: int, given: Path | None, device: str, seed: int = 0) -> tup
     """
     g = torch.Generator(device).manual_seed(seed)
     if given is not None and given.exists():
-        stored = unpickle(given, "a CIFAR batch")
+        stored = pickle.loads(given.read_bytes(), encoding="latin1")
         base = (torch.from_numpy(stored["data"].copy()).to(device).float().view(-1, 3, 32, 32) - 120) / 64
         of = torch.tensor(stored["labels"], device=device)
     else:

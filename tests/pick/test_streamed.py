@@ -289,6 +289,7 @@ def test_sketches_that_are_not_kept_are_made_again(monkeypatch, caplog):
     monkeypatch.setattr("os.posix_fallocate", full)
     again = ft.query(*sets, **how)
     assert "sketches are not kept ([Errno 28] No space left on device)" in caplog.text
+    assert again.indices.tolist() == ft.query(*sets, **how, executor="serial").indices.tolist()  # nor are they there
     assert again.info["batch_value"]["watched"] == pytest.approx(kept.info["batch_value"]["watched"], rel=0.02)
 
 

@@ -48,5 +48,6 @@ from foretaste.pick.stop import StablePredictions as StablePredictions
 from foretaste.pick.stop import StopRule as StopRule
 from foretaste.pick.stop import StopVerdict as StopVerdict
 from foretaste.pick.stop import look as look
+from foretaste.pick.streamed import SKETCH_SIDE as SKETCH_SIDE
 
 teach_soft_labels(soft_labels)  # for ft.fit(..., pool=): network/ does not import lookahead/
