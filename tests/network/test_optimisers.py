@@ -2,6 +2,7 @@
 
 import copy
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,3 +145,22 @@ def test_a_callback_is_told_where_a_training_is(words: tuple[nn.Module, Tensor, 
 def test_settings_that_are_wrong(words: tuple[nn.Module, Tensor, Tensor], change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ft.fit(*words, **change)
+
+
+def test_a_learner_tunes_and_a_saved_one_goes_on_to_the_same_bits(
+    words: tuple[nn.Module, Tensor, Tensor], tmp_path: Path
+) -> None:
+    net, x, y = words
+    how = {"steps": 6, "optimiser": "adamw", "clip": 1.0, "params": "last-block"}
+    learner = ft.Learner(net.eval(), x, classes=3, loss="ce", params="last-block", fit_options=how)
+    learner.teach(list(range(6)), y[:6].tolist())
+    learner.retrain(wait=True)
+    learner.save(tmp_path / "saved")
+    resumed = ft.Learner.load(tmp_path / "saved", net=copy.deepcopy(net))
+    for one in (learner, resumed):
+        one.teach([6, 7], y[6:8].tolist())
+        one.retrain(wait=True)
+    tuned = learner.net.state_dict()
+    assert all(torch.equal(value, tuned[name]) for name, value in resumed.net.state_dict().items())
+    changed = {name for name, value in tuned.items() if not torch.equal(value, net.state_dict()[name])}
+    assert changed == {name for name in tuned if name.startswith(("blocks.1.", "head."))}
