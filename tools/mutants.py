@@ -241,8 +241,8 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
     (
         "label/worker.py",
         "what an answer changed is told from after to before",
-        "describe_change(item, before, after, labels.get(item), sure_N)",
-        "describe_change(item, after, before, labels.get(item), sure_N)",
+        "describe_change(item, was_N, now_N, label, sure_N)",
+        "describe_change(item, now_N, was_N, label, sure_N)",
         ["test_label_desk.py::test_the_prediction_before_the_answer_is_kept"],
     ),
     (

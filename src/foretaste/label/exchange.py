@@ -423,19 +423,20 @@ def last_choice(task: dict[str, Any]) -> str | None:
     """The class that an annotation of a task chose; None if there is none."""
     if isinstance(task.get("choice"), str):
         return str(task["choice"])  # JSON_MIN
+    return next((choices[0] for annotation in _annotations(task) if (choices := chosen(annotation))), None)
+
+
+def _annotations(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The annotations of a task that were not cancelled, the last one first."""
     for annotation in reversed(_listed(task.get("annotations"))):
         if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
             continue
-        if choices := chosen(annotation):
-            return choices[0]
-    return None
+        yield annotation
 
 
 def _last_answer(task: dict[str, Any], asked: LabelTask) -> str | None:
     """The set or the number that the last annotation of a task says; None if there is none."""
-    for annotation in reversed(_listed(task.get("annotations"))):
-        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
-            continue
+    for annotation in _annotations(task):
         values = [r.get("value") for r in _listed(annotation.get("result")) if isinstance(r, dict)]
         numbers = [v.get("number", v.get("rating")) for v in values if isinstance(v, dict)]
         if asked.kind == "several":
