@@ -269,7 +269,7 @@ class StreamedCover:
         held = self.centred.hold(x_B)
         return lambda x: (held.rows(x), self.covered(x))
 
-    def exact_kappa(self, x: Inputs, x_B: Inputs, precision: str | None = None) -> tuple[Tensor, Tensor]:
+    def exact_kappa(self, x: Inputs, x_B: Inputs, precision: str = "float32") -> tuple[Tensor, Tensor]:
         """κ of points with those of B, and how well L covers them, from blocks of Θ. No tangent is held.
 
         Θ_ij − m_i − m_j + m is the kernel of tangents less their mean, m_i the mean of Θ_ik over the points k of the
@@ -279,8 +279,6 @@ class StreamedCover:
         sets = {"n": x, "B": x_B, "M": x_M} | ({} if self.x_L is None else {"L": self.x_L})
         weights = {"M": weight} | ({} if self.x_L is None else {"L": 1.0})
         blocks = [("n", "B"), *((a, k) for a in sets for k in weights if (a, k) != ("L", "M"))]
-        half = self.frozen.device.type == "cuda" and self.frozen.dtype == torch.float32
-        precision = precision or ("half" if half else "float32")
         found = gram(GramJob(self.frozen, sets, blocks, [*sets], self.budget, precision, self.state.C))
         if ("M", "L") in found.blocks:
             found.blocks["L", "M"] = found.blocks["M", "L"].T

@@ -268,8 +268,7 @@ def _stream_cover(
         few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
         own = replace(kernel, watch=x, watch_by="random", budget=budget)
         if kernel.precision == "auto" and frozen.device.type == "cuda":
-            # Θ is small: measuring what others lose would cost more. Of wide tangents it is not.
-            own = replace(own, precision="float32" if sketch is None else "tf32")
+            own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
         return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))

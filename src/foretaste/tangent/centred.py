@@ -89,7 +89,7 @@ class FactorSource:
             yield TangentFactors([], x.detach().flatten(1))
             return
         for at in slices(count_points(x), self.pass_points):
-            with isolated(self.frozen.device, "float32" if self.sketch is None else "tf32"):
+            with isolated(self.frozen.device):
                 part = self._pass(take_points(x, at))
             yield part
 
