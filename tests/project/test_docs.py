@@ -81,7 +81,7 @@ def test_the_reference_has_every_export() -> None:
 DIFFERENCE = re.compile(r"(\*\*)?([−+-]\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)(?(1)\*\*)")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/findings.md", "docs/reproduction.md"])
+@pytest.mark.parametrize("page", ["results/findings/field/README.md", "docs/findings.md", "docs/reproduction.md"])
 def test_bold_differences_are_those_whose_interval_excludes_zero(page):
     """The rule that the pages state. 0.6 ± 0.6 may be either: the digits that are not shown decide."""
     seen, wrong = 0, []

@@ -3,7 +3,7 @@
 With OUT, the folder that run.sh wrote, the halves of the seeds are first put together as records/CELL-LOSS.json.
 Differences are to ``cover``, paired by seed, of the mean accuracy over the cycles after the first, with the 95 %
 interval of the mean. "saved" is the share of random labels that are not needed to be where random labels end; its
-interval is that of 2,000 draws of the seeds.
+interval is that of 500 draws of the seeds.
 """
 
 import json
@@ -70,7 +70,7 @@ def saved(record: dict, what: str, arm: str) -> tuple[float, float, float]:
         return 0.0 if math.isnan(needed) else 1 - needed / sizes[-1]
 
     n, draw = len(own), np.random.default_rng(0)
-    low, high = np.quantile([share(draw.integers(n, size=n)) for _ in range(2000)], [0.025, 0.975])
+    low, high = np.quantile([share(draw.integers(n, size=n)) for _ in range(500)], [0.025, 0.975])
     return share(np.arange(n)), low, high
 
 
