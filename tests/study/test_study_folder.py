@@ -228,8 +228,8 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
-def test_twenty_kills_and_a_resume_give_the_same_records(whole, tmp_path):
-    """SIGKILL at random moments of a run, and the same command again, until it was killed twenty times."""
+def test_ten_kills_and_a_resume_give_the_same_records(whole, tmp_path):
+    """SIGKILL at random moments of a run, and the same command again, until it was killed ten times."""
     shutil.copy(__file__, tmp_path / "tests_of_folders.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     zygote = subprocess.Popen(
@@ -253,7 +253,7 @@ def test_twenty_kills_and_a_resume_give_the_same_records(whole, tmp_path):
         length = time.monotonic() - began
         assert timeless(tmp_path / "timed") == timeless(whole)
         killed, rounds, draw = 0, 0, random.Random(0)
-        while killed < 20:
+        while killed < 10:
             folder = tmp_path / f"run{rounds}"
             while start(folder, kill_after=draw.uniform(0, length / 3)) == -signal.SIGKILL:
                 killed += 1

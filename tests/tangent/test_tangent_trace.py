@@ -38,7 +38,7 @@ def test_trace_is_the_mean_of_the_logits_own_kernels(case: Network) -> None:
 @pytest.mark.parametrize("case", NETWORKS[::4], ids=str)
 @pytest.mark.parametrize("output", ["trace", "full"])
 def test_a_budget_changes_neither_values_nor_is_it_passed(case: Network, output: str) -> None:
-    net, x = case.built(), case.points(16)
+    net, x = case.built(), case.points(8)
     ample = ft.ntk(net, x, output=output)
     with pytest.raises(ValueError, match="would do") as e:
         ft.ntk(net, x, output=output, budget=1000)
