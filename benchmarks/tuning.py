@@ -20,21 +20,9 @@ import foretaste as ft
 from benchmarks.rivals import per_point_gradients
 from foretaste.errors import errors_only
 from foretaste.given import choose_names
+from foretaste.network import add_adapters
 
-RANK, CLASSES = 8, 77  # of the adapters; intents
-
-
-class Adapted(nn.Module):
-    """A linear layer with a LoRA adapter: Wx + BAx."""
-
-    def __init__(self, frozen: nn.Linear) -> None:
-        super().__init__()
-        self.frozen = frozen
-        self.lora_A = nn.Linear(frozen.in_features, RANK, bias=False)
-        self.lora_B = nn.Linear(RANK, frozen.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.frozen(x) + self.lora_B(self.lora_A(x))
+CLASSES = 77  # intents
 
 
 def classifier(small: bool, adapted: bool) -> nn.Module:
@@ -47,9 +35,7 @@ def classifier(small: bool, adapted: bool) -> nn.Module:
     torch.manual_seed(0)
     net: Any = DistilBertForSequenceClassification(DistilBertConfig(**{"num_labels": CLASSES} | sizes)).eval()
     if adapted:
-        for layer in net.distilbert.transformer.layer:
-            layer.attention.q_lin = Adapted(layer.attention.q_lin)
-            layer.attention.v_lin = Adapted(layer.attention.v_lin)
+        add_adapters(net)
     return net
 
 

@@ -45,7 +45,7 @@ def test_what_a_label_may_be():
         ("one", "0:5", None),
         ("number", "5:0", None),
         ("number", "a:b", None),
-        ("one", None, {"kind": "several"}),
+        ("severl", None, number.as_json()),
     ):
         with pytest.raises(ValueError, match=r"scale|task"):
             read_task(*given)
@@ -176,6 +176,19 @@ def test_the_learner_follows_and_the_same_command_resumes(tmp_path, kind):
     if not several:
         with pytest.raises(ValueError, match="two numbers have no majority"):
             open_desk(path, copies=2)
+
+
+def test_a_start_that_failed_leaves_no_task_behind(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text("text\ngood film\nbad film\ndull film\n")
+    with pytest.raises(ValueError, match="stands between classes"):
+        open_desk(path, task="several", classes=["a|b", "c"], start=False)
+    with pytest.raises(ValueError, match="unknown task 'severl'; did you mean 'several'"):
+        open_desk(path, task="severl", classes=["a", "b"], start=False)
+    for task in ("one", "several"):  # while nothing is answered it may change
+        desk = open_desk(path, task=task, classes=["a", "b"], start=False)
+        assert desk.store.task.kind == task
+        close_desk(desk)
 
 
 WATCHED = """() => document.getElementById('name').textContent !== '' && !document.getElementById('keep').disabled"""

@@ -28,12 +28,12 @@ from torch.func import functional_call, vmap
 
 import foretaste as ft
 from foretaste.errors import errors_only
-from foretaste.network import make_head
+from foretaste.network import LoraLinear, make_head
 from foretaste.network.sgd import one_cycle
 from foretaste.study.fidelity import Retrainings, TangentKernel, agreement, ceiling, choose_jobs, evaluate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-CLASSES, HEADS, RANK, ALPHA = 77, 12, 8, 16
+CLASSES, HEADS = 77, 12
 MODELS = ("frozen", "last-block", "lora")
 STRATEGIES = ("random", "margin", "uherding", "cover")
 CHOSEN_SEEDS, SEEDS = (0, 1, 2, 3), (120, 121, 122, 123, 124, 125)
@@ -46,20 +46,6 @@ Stacked = dict[str, Tensor]  # parameters of R networks, (R, ...) each
 # --- the network ---
 
 
-class Adapted(nn.Module):
-    """Wx + b + (α / r) B A x, with the names of peft's adapters. B starts at zero."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.lora_A = nn.Linear(base.in_features, RANK, bias=False)
-        self.lora_B = nn.Linear(RANK, base.out_features, bias=False)
-        nn.init.zeros_(self.lora_B.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + ALPHA / RANK * self.lora_B(self.lora_A(x))
-
-
 class Block(nn.Module):
     """A layer of BERT: attention, then two linear layers, each with a residual and a norm after it."""
 
@@ -67,7 +53,7 @@ class Block(nn.Module):
         super().__init__()
         self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
         if adapted:
-            self.query, self.value = Adapted(self.query), Adapted(self.value)
+            self.query, self.value = LoraLinear(self.query), LoraLinear(self.value)
         self.out, self.norm1 = nn.Linear(D, D), nn.LayerNorm(D, eps=1e-12)
         self.up, self.down, self.norm2 = nn.Linear(D, hidden), nn.Linear(hidden, D), nn.LayerNorm(D, eps=1e-12)
 
@@ -99,7 +85,7 @@ class TextClassifier(nn.Module):
         for i, block in enumerate(self.blocks):
             for ours, theirs in BERT_NAMES.items():
                 module = getattr(block, ours)
-                _load(module.base if isinstance(module, Adapted) else module, weights, f"encoder.layer.{i}.{theirs}")
+                _load(module.base if isinstance(module, LoraLinear) else module, weights, f"encoder.layer.{i}.{theirs}")
         self.head = head
 
     def forward(self, x: Tensor, mask_nT: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,7 @@ def open_desk(
     if (n := len(points) - len(points.held_out)) < 2:
         raise ValueError(f"{source} has {counted(n, 'item')}; expected at least two")
     kept = LabelStore(folder, lease_seconds=lease_seconds)
+    was = kept.task
     try:
         points = name_points(kept, points, "id" in columns)
         rows = {item: k for k, item in enumerate(points.ids)}
@@ -164,6 +166,8 @@ def open_desk(
             if kept.setting(name) != value:
                 kept.set_setting(name, value)
     except BaseException:
+        with suppress(OSError, ValueError):
+            kept.set_task(was)  # a start that failed leaves no task behind
         kept.close()
         raise
     if start:

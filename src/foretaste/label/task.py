@@ -110,15 +110,11 @@ class LabelTask:
 
 def read_task(kind: str | None, scale: str | None, kept: dict[str, Any] | None) -> LabelTask:
     """The task that is asked for: by name and scale, as LOW:HIGH or LOW:HIGH:STEP; else as the last time."""
-    before = LabelTask(**kept) if kept else None
+    before = LabelTask(**kept) if kept else LabelTask()
     if kind is None:
-        kind = "number" if scale is not None else before.kind if before else "one"
-    if before is not None and before.kind != kind:
-        raise ValueError(
-            f"the labels here are for the task {before.kind}, and the task is {kind} now; name a new folder, --store"
-        )
+        kind = "number" if scale is not None else before.kind
     if scale is None:
-        return before or LabelTask(kind)
+        return before if before.kind == kind else LabelTask(kind)
     if kind != "number":
         raise ValueError(f"a scale is for numbers, and the task is {kind}; leave --scale out")
     try:

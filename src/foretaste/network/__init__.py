@@ -47,7 +47,9 @@ from foretaste.network.sgd import TrainingReport as TrainingReport
 from foretaste.network.sgd import batch_indices as batch_indices
 from foretaste.network.sgd import prepare as prepare
 from foretaste.network.sgd import seeded as seeded
+from foretaste.network.tuned import LoraLinear as LoraLinear
 from foretaste.network.tuned import TunedText as TunedText
+from foretaste.network.tuned import add_adapters as add_adapters
 from foretaste.network.tuned import fit_tuned as fit_tuned
 from foretaste.network.tuned import text_ids as text_ids
 from foretaste.network.tuned import tune_text as tune_text
