@@ -269,30 +269,28 @@ class StreamedCover:
         held = self.centred.hold(x_B)
         return lambda x: (held.rows(x), self.covered(x))
 
+    @cached_property
+    def exact_mean(self) -> CentredTangents:
+        """The mean tangent of L and an even sample of U, not of sketches. No tangent is held."""
+        source = FactorSource(self.frozen, self.x_W, self.state.C)
+        return CentredTangents(source, self.points_of_mean(EXACT_MEAN, EXACT_MEAN))
+
     def exact_kappa(self, x: Inputs, x_B: Inputs, precision: str = "float32") -> tuple[Tensor, Tensor]:
         """κ of points with those of B, and how well L covers them, from blocks of Θ. No tangent is held.
 
-        Θ_ij − m_i − m_j + m is the kernel of tangents less their mean, m_i the mean of Θ_ik over the points k of the
-        mean: L and an even sample of U.
+        Θ_ij − m_i − m_j + ‖μ‖² is the kernel of tangents less their mean μ, with m_i = J_i·μ.
         """
-        ((x_M, weight),) = [(y, w) for y, w in self.points_of_mean(EXACT_MEAN, EXACT_MEAN) if y is not self.x_L]
-        sets = {"n": x, "B": x_B, "M": x_M} | ({} if self.x_L is None else {"L": self.x_L})
-        weights = {"M": weight} | ({} if self.x_L is None else {"L": 1.0})
-        blocks = [("n", "B"), *((a, k) for a in sets for k in weights if (a, k) != ("L", "M"))]
-        found = gram(GramJob(self.frozen, sets, blocks, [*sets], self.budget, precision, self.state.C))
-        if ("M", "L") in found.blocks:
-            found.blocks["L", "M"] = found.blocks["M", "L"].T
-        total = sum(w * count_points(sets[k]) for k, w in weights.items())
-        sums = {a: torch.stack([w * found.blocks[a, k].sum(1) for k, w in weights.items()]).sum(0) for a in sets}
-        mean = {a: of / total for a, of in sums.items()}
-        of_all = torch.stack([w * mean[k].sum() for k, w in weights.items()]).sum() / total
-        by = {a: inverse_spread(found.diagonals[a][:, 0, 0] - 2 * mean[a] + of_all) for a in sets}
+        sets = {"n": x, "B": x_B} | ({} if self.x_L is None else {"L": self.x_L})
+        pairs = [("n", b) for b in sets if b != "n"]
+        theta = gram(GramJob(self.frozen, sets, pairs, [], self.budget, precision, self.state.C)).blocks
+        of_mean = {a: self.exact_mean.against_mean(of) for a, of in sets.items()}
+        by = {a: inverse_spread(var) for a, (_, var) in of_mean.items()}
 
         def kappa(b: str) -> Tensor:
-            centred = found.blocks["n", b].sub_(mean["n"][:, None]).sub_(mean[b] - of_all)
+            centred = theta["n", b].sub_(of_mean["n"][0][:, None]).sub_(of_mean[b][0] - self.exact_mean.length2)
             return centred.mul_(by["n"][:, None]).mul_(by[b]).clamp_(0, 1)
 
-        covered_n = mean["n"].new_zeros(count_points(x)) if self.x_L is None else kappa("L").amax(1).square()
+        covered_n = by["n"].new_zeros(count_points(x)) if self.x_L is None else kappa("L").amax(1).square()
         return kappa("B").to(self.frozen.dtype), covered_n
 
     @property
@@ -301,7 +299,7 @@ class StreamedCover:
         if not self.sketched:
             return self.chunk_size
         L = 0 if self.x_L is None else count_points(self.x_L)
-        return max(4096, self.budget // 4 // (8 * (2 * SECOND_LIST + EXACT_MEAN + 2 * L)))
+        return max(4096, self.budget // 4 // (8 * 2 * (SECOND_LIST + L)))
 
     def watched_value(self, picks: list[int]) -> float:
         """What a batch adds to F, as a mean over the watched points."""
@@ -386,7 +384,7 @@ class Shortlist:
 
     @cached_property
     def sample(self) -> "WatchedSample":
-        rest = np.setdiff1d(np.arange(len(self.cover.pool)), self.at_S)
+        rest = np.delete(np.arange(len(self.cover.pool)), self.at_S)
         if self.size >= len(rest):
             drawn = WatchedSample(rest, rest[:0], np.ones(len(rest)), np.ones(0))
         else:

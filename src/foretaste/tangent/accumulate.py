@@ -207,13 +207,13 @@ class ThetaSum:
                 own = own_products(panel[self.spans[a]], rows.mu_Bw.dtype, self.cuda)
                 diagonal += own.to(diagonal.device) * rows.scale**-2
 
-    def add_kernel(self, kernel: LayerKernel, own: LayerDiagonal) -> None:
-        """Add the kernel of a layer whose rows are not formed."""
+    def add_kernel(self, kernel: LayerKernel, own: LayerDiagonal, step: int) -> None:
+        """Add the kernel of a layer whose rows are not formed. step: points of which ``own`` is asked at once."""
         for (a, b), theta in self.blocks.items():
             for i, j in self.tiles(a, b):
                 theta[self.local(a, i), self.local(b, j)] += kernel(i, j)
         for a, diagonal in self.diagonals.items():
-            for at in slices(len(diagonal), 64):
+            for at in slices(len(diagonal), step):
                 start = self.spans[a].start
                 diagonal[at] += own(slice(start + at.start, start + at.stop))
 

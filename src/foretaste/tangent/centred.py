@@ -36,7 +36,7 @@ from foretaste.tangent.survey import LayerParameter, Survey, align_calls, module
 
 PASS_POINTS = {"cpu": 4096, "cuda": 32768}  # at most, in one pass
 BLOCK_POINTS = {"cpu": 512, "cuda": 16384}  # whose κ is made at once: on a CPU it stays in the cache
-FLOAT64_NUMBERS = 1 << 21  # of formed rows that are in float64 at once
+FLOAT64_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}  # of formed rows that are in float64 at once
 NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
 
 
@@ -83,13 +83,16 @@ class FactorSource:
                 self.flat.add(m)
 
     def parts(self, x: Inputs) -> Iterator[TangentFactors]:
-        """The factors of some points, one part for each pass."""
+        """The factors of some points, one part for each pass.
+
+        Sketches are made in TF32 on a GPU: of ResNet18, κ of sketches is off by 0.014 with it and 0.017 without.
+        """
         if self.inputs_only:
             assert isinstance(x, Tensor)
             yield TangentFactors([], x.detach().flatten(1))
             return
         for at in slices(count_points(x), self.pass_points):
-            with isolated(self.frozen.device):
+            with isolated(self.frozen.device, "float32" if self.sketch is None else "tf32"):
                 part = self._pass(take_points(x, at))
             yield part
 
@@ -178,10 +181,34 @@ class CentredTangents:
                 means = [mu + more for mu, more in zip(means, sums)] if means else sums
         *self.mean_products, self.mean_rows = [mu / total for mu in means]  # (O, D) of each Linear layer; (p,)
         self.square = sum(float(mu.square().sum()) for mu in self.mean_products)  # ‖μ‖² of the Linear layers
+        self.length2 = self.square + float(self.mean_rows.square().sum())  # ‖μ‖²
 
     def _some(self, part: TangentFactors) -> Iterator[slice]:
         """Points whose rows are in float64 at a time."""
-        return slices(len(part), max(1, FLOAT64_NUMBERS // max(1, part.rows.shape[1])))
+        numbers = FLOAT64_NUMBERS.get(part.rows.device.type, FLOAT64_NUMBERS["cpu"])
+        return slices(len(part), max(1, numbers // max(1, part.rows.shape[1])))
+
+    def against_mean(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """(n,) and (n,), float64: J_i·μ and ‖J_i − μ‖². Tangents are formed for few points at a time."""
+        parts = list[tuple[Tensor, Tensor]]()
+        for part in self.source.parts(x):
+            mean_n, var_n = self._of_products(part)
+            for cut in self._some(part):
+                rows = to_float64(part.rows[cut])
+                mean_n[cut] += rows @ self.mean_rows
+                var_n[cut] += (rows - self.mean_rows).square().sum(1)
+            parts.append((mean_n, var_n))
+        mean_n, var_n = (torch.cat(each) for each in zip(*parts))
+        return mean_n, var_n
+
+    def _of_products(self, part: TangentFactors) -> tuple[Tensor, Tensor]:
+        """(n,) and (n,): J_i·μ and ‖J_i − μ‖² of the Linear layers."""
+        mean_n, square_n = self.mean_rows.new_zeros(2, len(part))
+        for (a, g), mu in zip(part.products, self.mean_products):
+            a, g = to_float64(a), to_float64(g)
+            mean_n += ((g @ mu) * a).sum(1)
+            square_n += a.square().sum(1) * g.square().sum(1)
+        return mean_n, square_n + self.square - 2 * mean_n
 
     def correlatable(self, x: Inputs, held: bool, least: float | None = None) -> tuple[TangentFactors, float]:
         """Factors of points such that their products with those of held points are κ.
@@ -197,16 +224,12 @@ class CentredTangents:
             at = slice(start, start := start + len(part))
             rows = part.rows.new_empty(n, part.rows.shape[1] + 2) if rows is None else rows
             torch.sub(part.rows, self.mean_rows.to(part.rows), out=rows[at, :-2])
-            for (a, g), mu in zip(part.products, self.mean_products):
-                a, g = to_float64(a), to_float64(g)
-                mean_n[at] += ((g @ mu) * a).sum(1)
-                var_n[at] += a.square().sum(1) * g.square().sum(1)
+            mean_n[at], var_n[at] = self._of_products(part)
             for cut in self._some(part):
                 here = slice(at.start + cut.start, at.start + cut.stop)
                 var_n[here] += (to_float64(part.rows[cut]) - self.mean_rows).square().sum(1)
             products.append(part.products)
         assert rows is not None
-        var_n += self.square - 2 * mean_n
         least = NO_SPREAD * float(var_n.clamp_min(0).mean()) if least is None else least
         by_n = torch.where(var_n > least, var_n, torch.inf).rsqrt()
         rows[:, -2] = 1.0 if held else self.square - mean_n

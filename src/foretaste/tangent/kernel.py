@@ -69,6 +69,7 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # if float16 overflows, assume gradients this much larger; try so often, then TF32
+OWN_POINTS, OWN_NUMBERS = 64, 1 << 24  # whose diagonal is made at once; numbers of that on a GPU, if it is more
 KernelProgress = Callable[[int, int], None]
 
 
@@ -543,7 +544,8 @@ class LayerPass:
         for product in self.group.products:
             a, g = product.gather(self.kept, self.survey.folded)
             kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
-            theta.add_kernel(kernel, partial(product.diagonal, a, g))
+            own = max(OWN_POINTS, OWN_NUMBERS // (g.shape[1] * g.shape[2]) ** 2) if g.is_cuda else OWN_POINTS
+            theta.add_kernel(kernel, partial(product.diagonal, a, g), own)
         rows: GradientRows | None = None
         for layer in self.group.stashed:
             channels = self.group.slab // layer.width(slice(0, 1))
