@@ -44,7 +44,18 @@ WRITE_ROWS = 50_000
 CHECKED = 20_000  # points of which a batch is compared with dense
 BUDGET = "36GB"  # of the query of pictures
 LEARNER_STEPS = 60
-KEPT = ("method", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision")
+KEPT = (
+    "method",
+    "sketch",
+    "precision_measured",
+    "watched",
+    "shortlist",
+    "sample",
+    "batch_value",
+    "rows_read",
+    "space",
+    "precision",
+)
 
 
 def write_features(path: Path, rows: int, dtype: str = "float16", seed: int = 0) -> np.ndarray:
@@ -295,9 +306,9 @@ def check_sketches(net: nn.Module, x_L: torch.Tensor, y_L: torch.Tensor, x_U: to
     print(f"exact scores of {len(x_U)} against {W}: {time.perf_counter() - start:.1f} s", flush=True)
     if x_U.is_cuda:
         some = [first.exact_kappa(x_U[:400], x_W[:400], p)[0] for p in ("float32", "half", "tf32")]
-        off = [(k - some[0]).double() for k in some[1:]]
-        print("κ in half and tf32, error:", *(f"{float(k.square().mean().sqrt()):.1e}" for k in off), end=" ")
-        print("largest:", *(f"{float(k.abs().max()):.1e}" for k in off))
+        apart = [(k - some[0]).double() for k in some[1:]]
+        print("κ in half and tf32, error:", *(f"{float(k.square().mean().sqrt()):.1e}" for k in apart), end=" ")
+        print("largest:", *(f"{float(k.abs().max()):.1e}" for k in apart))
     top = max(1, len(x_U) // 20)
     best = {*exact_U.topk(top).indices.tolist()}
     for side in (32, SKETCH_SIDE):

@@ -16,7 +16,7 @@ from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
 from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS
-from foretaste.tangent import PeakMemory, freeze
+from foretaste.tangent import CentredTangents, MeanTangent, PeakMemory, freeze
 
 L, D, C = 20, 12, 4
 
@@ -277,6 +277,47 @@ def test_exact_kappa_is_that_of_held_tangents():
         kappa_nB, covered_n = cover.exact_kappa(x_U[:30], x_U[7:12])
         assert_close(kappa_nB, cover.centred.hold(x_U[7:12]).rows(x_U[:30]), rtol=0, atol=1e-9)
         assert_close(covered_n, cover.covered(x_U[:30]), rtol=0, atol=1e-9)
+        assert isinstance(cover.exact_mean, MeanTangent)
+
+
+class NoForwardMode(torch.autograd.Function):
+    """The identity, of which autograd knows no derivative in forward mode."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_exact_kappa_without_a_forward_mode(caplog):
+    """Products with the mean tangent come from tangents that are formed."""
+    net, x_L, y_L, x_U = pictures(torch.float64)
+    caplog.set_level("INFO", "foretaste")
+    pool = sliced_tensors(x_U, "x_U")
+
+    class Through(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return NoForwardMode.apply(self.net(x))
+
+    found = []
+    for own in (net, Through().eval()):
+
+        def linearise(x, candidates, eager, own=own):
+            return ft.linearize(own, x_L, y_L, x[:candidates], watch=x, output="signs", ridge="misfit")
+
+        cover = StreamedCover(linearise, freeze(own, output="signs"), x_L, x_U, pool, space="tangent")
+        found.append(cover.exact_kappa(x_U[:9], x_U[7:12]))
+    assert isinstance(cover.exact_mean, CentredTangents)
+    assert "are formed, for their products with the mean" in caplog.text
+    for ours, plain in zip(found[1], found[0]):
+        assert_close(ours, plain, rtol=0, atol=1e-9)
 
 
 def test_sketches_that_are_not_kept_are_made_again(monkeypatch, caplog):

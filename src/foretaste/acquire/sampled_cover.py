@@ -48,11 +48,14 @@ from foretaste.tangent import (
     GramJob,
     HeldTangents,
     Inputs,
+    MeanTangent,
     TangentFactors,
     count_points,
     gram,
+    is_out_of_memory,
     take_points,
     to_float64,
+    unmeasured_precision,
 )
 
 log = logging.getLogger("foretaste")
@@ -270,24 +273,35 @@ class StreamedCover:
         return lambda x: (held.rows(x), self.covered(x))
 
     @cached_property
-    def exact_mean(self) -> CentredTangents:
+    def exact_mean(self) -> "MeanTangent | CentredTangents":
         """The mean tangent of L and an even sample of U, not of sketches. No tangent is held."""
-        source = FactorSource(self.frozen, self.x_W, self.state.C)
-        return CentredTangents(source, self.points_of_mean(EXACT_MEAN, EXACT_MEAN))
+        points = list(self.points_of_mean(EXACT_MEAN, EXACT_MEAN))
+        try:
+            mean = MeanTangent(self.frozen, points, self.centred.source.pass_points)
+            mean.products(take_points(self.x_W, slice(2)))
+            return mean
+        except RuntimeError as e:
+            if is_out_of_memory(e):
+                raise
+            log.info("tangents of few points at a time are formed, for their products with the mean: %s", e)
+            return CentredTangents(FactorSource(self.frozen, self.x_W, self.state.C), points)
 
-    def exact_kappa(self, x: Inputs, x_B: Inputs, precision: str = "float32") -> tuple[Tensor, Tensor]:
+    def exact_kappa(self, x: Inputs, x_B: Inputs, precision: str | None = None) -> tuple[Tensor, Tensor]:
         """κ of points with those of B, and how well L covers them, from blocks of Θ. No tangent is held.
 
         Θ_ij − m_i − m_j + ‖μ‖² is the kernel of tangents less their mean μ, with m_i = J_i·μ.
+        precision: of Θ; None: that of the state, which is measured by a ranking.
         """
+        precision = precision or unmeasured_precision(self.state.precision_info["precision"], self.frozen)
         sets = {"n": x, "B": x_B} | ({} if self.x_L is None else {"L": self.x_L})
         pairs = [("n", b) for b in sets if b != "n"]
-        theta = gram(GramJob(self.frozen, sets, pairs, [], self.budget, precision, self.state.C)).blocks
-        of_mean = {a: self.exact_mean.against_mean(of) for a, of in sets.items()}
-        by = {a: inverse_spread(var) for a, (_, var) in of_mean.items()}
+        found = gram(GramJob(self.frozen, sets, pairs, [*sets], self.budget, precision, self.state.C))
+        m = {a: self.exact_mean.products(of) for a, of in sets.items()}
+        length2 = self.exact_mean.length2
+        by = {a: inverse_spread(found.diagonals[a][:, 0, 0] - 2 * m[a] + length2) for a in sets}
 
         def kappa(b: str) -> Tensor:
-            centred = theta["n", b].sub_(of_mean["n"][0][:, None]).sub_(of_mean[b][0] - self.exact_mean.length2)
+            centred = found.blocks["n", b].sub_(m["n"][:, None]).sub_(m[b] - length2)
             return centred.mul_(by["n"][:, None]).mul_(by[b]).clamp_(0, 1)
 
         covered_n = by["n"].new_zeros(count_points(x)) if self.x_L is None else kappa("L").amax(1).square()

@@ -264,12 +264,17 @@ def _stream_cover(
         sample = sample_watched(error_U, W, 0, int(kernel.seed))
         x_W = pool.take(sample.at_W)
 
+    precisions = [kernel.precision]
+    if kernel.precision == "auto" and frozen.device.type == "cuda" and sketch is None:
+        precisions = ["float32"]  # Θ is small: measuring what others lose would cost more
+
     def linearise(x: Inputs, candidates: int, eager: bool) -> State:
         few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
-        own = replace(kernel, watch=x, watch_by="random", budget=budget)
-        if kernel.precision == "auto" and frozen.device.type == "cuda":
-            own = replace(own, precision="float32")  # Θ is small: measuring what others lose would cost more
-        return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
+        own = replace(kernel, watch=x, watch_by="random", budget=budget, precision=precisions[-1])
+        state = replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
+        if eager and sketch is not None:
+            precisions.append(state.precision_info["precision"])  # measured once
+        return state
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
     cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget)

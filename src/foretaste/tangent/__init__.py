@@ -5,6 +5,7 @@ from foretaste.tangent.centred import NO_SPREAD as NO_SPREAD
 from foretaste.tangent.centred import CentredTangents as CentredTangents
 from foretaste.tangent.centred import FactorSource as FactorSource
 from foretaste.tangent.centred import HeldTangents as HeldTangents
+from foretaste.tangent.centred import MeanTangent as MeanTangent
 from foretaste.tangent.centred import TangentFactors as TangentFactors
 from foretaste.tangent.frozen import OUTPUTS as OUTPUTS
 from foretaste.tangent.frozen import PRECISIONS as PRECISIONS
@@ -18,6 +19,7 @@ from foretaste.tangent.frozen import check_output as check_output
 from foretaste.tangent.frozen import count_points as count_points
 from foretaste.tangent.frozen import float32_products as float32_products
 from foretaste.tangent.frozen import freeze as freeze
+from foretaste.tangent.frozen import is_out_of_memory as is_out_of_memory
 from foretaste.tangent.frozen import isolated as isolated
 from foretaste.tangent.frozen import join_points as join_points
 from foretaste.tangent.frozen import outputs as outputs

@@ -10,12 +10,15 @@ then κ of a block is one product for the rows, two for each Linear layer, and o
 The products are in the network's own precision. What subtracts nearly equal numbers, ‖J_i − μ‖², is in float64.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foretaste.tangent.accumulate import slices
 from foretaste.tangent.frozen import (
@@ -188,27 +191,20 @@ class CentredTangents:
         numbers = FLOAT64_NUMBERS.get(part.rows.device.type, FLOAT64_NUMBERS["cpu"])
         return slices(len(part), max(1, numbers // max(1, part.rows.shape[1])))
 
-    def against_mean(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """(n,) and (n,), float64: J_i·μ and ‖J_i − μ‖². Tangents are formed for few points at a time."""
-        parts = list[tuple[Tensor, Tensor]]()
+    def products(self, x: Inputs) -> Tensor:
+        """(n,): J_i·μ, float64. Tangents are formed for few points at a time."""
+        parts = list[Tensor]()
         for part in self.source.parts(x):
-            mean_n, var_n = self._of_products(part)
-            for cut in self._some(part):
-                rows = to_float64(part.rows[cut])
-                mean_n[cut] += rows @ self.mean_rows
-                var_n[cut] += (rows - self.mean_rows).square().sum(1)
-            parts.append((mean_n, var_n))
-        mean_n, var_n = (torch.cat(each) for each in zip(*parts))
-        return mean_n, var_n
+            of_rows = [to_float64(part.rows[cut]) @ self.mean_rows for cut in self._some(part)]
+            parts.append(self._linear_products(part) + torch.cat(of_rows))
+        return torch.cat(parts)
 
-    def _of_products(self, part: TangentFactors) -> tuple[Tensor, Tensor]:
-        """(n,) and (n,): J_i·μ and ‖J_i − μ‖² of the Linear layers."""
-        mean_n, square_n = self.mean_rows.new_zeros(2, len(part))
+    def _linear_products(self, part: TangentFactors) -> Tensor:
+        """(n,): J_i·μ of the Linear layers."""
+        mean_n = self.mean_rows.new_zeros(len(part))
         for (a, g), mu in zip(part.products, self.mean_products):
-            a, g = to_float64(a), to_float64(g)
-            mean_n += ((g @ mu) * a).sum(1)
-            square_n += a.square().sum(1) * g.square().sum(1)
-        return mean_n, square_n + self.square - 2 * mean_n
+            mean_n += ((to_float64(g) @ mu) * to_float64(a)).sum(1)
+        return mean_n
 
     def correlatable(self, x: Inputs, held: bool, least: float | None = None) -> tuple[TangentFactors, float]:
         """Factors of points such that their products with those of held points are κ.
@@ -224,12 +220,15 @@ class CentredTangents:
             at = slice(start, start := start + len(part))
             rows = part.rows.new_empty(n, part.rows.shape[1] + 2) if rows is None else rows
             torch.sub(part.rows, self.mean_rows.to(part.rows), out=rows[at, :-2])
-            mean_n[at], var_n[at] = self._of_products(part)
+            mean_n[at] = self._linear_products(part)
+            for a, g in part.products:
+                var_n[at] += to_float64(a).square().sum(1) * to_float64(g).square().sum(1)
             for cut in self._some(part):
                 here = slice(at.start + cut.start, at.start + cut.stop)
                 var_n[here] += (to_float64(part.rows[cut]) - self.mean_rows).square().sum(1)
             products.append(part.products)
         assert rows is not None
+        var_n += self.square - 2 * mean_n
         least = NO_SPREAD * float(var_n.clamp_min(0).mean()) if least is None else least
         by_n = torch.where(var_n > least, var_n, torch.inf).rsqrt()
         rows[:, -2] = 1.0 if held else self.square - mean_n
@@ -241,6 +240,60 @@ class CentredTangents:
     def hold(self, x_W: Inputs) -> "HeldTangents":
         """Keep some points, to be correlated with others."""
         return HeldTangents(self, x_W)
+
+
+class MeanTangent:
+    """μ, the mean tangent of some points, for networks whose tangents are too wide to be formed for many.
+
+    J_i·μ is the derivative of the network's heads at x_i along μ: one pass in forward mode. points: in parts, each with
+    the weight of its points. step: points in a pass. Raises a RuntimeError where an operation has no forward mode.
+    """
+
+    def __init__(self, frozen: FrozenNetwork, points: Iterable[tuple[Inputs, float]], step: int) -> None:
+        self.frozen, self.step, total = frozen, step, 0.0
+        self.mean: list[dict[str, Tensor]] = []  # by head
+        for x, weight in points:
+            total += weight * count_points(x)
+            for at in slices(count_points(x), step):
+                sums = self._gradients(take_points(x, at))
+                self.mean = self.mean or [{k: torch.zeros_like(t) for k, t in of.items()} for of in sums]
+                for to, of in zip(self.mean, sums):
+                    for k in to:
+                        to[k].add_(of[k], alpha=weight)
+        for of in self.mean:
+            for t in of.values():
+                t.div_(total)
+        self.length2 = sum(float(to_float64(t).square().sum()) for of in self.mean for t in of.values())
+
+    def _gradients(self, x: Inputs) -> list[dict[str, Tensor]]:
+        """Σ_n ∇h_b(x_n) of each head b."""
+        with isolated(self.frozen.device):
+            params = {k: p.detach().requires_grad_() for k, p in self.frozen.params.items()}
+            h_B = self.frozen.heads(self.frozen.call(x, params)).sum(0)
+            found = [
+                torch.autograd.grad(h, list(params.values()), retain_graph=True, materialize_grads=True) for h in h_B
+            ]
+        return [dict(zip(params, of)) for of in found]
+
+    def products(self, x: Inputs) -> Tensor:
+        """(n,): J_i·μ, float64; of all heads together."""
+        return torch.cat([self._along(take_points(x, at)) for at in slices(count_points(x), self.step)])
+
+    def _along(self, x: Inputs) -> Tensor:
+        parts = [to_float64(next(iter(self.frozen.params.values()))).new_zeros(count_points(x))]
+        for b, of in enumerate(self.mean):
+            with (
+                isolated(self.frozen.device),
+                torch.no_grad(),
+                sdpa_kernel(SDPBackend.MATH),  # the others have no forward mode
+                warnings.catch_warnings(action="ignore", category=DeprecationWarning),  # of torch's own parts
+                forward_ad.dual_level(),
+            ):
+                params = {k: forward_ad.make_dual(p.detach(), of[k]) for k, p in self.frozen.params.items()}
+                moved = forward_ad.unpack_dual(self.frozen.heads(self.frozen.call(x, params))[:, b]).tangent
+            if moved is not None:
+                parts.append(to_float64(moved))
+        return torch.stack(parts).sum(0)
 
 
 class HeldTangents:
