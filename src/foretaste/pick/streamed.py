@@ -323,6 +323,8 @@ def pick_twice(
         return first, {}
     rest = len(cover.pool) - len(at_S)
     fit = min(rest, numbers // len(at_S) - len(at_S))
+    if cover.sketched:
+        fit = min(fit, SECOND_SAMPLE["cpu"])  # a κ costs as much there as thousands of others
 
     def settle(size: int) -> int:
         return min(rest if 2 * size > rest else size, fit)
