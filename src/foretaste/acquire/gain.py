@@ -50,9 +50,9 @@ class GainOptions:
 
 
 # h(τ) = τψ(g/τ) is at most β τ², with β the largest of h(τ)/τ² = zψ(z)/g for z = g/τ not below g/τ_max, where
-# τ_max² = 2 s² S_ii: a correlation is at most 1. zψ(z) has its maximum at STEEP_GAP. For a gap near 0, β is too large to
-# be of use. Since h falls by at most half of what g grows, such gaps are raised, and half of that is added: to a share
-# of the mean τ, the share that leaves the fewest candidates of a sample above the best score.
+# τ_max² = 2 s² S_ii: a correlation is at most 1. zψ(z) has its maximum at STEEP_GAP. For a gap near 0, β is too large
+# to be of use. Since h falls by at most half of what g grows, such gaps are raised, and half of that is added: to a
+# share of the mean τ, the share that leaves the fewest candidates of a sample above the best score.
 
 STEEP_GAP, STEEP_RISE = 0.6120, 0.1012284  # z, and more than zψ(z) there
 RAISED_SHARES = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.6)
