@@ -1,5 +1,9 @@
-"""What a query costs beside its rivals, on trained networks. The unit is a forward pass over the pool: entropy."""
+"""What a query costs beside its rivals, on trained networks. The unit is a forward pass over the pool: entropy.
 
+``python -m benchmarks.queries [NAME] [--small]``: precisions side by side on one network (default wrn1, the paper's).
+"""
+
+import argparse
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -163,6 +167,8 @@ def compare_queries(
     contenders: dict[str, Contender] = {ENTROPY: lambda: forward_pass(net, x_U), "badge": lambda: ask("badge")}
     for p in precisions:
         contenders[f"mlmoc, {p}"] = lambda p=p: ask("mlmoc", precision=p)  # type: ignore[misc]
+    if "auto" in precisions:  # a network that is new to it; above, what was measured in the first turn is remembered
+        contenders["mlmoc, auto, a new network"] = lambda: ask("mlmoc", deepcopy(net))
     contenders[f"gain, {precisions[0]}, 20 greedy"] = lambda: ask("gain", precision=precisions[0])
     for b in budgets:
         contenders[f"mlmoc, {precisions[0]}, in {b}"] = lambda b=b: ask("mlmoc", precision=precisions[0], budget=b)  # type: ignore[misc]
@@ -257,3 +263,30 @@ def _query_cells(r: QueryRow) -> list[str]:
     tflops = "" if r.tflops != r.tflops else f"{r.tflops:.3g}"
     memory = format_bytes(r.nbytes) if r.nbytes else ""
     return [r.name, f"{r.seconds:.3g}", f"{r.forwards:.3g}", memory, agree, tflops, r.note]
+
+
+def main() -> None:
+    """The precisions of one workload, in turns."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.queries", description="precisions side by side")
+    parser.add_argument("name", nargs="?", default="wrn1", choices=[w.name for w in QUERY_WORKLOADS])
+    parser.add_argument("--small", action="store_true", help="tens of points, to try it out")
+    asked = parser.parse_args()
+    work = next(w for w in QUERY_WORKLOADS if w.name == asked.name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pool = train_on(work.small() if asked.small else work, device)
+    precisions = ("half", "auto", "tf32", "float32")
+    rows = compare_queries(
+        pool,
+        precisions=precisions,
+        rivals=False,
+        reference=False,
+        rounds=7,
+        progress=lambda name: print(name, flush=True),
+    )
+    print(pool.name)
+    for row in rows:
+        print(f"{row.name:40} {row.seconds:8.4f} s {row.forwards:7.2f} forward passes  {row.note}")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 import math
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from foretaste.network import MLP, fit
 from foretaste.pick import query
 from foretaste.tangent import GramJob, freeze, gram, kernel, outputs, precision, rule_checks
 from foretaste.tangent.precision import (
+    ExactSample,
     PrecisionChoice,
     choose_precision,
+    draw_sample,
     kernel_holds,
-    measure_precisions,
     rank_correlation,
     score_sample,
 )
@@ -52,7 +54,7 @@ def test_the_sample_is_ranked_by_the_scores_themselves(trained) -> None:
 def test_half_rows_are_measured_against_float64(trained) -> None:
     net, x_L, y_L, x_U = trained
     y_LC = torch.nn.functional.one_hot(y_L, 3).double()
-    found = measure_precisions(GramJob(freeze(net), {"L": x_L, "U": x_U}, classes=3), y_LC, None, ("half",))
+    found = draw_sample(GramJob(freeze(net), {"L": x_L, "U": x_U}, classes=3), y_LC, None).measure(["half"])
     assert set(found) == {"half"}
     assert 0.99 < found["half"] <= 1
     assert next(net.parameters()).dtype == torch.float32
@@ -65,14 +67,14 @@ def test_samples_are_trials_and_the_kernel_after_them_is_checked(trained, monkey
     compare = rule_checks.compare_rows
     monkeypatch.setattr(rule_checks, "compare_rows", lambda *args: checked.append(1) or compare(*args))
     frozen, y_LC = freeze(net), torch.nn.functional.one_hot(y_L, 3).double()
-    measure_precisions(GramJob(frozen, {"L": x_L, "U": x_U[:128]}, classes=3), y_LC, None, ("half",))
+    draw_sample(GramJob(frozen, {"L": x_L, "U": x_U[:128]}, classes=3), y_LC, None).measure(["half"])
     assert not checked
     gram(GramJob(frozen, {"U": x_U[:128], "L": x_L}, [("U", "L")]))
     assert checked
 
 
 def test_a_cpu_measures_nothing(trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "measure_precisions", None)
+    monkeypatch.setattr(precision, "draw_sample", None)
     net, x_L, y_L, x_U = trained
     q = query(net, x_L, y_L, x_U, strategy="mlmoc", batch_size=2)
     assert q.info["precision"] == "float32"
@@ -126,7 +128,7 @@ def test_float64_is_of_float64_networks(trained) -> None:
 def test_gradients_too_large_for_half_are_reported_as_tf32(trained, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x_L, y_L, x_U = trained
     half = PrecisionChoice("half", ways=("half",))
-    monkeypatch.setattr("foretaste.lookahead.problem.choose_precision", lambda *args: half)
+    monkeypatch.setattr("foretaste.lookahead.problem.choose_precision", lambda *args: (half, None))
     compute = kernel.compute_gram
 
     def overflows(*args):
@@ -144,7 +146,8 @@ def test_gradients_too_large_for_half_are_reported_as_tf32(trained, monkeypatch:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, frozen, spearmans: dict[str, float]) -> None:
     """``candidates`` asks the device's name only: give it a GPU's, and what a measurement would find."""
     object.__setattr__(frozen, "device", torch.device("cuda"))
-    monkeypatch.setattr(precision, "measure_precisions", lambda *args: spearmans)
+    sample = SimpleNamespace(measure=lambda tried: spearmans, why="")
+    monkeypatch.setattr(precision, "draw_sample", lambda *args: sample)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +160,87 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, frozen, spearmans: dict[str, fl
     ],
 )
 def test_the_fastest_that_ranks_alike(trained, monkeypatch, found, want) -> None:
-    frozen = freeze(trained[0])
+    frozen = freeze(deepcopy(trained[0]))
     as_on_a_gpu(monkeypatch, frozen, found)
     few = GramJob(frozen, {"L": trained[1], "U": trained[3][:70]}, classes=3)
     many = replace(few, sets={"L": trained[1], "U": torch.zeros(4980, *trained[3].shape[1:])})
-    choice = choose_precision("auto", many, torch.zeros(20, 3), None)
+    choice, _ = choose_precision("auto", many, torch.zeros(20, 3), None)
     assert choice.ways == want
     assert choice.spearman == pytest.approx(found, nan_ok=True)
-    assert choose_precision("auto", few, torch.zeros(20, 3), None).ways == ("float32",)
-    assert choose_precision("tf32", many, torch.zeros(20, 3), None).ways == ("tf32",)
+    assert choose_precision("auto", few, torch.zeros(20, 3), None)[0].ways == ("float32",)
+    assert choose_precision("tf32", many, torch.zeros(20, 3), None)[0].ways == ("tf32",)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every kernel that is computed, as its precision and number of points, where "auto" measures on a CPU too."""
+    done: list[tuple[str, int]] = []
+
+    def count(job: GramJob):
+        done.append(
+            (str(job.frozen.dtype) if job.frozen.dtype == torch.float64 else job.precision, sum(job.sizes.values()))
+        )
+        return gram(job)
+
+    monkeypatch.setattr(precision, "served_precision", lambda asked, frozen: (asked, ""))
+    monkeypatch.setattr(precision, "WORTH_MEASURING", 10)
+    monkeypatch.setattr(precision, "SAMPLE_POINTS", 15)
+    monkeypatch.setattr(precision, "gram", count)
+    monkeypatch.setattr("foretaste.lookahead.problem.gram", count)
+    return done
+
+
+def test_the_sample_is_read_from_the_kernel_and_the_choice_remembered(trained, counted) -> None:
+    """One kernel of the whole, and the sample in float64 once: no sample in half, and nothing for the next query."""
+    net, x_L, y_L, x_U = deepcopy(trained[0]), *trained[1:]
+    first = linearize(net, x_L, y_L, x_U, eager=True).precision_info
+    assert counted == [("torch.float64", 30), ("half", 90)]
+    assert first["precision"] == "half"
+    assert first["precision_measured"]["spearman"]["half"] > 0.999
+    again = linearize(net, x_L, y_L, x_U, eager=True).precision_info
+    assert counted[2:] == [("half", 90)]
+    assert again["precision"] == "half"
+    assert "measured before, at L = 20" in again["precision_measured"]["why"]
+    linearize(net, x_U[:41], [0, 1] * 20 + [2], x_U[41:], eager=True)  # more than twice as many labels
+    assert counted[3:] == [("torch.float64", 30), ("half", 70)]
+    linearize(net, x_L, y_L, x_U, loss="ce", eager=True)  # another λ and ranking
+    assert counted[5:] == [("torch.float64", 30), ("half", 90)]
+    linearize(deepcopy(net), x_L, y_L, x_U, eager=True)  # another network
+    assert counted[7:] == [("torch.float64", 30), ("half", 90)]
+
+
+def test_what_is_read_from_the_kernel_is_what_a_sample_of_its_own_gives(trained) -> None:
+    net, x_L, y_L, x_U = trained
+    y_LC = torch.nn.functional.one_hot(y_L, 3).double()
+    job = GramJob(freeze(net), {"L": x_L, "U": x_U}, [("U", "U"), ("L", "L"), ("U", "L")], classes=3)
+    sample = draw_sample(job, y_LC, None)
+    # In float32 both are near 1; in a kernel with noise the part is as bad as the whole.
+    assert sample.judge(gram(job)) == pytest.approx(sample.measure(["float32"])["float32"], abs=1e-4)
+    spoilt = gram(job)
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(70, 70, generator=g, dtype=torch.float64)
+    spoilt.blocks["U", "U"].add_(noise @ noise.T, alpha=float(spoilt.blocks["U", "U"].mean()))
+    assert sample.judge(spoilt) < 0.9
+
+
+def test_half_that_ranks_otherwise_is_given_up_and_that_is_remembered(trained, counted, monkeypatch) -> None:
+    net, x_L, y_L, x_U = deepcopy(trained[0]), *trained[1:]
+    monkeypatch.setattr(ExactSample, "judge", lambda self, whole: 0.99)
+    monkeypatch.setattr(ExactSample, "measure", lambda self, tried: dict.fromkeys(tried, 0.98))
+    said = linearize(net, x_L, y_L, x_U, eager=True).precision_info
+    assert counted == [("torch.float64", 30), ("half", 90), ("float32", 90)]
+    assert said["precision"] == "float32"
+    assert said["precision_measured"]["spearman"] == {"half": 0.99, "tf32": 0.98}
+    said = linearize(net, x_L, y_L, x_U, eager=True).precision_info
+    assert counted[3:] == [("float32", 90)]
+    assert said["precision_measured"]["spearman"] == {"half": 0.99, "tf32": 0.98}
+
+
+def test_with_watched_points_the_sample_is_a_kernel_of_its_own(trained, counted) -> None:
+    net, x_L, y_L, x_U = deepcopy(trained[0]), *trained[1:]
+    for _ in range(2):
+        linearize(net, x_L, y_L, x_U, watch=x_U[:9], eager=True)
+    assert counted == [("torch.float64", 30), ("half", 30), ("half", 99), ("half", 99)]
 
 
 def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) -> None:
@@ -175,9 +250,9 @@ def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) ->
     def fails(*args):
         raise RuntimeError("expected scalar type Float but found Double")
 
-    monkeypatch.setattr(precision, "measure_precisions", fails)
+    monkeypatch.setattr(precision, "draw_sample", fails)
     many = GramJob(frozen, {"U": torch.zeros(5000, *trained[3].shape[1:])}, classes=3)
-    choice = choose_precision("auto", many, None, None)
+    choice, _ = choose_precision("auto", many, None, None)
     assert choice.ways == ("float32",)
     assert "found Double" in choice.why
     assert "takes float32" in caplog.text
@@ -186,7 +261,7 @@ def test_one_that_cannot_be_measured_is_float32(trained, monkeypatch, caplog) ->
 def test_a_kernel_without_a_factor_is_computed_anew_in_float32(trained, monkeypatch) -> None:
     net, x_L, y_L, x_U = trained
     two = PrecisionChoice("auto", ways=("half", "float32"))
-    monkeypatch.setattr("foretaste.lookahead.problem.choose_precision", lambda *args: two)
+    monkeypatch.setattr("foretaste.lookahead.problem.choose_precision", lambda *args: (two, None))
     monkeypatch.setattr("foretaste.lookahead.problem.kernel_holds", lambda *args: False)
     state = linearize(net, x_L, y_L, x_U)
     want = linearize(net, x_L, y_L, x_U, precision="float32")

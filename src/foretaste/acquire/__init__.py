@@ -22,6 +22,9 @@ from foretaste.acquire.coverage import KernelRows as KernelRows
 from foretaste.acquire.coverage import LazyGains as LazyGains
 from foretaste.acquire.coverage import cover_greedily as cover_greedily
 from foretaste.acquire.gain import gain as gain
+from foretaste.acquire.lazy_scores import LazyScores as LazyScores
+from foretaste.acquire.lazy_scores import ScoreBound as ScoreBound
+from foretaste.acquire.lazy_scores import lazy_scores as lazy_scores
 from foretaste.acquire.predictions import chance_among_classes as chance_among_classes
 from foretaste.acquire.predictions import chance_of_error as chance_of_error
 from foretaste.acquire.predictions import finish_scores as finish_scores

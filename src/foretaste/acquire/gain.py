@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from foretaste.acquire.lazy_scores import SQUARES_ROUNDING, SquareBound, SquareWeights
 from foretaste.acquire.predictions import cached_blocks, check_scale, finish_scores, need_classes
 from foretaste.acquire.registry import StudyHints, register
 from foretaste.acquire.variance import whiten_columns
@@ -31,6 +32,7 @@ from foretaste.lookahead import DenseState, KernelSettings, State
 
 GAIN_CHUNK = 2**20  # numbers worked on at a time: with fewer, threads spend their time waking up
 WORTH_QUICK_RISE = 2**20  # pairs (i, j) from which float32 is used
+QUICK_ROUNDING = 1e-5  # more than the relative error of a sum in float32
 FAINT_RISE = 1e-24  # of the largest gap: below it, float32 may be near RISE_FAR
 
 RiseBuffer = dict[torch.dtype, Tensor]
@@ -47,9 +49,51 @@ class GainOptions:
         check_scale(self.scale)
 
 
+# h(τ) = τψ(g/τ) is at most β τ², with β the largest of h(τ)/τ² = zψ(z)/g for z = g/τ not below g/τ_max, where
+# τ_max² = 2 s² S_ii: a correlation is at most 1. zψ(z) has its maximum at STEEP_GAP. For a gap near 0, β is too large
+# to be of use. Since h falls by at most half of what g grows, such gaps are raised, and half of that is added: to a
+# share of the mean τ, the share that leaves the fewest candidates of a sample above the best score.
+
+STEEP_GAP, STEEP_RISE = 0.6120, 0.1012284  # z, and more than zψ(z) there
+RAISED_SHARES = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.6)
+BOUND_SAMPLE = 256  # candidates
+
+
+def gain_bound(scale: float | None = None) -> SquareBound:
+    """By squares: Σ_i τψ(g_i/τ) ≤ Σ_i β_i τ_ij², nearly equal for the points that count."""
+
+    def weights(state: DenseState, best: float) -> SquareWeights:
+        s2, g_W = state.scale if scale is None else scale, gaps(state.mean)
+        var_W = state.watched_variance.clamp_min(0)
+        tau_W = (2 * s2 * (var_W + SQUARES_ROUNDING * var_W.max())).sqrt()
+        at = torch.arange(0, state.U, -(-state.U // BOUND_SAMPLE))
+        square_Wn = state.columns(at).square().mul_(2 * s2 / state.u[at])
+        rms_W, found = square_Wn.mean(1).sqrt(), list[tuple[float, float, SquareWeights]]()
+        for share in RAISED_SHARES:
+            raised_W = torch.maximum(g_W, share * rms_W).clamp_min(torch.finfo(g_W.dtype).tiny)
+            z_W, most_W = raised_W / tau_W, torch.empty_like(tau_W)
+            exact_rise(tau_W, z_W.clone(), raised_W, most_W)
+            beta_W = torch.where(z_W < STEEP_GAP, STEEP_RISE / raised_W, most_W / tau_W.square())
+            beta_W = torch.nan_to_num(beta_W, posinf=0.0)  # τ_max = 0: nothing is left to learn there
+            constant = float((raised_W - g_W).sum() / 2)
+            upper_n = constant + beta_W @ square_Wn
+            above = float((upper_n >= best).sum())
+            found.append((above, float(upper_n.mean()), SquareWeights(beta_W, 2 * s2, constant)))
+        return min(found, key=lambda way: way[:2])[2]
+
+    def score(state: DenseState, S_Wn: Tensor, u_n: Tensor) -> Tensor:
+        k_n, g_W = (2 * (state.scale if scale is None else scale) / u_n).sqrt(), gaps(state.mean)
+        scores_n = rises(S_Wn, k_n, g_W, exact=False)
+        near = (scores_n >= scores_n.max() * (1 - QUICK_ROUNDING)).nonzero()[:, 0]
+        scores_n[near] = rises(S_Wn[:, near], k_n[near], g_W, exact=True)
+        return scores_n
+
+    return SquareBound(weights, score)
+
+
 @register(
     "gain", select="greedy", needs=("kernel", "classes", "labels"), options=GainOptions,
-    kernel=KernelSettings(watch_by="contested"), study=StudyHints(calibrates="scale"),
+    kernel=KernelSettings(watch_by="contested"), study=StudyHints(calibrates="scale"), bound=gain_bound,
 )  # fmt: skip
 def gain(state: State, scale: float | None = None) -> Tensor:
     """The expected gain in accuracy: Σ_i τ_ij ψ(g_i / τ_ij), the expected rise of Σ_i max_c f_i(c).
@@ -100,13 +144,18 @@ def _in_one_pass(state: State, s: float) -> Tensor:
     return scores_U.masked_fill_(state.taken, -torch.inf) if state.kept else scores_U
 
 
+def gaps(mean_WC: Tensor) -> Tensor:
+    """g_i, (W,): between the two largest outputs."""
+    top = mean_WC.topk(2, 1).values
+    return top[:, 0] - top[:, 1]
+
+
 def _gaps(mean_WC: Tensor) -> tuple[float, Tensor]:
     """The largest gap, and the gaps in units of it. Cached: a greedy batch does not change the mean."""
     version = -1 if mean_WC.is_inference() else mean_WC._version
     found = _gap_cache.get(mean_WC)
     if found is None or found[0] != version or version < 0:
-        top = mean_WC.topk(2, 1).values
-        unit, gap_W = _in_units(top[:, 0] - top[:, 1])
+        unit, gap_W = _in_units(gaps(mean_WC))
         found = _gap_cache[mean_WC] = version, float(unit), gap_W
     return found[1:]
 

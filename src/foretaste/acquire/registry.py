@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from foretaste.acquire.coverage import Coverage
+from foretaste.acquire.lazy_scores import ScoreBound
 from foretaste.errors import did_you_mean
 from foretaste.lookahead import KernelSettings
 
@@ -66,6 +67,7 @@ class Strategy:
     study: StudyHints = field(default_factory=StudyHints)
     coverage: Callable[..., Coverage] | None = None
     pointwise: bool = False
+    bound: Callable[..., ScoreBound] | None = None
 
     @property
     def picks(self) -> bool:
@@ -126,6 +128,7 @@ def register(
     kernel: KernelSettings | None = None,
     study: StudyHints | None = None,
     pointwise: bool = False,
+    bound: Callable[..., ScoreBound] | None = None,
 ) -> Callable[[F], F]:
     """Give an acquisition ``fn(state) -> (U,)`` (higher = label sooner) a name that ``ft.query`` knows.
 
@@ -146,6 +149,8 @@ def register(
             for a small run.
         pointwise: whether a candidate's score is of its own outputs alone, whatever else is in the pool. Then a pool
             that does not fit into memory is read and scored in chunks. Default False.
+        bound: for a greedy score that is bounded cheaply, a function ``bound(**options) ->
+            foretaste.acquire.ScoreBound``. Large batches are then grown by it: the same picks, and few scores for each.
 
     Returns:
         A decorator, which returns the function itself.
@@ -182,7 +187,9 @@ def register(
                     f"calibrates or small of strategy {name!r} names {option!r}, which is not one of its options"
                     f"{did_you_mean(option, known, 'It takes')}"
                 )
-        _strategies[name] = Strategy(name, fn, how, needs, own, kernel or KernelSettings(), hints, coverage, pointwise)
+        _strategies[name] = Strategy(
+            name, fn, how, needs, own, kernel or KernelSettings(), hints, coverage, pointwise, bound
+        )
         return fn
 
     return keep

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from foretaste.acquire.lazy_scores import SquareBound, SquareWeights
 from foretaste.acquire.predictions import cached_blocks, finish_scores, narrow_blocks
 from foretaste.acquire.registry import register
 from foretaste.acquire.watched_sums import SumTerm, can_fuse_sums, sum_terms
@@ -11,7 +12,15 @@ from foretaste.lookahead import State
 KNOWN_VARIANCE = 1e-6  # of the largest: a watched point with less is known, and S_ii is rounding
 
 
-@register("variance", select="greedy", needs="kernel")
+def variance_bound() -> SquareBound:
+    """The score itself, but for rounding."""
+    return SquareBound(
+        lambda state, best: SquareWeights(torch.ones_like(state.mean[:, 0])),
+        lambda state, S_Wn, u_n: squared_sums(S_Wn) / u_n,
+    )
+
+
+@register("variance", select="greedy", needs="kernel", bound=variance_bound)
 def variance(state: State) -> Tensor:
     """The variance that a label at j removes from Σ_i S_ii: Σ_i S_ij² / u_j. Full kernel: Σ_i tr(S_ij u_j⁻¹ S_ji).
 

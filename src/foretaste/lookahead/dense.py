@@ -320,8 +320,16 @@ class DenseState(State):
         """Whether rows of S are contiguous, as ``from_parts`` gives them."""
         return self._problem.same or self._posterior.solved.S_WU.stride(1) == 1
 
-    def from_parts(self, use: UseParts) -> Tensor:
-        """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S, for code that does not need the difference in memory."""
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The candidates in ``kept``, in the order of the factors."""
+        return self._factors.js
+
+    def from_parts(self, use: UseParts, wait: int | None = None) -> Tensor:
+        """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S, for code that does not need the difference in memory.
+
+        wait: how many factors may wait to be subtracted.
+        """
         base_WU, factors, running = self._posterior.solved.S_WU, self._factors, self._posterior.running
 
         def by_rows(S_WU: Tensor, F_W: Tensor, F_U: Tensor) -> Tensor:
@@ -329,13 +337,20 @@ class DenseState(State):
 
         if not factors.js:
             return by_rows(base_WU, base_WU.new_empty(0, base_WU.shape[0]), base_WU.new_empty(0, base_WU.shape[1]))
-        running.follow(base_WU, factors)
+        running.follow(base_WU, factors, wait)
         return running.read(base_WU, factors, by_rows)
 
     def columns(self, at: Tensor) -> Tensor:
         """S_WK of candidates ``at``, (W, k), with B = 1."""
-        S_WK = self._posterior.solved.S_WU[:, at]
-        return S_WK - self._factors.W().T @ self._factors.U()[:, at] if self._factors.js else S_WK
+        base_WU, factors, same = self._posterior.solved.S_WU, self._factors, self._problem.same
+        if not factors.js:
+            return base_WU[at].T if same else base_WU[:, at]
+
+        def take(S_WU: Tensor, F_W: Tensor, F_U: Tensor) -> Tensor:  # W = U: rows, which lie together in memory
+            S_WK = S_WU[at].T if same else S_WU[:, at]
+            return S_WK.addmm_(F_W.T, F_U[:, at], alpha=-1)
+
+        return self._posterior.running.read(base_WU, factors, take)
 
     @property
     def _ridge_known(self) -> float | None:

@@ -121,11 +121,18 @@ class RunningPosterior:
     room: bool = True  # whether there was memory for it
 
     @torch.no_grad()
-    def follow(self, base_WU: Tensor, factors: Factors) -> None:
-        """Subtract all factors but the last if more than ``WAITING_FACTORS`` wait. For another order, begin anew."""
+    def follow(self, base_WU: Tensor, factors: Factors, wait: int | None = None) -> None:
+        """Subtract all factors but the last if more than ``wait`` of them wait. For another order, begin anew.
+
+        wait: ``WAITING_FACTORS`` if it is None.
+        """
         taken = self.taken
         waiting = len(factors.js) - (len(taken.js) if taken and taken.starts(factors) else 0)
-        if not self.room or waiting <= WAITING_FACTORS or not _running_lock.acquire(blocking=False):
+        if (
+            not self.room
+            or waiting <= (WAITING_FACTORS if wait is None else wait)
+            or not _running_lock.acquire(blocking=False)
+        ):
             return
         try:
             taken, self.taken = self.taken, None

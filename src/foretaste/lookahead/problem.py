@@ -22,6 +22,7 @@ from foretaste.lookahead.targets import LabelRules
 from foretaste.losses import LOSSES, Loss
 from foretaste.tangent import (
     DEFAULT_RIDGE,
+    ENOUGH_CORRELATION,
     BudgetError,
     FrozenNetwork,
     Gram,
@@ -31,6 +32,7 @@ from foretaste.tangent import (
     choose_precision,
     gram,
     kernel_holds,
+    remember_choice,
     take_points,
     unmeasured_precision,
 )
@@ -168,23 +170,40 @@ class NetworkKernels(KernelSource):
     def load(self) -> ThetaBlocks:
         if self.held is not None:
             return self.held
-        self.precision = choose_precision(self.settings.precision, self.job, self.ranked_by, self.own_ridge)
+        given = self.job, self.ranked_by, self.own_ridge
+        self.precision, sample = choose_precision(self.settings.precision, *given)
         ways = self.precision.ways
         for way in ways:
+            last = way == ways[-1]
+            if sample is not None and not last and self.precision.spearman:  # another was tried: first on the sample
+                self._note(sample.measure([way]))
+                if not self.precision.spearman[way] >= ENOUGH_CORRELATION:
+                    continue
             try:
                 found = gram(replace(self.job, precision=way))
             except BudgetError as e:
                 said = f"{e}{suggest_watch(e, self.w == 'W')}"
                 raise BudgetError(said, e.job, e.needed, e.budget) from None
+            if sample is not None and not last and not self.precision.spearman:
+                self._note({found.precision: sample.judge(found)})
+                if not self.precision.spearman[found.precision] >= ENOUGH_CORRELATION:
+                    del found
+                    continue
             why = "; ".join(filter(None, [self.precision.why, TOO_LARGE if found.precision != way else ""]))
             self.precision = replace(self.precision, used=found.precision, why=why)
             self.row_job = replace(self.row_job, frozen=found.frozen, precision=found.precision, check=False)
             theta = self._blocks_of(found)
-            if way == ways[-1] or kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
+            if last or kernel_holds(theta.LL, theta.UL, theta.diag_U, self.own_ridge):
+                if sample is not None:
+                    kept = (way,) if last else (way, "float32")
+                    remember_choice(*given, replace(self.precision, used=None, why=sample.why, ways=kept))
                 return theta.scaled(self.scale)
-            self.precision = replace(self.precision, spearman={**self.precision.spearman, way: math.nan})
+            self._note({way: math.nan})
             del found, theta  # before the next is made
         raise AssertionError("a choice has at least one precision to try")
+
+    def _note(self, measured: Mapping[str, float]) -> None:
+        self.precision = replace(self.precision, spearman={**self.precision.spearman, **measured})
 
     def _blocks_of(self, found: Gram) -> ThetaBlocks:
         WU = found.blocks[self.w, "U"]

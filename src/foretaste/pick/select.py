@@ -17,10 +17,12 @@ from torch import Tensor
 
 from foretaste.acquire import (
     Coverage,
+    ScoreBound,
     Strategy,
     StudyHints,
     cover_greedily,
     finish_scores,
+    lazy_scores,
     pseudo_labels,
     register,
 )
@@ -147,7 +149,11 @@ def pick(
         got = _pick_covering(subject, partial(how.coverage, **options), batch)
     else:
         score = partial(scores_by, how, options)
-        got = _pick_top(subject, score, batch) if select == "top" else _pick_each(subject, score, select, batch, oracle)
+        if select == "top":
+            got = _pick_top(subject, score, batch)
+        else:
+            bound = None if how.bound is None or select != "greedy" else partial(how.bound, **options)
+            got = _pick_each(subject, score, select, batch, oracle, bound)
         if batch.last_U is not None and got.scores_U is not None:
             got.scores_U = got.scores_U.masked_fill(batch.last_U.to(got.scores_U.device), -torch.inf)
     got.state = subject
@@ -194,7 +200,14 @@ def highest(scores_U: Tensor, batch: Batch) -> list[int]:
     return ranked_U[: batch.n].tolist()
 
 
-def _pick_each(state: State, score: ScoreFunction, select: str, batch: Batch, oracle: Oracle | None) -> Picked:
+def _pick_each(
+    state: State,
+    score: ScoreFunction,
+    select: str,
+    batch: Batch,
+    oracle: Oracle | None,
+    bound: Callable[[], ScoreBound] | None,
+) -> Picked:
     """One by one, each pick conditioned on before the next scores. Fewer only if the oracle skips the rest.
 
     "greedy": the label is unknown, so S shrinks and the mean stays. "fantasy": the likeliest label is kept.
@@ -203,7 +216,7 @@ def _pick_each(state: State, score: ScoreFunction, select: str, batch: Batch, or
     """
     got = Picked()
     try:
-        _grow(got, state, score, select, batch, oracle)
+        _grow(got, state, score, select, batch, oracle, bound)
     except BaseException as e:
         if oracle is not None:
             answered = _answered(got, oracle)
@@ -215,10 +228,19 @@ def _pick_each(state: State, score: ScoreFunction, select: str, batch: Batch, or
     return got
 
 
-def _grow(got: Picked, state: State, score: ScoreFunction, select: str, batch: Batch, oracle: Oracle | None) -> None:
+def _grow(
+    got: Picked,
+    state: State,
+    score: ScoreFunction,
+    select: str,
+    batch: Batch,
+    oracle: Oracle | None,
+    bound: Callable[[], ScoreBound] | None,
+) -> None:
     rank_U = torch.randperm(state.U, generator=batch.generator) if batch.rank_U is None else batch.rank_U
     order, rank_U = rank_U.argsort().tolist(), rank_U.to(state.net.device)
     scores_U = got.scores_U = _timed_scores(got, score, state)
+    lazy = lazy_scores(bound, state, scores_U, batch.n)
     shut = [j for j, _ in state.kept]  # picked, or skipped by the oracle. A list: reading it from a GPU would wait
     spent_U = state.taken.clone()  # those, and what is avoided while others are left
     if batch.closed_U is not None:
@@ -231,6 +253,8 @@ def _grow(got: Picked, state: State, score: ScoreFunction, select: str, batch: B
         if (rank := best_rank(scores_U, spent_U, rank_U, batch.equal)) == state.U:
             fresh, spent_U = False, torch.zeros_like(spent_U)
             spent_U[shut] = True
+            if lazy is not None and got.indices:
+                scores_U = lazy(state, spent_U, batch.equal)
             continue
         j = order[rank]
         shut.append(j)
@@ -250,7 +274,8 @@ def _grow(got: Picked, state: State, score: ScoreFunction, select: str, batch: B
             if fresh:
                 _mark_spent(spent_U, state, before, j)
             got.seconds["select"] += time.perf_counter() - start
-            scores_U = _timed_scores(got, score, state)
+            again = score if lazy is None else partial(lazy, shut_U=spent_U, equal=batch.equal)
+            scores_U = _timed_scores(got, again, state)
 
 
 def _pick_covering(state: State, coverage: Callable[[State], Coverage], batch: Batch) -> Picked:

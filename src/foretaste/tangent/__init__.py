@@ -39,12 +39,14 @@ from foretaste.tangent.planning import BudgetError as BudgetError
 from foretaste.tangent.planning import free_memory as free_memory
 from foretaste.tangent.planning import resolve_budget as resolve_budget
 from foretaste.tangent.precision import DEFAULT_RIDGE as DEFAULT_RIDGE
+from foretaste.tangent.precision import ENOUGH_CORRELATION as ENOUGH_CORRELATION
 from foretaste.tangent.precision import PrecisionChoice as PrecisionChoice
 from foretaste.tangent.precision import check_precision as check_precision
 from foretaste.tangent.precision import choose_precision as choose_precision
 from foretaste.tangent.precision import double_inputs as double_inputs
 from foretaste.tangent.precision import kernel_holds as kernel_holds
 from foretaste.tangent.precision import rank_correlation as rank_correlation
+from foretaste.tangent.precision import remember_choice as remember_choice
 from foretaste.tangent.precision import unmeasured_precision as unmeasured_precision
 from foretaste.tangent.rules import REGISTERED as REGISTERED
 from foretaste.tangent.rules import register_rule as register_rule

@@ -1,8 +1,11 @@
 """``precision="auto"``: the fastest precision of Θ that keeps a ranking, measured on a sample of the same points.
 
 The norm of an error in Θ says little, because S subtracts nearly equal numbers. So a sample of L and U is ranked by Θ
-in float64 and by Θ in each precision, and the rankings are compared. A sample cannot show everything. So the whole Θ
-is checked too: A = Θ_LL + λI must have a Cholesky factor, and every candidate a positive variance.
+in float64 and by Θ in each precision, and the rankings are compared. Where the whole Θ has the pairs of the sample, it
+is computed in the fastest precision at once, and the sample is read from it. A sample cannot show everything. So the
+whole Θ is checked too: A = Θ_LL + λI must have a Cholesky factor, and every candidate a positive variance.
+
+What was found is remembered for a network, by its parameters, until L has doubled.
 """
 
 import logging
@@ -10,10 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from foretaste.tangent.frozen import (
     FrozenNetwork,
@@ -73,32 +78,73 @@ def check_precision(precision: str, dtype: torch.dtype) -> None:
         )
 
 
-def choose_precision(asked: str, job: GramJob, y_LC: Tensor | None, ridge: float | None) -> PrecisionChoice:
+def choose_precision(
+    asked: str, job: GramJob, y_LC: Tensor | None, ridge: float | None
+) -> tuple[PrecisionChoice, "ExactSample | None"]:
     """The precisions to try for the Θ of a job between "U" and "L", and what was measured to find them.
 
-    y_LC: the labels by which a sample is ranked; None: the mean is f. ridge: λ; None: the default.
+    y_LC: the labels by which a sample is ranked; None: the mean is f. ridge: λ; None: the default. Also returns the
+    sample by which the first Θ that is tried is to be judged, or None where the choice is made.
     """
     served, why = served_precision(asked, job.frozen)
     if served != "auto":
-        return PrecisionChoice(asked, why=why, ways=(served,))
+        return PrecisionChoice(asked, why=why, ways=(served,)), None
     if (points := sum(job.sizes.values())) < WORTH_MEASURING:
-        return PrecisionChoice(asked, why=f"{points} points: measuring would take longer", ways=("float32",))
+        return PrecisionChoice(asked, why=f"{points} points: measuring would take longer", ways=("float32",)), None
+    if (found := remembered_choice(job, y_LC, ridge)) is not None:
+        return found, None
     try:
-        spearman = measure_precisions(job, y_LC, ridge, TRIED_PRECISIONS)
+        sample = draw_sample(job, y_LC, ridge)
+        if (("U", "U") in job.blocks) and job.frozen.output != "full":
+            return PrecisionChoice(asked, None, {}, sample.why, (*TRIED_PRECISIONS, "float32")), sample
+        spearman = sample.measure(TRIED_PRECISIONS)
     except (RuntimeError, ValueError, TypeError) as e:  # the network casts to float32, or the budget is small
         why = f"float64 could not be measured: {str(e).splitlines()[0][:120]}"
         log.warning("precision='auto' takes float32: %s", why)
-        return PrecisionChoice(asked, why=why, ways=("float32",))
+        return PrecisionChoice(asked, why=why, ways=("float32",)), None
     good = [p for p in TRIED_PRECISIONS if spearman.get(p, 0.0) >= ENOUGH_CORRELATION]
-    drawn = min(SAMPLE_POINTS, job.sizes["U"])
-    why = f"Spearman to float64 on {drawn} candidates, at least {ENOUGH_CORRELATION}"
-    return PrecisionChoice(asked, None, spearman, why, (*good[:1], "float32"))
+    choice = PrecisionChoice(asked, None, spearman, sample.why, (*good[:1], "float32"))
+    remember_choice(job, y_LC, ridge, choice)
+    return choice, None
 
 
-def measure_precisions(
-    job: GramJob, y_LC: Tensor | None, ridge: float | None, tried: Sequence[str]
-) -> dict[str, float]:  # fmt: skip
-    """For each precision, until one is enough: the rank correlation with float64, for the worse of two scores."""
+@dataclass(frozen=True, eq=False)
+class ExactSample:
+    """A sample of U and L, and its two scores by Θ in float64."""
+
+    job: GramJob  # of the sample, in the network's own dtype
+    drawn: Mapping[str, Tensor]  # the positions of its points in "U" and "L"
+    y_LC: Tensor | None
+    ridge: float | None
+    want: tuple[Tensor, Tensor]
+
+    @property
+    def why(self) -> str:
+        return f"Spearman to float64 on {len(self.drawn['U'])} candidates, at least {ENOUGH_CORRELATION}"
+
+    def measure(self, tried: Sequence[str]) -> dict[str, float]:
+        """For each precision, until one is enough: the rank correlation with float64, for the worse of two scores."""
+        found: dict[str, float] = {}
+        for precision in tried:
+            found[precision] = self._agreement(gram(replace(self.job, precision=precision)))
+            if found[precision] >= ENOUGH_CORRELATION:
+                break
+        return found
+
+    def judge(self, whole: Gram) -> float:
+        """The same of the sample's part of a whole Θ, which has these points among others."""
+        at = self.drawn
+        blocks = {(a, b): whole.blocks[a, b][at[a]][:, at[b]] for a, b in self.job.blocks}
+        f = {name: whole.outputs[name][n] for name, n in at.items()}
+        return self._agreement(replace(whole, blocks=blocks, outputs=f))
+
+    def _agreement(self, sample: Gram) -> float:
+        got = score_sample(sample, self.y_LC, self.ridge)
+        return math.nan if got is None else min(rank_correlation(a, b) for a, b in zip(got, self.want))
+
+
+def draw_sample(job: GramJob, y_LC: Tensor | None, ridge: float | None) -> ExactSample:
+    """Draw a sample of the points of a job, and score it in float64."""
     frozen, g = job.frozen, torch.Generator().manual_seed(0)
     drawn = {
         name: torch.randperm(job.sizes[name], generator=g)[:SAMPLE_POINTS].to(frozen.device)
@@ -119,13 +165,33 @@ def measure_precisions(
         want = score_sample(gram(exact), y_LC, ridge)
     if want is None:
         raise ValueError("the sample's kernel has no Cholesky factor, even in float64")
-    found: dict[str, float] = {}
-    for precision in tried:
-        got = score_sample(gram(replace(job, precision=precision)), y_LC, ridge)
-        found[precision] = math.nan if got is None else min(rank_correlation(a, b) for a, b in zip(got, want))
-        if found[precision] >= ENOUGH_CORRELATION:
-            break
-    return found
+    return ExactSample(job, drawn, y_LC, ridge, want)
+
+
+# --- what is remembered of a network: in a loop it is trained on, and stays what it is ---
+
+_choices = WeakIdKeyDictionary()  # by a network's first parameter: {what it depends on: (L, choice)}
+
+
+def _remembered_by(job: GramJob, y_LC: Tensor | None, ridge: float | None) -> tuple[Any, ...]:
+    frozen, at_W = job.frozen, tuple(job.blocks)
+    return frozen.output, tuple(frozen.params), frozen.dtype, frozen.device, y_LC is None, ridge, at_W
+
+
+def remembered_choice(job: GramJob, y_LC: Tensor | None, ridge: float | None) -> PrecisionChoice | None:
+    """What was measured for this network before, with at least half as many labels."""
+    found = _choices.get(next(job.frozen.net.parameters()), {}).get(_remembered_by(job, y_LC, ridge))
+    L = job.sizes.get("L", 0)
+    if found is None or not found[0] <= L <= 2 * found[0]:
+        return None
+    choice: PrecisionChoice = found[1]
+    return replace(choice, why=f"{choice.why}; measured before, at L = {found[0]}")
+
+
+def remember_choice(job: GramJob, y_LC: Tensor | None, ridge: float | None, choice: PrecisionChoice) -> None:
+    """Remember what was measured: its ``ways`` are tried at once for the next Θ of this network."""
+    mine = _choices.setdefault(next(job.frozen.net.parameters()), {})
+    mine[_remembered_by(job, y_LC, ridge)] = job.sizes.get("L", 0), choice
 
 
 def score_sample(sample: Gram, y_LC: Tensor | None, ridge: float | None) -> tuple[Tensor, Tensor] | None:
