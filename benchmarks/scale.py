@@ -43,7 +43,7 @@ IMAGES = 200_000
 WRITE_ROWS = 50_000
 CHECKED = 20_000  # points of which a batch is compared with dense
 BUDGET = "36GB"  # of the query of pictures
-LEARNER_STEPS = 60
+LEARNER_STEPS = 300
 KEPT = ("method", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision")
 
 
