@@ -43,19 +43,11 @@ IMAGES = 200_000
 WRITE_ROWS = 50_000
 CHECKED = 20_000  # points of which a batch is compared with dense
 BUDGET = "36GB"  # of the query of pictures
-LEARNER_STEPS = 60
+LEARNER_STEPS = 300
 KEPT = (
-    "method",
-    "sketch",
+    "method", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision",
     "precision_measured",
-    "watched",
-    "shortlist",
-    "sample",
-    "batch_value",
-    "rows_read",
-    "space",
-    "precision",
-)
+)  # fmt: skip
 
 
 def write_features(path: Path, rows: int, dtype: str = "float16", seed: int = 0) -> np.ndarray:

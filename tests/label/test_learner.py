@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -1382,33 +1383,60 @@ def test_an_interrupted_query_puts_nothing_out(n: int, monkeypatch: pytest.Monke
     assert_same(a, b)
 
 
+def interrupt_at(line: int, name: str, call) -> bool:
+    """Ctrl-C at a line of the function ``name``, the n-th that runs; whether there are so many."""
+    left = line
+
+    def trace(frame, event: str, arg: object):
+        nonlocal left
+        left -= event == "line"
+        if not left:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(lambda frame, *_: trace if frame.f_code.co_name == name else None)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
 def test_an_interrupt_while_an_item_joins_the_window_leaves_it_whole() -> None:
     """At every line of ``admit`` in turn."""
     b = make("l2", window=10)
     p = next(p for p in range(N) if p not in b._now.model.row)
     b.teach(p, truth("l2", p))
     for line in range(1, 50):
-        a, left = make("l2", window=10), line
-
-        def trace(frame, event: str, arg: object):
-            nonlocal left
-            left -= event == "line"
-            if not left:
-                raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(lambda frame, *_: trace if frame.f_code.co_name == "admit" else None)
-        try:
-            a._now.model.admit([p])
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
+        a = make("l2", window=10)
+        came = interrupt_at(line, "admit", partial(a._now.model.admit, [p]))
         a.teach(p, truth("l2", p))
         torch.testing.assert_close(outputs(a), outputs(b), rtol=1e-8, atol=1e-8)
-        if left > 0:
+        if not came:
             break
     assert line > 10
+
+
+def test_an_interrupt_while_items_are_exchanged_leaves_the_window_whole() -> None:
+    """At every line of ``replace_items`` in turn: Θ, outputs and states are those of the old items, or of the new."""
+    b = make("l2", window=20, watch=5)
+    rows = [m for m in b._now.model.open_rows(b._now.book).tolist() if m not in b._now.model.watched.tolist()][:4]
+    new = [p for p in range(N) if p not in b._now.model.row][:4]
+    for line in range(1, 80):
+        a = make("l2", window=20, watch=5)
+        a.predict()
+        model = a._now.model
+        came = interrupt_at(line, "replace_items", partial(model.replace_items, rows, new))
+        x = points()[model.at_M]
+        torch.testing.assert_close(model.theta_MM, ft.ntk(model.net, x, output="signs"), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(model.f_MC, model.net(x).detach(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(model.follow(a._now.book).pool_net, model.f_MC)
+        assert [model.row[p] for p in model.at_M] == list(range(len(model.at_M)))
+        if not came:
+            break
+    assert line > 20
 
 
 def test_an_interrupted_teach_counts_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:

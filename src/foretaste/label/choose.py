@@ -15,8 +15,8 @@ from foretaste.lookahead import KernelSettings, PoolKernel, State
 from foretaste.pick import Batch, Request, cover_greedily, pick
 
 EQUAL_SCORES = 1e-9  # relative: scores so near are equal, whatever order their sums were taken in
-MOVED_SHARE = 10  # one of so many items of a window is replaced when it moves,
-MOVED_EVERY = 20  # answers
+MOVED_SHARE = 40  # one of so many items of a window is replaced when it moves,
+MOVED_EVERY = 5  # answers
 COVERED_ITEMS = 2000  # a first batch is chosen among so many random items
 
 
@@ -52,14 +52,14 @@ def ask_items(model: LiveModel, book: LabelBook, ask: AskSettings, n: int, count
 
 
 def move_window(model: LiveModel, book: LabelBook, seed: int) -> None:
-    """Other items of the pool take the places of a tenth of M: of the open ones that were worth least when last asked.
+    """Other items of the pool take the places of some of M: of the open ones that were worth least when last asked.
 
     Watched items stay: they stand for the pool.
     """
     open_M = model.open_rows(book)
     if model.watched is not None:
         open_M = open_M[~torch.isin(open_M, model.watched.cpu())]
-    n = min(len(model.at_M) // MOVED_SHARE, len(open_M))
+    n = min(-(-len(model.at_M) // MOVED_SHARE), len(open_M))
     draws = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(model.pool), (8 * n,), generator=draws).tolist()  # fewer are enough of a large pool
     new = [p for p in dict.fromkeys(drawn) if p not in model.row and not book.closed(p)][:n]

@@ -69,7 +69,7 @@ class Learner:
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
             contested ones. None: all.
         window: items that are worked on at a time, default 5000. A larger pool is sampled, anew at each training. The
-            window moves: every 20 answers a tenth of it, the items that are worth least, makes room for others. With
+            window moves: every 5 answers a fortieth of it, the items worth least, makes room for others. With
             ``graph`` it stays.
         graph: whether the unlabelled items have a say (docs/learner.md, The pool): None, or ``ft.Graph(...)``, along
             which the kernel is bent. "auto" (default): ``ft.Graph()`` with the learner's own network where the items

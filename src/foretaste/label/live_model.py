@@ -10,8 +10,9 @@ which labels came, nor on labels that were taken back: a relabelled learner equa
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ from foretaste.lookahead import (
     BinaryOutputs,
     DenseState,
     KernelSettings,
+    OtherCandidates,
     PoolState,
+    Posterior,
     State,
     binary_params,
     cholesky,
@@ -193,14 +196,15 @@ class LiveModel:
 
     def _condition_base(self, base: Mapping[int, Label], ridge: float | str | None) -> DenseState:
         """The state with these labels as its L, and none kept."""
-        at = [self.row[p] for p in base]
+        at, W = [self.row[p] for p in base], self.watched
         theta, f = self.theta_MM, self.f_MC
+        theta_LM = theta[at]  # symmetric, and rows lie together in memory
         y_L = None if not at else self._targets(base.values())
-        W = self.watched
+        diag_M = None if W is None else theta.diagonal().clone()  # Θ may be written to: ``replace_items``
         state = from_kernels(
-            theta[at][:, at], None if W is None else theta[W][:, at], theta[:, at], theta if W is None else theta[W],
-            None if W is None else theta.diagonal(), f[at], None if W is None else f[W], f, y_L,
-            theta_UU=None if W is None else theta, diag_W=None if W is None else theta.diagonal()[W],
+            theta_LM[:, at], None if W is None else theta_LM[:, W].T, theta_LM.T, theta if W is None else theta[W],
+            diag_M, f[at], None if W is None else f[W], f, y_L,
+            theta_UU=None if W is None else theta, diag_W=None if diag_M is None else diag_M[W], at_L=at,
             ridge=ridge, loss=self.settings.loss,
         )  # fmt: skip
         assert isinstance(state, DenseState)
@@ -310,22 +314,49 @@ class LiveModel:
         )  # fmt: skip
 
     def replace_items(self, rows: Sequence[int], positions: Sequence[int]) -> None:
-        """Other items of the pool in the place of some of M: a row of Θ each. Neither labelled nor out are replaced."""
-        at_M = list(self.at_M)
+        """Other items of the pool in the place of some of M: a row of Θ each. None that go are watched or labelled."""
+        at_M, at = list(self.at_M), torch.as_tensor(rows, device=self.f_MC.device)
         for m, p in zip(rows, positions):
             at_M[m] = p
         sets = {"new": self.read(positions), "M": self.read(at_M)}
         made = gram(GramJob(self.frozen, sets, [("new", "M")], budget=self.settings.budget, classes=self.f_MC.shape[1]))
-        theta_MM, f_MC, at = self.theta_MM.clone(), self.f_MC.clone(), torch.as_tensor(rows, device=self.f_MC.device)
-        cross = self.theta_scale * made.blocks["new", "M"]
-        theta_MM[at], f_MC[at] = cross, made.outputs["new"]
-        theta_MM[:, at] = cross.T
-        for name in ("row", "ranks_M"):
-            self.__dict__.pop(name, None)
+        theta_nM, f_MC = self.theta_scale * made.blocks["new", "M"], self.f_MC.clone()
+        f_MC[at] = made.outputs["new"]
         _ = self.watched  # by the outputs of the training: it stays
-        self.__dict__.update(
-            theta_MM=theta_MM, f_MC=f_MC, at_M=at_M, scores_M=None, _shown=None, _base=None, _scaled=None
-        )
+        states = self._exchange(at, theta_nM, f_MC[at])
+        before_nM, changed = self.theta_MM[at], {"f_MC": f_MC, "at_M": at_M, "scores_M": None} | states
+        try:  # in place: Θ is the largest matrix there is
+            self.theta_MM[at] = theta_nM
+            self.theta_MM[:, at] = theta_nM.T
+            for name in ("row", "ranks_M"):
+                self.__dict__.pop(name, None)
+            self.__dict__.update(changed)
+        except BaseException:  # a Ctrl-C
+            if self.at_M is not at_M:
+                self.theta_MM[at] = before_nM
+                self.theta_MM[:, at] = before_nM.T
+            raise
+
+    def _exchange(self, at: Tensor, theta_nM: Tensor, f_nC: Tensor) -> dict[str, Any]:
+        """The states that are known, with other items at rows ``at``: not computed anew, unless all are watched."""
+        if self.watched is None or self._base is None:
+            return {"_shown": None, "_base": None, "_scaled": None}
+
+        def moved(state: State, base: Mapping[int, Label]) -> DenseState:
+            assert isinstance(state, DenseState)
+            at_L = [self.row[p] for p in base]
+            new = OtherCandidates(at, f_nC, theta_nM[:, at_L], theta_nM[:, self.watched], theta_nM)
+            posterior = state.linearisation
+            if posterior not in bases:
+                bases[posterior] = posterior.exchange(new)
+            return state.exchange(new, bases[posterior])
+
+        bases: dict[Posterior, Posterior] = {}
+        fixed, trained = self._base
+        shown = self._shown
+        if shown is not None:
+            shown = replace(shown, state=moved(shown.state, shown.base))
+        return {"_base": (fixed, moved(trained, fixed)), "_shown": shown}
 
 
 def _labels_of(kept: Mapping[int, Label | None]) -> dict[int, Label]:

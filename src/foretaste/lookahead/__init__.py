@@ -8,6 +8,8 @@ with them.
 """
 
 from foretaste.lookahead.dense import DenseState as DenseState
+from foretaste.lookahead.dense import OtherCandidates as OtherCandidates
+from foretaste.lookahead.dense import Posterior as Posterior
 from foretaste.lookahead.graph import FEWEST_POINTS as FEWEST_POINTS
 from foretaste.lookahead.graph import Graph as Graph
 from foretaste.lookahead.graph import Placed as Placed

@@ -126,9 +126,41 @@ class Posterior:
         if at is not None:
             return s.S_WU[at * p.B : (at + 1) * p.B]
         if j not in self.rows:
-            half_j = s.half_U[:, j * p.B : (j + 1) * p.B]
-            self.rows[j] = p.kernels.row(j) - half_j.T @ s.half_U
+            self.load_rows([j])
         return self.rows[j]
+
+    def load_rows(self, js: list[int]) -> None:
+        """Compute rows that are not known yet, all at once."""
+        p, s = self.problem, self.solved
+        js = [] if p.same else [j for j in js if j not in self.rows and j not in p.at_W]
+        if js:
+            S_KU = p.kernels.rows(js) - s.half_U[:, site_index(js, p.B, s.half_U.device)].T @ s.half_U
+            self.rows.update(zip(js, S_KU.split(p.B)))
+
+    def exchange(self, new: "OtherCandidates") -> "Posterior":
+        """This base with other candidates in the place of some. Costs what these do: the rest is copied.
+
+        W ≠ U and B = 1. Those that go are neither watched nor have a kept label.
+        """
+        p, s, at = self.problem, self.solved, new.at
+        half_Ln = torch.linalg.solve_triangular(s.chol, new.theta_nL.T, upper=False)
+        f_UC, half_U, S_WU, var_U = p.f_UC.clone(), s.half_U.clone(), s.S_WU.clone(), s.var_U.clone()
+        f_UC[at], half_U[:, at] = new.f_nC, half_Ln
+        S_WU[:, at] = torch.addmm(new.theta_nW.T, s.half_W.T, half_Ln, alpha=-1)
+        var_U[at] = new.diag_n[:, None, None] - squared_blocks(half_Ln, 1)
+        mean_UC = f_UC
+        if not p.free:
+            half_R = torch.linalg.solve_triangular(s.chol, p.y_LC - p.f_LC, upper=False)
+            mean_UC = s.mean_UC.clone()
+            mean_UC[at] = new.f_nC + half_Ln.T @ half_R
+        made = Posterior(replace(p, f_UC=f_UC))
+        vars(made)["solved"] = replace(s, mean_UC=mean_UC, half_U=half_U, S_WU=S_WU, var_U=var_U)
+        if self.rows:
+            js = list(self.rows)
+            S_KU = torch.cat(list(self.rows.values()))
+            S_KU[:, at] = torch.addmm(new.theta_nU[:, js].T, half_U[:, js].T, half_Ln, alpha=-1)
+            made.rows.update(zip(js, S_KU.split(1)))
+        return made
 
     def among(self, js: list[int]) -> Tensor:
         """S_KK of candidates js, (k·B, k·B). The last one needs no row: S is symmetric and its diagonal is known."""
@@ -136,11 +168,27 @@ class Posterior:
         at = site_index(js, p.B, p.f_WC.device)
         if p.same:
             return self.solved.S_WU[at][:, at]
+        self.load_rows(js[:-1])
         k, nothing = torch.arange(len(js), device=at.device).repeat_interleave(p.B), p.f_WC.new_zeros(p.B, len(at))
         S_KK = torch.cat([*(self.row(j)[:, at] for j in js[:-1]), nothing]).where(k[:, None] < k, 0.0)
         S_KK += S_KK.T.clone()
         S_KK.view(len(js), p.B, len(js), p.B).diagonal(dim1=0, dim2=2).copy_(self.solved.var_U[js].permute(1, 2, 0))
         return S_KK
+
+
+@dataclass(frozen=True, eq=False)
+class OtherCandidates:
+    """Candidates that take the places ``at`` of others: f, and Θ with L, with W, and with U as it then is. B = 1."""
+
+    at: Tensor
+    f_nC: Tensor
+    theta_nL: Tensor
+    theta_nW: Tensor
+    theta_nU: Tensor
+
+    @property
+    def diag_n(self) -> Tensor:
+        return self.theta_nU[torch.arange(len(self.at), device=self.at.device), self.at]
 
 
 # --- the state: the base, plus one factor for each kept label ---
@@ -170,6 +218,7 @@ class DenseState(State):
             return base.mean_UC
         if self._problem.same:
             return self.mean
+        base.load_rows([j for j, _ in self._labelled])
         S_KU = torch.cat([base.row(j) for j, _ in self._labelled])
         return base.mean_UC + (S_KU.T @ self._weights(self._labelled)).reshape(base.mean_UC.shape)
 
@@ -215,9 +264,17 @@ class DenseState(State):
         if tuple(js[:shared]) != have:
             shared = next((n for n, (a, b) in enumerate(zip(have, js)) if a != b), min(shared, len(js)))
         factors = self._factors.first(shared)
+        self._posterior.load_rows(js[shared:])
         for j in js[shared:]:
             factors = self._append(factors, j)
         return factors
+
+    def exchange(self, new: OtherCandidates, base: Posterior) -> "DenseState":
+        """This state with other candidates in the place of some; ``base`` is its own after ``Posterior.exchange``."""
+        js = self._factors.js
+        S_Kn = torch.cat([base.row(j)[:, new.at] for j in js]) if js else new.theta_nU[:0]
+        factors = self._factors.exchange(new.at, S_Kn, base.solved.var_U[new.at])
+        return replace(self, _problem=base.problem, _posterior=base, _factors=factors)
 
     def _append(self, factors: Factors, j: int) -> Factors:
         """One more factor: s = S_j· − F_jᵀF, s_j + λ = RRᵀ, F ← [F; R⁻¹s]. Here a kept label enters S."""
@@ -242,6 +299,7 @@ class DenseState(State):
             R_inverse = u.rsqrt()
             f_U = s_U * R_inverse
             f_W = f_U if same else s_W * R_inverse
+            root = R_inverse
         else:
             allowed = math.inf if factors.js else ROUNDING_SHARE * float(base.prior_blocks[j].diagonal().max())
             root = inverse_root((u + u.T) / 2, float(noise), floor, allowed)
@@ -250,7 +308,7 @@ class DenseState(State):
         if var_U is not None:
             f_U11 = f_U[0, :, None, None]
             var_U = torch.addcmul(var_U, f_U11, f_U11, value=-1) if B == 1 else var_U - squared_blocks(f_U, B)
-        return factors.append(j, f_U, f_W, var_U)
+        return factors.append(j, root, f_U, f_W, var_U)
 
     @cached_property
     def taken(self) -> Tensor:
@@ -310,7 +368,8 @@ class DenseState(State):
         LL.diagonal().sub_(s.ridge if (noise := p.site_noise) is None else noise + s.ridge)
         diag_U = s.var_U + squared_blocks(s.half_U, p.B)
         diag_W = diag_U if p.same else var_W + squared_blocks(s.half_W, p.B)
-        UL = s.half_U.T @ s.chol.T
+        known_UL = p.kernels.known_UL()
+        UL = s.half_U.T @ s.chol.T if known_UL is None else known_UL
         WL = UL if p.same else s.half_W.T @ s.chol.T
         S_UW = s.S_WU if p.same else s.S_WU.T
         return PriorKernel(LL, WL, UL, diag_U, diag_W, S_UW, s.half_U, s.half_W, p.kernels.points)

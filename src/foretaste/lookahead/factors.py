@@ -10,7 +10,7 @@ candidates and not on their labels, so the order identifies them.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Factors:
     _rows: FactorRows | None = None
     var_U: Tensor | None = None  # (U, B, B): the candidates' variance after these labels; None if not computed
     taken_U: Tensor | None = None  # (U,) bool: the candidates js; None if not computed
+    roots: tuple[Tensor, ...] = ()  # R⁻¹ of each label, (B, B): its factor is R⁻¹ s
 
     def U(self, start: int = 0) -> Tensor:
         """F_U, from the ``start``-th label on."""
@@ -72,11 +73,11 @@ class Factors:
 
     def first(self, n: int) -> "Factors":
         """The factors of the first n labels."""
-        return self if n == len(self.js) else Factors(self.js[:n], self.B, self._rows)
+        return self if n == len(self.js) else Factors(self.js[:n], self.B, self._rows, roots=self.roots[:n])
 
     @torch.no_grad()
-    def append(self, j: int, f_U: Tensor, f_W: Tensor, var_U: Tensor | None) -> "Factors":
-        """Add the factor of one label, f_U (B, U·B) and f_W (B, W·B), behind the others.
+    def append(self, j: int, root: Tensor, f_U: Tensor, f_W: Tensor, var_U: Tensor | None) -> "Factors":
+        """Add the factor of one label, f_U = root s (B, U·B) and f_W (B, W·B), behind the others.
 
         If another order of labels already continues from here, all rows are copied. ``var_U`` is the variance that is
         left: carried along, so that it is not summed over all factors at every label.
@@ -98,7 +99,25 @@ class Factors:
             taken_U = taken_U.clone()
         if taken_U is not None:
             taken_U[j] = True
-        return Factors((*self.js, j), B, rows, var_U, taken_U)
+        return Factors((*self.js, j), B, rows, var_U, taken_U, (*self.roots, root))
+
+    def exchange(self, at_n: Tensor, S_Kn: Tensor, var_n: Tensor) -> "Factors":
+        """With other candidates at ``at_n``, none of js, by S_Kn and S_nn before any label. B = 1, W ≠ U."""
+        if not self.js:
+            return self
+        k, F_Kn = len(self.js), torch.empty_like(S_Kn)
+        F_KK = self.U()[:, list(self.js)]
+        for i, root in enumerate(self.roots):
+            F_Kn[i] = root[0, 0] * (S_Kn[i] - F_KK[:i, i] @ F_Kn[:i])
+        rows = FactorRows.like(self.U(), self.W(), 2 * k + 8)
+        rows.filled = k
+        rows.f_U[:k], rows.f_W[:k] = self.U(), self.W()
+        rows.f_U[:k, at_n] = F_Kn
+        var_U = self.var_U
+        if var_U is not None:
+            var_U = var_U.clone()
+            var_U[at_n] = var_n - F_Kn.square().sum(0)[:, None, None]
+        return replace(self, _rows=rows, var_U=var_U)
 
 
 @dataclass(frozen=True, eq=False)

@@ -271,6 +271,7 @@ def from_kernels(
     *,
     theta_UU: Tensor | None = None,
     diag_W: Tensor | None = None,
+    at_L: list[int] | None = None,
     ridge: float | str | None = None,
     method: str = "auto",
     loss: str = "l2",
@@ -291,6 +292,8 @@ def from_kernels(
         y_L: labels, as in ``ft.linearize``. None if L is empty.
         theta_UU: (U·B, U·B). Needed once a label is kept, if the candidates are not watched.
         diag_W: (W,) or (W, B, B). Needed for ``watched_variance`` only.
+        at_L: with theta_UU, the positions of the labelled points if they are among the candidates. Default None. Saves
+            time.
         ridge, method, loss, time, theta_scale: as in ``ft.linearize``.
 
     Returns:
@@ -345,6 +348,7 @@ def from_kernels(
     WL = UL if theta_WL is None else theta_WL.double()
     d_U = diagonal_blocks(WU, B) if diag_U is None else diag_U.double().reshape(U, B, B)
     d_W = d_U if same else None if diag_W is None else diag_W.double().reshape(W, B, B)
-    kernels = GivenKernels(ThetaBlocks(theta_LL.double(), WL, UL, WU, d_U, d_W), theta_UU, B, float(theta_scale or 1.0))
+    blocks = ThetaBlocks(theta_LL.double(), WL, UL, WU, d_U, d_W)
+    kernels = GivenKernels(blocks, theta_UU, B, float(theta_scale or 1.0), at_L)
     y_LC = labels.targets(y_L, L, "y_L") if L else f_UC[:0]
     return make_state(Problem(labels, f_LC, f_WC, f_UC, y_LC, kernels, B, same, {}, settings))

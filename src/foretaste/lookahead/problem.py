@@ -110,28 +110,50 @@ class KernelSource(ABC):
     def row(self, j: int) -> Tensor:
         """Θ(x_j, U) of one candidate, (B, U·B)."""
 
+    def rows(self, js: list[int]) -> Tensor:
+        """The same of several candidates, (k·B, U·B)."""
+        return torch.cat([self.row(j) for j in js])
+
+    def known_UL(self) -> Tensor | None:
+        """Θ_UL where it costs nothing."""
+        return None
+
     def forget(self) -> None:
         """Let go of blocks that are held. After this only rows can be asked for."""
         self.held = None
 
 
 class GivenKernels(KernelSource):
-    """Kernels that are at hand already."""
+    """Kernels that are at hand already. at_L: where L is among the candidates, if it is."""
 
-    def __init__(self, theta: ThetaBlocks, theta_UU: Tensor | None = None, B: int = 1, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        theta: ThetaBlocks,
+        theta_UU: Tensor | None = None,
+        B: int = 1,
+        scale: float = 1.0,
+        at_L: list[int] | None = None,
+    ) -> None:
         self.held, self.ours = theta.scaled(scale), scale != 1.0
-        self.theta_UU, self.B, self.scale = theta_UU, B, scale
+        self.theta_UU, self.B, self.scale, self.at_L = theta_UU, B, scale, at_L
 
     def load(self) -> ThetaBlocks:
         assert self.held is not None
         return self.held
 
     def row(self, j: int) -> Tensor:
+        return self.rows([j])
+
+    def rows(self, js: list[int]) -> Tensor:
         if self.theta_UU is None:
             raise ValueError(
-                f"keeping candidate {j} needs Θ(x_{j}, U), and the watched points are not the pool; give theta_UU"
+                f"keeping candidate {js[0]} needs Θ(x_{js[0]}, U), and the watched points are not the pool; give "
+                "theta_UU"
             )
-        return self.theta_UU[j * self.B : (j + 1) * self.B].double() * self.scale
+        return self.theta_UU[site_index(js, self.B, self.theta_UU.device)].double() * self.scale
+
+    def known_UL(self) -> Tensor | None:
+        return None if self.theta_UU is None or self.at_L is None else self.rows(self.at_L).T
 
 
 class NetworkKernels(KernelSource):
