@@ -87,7 +87,7 @@ def accept_grid(
             )
             for k, (item, name) in enumerate(given.items())
         ]
-    numbers = [desk.worker.tell(desk.copies.first(item)) for item in given]
+    numbers = [desk.tell(item) for item in given]
     if numbers:
         desk.worker.wait_for(numbers[-1], GRID_PATIENCE)
     return events

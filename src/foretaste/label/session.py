@@ -435,7 +435,7 @@ class Session:
         return linearise_pool(model.net, self.pool, self.kind, self.settings, model.trained, model.at_M, model.size)
 
     def can_train(self) -> bool:
-        return len(set(self.book.labels.values())) > 1
+        return len(set(map(self.kind.plain, self.book.labels.values()))) > 1
 
     def train_first(self) -> None:
         """The learner's own network is trained as soon as it can be."""
@@ -535,7 +535,7 @@ def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int], multi: bool
     if multi:
         bits = {p: {new for old, new in enumerate(new_of) if int(y) >> old & 1} for p, y in labels.items()}
         return {p: sum(1 << c for c in some) for p, some in bits.items()}
-    return {p: new_of[int(y)] for p, y in labels.items()}
+    return {p: new_of[int(y)] + (y - int(y)) for p, y in labels.items()}
 
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:

@@ -328,10 +328,11 @@ class LearnerWorker(threading.Thread):
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
         task, ignored = self._task, {*learner.ignored}
         labels = {item: task.said(label) for item, label in learner.labels.items()}
-        new, aside = dict[str, str](), list[str]()
+        doubts = learner.doubts
+        new, again, aside = dict[str, str](), dict[str, str](), list[str]()
         for item in items:
             wanted, known = self._desk.wanted(item), "" if item in ignored else labels.get(item)
-            if wanted == known:
+            if wanted == known and (not wanted or self._desk.doubt(item) == doubts.get(item, 0.0)):
                 continue
             if known == "":
                 learner.restore([item])
@@ -341,13 +342,14 @@ class LearnerWorker(threading.Thread):
                 if known:
                     learner.unlabel([item])
             elif known:
-                learner.relabel([item], [task.taught(wanted)])
+                again[item] = wanted
             else:
                 new[item] = wanted
         if aside:
             learner.ignore(aside)
-        if new:
-            learner.teach(list(new), [task.taught(label) for label in new.values()])
+        for given, tell in ((again, learner.relabel), (new, learner.teach)):
+            if given:
+                tell(list(given), [task.taught(y) for y in given.values()], doubts=list(map(self._desk.doubt, given)))
         self._labels = len(learner.labels)
 
     def _rank(self, learner: "Learner", number: int) -> None:
