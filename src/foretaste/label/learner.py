@@ -493,12 +493,12 @@ class Learner:
             found = self._now.judged_labels(given)
         if found is None:
             return []
-        at, y_L, theta_LL = found
+        at, y_L, theta_LL, plain_LL = found
         if kind.multi:
-            wrong_L, p_LC = doubt_sets(theta_LL, kind.targets(y_L).to(theta_LL))
+            wrong_L, p_LC = doubt_sets(theta_LL, plain_LL, kind.targets(y_L).to(theta_LL))
             sure_L, likely = torch.maximum(p_LC, 1 - p_LC).prod(1), kind.decide(p_LC)
         else:
-            wrong_L, p_LC = doubt_labels(theta_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
+            wrong_L, p_LC = doubt_labels(theta_LL, plain_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
             sure_L, likely = p_LC.amax(1), p_LC.argmax(1).tolist()
         order = wrong_L.argsort(descending=True, stable=True).tolist()
         rows = zip(at, y_L, wrong_L.tolist(), likely, sure_L.tolist())
