@@ -56,8 +56,8 @@ def grid_items(
         check_known("class", label, desk.store.classes)
         order = sorted((i for i in free if best[i][0] == label), key=lambda i: -best[i][1])
     shown = [
-        {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": desk.worker.follow(i)}
-        for i in order[:count]
+        {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": follow}
+        for i, follow in zip(order[:count], desk.worker.follow(order[:count]))
     ]
     return {"items": shown, "left": len(order), "ready": found is not None}
 
