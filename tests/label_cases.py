@@ -34,6 +34,7 @@ class PlainLearner:
     ids: list[str]
     classes: list[str]
     labels: dict[str, str] = field(default_factory=dict)
+    told_doubts: dict[str, float] = field(default_factory=dict)
     ignored: set[str] = field(default_factory=set)
     pending: list[str] = field(default_factory=list)
     trainings: int = 0
@@ -49,7 +50,12 @@ class PlainLearner:
         self.pending += found
         return found
 
-    def teach(self, ids, labels):
+    @property
+    def doubts(self):
+        return {i: d for i, d in self.told_doubts.items() if d and i in self.labels}
+
+    def teach(self, ids, labels, doubts=None):
+        self.told_doubts.update(zip(ids, doubts or [0.0] * len(ids)))
         for i, label in zip(ids, labels):
             assert i not in self.ignored
             assert self.labels.get(i, label) == label
@@ -57,7 +63,8 @@ class PlainLearner:
             self.labels[i] = label
             self.release([i])
 
-    def relabel(self, ids, labels):
+    def relabel(self, ids, labels, doubts=None):
+        self.told_doubts.update(zip(ids, doubts or [0.0] * len(ids)))
         self.labels.update(zip(ids, labels))
 
     def unlabel(self, ids):

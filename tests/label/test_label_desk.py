@@ -302,7 +302,7 @@ def test_a_model_that_cannot_be_made_is_told_and_labelling_goes_on(tmp_path, cap
 def test_a_learner_that_fails_once_is_told_and_follows_again(desk, caplog):
     teach = desk.learner.teach
 
-    def fail(ids, labels):
+    def fail(ids, labels, doubts):
         desk.learner.teach = teach
         raise RuntimeError("a bad moment")
 

@@ -9,9 +9,21 @@ import pytest
 
 from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import LabelStore, StoreConflict, make_app, person_token
+from foretaste.label.exchange import export_text, label_rows
 from foretaste.label.guard import Guard
+from foretaste.label.log import LabelEvent
+from foretaste.label.overview import describe_project
 from foretaste.label.review import ReviewFilter
-from foretaste.label.voices import SECOND, cohen_kappa, krippendorff_alpha, measure_agreement
+from foretaste.label.voices import (
+    SECOND,
+    cohen_kappa,
+    hear_voices,
+    krippendorff_alpha,
+    measure_agreement,
+    measure_reliability,
+    step_reliability,
+    weigh_voices,
+)
 from label_cases import Client, close_desk, open_desk, pictures
 
 # Krippendorff, Computing Krippendorff's Alpha-Reliability (2011): the published data and results.
@@ -157,7 +169,158 @@ def test_a_voice_is_taken_back_though_another_has_spoken(store, tmp_path):
         assert [e.seq for e in again.voices_of("a").voices.values()] == [e.seq for e in before.voices.values()]
 
 
+# How reliable people are
+
+
+def slow_reliability(units, decided, C, steps=50):
+    """The model of one coin (Dawid and Skene 1979) with loops over all classes. ``decided``: item → class or None."""
+    people = sorted({who for unit in units for who in unit})
+    a = dict.fromkeys(people, 0.8)
+    for _ in range(steps):
+        right, said = Counter(), Counter()
+        for unit, sure in zip(units, decided):
+            q = [1.0] * C
+            for c in range(C):
+                for who, label in unit.items():
+                    q[c] *= a[who] if label == str(c) else (1 - a[who]) / (C - 1)
+            q = [v / sum(q) for v in q] if sure is None else [float(str(c) == sure) for c in range(C)]
+            for who, label in unit.items():
+                right[who] += q[int(label)]
+                said[who] += 1
+        a = {who: min(max((4 + right[who]) / (5 + said[who]), 1 / C), 0.98) for who in people}
+    return a
+
+
+def slow_posterior(unit, a, C):
+    q = [1.0] * C
+    for c in range(C):
+        for who, label in unit.items():
+            q[c] *= a[who] if label == str(c) else (1 - a[who]) / (C - 1)
+    return [v / sum(q) for v in q]
+
+
+def simulate(seed, n, C, rates, k):
+    """(truth, units): k people, drawn for each item, say the truth at their own rate, and else any other class."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, C, n)
+    units = []
+    for y in truth:
+        who = rng.choice(len(rates), k, replace=False)
+        wrong = (y + rng.integers(1, C, k)) % C
+        said = np.where(rng.random(k) < np.array(rates)[who], y, wrong)
+        units.append({f"p{w}": str(c) for w, c in zip(who, said)})
+    return truth, units
+
+
+def as_voices(units, decided):
+    found = []
+    for n, (unit, sure) in enumerate(zip(units, decided)):
+        events = [
+            LabelEvent(0, "", who, "", str(n), "label", label, purpose=SECOND if k else "teach")
+            for k, (who, label) in enumerate(unit.items())
+        ]
+        sure = [LabelEvent(0, "", "owner", "", str(n), "relabel", sure)] if sure is not None else []
+        found.append(hear_voices([*events, *sure]))
+    return found
+
+
+@pytest.mark.parametrize(("seed", "C"), [(0, 2), (1, 3), (2, 7)])
+def test_reliability_is_that_of_literal_loops(seed, C):
+    truth, units = simulate(seed, 40, C, (0.4, 0.6, 0.9, 0.95), 3)
+    decided = [str(y) if n % 9 == 0 else None for n, y in enumerate(truth)]
+    heard = as_voices(units, decided)
+    want = slow_reliability(units, decided, C)
+    found = measure_reliability(heard, C)
+    assert {who: a for who, (a, _) in found.items()} == pytest.approx(want, rel=1e-9)
+    assert {who: n for who, (_, n) in found.items()} == Counter(who for unit in units for who in unit)
+    for unit, sure, one in zip(units, decided, heard):
+        weighed = weigh_voices(one, want, C)
+        if sure is not None:
+            assert (weighed.counts.label, weighed.doubt) == (sure, 0.0)
+            continue
+        q = slow_posterior(unit, want, C)
+        said = [int(label) for label in unit.values()]
+        assert q[int(weighed.counts.label)] == pytest.approx(max(q[c] for c in said))
+        assert weighed.doubt == pytest.approx(1 - max(q[c] for c in said), abs=2**-11)
+
+
+def test_labels_by_reliability_are_better_than_those_of_most():
+    """Five people from 0.6 to 0.95, three of them an item, ten classes: the rates are found, and so are more labels."""
+    rates = (0.6, 0.7, 0.8, 0.9, 0.95)
+    gains = []
+    for seed in range(5):
+        truth, units = simulate(seed, 400, 10, rates, 3)
+        heard = as_voices(units, [None] * len(units))
+        found = {who: a for who, (a, _) in measure_reliability(heard, 10).items()}
+        assert [found[f"p{w}"] for w in range(5)] == pytest.approx(rates, abs=0.07)
+        trust = {who: step_reliability(a, 10) for who, a in found.items()}
+        right = [
+            np.mean([one.counts.label == str(y) for one, y in zip(some, truth)])
+            for some in (heard, [weigh_voices(one, trust, 10) for one in heard])
+        ]
+        expected = np.mean([1 - weigh_voices(one, trust, 10).doubt for one in heard])
+        assert expected == pytest.approx(right[1], abs=0.04)  # it knows how many are wrong
+        gains.append(right[1] - right[0])
+    assert min(gains) > 0
+
+
+def test_the_store_weighs_people_and_a_restart_finds_the_same(store, tmp_path):
+    """One person is nearly always alone: their voice no longer wins a tie, nor does what they said alone go unasked."""
+    truth = ["cat", "dog", "cow"]
+    for n in range(12):
+        y = truth[n % 3]
+        for who, label in (("Bad", truth[(n + 1 + n % 2) % 3]), ("Ada", y), ("Bob", y)):
+            store.record(f"i{n}", "label", label, who=who, purpose="teach" if who == "Bad" else SECOND)
+    store.record("tie", "label", "cat", who="Bad", purpose="teach")
+    store.record("tie", "label", "dog", who="Ada", purpose=SECOND)
+    store.record("alone", "label", "cow", who="Bad", purpose="teach")
+    assert (store.labels()["tie"], store.doubt_of("tie"), store.doubt_of("alone")) == ("cat", 0.0, 0.0)
+    store.set_votes("reliability")
+    trust = store.trust()
+    assert trust == {"Ada": 0.95, "Bob": 0.95, "Bad": 0.35}  # (4 + a few) / (5 + 13), in steps
+    assert store.labels()["tie"] == "dog"
+    assert store.doubt_of("tie") == pytest.approx(0.05, abs=0.01)
+    assert store.doubt_of("alone") == pytest.approx(0.65, abs=1e-3)
+    assert store.labels()["alone"] == "cow"
+    undone = store.undo(who="Ada")
+    assert (undone.item, undone.label, store.labels()["tie"]) == ("tie", "cat", "cat")
+    store.record("tie", "label", "dog", who="Ada", purpose=SECOND)
+    rows = {row.item: row for row in label_rows(store)}
+    assert (rows["tie"].label, rows["tie"].doubt) == ("dog", round(store.doubt_of("tie"), 3))
+    assert "doubt" in next(iter(export_text(rows.values(), "csv"))).split(",")[-1]
+    before = (store.labels(), store.reliability(), {i: store.doubt_of(i) for i in rows})
+    store.close()
+    with LabelStore(tmp_path) as again:
+        assert (again.labels(), again.reliability(), {i: again.doubt_of(i) for i in rows}) == before
+        again.set_votes("majority")
+        assert (again.labels()["tie"], again.doubt_of("tie"), again.reliability()) == ("cat", 0.0, {})
+        with pytest.raises(ValueError, match="majority"):
+            again.set_votes("reliabilty")
+
+
 # The desk
+
+
+def test_the_model_learns_what_people_say_with_their_doubts(tmp_path):
+    """What changes for one answer is told of all: the doubts of the learner are those of the store."""
+    desk = open_desk(tmp_path, pictures(24), voices_each=3, check_every=0)
+    desk.store.set_votes("reliability")
+    for n, item in enumerate(desk.data.ids):
+        y = ("cat", "dog")[n % 2]
+        for who in ("Ada", "Bob", "Cid")[: 3 if n < 20 else 1]:
+            said = y if who != "Ada" or n % 2 else "dog"
+            answer(desk, who, item, said)
+    desk.worker.wait_for(desk.worker.tell(desk.data.ids[0]), 20)
+    doubts = {i: desk.store.doubt_of(i) for i in desk.data.ids}
+    assert len(set(doubts.values())) >= 3
+    assert desk.learner.labels == desk.store.labels()
+    assert {i: desk.learner.doubts.get(i, 0.0) for i in doubts} == doubts
+    row = next(r for r in desk.review.rows(ReviewFilter())["items"] if r["item"] == desk.data.ids[0])
+    assert row["sure"] == 1 - doubts[desk.data.ids[0]] > 0.8
+    told = {p["who"]: p["reliable"] for p in describe_project(desk)["people"]}
+    assert told["Ada"][0] < told["Bob"][0]
+    assert told["Ada"][1] == 20
+    close_desk(desk)
 
 
 def ask(desk, who):

@@ -1457,3 +1457,34 @@ def test_pictures_of_sixteen_bits_are_scaled_and_not_cut_off():
     with torch.no_grad():
         wanted = net(torch.from_numpy(np.rint(deep / 257) / 255).float()[None])
     torch.testing.assert_close(learner.predict_proba([0]), ft.losses.probabilities(wanted, "l2"), check_dtype=False)
+
+
+@pytest.mark.parametrize("graph", [None, "auto"])
+def test_a_doubted_label_is_learned_as_much_as_it_is_likely(graph, tmp_path):
+    """mean = f + Θ_·L (Θ_LL + λI)⁻¹ (Y − f), where Y has 1 − d for the class and d/(C − 1) for each other."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = (2 * (x[:, 0] > 0) + (x[:, 1] > 0)).tolist()
+    learner = ft.Learner(pool=x, classes=4, graph=graph, fit_options={"steps": 40})
+    learner.teach(range(20), truth[:20], doubts=[0.25 if i % 3 == 0 else 0.0 for i in range(20)])
+    learner.teach(range(20, 26), truth[20:26], doubts=[0.5] * 6)
+    learner.relabel([1, 21], [truth[1], truth[21]], doubts=[0.125, 0.0])
+    doubts = dict.fromkeys(range(0, 20, 3), 0.25) | dict.fromkeys((20, 22, 23, 24, 25), 0.5) | {1: 0.125}
+    assert learner.doubts == doubts
+    assert learner.labels == dict(enumerate(truth[:26]))
+    y_LC = torch.zeros(26, 4, dtype=torch.float64)
+    for i in range(26):
+        for c in range(4):
+            y_LC[i, c] = 1 - doubts.get(i, 0.0) if c == truth[i] else doubts.get(i, 0.0) / 3
+    model = learner._now.live
+    at = list(range(26))
+    A = model.theta_MM[at][:, at] + model.ridge(learner._now.book) * torch.eye(26, dtype=torch.float64)
+    want = model.f_MC + model.theta_MM[:, at] @ torch.linalg.solve(A, y_LC - model.f_MC[at])
+    torch.testing.assert_close(learner._outputs(None), want, rtol=1e-7, atol=1e-9)
+    assert sum(learner.status()["classes"].values()) == 26
+    learner.save(tmp_path / "saved")
+    assert ft.Learner.load(tmp_path / "saved", pool=x).doubts == doubts
+    with pytest.raises(ValueError, match=r"expected a chance from 0 to 0\.75"):
+        learner.teach(40, 1, doubts=0.8)
+    with pytest.raises(ValueError, match="one doubt for each"):
+        learner.teach([40, 41], [1, 2], doubts=[0.1])
+    assert 40 not in learner.labels

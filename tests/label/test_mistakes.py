@@ -29,12 +29,12 @@ def make(graph: ft.Graph | None, labels: dict[int, int] | None = None, **more: o
     return ft.Learner(net, points(), labels=planted() if labels is None else labels, graph=graph, **more)
 
 
-def left_out(theta: torch.Tensor, y: list[int], ridge: float) -> list[list[float]]:
+def left_out(theta: torch.Tensor, y: list[int], ridge: list[float]) -> list[list[float]]:
     """Kernel regression from 1/C without label n, at n; the system is solved anew for each."""
     found = []
     for n in range(len(y)):
         others = [m for m in range(len(y)) if m != n]
-        A = theta[others][:, others] + ridge * torch.eye(len(others), dtype=torch.float64)
+        A = theta[others][:, others] + torch.diag(torch.tensor([ridge[m] for m in others], dtype=torch.float64))
         targets = torch.tensor([[float(c == y[m]) - 1 / C for c in range(C)] for m in others], dtype=torch.float64)
         found.append([1 / C + v for v in (theta[n, others] @ torch.linalg.solve(A, targets)).tolist()])
     return found
@@ -49,10 +49,20 @@ def projected(f: list[float]) -> list[float]:
     return [max(v - low, 0) for v in f]
 
 
-def oracle(theta: torch.Tensor, y: list[int]) -> list[float]:
-    size, odds = sum(float(theta[n, n]) for n in range(len(y))) / len(y), [0.0] * len(y)
-    for share in mistakes.MISTAKE_RIDGES:
-        q = [[v + mistakes.FLOOR / C for v in projected(f)] for f in left_out(theta, y, share * size)]
+def oracle(bent: torch.Tensor, plain: torch.Tensor, y: list[int]) -> list[float]:
+    """Θ̃ with two λ and Θ with one; then all again, each label worth as much as it is likely."""
+    first = judged_once(bent, plain, y, [1.0] * len(y))
+    return judged_once(bent, plain, y, [max(1 - w, mistakes.LEAST_WORTH) for w in first])
+
+
+def judged_once(bent: torch.Tensor, plain: torch.Tensor, y: list[int], worth: list[float]) -> list[float]:
+    odds = [0.0] * len(y)
+    for theta, share in ((bent, 0.1), (bent, 10.0), (plain, 1.0)):
+        size = sum(float(theta[n, n]) for n in range(len(y))) / len(y)
+        q = [
+            [v + mistakes.FLOOR / C for v in projected(f)]
+            for f in left_out(theta, y, [share * size / v for v in worth])
+        ]
         best = (-math.inf, [])
         for k in mistakes.POWERS:
             p = [row[c] ** k / sum(v**k for v in row) for row, c in zip(q, y)]
@@ -64,7 +74,7 @@ def oracle(theta: torch.Tensor, y: list[int]) -> list[float]:
             fit = sum(math.log(rate * (1 - v) / (C - 1) + (1 - rate) * v) for v in p)
             kept = [min(max(w, mistakes.LEAST_CHANCE), 1 - mistakes.LEAST_CHANCE) for w in wrong]
             best = max(best, (fit, kept), key=lambda one: one[0])
-        odds = [o + math.log(w / (1 - w)) / len(mistakes.MISTAKE_RIDGES) for o, w in zip(odds, best[1])]
+        odds = [o + math.log(w / (1 - w)) / 3 for o, w in zip(odds, best[1])]
     return [1 / (1 + math.exp(-o)) for o in odds]
 
 
@@ -72,13 +82,17 @@ def oracle(theta: torch.Tensor, y: list[int]) -> list[float]:
 def test_each_label_is_held_against_all_others(graph: ft.Graph | None) -> None:
     learner = make(graph)
     found = learner.mistakes()
-    at, given, theta_LL = learner._now.judged_labels({})
+    at, given, theta_LL, plain_LL = learner._now.judged_labels({})
     y_L = torch.tensor(given)
     if learner._now.pool_model is None:  # the network's own Θ, centred
         full = learner._now.model.theta_MM[at][:, at]
         H = torch.eye(len(at), dtype=torch.float64) - 1 / len(at)
         torch.testing.assert_close(theta_LL, H @ full @ H)
-    wanted = dict(zip(at, oracle(theta_LL, y_L.tolist())))
+        assert plain_LL is theta_LL
+    else:  # the wide network's, before the pool has bent it
+        torch.testing.assert_close(plain_LL, learner._now.items.kernel.theta_GG[at][:, at])
+        assert learner._now.pool_model.evidence.gamma == 0 or (plain_LL - theta_LL).abs().max() > 0.01
+    wanted = dict(zip(at, oracle(theta_LL, plain_LL, y_L.tolist())))
     assert {row["id"]: row["wrong"] for row in found} == pytest.approx(wanted, rel=1e-6)
     chances = [row["wrong"] for row in found]
     assert chances == sorted(chances, reverse=True)

@@ -3,7 +3,8 @@
 Each run plants errors in the labels of a random part of a pool, and counts how many of them are among the first 50 of
 each order. It needs cleanlab 2.9, and $FORETASTE_DATA with ``features/cifar10_f16.npz`` and ``cifar10_ft16.npz`` and
 ``text/banking77.npz``. Runs that are in records.jsonl are not run again. ``python
-results/findings/mistakes/mistakes.py`` runs the rest and prints README.md's table; ``--table`` prints it only.
+results/findings/mistakes/mistakes.py`` runs the rest and prints README.md's table; ``--table`` prints it only. The
+records of seeds 100 to 109 are those of an earlier setting.
 """
 
 import argparse
@@ -27,9 +28,10 @@ from foretaste.losses import sharpened
 RECORDS = Path(__file__).parent / "records.jsonl"
 SIZES = {"digits": (1797, 1000), "cifar10": (2500, 1000), "banking77": (3000, 1500)}  # pool, labels
 # C of LogisticRegression: the best on seeds 0 to 3, of 0.3, 1, 3, 10, 30 and 100.
-PENALTIES = {"digits": (1,), "cifar10": (1, 3), "banking77": (10, 30)}
+PENALTIES = {"digits": (1,), "cifar10": (1, 3), "banking77": (10,)}  # 30 was no better on seeds 100 to 109
 SHARES = (0.01, 0.1, 1.0, 10.0)  # λ of the kernel, of its mean diagonal
-ERRORS = (("any", 0.05), ("any", 0.10), ("alike", 0.05))
+ERRORS = (("any", 0.05), ("any", 0.10))
+SEEDS = range(200, 210)
 FIRST = 50
 OURS = "Learner.mistakes"
 
@@ -126,7 +128,8 @@ def tables(records: list[dict]) -> Iterator[str]:
     yield f"|{'---|' * 9}\n"
     for name in SIZES:
         for kind, rate in ERRORS:
-            some = [r for r in records if (r["data"], r["kind"], r["rate"]) == (name, kind, rate)]
+            here = [r for r in records if r["seed"] in SEEDS]
+            some = [r for r in here if (r["data"], r["kind"], r["rate"]) == (name, kind, rate)]
             if not some:
                 continue
             mean = {tag: fmean(r["found"][tag] for r in some) for tag in some[0]["found"]}
@@ -144,7 +147,7 @@ def tables(records: list[dict]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", nargs="*", default=list(SIZES))
-    parser.add_argument("--seeds", nargs="*", type=int, default=list(range(100, 110)))
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     done = {(r["data"], r["kind"], r["rate"], r["seed"]) for r in read()}

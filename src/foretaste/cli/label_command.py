@@ -106,6 +106,14 @@ def label_command(
         float | None,
         people_option(min=0, max=100, help="Percent of the items that so many answer, drawn at random. Default: all."),
     ] = None,
+    votes: Annotated[
+        str | None,
+        people_option(
+            metavar="majority|reliability",
+            help="Which label of several people counts: that of most, or the likeliest by how reliable each is. "
+            "Default: as the last time, else majority.",
+        ),
+    ] = None,
     people: Annotated[
         str | None,
         people_option(help="Names, separated by commas: each gets an address of their own, and you the owner's."),
@@ -128,7 +136,8 @@ def label_command(
         open_desk, source, classes=given.split_classes(classes), store=store, text=given.column_or_none(text), id=id_,
         label=given.column_or_none(label), backbone=backbone, check_every=check_every, goal=goal / 100,
         trains_itself=retrain, lease_seconds=lease, seed=seed, graph=graph, copies=copies,
-        copies_share=None if copies_share is None else copies_share / 100, task=task, scale=scale, start=False,
+        copies_share=None if copies_share is None else copies_share / 100, votes=votes, task=task, scale=scale,
+        start=False,
     )  # fmt: skip
     if import_:
         _import(opening(), import_)

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from foretaste.errors import did_you_mean, whole_number
 from foretaste.given import ClassName, check_class_names
+from foretaste.label.voices import in_doubt_steps
 
-Label = int | float  # a class id, a set of them as bits, or the number of a regression
+# A class id and, as its fraction, the chance that it is wrong; a set of classes as bits; or the number of a regression.
+Label = int | float
 HALF = 0.5  # an output above it is a yes, where classes do not exclude each other
 
 
@@ -72,24 +74,51 @@ class LabelKind:
             if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 1 << self.C:
                 raise ValueError(f"the label is {label!r:.60}; expected a set of {self.C} classes as a whole number")
             return label
+        if isinstance(label, float) and 0 <= label < self.C:
+            return self.doubted(int(label), label - int(label))
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < self.C:
             named = f", or one of {', '.join(map(str, self.names[:10]))}" if self.names else ""
             raise ValueError(f"the label is {label!r:.60}; expected a class id from 0 to {self.C - 1}{named}")
         return label
 
+    def doubted(self, label: Label, doubt: float) -> Label:
+        """A class that is wrong with this chance: then it is any other class with equal chance.
+
+        Raises if there is no such class, or another one would be likelier.
+        """
+        if not doubt:
+            return label
+        if not self.single:
+            raise ValueError("doubts are for labels of one class")
+        if not 0 <= (steps := in_doubt_steps(doubt)) <= in_doubt_steps(1 - 1 / self.C):
+            raise ValueError(f"the doubt is {doubt!r:.40}; expected a chance from 0 to {1 - 1 / self.C:.3g}")
+        return int(label) + steps
+
+    def plain(self, label: Label) -> Label:
+        """A label without its doubt."""
+        return int(label) if self.single else label
+
+    def doubt(self, label: Label) -> float:
+        """The chance that a label is wrong, by who gave it."""
+        return float(label) - int(label) if self.single else 0.0
+
     def show(self, label: Label) -> Any:
         """A label as the user knows it: a name, where classes have names; a tuple of them for a set."""
         if self.multi:
             return tuple(c if self.names is None else self.names[c] for c in range(self.C) if int(label) >> c & 1)
-        return label if self.names is None or self.regression else self.names[int(label)]
+        return self.plain(label) if self.names is None or self.regression else self.names[int(label)]
 
     def targets(self, labels: Iterable[Label], dtype: torch.dtype = torch.float64) -> Tensor:
-        """(n, C): the number itself, or 1 for each class that the label has and 0 for the others."""
+        """(n, C): the number itself, or 1 for each class that the label has and 0 for the others; doubts are shared."""
         values = list(labels)
         if self.regression:
             return torch.tensor(values, dtype=dtype)[:, None]
-        masks = [int(y) if self.multi else 1 << int(y) for y in values]
-        return torch.tensor([[y >> c & 1 for c in range(self.C)] for y in masks], dtype=dtype).view(-1, self.C)
+        if self.single:
+            c_n = torch.tensor([int(y) for y in values], dtype=torch.int64)
+            doubt_n1 = torch.tensor([[self.doubt(y)] for y in values], dtype=dtype).view(-1, 1)
+            y_nC = (doubt_n1 / max(self.C - 1, 1)).expand(-1, self.C).clone()
+            return y_nC.scatter_(1, c_n[:, None], 1 - doubt_n1)
+        return torch.tensor([[int(y) >> c & 1 for c in range(self.C)] for y in values], dtype=dtype).view(-1, self.C)
 
     def decide(self, f_nC: Tensor) -> list[Label]:
         """The labels that outputs say: the largest, all above a half, or the number."""
@@ -101,7 +130,7 @@ class LabelKind:
 
     def counts(self, labels: Iterable[Label]) -> list[int]:
         """How many labels have each class."""
-        return [int(n) for n in self.targets(labels).sum(0)]
+        return [int(n) for n in self.targets([self.plain(y) for y in labels]).sum(0)]
 
 
 @dataclass(frozen=True)
@@ -143,6 +172,10 @@ class LabelBook:
         self.drop(position)
         self.pending.pop(position, None)
         self.ignored[position] = None
+
+    def missed(self, p: Prediction) -> bool:
+        """Whether the class that was predicted is not that of the label."""
+        return p.predicted != int(self.labels[p.position])
 
     def closed(self, position: int) -> bool:
         """Whether the item cannot be asked for."""

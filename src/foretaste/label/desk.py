@@ -85,6 +85,7 @@ class LabelDesk:
         self._share = {i for i in several if zlib.crc32(i.encode()) < self.voices_share * 2**32}
         self._unheard: dict[str, tuple[LabelEvent, ItemVoices]] = {}  # what wants more voices, after ``_heard`` events
         self._heard, self._hearing = 0, threading.Lock()
+        self._trust = store.trust()
         self._asked = self._seconds = 0  # new items, and those that others had answered, that went to a screen
         self._again = len(store.events())  # what was skipped twice before this event is asked again
         shuffled = list(self.open_ids)
@@ -112,6 +113,11 @@ class LabelDesk:
         if event is None or event.kind == "skip":
             return "" if item in self.away else None
         return event.label if event.label is not None else ""
+
+    def doubt(self, item: str) -> float:
+        """The chance that the label of an item is wrong, by who gave it; 0 where a majority counts."""
+        event = self._answer_of(item)
+        return 0.0 if event is None or event.label is None else self.store.doubt_of(event.item)
 
     def skipped(self) -> set[str]:
         """What people have skipped."""
@@ -161,13 +167,21 @@ class LabelDesk:
         said = {"guess": guess[0], "confidence": guess[1]} if guess and kind == "label" else {}
         event = self.store.record(item, kind, label, who=who, tab=tab, request=request, purpose=purpose, **said)  # type: ignore[arg-type]
         patience = PATIENCE / max(1, len(self._active())) if patience is None else patience
-        self.worker.wait_for(self.worker.tell(self.copies.first(item)), patience)
+        self.worker.wait_for(self.tell(item), patience)
         return event
+
+    def tell(self, item: str) -> int:
+        """Tell the learner of an answer, and of all others if people count for more or less since."""
+        if (trust := self.store.trust()) != self._trust:
+            self._trust = trust
+            for other in self.answers():
+                self.worker.tell(other)
+        return self.worker.tell(self.copies.first(item))
 
     def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> LabelEvent:
         """Take back the last answer of a person in this tab, or else of this person; of a grid, all of its wall."""
         events = undo_together(self, tab, who, request)
-        number = [self.worker.tell(self.copies.first(event.item)) for event in events][-1]
+        number = [self.tell(event.item) for event in events][-1]
         self.worker.wait_for(number, patience)
         return events[0]
 
@@ -191,7 +205,7 @@ class LabelDesk:
             if items is None:
                 self._seen.pop(tab, None)
         for item in gone:
-            self.worker.tell(self.copies.first(item))
+            self.tell(item)
 
     def show(self, item: str, who: str | None = None) -> dict[str, Any]:
         """What the page shows beside an item: nothing that others said of it, if ``who`` is asked about it too."""

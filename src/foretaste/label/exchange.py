@@ -46,6 +46,7 @@ class LabelRow:
     purpose: str = ""
     row: int | None = None  # of a table without ids, counted from 0
     voices: str = ""  # what each person said, as JSON, where several were asked
+    doubt: float | None = None  # the chance that it is wrong, by how reliable those are who said it
 
 
 def label_rows(
@@ -57,12 +58,13 @@ def label_rows(
     all of them, and say so in ``purpose``.
     ``rows_of``: item → its row in a table without ids, where it is there still.
     """
-    rows, groups, shared = {}, CopyGroups(twins or {}), store.shared()
+    rows, groups, shared, weighed = {}, CopyGroups(twins or {}), store.shared(), store.votes == "reliability"
     for item, event in sorted(store.current().items(), key=lambda pair: pair[1].seq):
         kind = "label" if event.label is not None else event.kind
         said = json.dumps(shared[item].labels, ensure_ascii=False) if item in shared else ""
         purpose = shared[item].purpose if item in shared else event.purpose
-        rows[item] = LabelRow(item, event.label, kind, event.who, event.at, purpose or "", voices=said)
+        doubt = round(store.doubt_of(item), 3) if weighed and event.label is not None else None
+        rows[item] = LabelRow(item, event.label, kind, event.who, event.at, purpose or "", voices=said, doubt=doubt)
     copies = [
         replace(rows[event.item], item=copy, purpose="copy")
         for first, event in groups.in_force(store.current()).items()
@@ -148,7 +150,7 @@ def export_text(
     rows = list(rows)
     columns = (
         *EXPORT_COLUMNS,
-        *(c for c in ("row", "voices") if any(getattr(row, c) not in (None, "") for row in rows)),
+        *(c for c in ("row", "voices", "doubt") if any(getattr(row, c) not in (None, "") for row in rows)),
     )
     if kind == "csv":
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).

@@ -56,8 +56,8 @@ def grid_items(
         check_known("class", label, desk.store.classes)
         order = sorted((i for i in free if best[i][0] == label), key=lambda i: -best[i][1])
     shown = [
-        {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": desk.worker.follow(i)}
-        for i in order[:count]
+        {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": follow}
+        for i, follow in zip(order[:count], desk.worker.follow(order[:count]))
     ]
     return {"items": shown, "left": len(order), "ready": found is not None}
 
@@ -87,7 +87,7 @@ def accept_grid(
             )
             for k, (item, name) in enumerate(given.items())
         ]
-    numbers = [desk.worker.tell(desk.copies.first(item)) for item in given]
+    numbers = [desk.tell(item) for item in given]
     if numbers:
         desk.worker.wait_for(numbers[-1], GRID_PATIENCE)
     return events

@@ -184,6 +184,13 @@ class Learner:
             return {self._now.pool.ids[p]: self._now.kind.show(y) for p, y in self._now.book.labels.items()}
 
     @property
+    def doubts(self) -> dict[Hashable, float]:
+        """id -> the chance that its label is wrong, as it was taught; without those that are not doubted."""
+        with self._lock:
+            kind, ids = self._now.kind, self._now.pool.ids
+            return {ids[p]: d for p, y in self._now.book.labels.items() if (d := kind.doubt(y))}
+
+    @property
     def pending(self) -> list[Hashable]:
         """The ids that ``query`` has handed out and that have no label yet."""
         with self._lock:
@@ -247,13 +254,16 @@ class Learner:
         with self._lock:
             return [self._now.pool.ids[p] for p in self._now.next_items(n)]
 
-    def teach(self, ids: Any, labels: Any) -> None:
+    def teach(self, ids: Any, labels: Any, *, doubts: Any = None) -> None:
         """Give labels, of pending items or of any others, in any order.
 
         Args:
             ids: one id, or several.
             labels: the label of each: a class name or class id, or a number in regression; with multi_label a list of
                 classes, or a list of such lists for several ids.
+            doubts: the chance that each label is wrong, for example by how reliable the person is who gave it; for
+                labels of one class. The model then learns 1 − doubt of the class, and the rest of all others alike.
+                None (default): no label is doubted.
 
         Raises:
             KeyError: an id is not in the pool.
@@ -261,7 +271,7 @@ class Learner:
                 taught then.
         """
         with self._lock:
-            given = self._read_labels(*_pair(ids, labels, self._now.kind.multi))
+            given = self._read_labels(*_pair(ids, labels, self._now.kind.multi), doubts)
             for p, y in given.items():
                 if p in self._now.book.ignored:
                     raise ValueError(f"item {self._shown(p)} is ignored; call restore() first")
@@ -272,19 +282,20 @@ class Learner:
                     )
             self._now.absorb({p: y for p, y in given.items() if p not in self._now.book.labels})
 
-    def relabel(self, ids: Any, labels: Any) -> None:
+    def relabel(self, ids: Any, labels: Any, *, doubts: Any = None) -> None:
         """Change labels, exactly: as if they had been so from the start.
 
         Args:
             ids: one id, or several; an item without a label is taught.
             labels: the new label of each.
+            doubts: the chance that each is wrong, as in ``teach``.
 
         Raises:
             KeyError: an id is not in the pool.
             ValueError: a label is of no class.
         """
         with self._lock:
-            given = self._read_labels(*_pair(ids, labels, self._now.kind.multi))
+            given = self._read_labels(*_pair(ids, labels, self._now.kind.multi), doubts)
             self._now.absorb({p: y for p, y in given.items() if p not in self._now.book.labels})
             for p, y in given.items():
                 self._now.book.put(p, y)
@@ -482,12 +493,12 @@ class Learner:
             found = self._now.judged_labels(given)
         if found is None:
             return []
-        at, y_L, theta_LL = found
+        at, y_L, theta_LL, plain_LL = found
         if kind.multi:
-            wrong_L, p_LC = doubt_sets(theta_LL, kind.targets(y_L).to(theta_LL))
+            wrong_L, p_LC = doubt_sets(theta_LL, plain_LL, kind.targets(y_L).to(theta_LL))
             sure_L, likely = torch.maximum(p_LC, 1 - p_LC).prod(1), kind.decide(p_LC)
         else:
-            wrong_L, p_LC = doubt_labels(theta_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
+            wrong_L, p_LC = doubt_labels(theta_LL, plain_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
             sure_L, likely = p_LC.amax(1), p_LC.argmax(1).tolist()
         order = wrong_L.argsort(descending=True, stable=True).tolist()
         rows = zip(at, y_L, wrong_L.tolist(), likely, sure_L.tolist())
@@ -734,12 +745,16 @@ class Learner:
 
     # Ids and labels in.
 
-    def _read_labels(self, ids: Iterable[Any], labels: Iterable[Any]) -> dict[int, Label]:
+    def _read_labels(self, ids: Iterable[Any], labels: Iterable[Any], doubts: Any = None) -> dict[int, Label]:
         found: dict[int, Label] = {}
-        for i, label in zip(ids, labels):
+        ids = list(ids)
+        doubted = [0.0] * len(ids) if doubts is None else _several(doubts)
+        if len(doubted) != len(ids):
+            raise ValueError(f"ids are {len(ids)} and doubts {len(doubted)}; expected one doubt for each")
+        for i, label, doubt in zip(ids, labels, doubted):
             p = self._find(i)
             try:
-                y = self._now.kind.read(label)
+                y = self._now.kind.doubted(self._now.kind.read(label), real_number("doubt", doubt, 0))
             except ValueError as error:
                 raise ValueError(f"item {self._shown(p)}: {error}") from None
             if found.get(p, y) != y:

@@ -156,8 +156,9 @@ class LiveModel:
         return state
 
     def kept_label(self, y: Label | None) -> Label | Tensor | None:
-        """A label as a state keeps it: a set of classes is a (C,) target."""
-        return self._targets([y])[0] if self.kind.multi and y is not None else y
+        """A label as a state keeps it: a set of classes, or a class with a doubt, is a (C,) target."""
+        soft = y is not None and (self.kind.multi or self.kind.doubt(y) > 0)
+        return self._targets([y])[0] if soft and y is not None else y
 
     def ridge(self, book: LabelBook) -> float:
         """λ: as given, or resolved on the labels of the training that still hold."""

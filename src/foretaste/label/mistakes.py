@@ -8,7 +8,9 @@ a floor, to a power k. Labels are wrong at a rate ε, and then any other class w
 
 k and ε are those under which the labels are likeliest. The floor is fixed: where it is fitted too it takes the place of
 ε, and half of the mistakes are not expected. Labels with mistakes want a larger λ than prediction does, and how large
-differs: the log-odds of three are averaged (results/findings/mistakes).
+differs, as does how much the pool should bend Θ: the log-odds of three are averaged. A wrong label also misleads about
+its neighbours. So all is done twice, the second time with λ_n = λ / (1 − wrong_n), as if label n were worth as much as
+it is likely (results/findings/mistakes).
 """
 
 import torch
@@ -17,7 +19,8 @@ from torch import Tensor
 from foretaste.lookahead import leave_one_out, ridge_factor
 from foretaste.losses import simplex
 
-MISTAKE_RIDGES = (0.1, 1.0, 10.0)  # of the mean diagonal of Θ_LL
+BENT_RIDGES, PLAIN_RIDGES = (0.1, 10.0), (1.0,)  # of the mean diagonal, with the pool in the kernel and without it
+LEAST_WORTH = 1e-3
 FLOOR = 0.1  # over all classes, before the power
 POWERS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 RATE_STEPS = 60
@@ -26,28 +29,34 @@ FEWEST_LABELS = 10
 LEAST_CHANCE = 1e-12
 
 
-def doubt_labels(theta_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]:
-    """(L,): the chance that each label is wrong; (L, C): the probabilities of its classes by all other labels."""
+def doubt_labels(theta_LL: Tensor, plain_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]:
+    """(L,): the chance that each label is wrong; (L, C): the probabilities of its classes by all other labels.
+
+    ``plain_LL``: Θ without the pool; Θ itself where there is no pool.
+    """
     e_LC = torch.nn.functional.one_hot(y_L, C).to(theta_LL) - 1 / C
-    size = float(theta_LL.diagonal().mean())
-    odds_L, p_LC = torch.zeros_like(e_LC[:, 0]), torch.zeros_like(e_LC)
-    for share in MISTAKE_RIDGES:
-        alpha_LC, d_L1 = leave_one_out(ridge_factor(theta_LL, share * size), e_LC)
-        f_LC = 1 / C + e_LC - alpha_LC / d_L1
-        own_LC, wrong_L = likeliest_mistakes(f_LC, y_L)
-        odds_L += wrong_L.log() - (1 - wrong_L).log()
-        p_LC += own_LC / len(MISTAKE_RIDGES)
-    return torch.sigmoid(odds_L / len(MISTAKE_RIDGES)), p_LC
+    kernels = [*((theta_LL, share) for share in BENT_RIDGES), *((plain_LL, share) for share in PLAIN_RIDGES)]
+    wrong_L, p_LC = torch.zeros_like(e_LC[:, 0]), e_LC
+    for _ in range(2):
+        worth_L, odds_L, p_LC = (1 - wrong_L).clamp_min(LEAST_WORTH), torch.zeros_like(wrong_L), torch.zeros_like(e_LC)
+        for kernel_LL, share in kernels:
+            ridge_L = share * kernel_LL.diagonal().mean() / worth_L
+            alpha_LC, d_L1 = leave_one_out(ridge_factor(kernel_LL, ridge_L), e_LC)
+            own_LC, own_L = likeliest_mistakes(1 / C + e_LC - alpha_LC / d_L1, y_L)
+            odds_L += (own_L.log() - (1 - own_L).log()) / len(kernels)
+            p_LC += own_LC / len(kernels)
+        wrong_L = torch.sigmoid(odds_L)
+    return wrong_L, p_LC
 
 
-def doubt_sets(theta_LL: Tensor, y_LC: Tensor) -> tuple[Tensor, Tensor]:
+def doubt_sets(theta_LL: Tensor, plain_LL: Tensor, y_LC: Tensor) -> tuple[Tensor, Tensor]:
     """The same where a label is a set of classes: each class is a question of its own, and one wrong answer is enough.
 
     (L,): the chance that a label is wrong somewhere; (L, C): the chance that each class is in it.
     """
     right_L, yes = torch.ones_like(y_LC[:, 0]), list[Tensor]()
     for y_L in y_LC.T:
-        wrong_L, p_L2 = doubt_labels(theta_LL, y_L.long(), 2)
+        wrong_L, p_L2 = doubt_labels(theta_LL, plain_LL, y_L.long(), 2)
         right_L = right_L * (1 - wrong_L)
         yes.append(p_L2[:, 1])
     return 1 - right_L, torch.stack(yes, 1)

@@ -102,6 +102,7 @@ def describe_project(desk: "LabelDesk") -> dict[str, Any]:
     more = min(left, round(per_hour * people)) if per_hour else 0
     after = accuracy_after(view.checked, more) if more else None
     agreement = measure_agreement([heard.labels for heard in shared.values()])
+    reliable = desk.store.reliability()
     measured = {i: label for i in desk.check_ids if (label := desk.label_of(i)) is not None}
     return {
         "saved": desk.worker.saved(measured),
@@ -115,7 +116,10 @@ def describe_project(desk: "LabelDesk") -> dict[str, Any]:
         "agreement": None if agreement is None else asdict(agreement),
         "shared": sum(len(heard.labels) > 1 for heard in shared.values()),
         "people": [
-            asdict(w) | {"per_hour": w.per_hour} | {name: right[w.who][name] for name in ("right", "of", "open")}
+            asdict(w)
+            | {"per_hour": w.per_hour}
+            | {name: right[w.who][name] for name in ("right", "of", "open")}
+            | {"reliable": reliable.get(w.who)}
             for w in work
         ],
     }

@@ -33,7 +33,7 @@ def learning_curve(book: LabelBook, kind: LabelKind) -> list[dict[str, Any]]:
     window: list[float] = []
     for p in sorted(book.predictions.values(), key=lambda p: order.get(p.position, 0)):
         y = book.labels[p.position]
-        hit = (p.predicted - y) ** 2 if kind.regression else float(p.predicted == y)
+        hit = (p.predicted - y) ** 2 if kind.regression else float(not book.missed(p))
         window = [*window, hit][-RECENT:]
         name = "error" if kind.regression else "accuracy"
         curve.append({"labels": order[p.position], "value": hit, name: sum(window) / len(window)})
@@ -48,7 +48,7 @@ def expected_error(model: LiveModel, book: LabelBook) -> dict[str, float]:
     state = model.follow(book)
     said = float(wrong_chances(state, model.scale(book), at.to(state.pool_mean.device), model.kind.multi).mean())
     recent = list(book.predictions.values())[-RECENT:]
-    made = sum(p.predicted != book.labels[p.position] for p in recent)
+    made = sum(map(book.missed, recent))
     ratio = (made + PRIOR_ERRORS) / (sum(p.error for p in recent) + PRIOR_ERRORS)
     return {"model": said, "corrected": min(1.0, said * ratio), "ratio": ratio}
 
@@ -77,7 +77,7 @@ def measure_drift(model: LiveModel, book: LabelBook, trainings: int) -> dict[str
         "moved": moved,
         "flipped": None if model.kind.regression else share_changed(model.kind, f_MC, mean_MC),
         "surprise": sum(p.surprise for p in since) / len(since) if since else None,
-        "wrong": None if model.kind.regression else sum(p.predicted != book.labels[p.position] for p in since),
+        "wrong": None if model.kind.regression else sum(map(book.missed, since)),
         "wrong_expected": None if model.kind.regression else sum(p.error for p in since),
     }
     found["retrain"], found["reason"] = _advise_training(
@@ -139,7 +139,7 @@ def describe_pool(model: PoolModel, book: LabelBook, trainings: int) -> dict[str
     found = e.as_dict() | {"text": text.replace("%", " %"), "warning": None}
     since = [p for p in book.predictions.values() if p.trained == trainings][-RECENT:]
     if e.gamma and not model.kind.regression and len(since) >= DOUBTED_ANSWERS:
-        wrong, expected = sum(p.predicted != book.labels[p.position] for p in since), sum(p.error for p in since)
+        wrong, expected = sum(map(book.missed, since)), sum(p.error for p in since)
         if chance_of_errors(wrong, [p.error for p in since]) < DOUBTED_CHANCE:
             found["warning"] = (
                 f"Of the last {len(since)} answers it had {wrong} wrong and counted on {expected:.0f}: items that look "

@@ -120,6 +120,7 @@ class LabelReview:
                     "measured": item in desk.check_ids,
                     "voices": [[who, said.label or said.kind] for who, said in heard.voices.items()] if heard else [],
                     "decided": bool(heard and heard.decision),
+                    "sure": 1 - heard.doubt if heard and desk.store.votes == "reliability" else None,
                     "doubt": None if doubt is None else {k: doubt[k] for k in ("wrong", "likely", "probability")},
                 }
                 for _, _, item, event, doubt, heard in found[start : start + REVIEW_PAGE]

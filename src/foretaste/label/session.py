@@ -263,10 +263,10 @@ class Session:
             f_nC[list(some)] = model.outputs_of(model.read([positions[i] for i in some]), self.book)
         return f_nC
 
-    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], list[int], Tensor] | None:
-        """Positions, labels and Θ of all labels and some others, for ``doubt_labels``; None if there are too few.
+    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], list[int], Tensor, Tensor] | None:
+        """Positions, labels, Θ̃ and Θ of all labels and some others, for ``doubt_labels``; None if there are too few.
 
-        With a graph, Θ̃ of the last γ. A network's own Θ is centred: its labels share a large part of it.
+        Θ̃ is of the last γ; without a graph it is Θ. A network's own Θ is centred: its labels share a large part of it.
         """
         model, labels = self.pool_model or self.model, {**also, **self.book.labels}
         if model is None or len(labels) < FEWEST_LABELS:
@@ -276,9 +276,12 @@ class Session:
         at = sorted(labels)
         rows_L = torch.tensor([model.row[p] for p in at], device=model.theta_MM.device)
         theta_LL = model.theta_MM[rows_L][:, rows_L]
+        plain_LL = theta_LL
         if self.pool_model is None:
-            theta_LL = theta_LL - theta_LL.mean(0) - theta_LL.mean(1, keepdim=True) + theta_LL.mean()
-        return at, [int(labels[p]) for p in at], theta_LL
+            plain_LL = theta_LL = theta_LL - theta_LL.mean(0) - theta_LL.mean(1, keepdim=True) + theta_LL.mean()
+        elif self.pool_model.evidence.gamma:
+            plain_LL = self.pool_model.items.among(0.0, self.pool_model.placed, rows_L)
+        return at, [int(labels[p]) for p in at], theta_LL, plain_LL
 
     # Trainings.
 
@@ -435,7 +438,7 @@ class Session:
         return linearise_pool(model.net, self.pool, self.kind, self.settings, model.trained, model.at_M, model.size)
 
     def can_train(self) -> bool:
-        return len(set(self.book.labels.values())) > 1
+        return len(set(map(self.kind.plain, self.book.labels.values()))) > 1
 
     def train_first(self) -> None:
         """The learner's own network is trained as soon as it can be."""
@@ -535,7 +538,7 @@ def moved_labels(labels: Mapping[int, Label], new_of: Sequence[int], multi: bool
     if multi:
         bits = {p: {new for old, new in enumerate(new_of) if int(y) >> old & 1} for p, y in labels.items()}
         return {p: sum(1 << c for c in some) for p, some in bits.items()}
-    return {p: new_of[int(y)] for p, y in labels.items()}
+    return {p: new_of[int(y)] + (y - int(y)) for p, y in labels.items()}
 
 
 def ask_settings(strategy: str | None, options: Mapping[str, Any] | None, kind: LabelKind, seed: int) -> AskSettings:

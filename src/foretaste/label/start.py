@@ -61,6 +61,7 @@ def open_desk(
     graph: str | None = None,
     copies: int | None = None,
     copies_share: float | None = None,
+    votes: str | None = None,
     task: str | None = None,
     scale: str | None = None,
     start: bool = True,
@@ -84,6 +85,8 @@ def open_desk(
         graph: "auto" (the pool has a say where that helps) or "off". None is what it was the last time, else "auto".
         copies: How many people are asked about one item. None is what it was the last time, else 1.
         copies_share: The share of the items, drawn at random, of which so many are. None: as the last time, else all.
+        votes: Whether the label of several people is that of most ("majority"), or the likeliest by how reliable each
+            of them is ("reliability"). None: as the last time, else by majority.
         task: "one" class an item, "several" classes (each a yes-or-no question), or a "number". None: as the last time,
             else "one".
         scale: Of numbers, LOW:HIGH or LOW:HIGH:STEP. None: as the last time, else 0:10:1.
@@ -135,6 +138,8 @@ def open_desk(
             raise ValueError(
                 "several people on one item are for classes: two numbers have no majority; leave copies out"
             )
+        if votes is not None:
+            kept.set_votes(votes)
         worker = LearnerWorker(
             partial(build_learner, points, names, folder, backbone, seed, fit_options, graph, asked),
             names,

@@ -30,8 +30,18 @@ from foretaste.label.log import StoreError as StoreError
 from foretaste.label.log import StoreFull as StoreFull
 from foretaste.label.recovery import open_log, read_log
 from foretaste.label.task import LabelTask, check_bars
+from foretaste.label.voices import (
+    FEWEST_SHARED,
+    SECOND,
+    VOTES,
+    ItemVoices,
+    hear_voices,
+    in_doubt_steps,
+    measure_reliability,
+    step_reliability,
+    weigh_voices,
+)
 from foretaste.label.voices import GIVEN as GIVEN
-from foretaste.label.voices import SECOND, ItemVoices, hear_voices
 
 LONGEST_NAME_KEPT = 4096  # characters of an id, a class, a person
 LEASE_SECONDS = 120.0
@@ -81,6 +91,11 @@ class LabelStore:
         self._now: dict[str, LabelEvent] = {}
         self._voices: dict[str, ItemVoices] = {}
         self._requests: dict[str, LabelEvent] = {}
+        # With votes by reliability: person → (the chance to be right, of how many items), the same in steps, and
+        # whether voices have changed since.
+        self._measured: dict[str, tuple[float, int]] = {}
+        self._trust: dict[str, float] = {}
+        self._by_reliability = self._unweighed = False
         self._guide, self._task = ClassGuide(), LabelTask()
         self._closed = self._inside = False  # inside a transaction
         self._log: LabelLog | None = None
@@ -176,6 +191,46 @@ class LabelStore:
             self.set_setting("task", task.as_json())
             self._index()
 
+    @property
+    def votes(self) -> str:
+        """By what the label of several voices counts: "majority" or "reliability"."""
+        return str(self.setting("votes", VOTES[0]))
+
+    def set_votes(self, votes: str) -> None:
+        """Say by what the label of several voices counts. It follows from the log, so it may change at any time."""
+        check_known("votes", votes, VOTES)
+        if votes == "reliability" and not self._task.one:
+            raise ValueError(f"votes by reliability are for one class an item; the task here is {self._task.kind}")
+        if votes != self.votes:
+            self.set_setting("votes", votes)
+            self._index()
+
+    def reliability(self) -> dict[str, tuple[float, int]]:
+        """Person → (the chance that what they say is right, of how many items); empty where a majority counts."""
+        with self._mutex:
+            self._weigh()
+            return dict(self._measured)
+
+    def trust(self) -> dict[str, float]:
+        """Person → the chance that what they say is right, in the steps that labels are weighed by."""
+        with self._mutex:
+            self._weigh()
+            return dict(self._trust)
+
+    def doubt_of(self, item: str) -> float:
+        """The chance that the label of an item is wrong, by who said it; 0 where a majority counts.
+
+        What one person said alone is as doubtful as that person is, once measured on ``FEWEST_SHARED`` items.
+        """
+        with self._mutex:
+            self._weigh()
+            if item in self._voices:
+                return self._voices[item].doubt
+            event = self._now.get(item)
+            if event is None or self._measured.get(event.who, (0.0, 0))[1] < FEWEST_SHARED:
+                return 0.0
+            return in_doubt_steps(1 - self._trust[event.who])
+
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A setting that was kept, or ``otherwise``."""
         with self._mutex:
@@ -197,26 +252,31 @@ class LabelStore:
     def current(self) -> dict[str, LabelEvent]:
         """The event in force of each item that has one."""
         with self._mutex:
+            self._weigh()
             return dict(self._now)
 
     def state_of(self, item: str) -> LabelEvent | None:
         """The event in force of one item; None if nobody has answered, or all answers were taken back."""
         with self._mutex:
+            self._weigh()
             return self._now.get(item)
 
     def voices_of(self, item: str) -> ItemVoices:
         """What each person said of one item."""
         with self._mutex:
+            self._weigh()
             return self._voices.get(item) or hear_voices(self._said.get(item, ()))
 
     def shared(self) -> dict[str, ItemVoices]:
         """The items that more than one person was asked about, and what each said."""
         with self._mutex:
+            self._weigh()
             return dict(self._voices)
 
     def labels(self) -> dict[str, str]:
         """Item → label, for all items that have one now."""
         with self._mutex:
+            self._weigh()
             return {item: event.label for item, event in self._now.items() if event.label is not None}
 
     # Writing
@@ -266,6 +326,7 @@ class LabelStore:
         with self._mutex:
             if (there := self._repeated(request, item, kind, label)) is not None:
                 return there
+            self._weigh()
             before, now_label = self._now.get(item), None if label is None else self._task.counts_as(label, self._guide)
             self._check_free(item, kind, label, who, tab, None if purpose == SECOND else before)
             # The same answer again changes nothing; but one more skip puts the item behind others.
@@ -296,7 +357,7 @@ class LabelStore:
                 held and tab is not None and held.tab != tab
             ):
                 raise StoreConflict(f"{last.item} was answered or taken by somebody else since; it stays")
-            was = hear_voices(event for event in said if event.seq != last.seq).counts
+            was = self._weighed(hear_voices(event for event in said if event.seq != last.seq)).counts
             label = None if was is None else self._kept.events[was.seq - 1].label
             undone = {"request": request, "undoes": last.seq}
             return self._append(last.item, "undo", label, who, last.tab, last, undone)
@@ -389,7 +450,8 @@ class LabelStore:
         """Make the caches of the log anew."""
         self._task = LabelTask(**self.setting("task", {}))
         self._guide = replay_changes(self._kept.classes, self.class_changes())
-        for cache in (self._said, self._now, self._voices, self._requests):
+        self._by_reliability = self.votes == "reliability" and len(self.classes) > 1
+        for cache in (self._said, self._now, self._voices, self._requests, self._measured, self._trust):
             cache.clear()
         for event in self._kept.events:
             self._take_effect(event)
@@ -402,13 +464,31 @@ class LabelStore:
             said.append(self._as_counted(event))
         else:
             said[:] = [other for other in said if other.seq != event.undoes]
-        self._voices.pop(item, None)
+        had, several = self._voices.pop(item, None) is not None, any(other.purpose == SECOND for other in said)
+        self._unweighed |= (had or several) and self._by_reliability
         if not said:
             self._now.pop(item, None)
-        elif not any(other.purpose == SECOND for other in said):
+        elif not several:
             self._now[item] = said[-1]
         else:
-            self._voices[item] = heard = hear_voices(said)
+            self._voices[item] = heard = self._weighed(hear_voices(said))
+            assert heard.counts is not None
+            self._now[item] = heard.counts
+
+    def _weighed(self, heard: ItemVoices) -> ItemVoices:
+        """What was said, weighed by how reliable people were found to be, if it is to be."""
+        return weigh_voices(heard, self._trust, len(self.classes)) if self._by_reliability else heard
+
+    def _weigh(self) -> None:
+        """Measure people anew where voices have changed, and weigh all voices by what was found."""
+        if not self._unweighed:
+            return
+        C = len(self.classes)
+        self._measured = measure_reliability(self._voices.values(), C)
+        trust = {who: step_reliability(a, C) for who, (a, _) in self._measured.items()}
+        self._unweighed, changed, self._trust = False, trust != self._trust, trust
+        for item, heard in list(self._voices.items()) if changed else ():
+            self._voices[item] = heard = self._weighed(hear_voices(self._said[item]))
             assert heard.counts is not None
             self._now[item] = heard.counts
 

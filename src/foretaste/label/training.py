@@ -133,7 +133,8 @@ def train_network(
     parameter = next(net.parameters())
     x = pool.take([*at, *soft], parameter.device, parameter.dtype)
     values = [labels[p] for p in at]
-    if kind.multi:
+    doubted = plan.train is None and any(map(kind.doubt, values))
+    if kind.multi or doubted:
         y = kind.targets(values, parameter.dtype).to(parameter.device)
     else:
         y = torch.tensor(values, dtype=parameter.dtype if kind.regression else torch.int64, device=parameter.device)

@@ -2,30 +2,38 @@
 
 A voice is what a person said when asked, without having seen what others said. An event with the purpose "second" is
 the voice of one more person. A person may change a voice until another speaks; what is said after that, in review, is a
-decision, and counts whatever the voices are. Without a decision most voices count, of a tie the label that was said
-first. A class whose name has changed counts as its new name.
+decision, and counts whatever the voices are. Without a decision most voices count, or the class that is likeliest by
+how reliable each person is; of a tie the label that was said first. A class whose name has changed counts as its new
+name.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
+from math import log, sqrt
+
+import numpy as np
 
 from foretaste.label.log import LabelEvent
 
 SECOND = "second"  # the purpose of what a second or further person says
 GIVEN = "given"  # who gave the labels that were in the data already
 FEWEST_SHARED = 5  # items that two people have answered, below which no agreement is told
+VOTES = ("majority", "reliability")  # by what the label of several voices counts
 
 
 @dataclass(frozen=True)
 class ItemVoices:
-    """What was said of one item: person → the event of their voice, in order; the decision; the event that counts."""
+    """What was said of one item: person → the event of their voice, in order; the decision; the event that counts.
+
+    doubt: the chance that the label that counts is wrong; 0 where people are not weighed.
+    """
 
     voices: Mapping[str, LabelEvent]
     decision: LabelEvent | None
     counts: LabelEvent | None
+    doubt: float = 0.0
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -67,6 +75,80 @@ def hear_voices(events: Iterable[LabelEvent]) -> ItemVoices:
         return ItemVoices(voices, decision, decision or next(iter(said or voices.values()), None))
     most = Counter(event.label for event in said).most_common(1)[0][0]  # of a tie the first
     return ItemVoices(voices, None, next(event for event in said if event.label == most))
+
+
+# How reliable people are: the model of one coin (Dawid and Skene 1979 with one number for each person). A person w is
+# right at a rate a_w, and else says any other class with equal chance, so that the class c of item i has
+#
+#     q_i(c) ∝ Π_w [a_w where w said c, else (1 − a_w)/(C − 1)]       1 for what was decided
+#     a_w = (4 + Σ_i q_i(what w said of i)) / (5 + how many items)
+#
+# by turns (EM). The prior is five answers, four of them right: most people are, and without it two people who always
+# agree with each other would be right by definition. Nobody counts against what they say: a_w is 1/C at least.
+
+PRIOR_RIGHT, PRIOR_SAID = 4.0, 5.0
+MOST_RELIABLE = 0.98
+RELIABILITY_STEP = 0.05  # a_w is told in steps: labels change their doubt now and then, and not with each answer
+EM_STEPS = 50
+DOUBT_STEP = 2.0**-10
+
+
+def measure_reliability(shared: Iterable[ItemVoices], C: int) -> dict[str, tuple[float, int]]:
+    """Person → (the chance that what they say is right, of how many items), from items that several have answered.
+
+    Args:
+        shared: what was said of each item. One that a single person named a class of counts only if it was decided.
+        C: how many classes there are.
+    """
+    said = [heard for heard in shared if len(heard.labels) > (heard.decision is None) and (heard.counts is not None)]
+    people = sorted({who for heard in said for who in heard.labels})
+    number = {who: w for w, who in enumerate(people)}
+    rows = [(n, who, label) for n, heard in enumerate(said) for who, label in heard.labels.items()]
+    if not rows or C < 2:
+        return {}
+    # k: the pairs of an item and a class that somebody named, or that was decided
+    pair = {key: k for k, key in enumerate(dict.fromkeys((n, label) for n, _, label in rows))}
+    w_V = np.array([number[who] for _, who, _ in rows])
+    k_V = np.array([pair[n, label] for n, _, label in rows])
+    n_K = np.array([n for n, _ in pair])
+    unsaid_N = C - np.bincount(n_K, minlength=len(said))
+    decided_N = np.array([heard.decision is not None for heard in said])
+    right_K = np.array([said[n].decision is not None and said[n].counts.label == label for n, label in pair])  # type: ignore[union-attr]
+    count_W, a_W = np.bincount(w_V), np.full(len(people), PRIOR_RIGHT / PRIOR_SAID)
+    for _ in range(EM_STEPS):
+        odds_W = np.log(a_W * (C - 1) / (1 - a_W))  # of a class that was said against one that nobody said
+        q_K = np.exp(np.bincount(k_V, odds_W[w_V], len(pair)))
+        q_K = np.where(decided_N[n_K], right_K, q_K / (np.bincount(n_K, q_K, len(said)) + unsaid_N)[n_K])
+        a_W = (PRIOR_RIGHT + np.bincount(w_V, q_K[k_V])) / (PRIOR_SAID + count_W)
+        a_W = a_W.clip(1 / C, MOST_RELIABLE)
+    return {who: (float(a), int(n)) for who, a, n in zip(people, a_W, count_W)}
+
+
+def step_reliability(a: float, C: int) -> float:
+    """The same in steps, between 1/C, which is chance, and the most that anybody is trusted."""
+    return min(max(round(round(a / RELIABILITY_STEP) * RELIABILITY_STEP, 2), 1 / C), MOST_RELIABLE)
+
+
+def weigh_voices(heard: ItemVoices, trust: Mapping[str, float], C: int) -> ItemVoices:
+    """The same voices, of which the class that is likeliest counts; of a tie the one that was said first.
+
+    ``trust``: person → the chance that what they say is right; others have that of the prior. A decision stays.
+    """
+    if heard.decision is not None or not heard.labels:
+        return heard
+    odds = dict.fromkeys(heard.labels.values(), 0.0)
+    for who, label in heard.labels.items():
+        a = trust.get(who, PRIOR_RIGHT / PRIOR_SAID)
+        odds[label] += log(a * (C - 1) / (1 - a))
+    best = max(odds, key=lambda label: odds[label])
+    chances = np.exp(np.array([0.0] * (C - len(odds)) + list(odds.values())) - odds[best])
+    counts = next(event for event in heard.voices.values() if event.label == best)
+    return replace(heard, counts=counts, doubt=in_doubt_steps(1 - 1 / float(chances.sum())))
+
+
+def in_doubt_steps(doubt: float) -> float:
+    """A doubt as labels keep it, in binary steps: class + doubt come apart exactly."""
+    return round(doubt / DOUBT_STEP) * DOUBT_STEP
 
 
 # How far people agree. Each coefficient is 1 − D_o / D_e: the disagreement that was seen against that of chance.

@@ -173,11 +173,14 @@ class LearnerWorker(threading.Thread):
 
     def _say(self, learner: "Learner", items: Sequence[str] | None = None) -> tuple[list[str], np.ndarray]:
         """What is predicted of items, or of all, as text, and how sure each is; NaN for numbers."""
-        said = [self._task.said(value) for value in learner.predict(items)]
-        if self._task.kind == "number":
+        task = self._task
+        if task.kind == "number":
+            said = [task.said(value) for value in learner.predict(items)]
             return said, np.full(len(said), np.nan)
-        p_NC = np.asarray(learner.predict_proba(items))
-        return said, p_NC.max(1) if self._task.one else np.maximum(p_NC, 1 - p_NC).prod(1)
+        p_NC, names = np.asarray(learner.predict_proba(items)), [str(name) for name in learner.classes or ()]
+        if task.one:  # of the same probabilities: the outputs of a large window with many classes take a while
+            return [names[c] for c in p_NC.argmax(1)], p_NC.max(1)
+        return [task.said(value) for value in learner.predict(items)], np.maximum(p_NC, 1 - p_NC).prod(1)
 
     def probabilities(self) -> tuple[list[str], np.ndarray] | None:
         """The names of the classes, and their probabilities for each item; None without a model."""
@@ -189,12 +192,20 @@ class LearnerWorker(threading.Thread):
     def alike(self, item: str, most: int) -> list[str]:
         """The items that are most like one to the model, the nearest first."""
         learner = self._learner
-        return [] if learner is None else [str(row["id"]) for row in learner.explain(item, most=most)["nearest"]]
+        if learner is None or not learner.ready:
+            return []
+        return [str(row["id"]) for row in learner.explain(item, most=most)["nearest"]]
 
-    def follow(self, item: str) -> int:
-        """How many other predictions change if an item is what the model says."""
+    def follow(self, items: Iterable[str]) -> list[int]:
+        """How many other predictions change if each of the items is what the model says.
+
+        0 for what the model does not work on now: to take it in would cost a copy of Θ for each.
+        """
         learner = self._learner
-        return 0 if learner is None else int(learner.explain(item, most=0)["changes"])
+        if learner is None or not learner.ready:
+            return [0 for _ in items]
+        inside = {str(i) for i in learner.window_ids}
+        return [int(learner.explain(i, most=0)["changes"]) if i in inside else 0 for i in items]
 
     def mistakes(self, also: Mapping[str, str]) -> list[dict[str, Any]]:
         """What ``Learner.mistakes`` says of the labels, and of others that it was not taught; empty without a model."""
@@ -273,6 +284,11 @@ class LearnerWorker(threading.Thread):
         self._phase = "ready"
         self._rank(learner, number)
 
+    def _is_called(self) -> bool:
+        """Whether an answer waits, or the end."""
+        with self._turn:
+            return bool(self._dirty) or self._ending
+
     def _next_turn(self) -> bool:
         """Wait for something to do; a training that has ended counts."""
         learner = self._learner
@@ -295,7 +311,7 @@ class LearnerWorker(threading.Thread):
         if classes and self._follow_classes(learner):
             self._missed, items = dict.fromkeys(self._desk.data.ids), list(self._desk.data.ids)
             retrain = learner.ready and len(set(learner.labels.values())) > 1
-        before, labels = self._predicted, self._labels
+        before, labels = self._predicted or self._predict(learner), self._labels
         self._missed = dict.fromkeys(items)  # tried again if this turn fails
         self._follow(learner, items)
         self._missed = {}
@@ -309,6 +325,13 @@ class LearnerWorker(threading.Thread):
             self._trimmed = self._labels
             return_free_memory()
         self._error = ""
+
+    def _predict(self, learner: "Learner") -> dict[str, str] | None:
+        """What is predicted of the items that the model works on, where the last turn had no time to say it."""
+        if not learner.ready or self._task.kind == "number":
+            return None
+        ids = [str(i) for i in learner.window_ids]
+        return dict(zip(ids, map(self._task.said, learner.predict(ids))))
 
     def _follow_classes(self, learner: "Learner") -> bool:
         """Add, rename and merge until the learner has the classes of the store, in an order of its own; whether it did.
@@ -328,10 +351,11 @@ class LearnerWorker(threading.Thread):
         """Teach, relabel, unlabel, ignore and restore until the learner knows what the store knows."""
         task, ignored = self._task, {*learner.ignored}
         labels = {item: task.said(label) for item, label in learner.labels.items()}
-        new, aside = dict[str, str](), list[str]()
+        doubts = learner.doubts
+        new, again, aside = dict[str, str](), dict[str, str](), list[str]()
         for item in items:
             wanted, known = self._desk.wanted(item), "" if item in ignored else labels.get(item)
-            if wanted == known:
+            if wanted == known and (not wanted or self._desk.doubt(item) == doubts.get(item, 0.0)):
                 continue
             if known == "":
                 learner.restore([item])
@@ -341,13 +365,14 @@ class LearnerWorker(threading.Thread):
                 if known:
                     learner.unlabel([item])
             elif known:
-                learner.relabel([item], [task.taught(wanted)])
+                again[item] = wanted
             else:
                 new[item] = wanted
         if aside:
             learner.ignore(aside)
-        if new:
-            learner.teach(list(new), [task.taught(label) for label in new.values()])
+        for given, tell in ((again, learner.relabel), (new, learner.teach)):
+            if given:
+                tell(list(given), [task.taught(y) for y in given.values()], doubts=list(map(self._desk.doubt, given)))
         self._labels = len(learner.labels)
 
     def _rank(self, learner: "Learner", number: int) -> None:
@@ -365,9 +390,8 @@ class LearnerWorker(threading.Thread):
         ready = ask()
         self._publish(absorbed=number, ready=tuple(ready), whole=False)
         for _ in range(max(self._tabs, self._ahead - 1)):
-            with self._turn:
-                if self._dirty or self._ending:
-                    return
+            if self._is_called():
+                return
             more = ask()
             if not more:
                 break
@@ -376,7 +400,10 @@ class LearnerWorker(threading.Thread):
         self._publish(whole=True)
 
     def _explain(self, learner: "Learner", items: Sequence[str], before: Mapping[str, str] | None) -> None:
-        """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed."""
+        """Probabilities and reasons of what is on a screen or comes next, and what the last answer changed.
+
+        An answer that waits goes before what the last one changed.
+        """
         labels, ignored = learner.labels, {*learner.ignored}
         shown = [i for i in dict.fromkeys((*self._desk.store.held(), *self.view.ready)) if i not in labels]
         likely, task = dict[str, tuple[tuple[str, float], ...]](), self._task
@@ -384,11 +411,15 @@ class LearnerWorker(threading.Thread):
             for item, p_C in zip(shown, np.asarray(learner.predict_proba(shown))):
                 best = np.argsort(-p_C, kind="stable")[:LIKELY_SHOWN] if task.one else range(len(p_C))
                 likely[item] = tuple((self._classes[c], float(p_C[c])) for c in best)
+        guesses = {i: (label, float(p)) for i, label, p in zip(shown, *self._say(learner, shown))} if shown else {}
+        self._publish(likely=likely, guesses=guesses)
+        self._predicted = None
+        if self._is_called():
+            return
         # What changed is counted on the items that the model works on: the others of a large pool take seconds.
         ids, changed = [str(i) for i in learner.window_ids], self.view.changed
-        said, sure_N = self._say(learner, [*ids, *shown])
-        guesses = {i: (said[n], float(sure_N[n])) for n, i in enumerate(shown, len(ids))}
-        after, sure_N = dict(zip(ids, said)), sure_N[: len(ids)]
+        said, sure_N = self._say(learner, ids)
+        after = dict(zip(ids, said))
         if before is not None and before.keys() == after.keys() and items and task.kind != "number":
             item = items[-1]  # numbers are left out: every answer moves all of them a little
             sure_N[[i == item for i in ids]] = np.nan  # it does not follow from itself
@@ -396,21 +427,19 @@ class LearnerWorker(threading.Thread):
             was_N, now_N = (np.array([*answers.values()]) for answers in (before, after))
             changed = describe_change(item, was_N, now_N, label, sure_N)
         self._predicted = after
-        self._publish(likely=likely, guesses=guesses, changed=changed)
+        self._publish(changed=changed)
         reasons = {item: self.view.reasons[item] for item in shown if item in self.view.reasons}
         for item in shown:
-            with self._turn:
-                if self._dirty or self._ending:
-                    return
+            if self._is_called():
+                return
             if item not in ignored:
                 reasons[item] = describe_reason(learner.explain(item), task)
                 self._publish(reasons=dict(reasons))
 
     def _measure(self, learner: "Learner") -> None:
         """Accuracy on the items that measure, and advice."""
-        with self._turn:
-            if self._dirty or self._ending:
-                return
+        if self._is_called():
+            return
         truth = {i: label for i in self._desk.check_ids if (label := self._desk.label_of(i)) is not None}
         checked = list(self.view.checked)
         if truth:

@@ -30,11 +30,11 @@ def cholesky(A: Tensor, ridge: float, what: str = "L") -> Tensor:
     )
 
 
-def ridge_factor(theta_NN: Tensor, ridge: float, what: str = "L") -> Tensor:
-    """The lower factor of Θ + λI, as ``cholesky`` gives it. Θ is not changed."""
+def ridge_factor(theta_NN: Tensor, ridge: float | Tensor, what: str = "L") -> Tensor:
+    """The lower factor of Θ + λI, as ``cholesky`` gives it; ``ridge`` may be one λ for each point. Θ is not changed."""
     A = theta_NN.clone()
     A.diagonal().add_(ridge)
-    return cholesky(A, ridge, what)
+    return cholesky(A, float(ridge.min()) if isinstance(ridge, Tensor) else ridge, what)
 
 
 def leave_one_out(chol: Tensor, e_NC: Tensor) -> tuple[Tensor, Tensor]:
