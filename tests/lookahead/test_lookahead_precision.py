@@ -207,6 +207,10 @@ def test_the_sample_is_read_from_the_kernel_and_the_choice_remembered(trained, c
     assert counted[5:] == [("torch.float64", 30), ("half", 90)]
     linearize(deepcopy(net), x_L, y_L, x_U, eager=True)  # another network
     assert counted[7:] == [("torch.float64", 30), ("half", 90)]
+    with torch.no_grad():
+        next(net.parameters()).mul_(1.01)  # as a training would
+    linearize(net, x_L, y_L, x_U, eager=True)
+    assert counted[9:] == [("torch.float64", 30), ("half", 90)]
 
 
 def test_what_is_read_from_the_kernel_is_what_a_sample_of_its_own_gives(trained) -> None:

@@ -1,4 +1,4 @@
-"""``cover`` for pools of any size: the watched points are a sample, and candidates are read chunk by chunk.
+"""``cover`` for pools of any size: a sample is watched, candidates are read in chunks, κ of a shortlist is exact.
 
     F(B) = Σ_{i ∈ W} (e_i / π_i) max_{j ∈ L∪B} κ_ij²
 

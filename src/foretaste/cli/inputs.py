@@ -1,4 +1,4 @@
-"""What users give: options that several commands share, and labelled points with a pool (``query``, ``fidelity``).
+"""What users give: options that several commands share; labelled points with a pool, and the size of pictures.
 
 Labelled points and the pool come from one file or folder (DATA), or from two (--labelled and --pool). Points of the
 pool that are labelled already are left out.

@@ -1,4 +1,4 @@
-"""Correlations of tangents between held points and any number of others, chunk by chunk: for pools of any size.
+"""Correlations of tangents, or of their sketches, between points that are held and any number of others.
 
     κ_ij = (J_i − μ)·(J_j − μ) / (‖J_i − μ‖ ‖J_j − μ‖)
 

@@ -5,7 +5,7 @@ in float64 and by Θ in each precision, and the rankings are compared. Where the
 is computed in the fastest precision at once, and the sample is read from it. A sample cannot show everything. So the
 whole Θ is checked too: A = Θ_LL + λI must have a Cholesky factor, and every candidate a positive variance.
 
-What was found is remembered for a network, by its parameters, until L has doubled.
+What was found is remembered for a network, until it is trained again or L has doubled.
 """
 
 import logging
@@ -168,14 +168,16 @@ def draw_sample(job: GramJob, y_LC: Tensor | None, ridge: float | None) -> Exact
     return ExactSample(job, drawn, y_LC, ridge, want)
 
 
-# --- what is remembered of a network: in a loop it is trained on, and stays what it is ---
+# --- what is remembered of a network ---
 
 _choices = WeakIdKeyDictionary()  # by a network's first parameter: {what it depends on: (L, choice)}
 
 
 def _remembered_by(job: GramJob, y_LC: Tensor | None, ridge: float | None) -> tuple[Any, ...]:
     frozen, at_W = job.frozen, tuple(job.blocks)
-    return frozen.output, tuple(frozen.params), frozen.dtype, frozen.device, y_LC is None, ridge, at_W
+    # A network that was trained since is another one: else a run that is resumed could choose otherwise.
+    trained = tuple(0 if p.is_inference() else p._version for p in frozen.net.parameters())
+    return frozen.output, tuple(frozen.params), frozen.dtype, frozen.device, y_LC is None, ridge, at_W, trained
 
 
 def remembered_choice(job: GramJob, y_LC: Tensor | None, ridge: float | None) -> PrecisionChoice | None:
