@@ -346,8 +346,9 @@ def test_rows_that_are_formed_where_they_stay_are_those_that_are_written() -> No
         written, formed = (GradientRows(23, 1, 192, rows_Nw[:0], False, 0.0) for _ in range(2))
         for at in chunks:
             written.write(at, slice(0, 192), rows_Nw[at, None])
-            formed.form(at, lambda part, out, at=at: out.copy_(rows_Nw[at][part]))
-        assert torch.equal(written.data, formed.data) and torch.equal(written.mu_Bw, formed.mu_Bw)
+            formed.form(at, lambda part, out, rows_nw=rows_Nw[at]: out.copy_(rows_nw[part]))
+        assert torch.equal(written.data, formed.data)
+        assert torch.equal(written.mu_Bw, formed.mu_Bw)
         gap = (written.shift_NBB - formed.shift_NBB).abs().max() / written.shift_NBB.abs().max()
         assert float(gap) < tolerance
 
