@@ -4,6 +4,11 @@
 of ft.ntk on all points and of torch.func's per-point gradients on some, in forward passes over as many points (the
 pass that entropy needs), and the error of the centred kernel against float64 on a few. Weights are random: the cost
 does not depend on them.
+
+``--ranking`` asks instead whether coarse arithmetic keeps the order of candidates. The classifier is first trained on a
+few texts of a made-up task. Each line is one choice of parameters, strategy and precision: Spearman's correlation of
+the scores with those of the float64 network, and how many of the batch are the same points. "used" is the precision
+that was taken: a CPU has float32 alone. Adapters are trained together with the head, or they learn nothing.
 """
 
 import argparse
@@ -23,6 +28,8 @@ from foretaste.given import choose_names
 from foretaste.network import add_adapters
 
 CLASSES = 77  # intents
+RANKED = ("cover", "gain", "mlmoc")
+OWN_WORDS = 0.3  # share of a text's tokens that are words of its class
 
 
 def classifier(small: bool, adapted: bool) -> nn.Module:
@@ -108,6 +115,53 @@ def measure(params: str | None, given: argparse.Namespace, device: torch.device)
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}), flush=True)
 
 
+def made_up_texts(count: int, tokens: int, words: int) -> tuple[Tensor, Tensor]:
+    """Token ids and classes: each class has twelve words of its own, among others that say nothing."""
+    g = torch.Generator().manual_seed(1)
+    own = torch.randint(words, (CLASSES, 12), generator=g)
+    y = torch.arange(count) % CLASSES
+    ids = torch.randint(words, (count, tokens), generator=g)
+    theirs = own[y[:, None], torch.randint(12, (count, tokens), generator=g)]
+    return torch.where(torch.rand(count, tokens, generator=g) < OWN_WORDS, theirs, ids), y
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's."""
+    ranks = torch.stack([t.argsort().argsort().double() for t in (a, b)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def measure_ranking(params: str | None, given: argparse.Namespace, device: torch.device) -> None:
+    net = Logits(classifier(given.small, params == "lora")).eval().to(device)
+    texts = made_up_texts(given.labelled + given.pool, given.tokens, net.inner.config.vocab_size)
+    ids, y = (t.to(device) for t in texts)
+    x_L, y_L, x_U = ids[: given.labelled], y[: given.labelled], ids[given.labelled :]
+    if params == "lora":
+        params = "re:lora_|classifier"
+    rate = 1e-3 if given.small or params == "re:lora_|classifier" else 1e-4
+    fitted = ft.fit(
+        net, x_L, y_L, loss="ce", steps=given.steps, params=params, optimiser="adamw", max_lr=rate, clip=1.0
+    )
+    for strategy in RANKED:
+        ask = partial(ft.query, x_L=x_L, y_L=y_L, x_U=x_U, strategy=strategy, loss="ce", params=params)
+        truth = ask(net.double())
+        net.float()
+        for precision in ("float32", "tf32", "half", "auto"):
+            found: dict[str, object] = {"params": params or "all", "strategy": strategy, "precision": precision}
+            found |= {"labelled": len(x_L), "pool": len(x_U), "accuracy_L": fitted.accuracy}
+            try:
+                q = ask(net, precision=precision)
+            except ValueError as error:
+                found["error"] = str(error)[:200]
+            else:
+                found["used"] = q.info.get("precision")
+                assert q.scores is not None
+                assert truth.scores is not None
+                found["spearman"] = round(rank_correlation(q.scores, truth.scores), 5)
+                found["same_of_20"] = len({*q.indices.tolist()} & {*truth.indices.tolist()})
+            print(json.dumps(found), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.tuning")
     parser.add_argument("--points", type=int, default=4500)
@@ -116,12 +170,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--params", nargs="+", default=["last-block", "lora", "all"])
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--ranking", action="store_true", help="the order of candidates in each precision")
+    parser.add_argument("--labelled", type=int, default=154, help="for --ranking; also --pool and --steps")
+    parser.add_argument("--pool", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=100)
     given = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for params in given.params:
         with errors_only():
-            measure(None if params == "all" else params, given, device)
+            run = measure_ranking if given.ranking else measure
+            run(None if params == "all" else params, given, device)
 
 
 if __name__ == "__main__":

@@ -818,8 +818,8 @@ def choose_names(net: nn.Module, params: Any) -> list[str]:
     """The names of the parameters that ``params`` selects, in the network's order; of a list, in its own.
 
     params: a preset, names, or a function of a name. "head" is the last module with parameters; "last-block" the last
-    entry of the last list of blocks and all that is registered after it; "lora" the names with "lora_"; "re:PATTERN"
-    the names in which a regular expression is found.
+    entry of the last list of blocks (of single layers only where there is no other list) and all that is registered
+    after it; "lora" the names with "lora_"; "re:PATTERN" the names in which a regular expression is found.
     """
     every = [name for name, p in net.named_parameters() if p.numel()]
     some = f"the {len(every)} parameters: {', '.join(every[:8])}{', ...' if len(every) > 8 else ''}"
@@ -869,19 +869,28 @@ def _preset_names(net: nn.Module, every: list[str], preset: str, some: str) -> l
 
 
 def _last_block(net: nn.Module) -> str | None:
-    """The name of the last entry with parameters of the last list of blocks that is in no other list's block."""
+    """The name of the last entry with parameters of the last list of blocks that is in no other list's block.
+
+    Blocks that have modules of their own count before single layers: a head of two Linear layers behind a transformer
+    is no list of blocks.
+    """
     lists: dict[str, str] = {}
+    layered: list[str] = []
     for name, m in net.named_modules():
         if not isinstance(m, nn.ModuleList | nn.Sequential) or any(name.startswith(at + ".") for at in lists):
             continue
         prefix = name + "." if name else ""
-        blocks = [(prefix + k, type(b)) for k, b in m.named_children() if any(p.numel() for p in b.parameters())]
-        repeated = {kind for kind, count in Counter(kind for _, kind in blocks).items() if count > 1}
-        if last := [at for at, kind in blocks if kind in repeated]:
-            lists[name] = last[-1]
-            if not name:  # the network is a list
+        blocks = [(prefix + k, b) for k, b in m.named_children() if any(p.numel() for p in b.parameters())]
+        repeated = {kind for kind, count in Counter(type(b) for _, b in blocks).items() if count > 1}
+        if last := [(at, b) for at, b in blocks if type(b) in repeated]:
+            at, block = last[-1]
+            lists[name] = at
+            layered += [at] if list(block.children()) else []
+            if not name and layered:  # the network is a list of blocks
                 break
-    return list(lists.values())[-1] if lists else None
+    if layered or not lists:
+        return layered[-1] if layered else None
+    return lists.get("", [*lists.values()][-1])  # the network itself, if it is a list of layers
 
 
 def _is_wanted(params: Callable[[str], bool], name: str) -> bool:

@@ -29,6 +29,10 @@ class Bend(nn.Module):
         super().__init__()
         self.a, self.b, self.how = nn.Linear(d, d), nn.Linear(d, C), how
         self.scale = nn.Parameter(torch.ones(d))
+        if how == "pairs":
+            self.pairs = nn.Bilinear(d, d, d, bias=d % 2 == 0)
+        if how in ("functional", "einsum"):
+            self.whole = nn.Parameter(torch.randn(d, d))
 
     def forward(self, x: Tensor) -> Tensor:
         match self.how:
@@ -53,6 +57,12 @@ class Bend(nn.Module):
                 x = torch.tanh(F.linear(x, self.a.weight, self.a.bias)) + self.a(x)
             case "bare":
                 x = torch.tanh(self.a(x)) * self.scale
+            case "pairs":
+                x = torch.tanh(self.pairs(self.a(x), x))
+            case "functional":  # weights that no module applies
+                x = torch.tanh(F.linear(x, self.whole, self.scale)) + x @ self.whole
+            case "einsum":
+                x = torch.einsum("nd,ed->ne", torch.tanh(self.a(x)), self.whole) + self.scale
             case "checkpoint":
                 x = torch.utils.checkpoint.checkpoint(lambda h: torch.tanh(self.a(h)), x, use_reentrant=False)
             case "no_grad":
@@ -67,7 +77,7 @@ class Bend(nn.Module):
 
 BENDS = [
     "residual", "twice", "sorted", "frames", "masked", "split", "behind", "bare", "checkpoint", "no_grad", "softmax",
-    "whole batch",
+    "whole batch", "pairs", "functional", "einsum",
 ]  # fmt: skip
 
 
@@ -79,7 +89,7 @@ def dense(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
         wide = draw.randint(2, 6)
         layers += [nn.Linear(at, wide, bias=draw.random() < 0.8), draw.choice(ACTIVATIONS)()]
         at = wide
-        norm = draw.choice([None, None, nn.BatchNorm1d, nn.LayerNorm, lambda n: nn.GroupNorm(1, n)])
+        norm = draw.choice([None, None, nn.BatchNorm1d, nn.LayerNorm, nn.RMSNorm, lambda n: nn.GroupNorm(1, n)])
         layers += [norm(at)] if norm else []
     layers.append(draw.choice([nn.Linear(at, draw.randint(1, 4)), Bend(at, draw.randint(2, 4), draw.choice(BENDS))]))
     return nn.Sequential(*layers), (d,)
@@ -116,7 +126,8 @@ class Sequence(nn.Module):
         self.kind = draw.choice(["mean", "recurrent", "packed", "attention", "encoder", "decoder", "bare", "first"])
         self.bias, self.masked = draw.random() < 0.7, draw.random() < 0.5
         first, layers, both = draw.random() < 0.7, draw.choice([1, 1, 2]), draw.random() < 0.3
-        self.first, self.memory = first, draw.choice(["itself", "others", "three"])
+        self.causal = draw.random() < 0.3
+        self.first, self.memory = first, draw.choice(["itself", "others", "three", "widths"])
         if self.kind in ("recurrent", "packed"):
             kind = draw.choice([nn.LSTM, nn.GRU, nn.RNN])
             extra = {"proj_size": 3} if kind is nn.LSTM and draw.random() < 0.2 else {}
@@ -124,10 +135,13 @@ class Sequence(nn.Module):
             d = (3 if extra else d) * (2 if both else 1)
         elif self.kind == "attention":
             more = {"add_bias_kv": draw.random() < 0.2, "add_zero_attn": draw.random() < 0.2, "batch_first": first}
-            self.inner = nn.MultiheadAttention(d, draw.choice([1, 2]), bias=self.bias, **more)
+            apart = {"kdim": d, "vdim": d + 1} if self.memory == "widths" else {}  # separate projections
+            self.inner = nn.MultiheadAttention(d, draw.choice([1, 2]), bias=self.bias, **more, **apart)
         elif self.kind in ("encoder", "decoder"):
             make = nn.TransformerEncoderLayer if self.kind == "encoder" else nn.TransformerDecoderLayer
-            self.inner = make(d, 2, 6, batch_first=first, norm_first=draw.random() < 0.3)
+            stack = nn.TransformerEncoder if self.kind == "encoder" else nn.TransformerDecoder
+            one = make(d, 2, 6, batch_first=first, norm_first=draw.random() < 0.3, bias=self.bias)
+            self.inner = stack(one, layers) if draw.random() < 0.4 else one
         elif self.kind == "bare":
             self.place, self.mix = nn.Parameter(torch.randn(1, 5, d)), nn.Parameter(torch.randn(d, d))
         self.out = nn.Linear(d, draw.randint(2, 4))
@@ -147,16 +161,24 @@ class Sequence(nn.Module):
         elif self.kind == "attention":
             others = torch.tanh(turned) if self.memory != "itself" else turned
             third = others.square() if self.memory == "three" else others
-            h = self.inner(turned, others, third, key_padding_mask=mask, need_weights=self.bias)[0]
+            if self.memory == "widths":
+                third = torch.cat([third, third[..., :1]], -1)
+            seen = {"key_padding_mask": mask, "attn_mask": self.later(ids)}
+            h = self.inner(turned, others, third, need_weights=self.bias, **seen)[0]
         elif self.kind == "encoder":
-            h = self.inner(turned, src_key_padding_mask=mask)
+            h = self.inner(turned, self.later(ids), src_key_padding_mask=mask)
         elif self.kind == "decoder":
-            h = self.inner(turned, torch.tanh(turned), memory_key_padding_mask=mask)
+            h = self.inner(turned, torch.tanh(turned), tgt_mask=self.later(ids), memory_key_padding_mask=mask)
         elif self.kind == "bare":
             h = torch.einsum("ntd,de->nte", h + self.place, self.mix) if self.bias else (h * self.place) @ self.mix.T
         if self.kind not in ("bare", "mean", "first") and not self.first:
             h = h.transpose(0, 1)
         return self.out(h[:, 0] if self.kind == "first" else h.mean(1))
+
+    def later(self, ids: Tensor) -> Tensor | None:
+        """A mask of what comes later, as booleans."""
+        T = ids.shape[1]
+        return torch.ones(T, T, dtype=torch.bool).triu(1) if self.causal else None
 
 
 def reparametrised(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:

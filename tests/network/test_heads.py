@@ -163,3 +163,14 @@ def test_parameters_to_train_that_are_not_there_are_refused():
     with pytest.raises(TypeError, match="params is a string"):
         ft.fit(head, x, y, params="1.layers.0.weight", steps=1)
     assert all(p.requires_grad for p in head.parameters())
+
+
+def test_columns_that_hardly_vary_are_not_scaled_up_where_columns_are_alike() -> None:
+    x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    x[:, 7] = 2e-8 + 1e-9 * x[:, 7]
+    x[:, 9] *= 0.01  # little, but it counts
+    as_given, alike = (make_head(x, 3, alike=alike)[0].scale_D for alike in (False, True))
+    assert as_given[7] > 1e7
+    assert float(alike[7]) == pytest.approx(40**-0.5)
+    others = [d for d in range(40) if d != 7]
+    assert torch.equal(alike[others], as_given[others])

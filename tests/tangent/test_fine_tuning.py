@@ -71,15 +71,28 @@ def test_a_preset_is_its_names_everywhere(preset: str, names: list[str]) -> None
     assert {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])} == set(names)
 
 
+def test_a_head_of_two_layers_is_no_list_of_blocks() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 3)
+    two = [nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)]
+    for net, block in (
+        (nn.Sequential(encoder, nn.Flatten(), nn.Sequential(*two)), "0.layers.2."),
+        (nn.Sequential(encoder, nn.Flatten(), *two), "0.layers.2."),
+        (nn.ModuleDict({"encoder": encoder, "head": nn.Sequential(*two)}), "encoder.layers.2."),
+    ):
+        every = [name for name, _ in net.named_parameters()]
+        first = next(i for i, name in enumerate(every) if name.startswith(block))
+        assert choose_names(net, "last-block") == every[first:]
+    flat = nn.Sequential(nn.Conv1d(2, 4, 1), nn.Conv1d(4, 4, 1), nn.Flatten(), nn.Sequential(*two))
+    assert choose_names(flat, "last-block")[0] == "1.weight"  # single layers, where there is nothing else
+
+
 def test_blocks_of_ordinary_networks() -> None:
     mlp = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
     assert choose_names(mlp, "last-block") == choose_names(mlp, "head") == ["2.weight", "2.bias"]
     assert choose_names(ft.network.resnet18(), "last-block")[0].startswith("stages")
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     encoder = nn.Sequential(nn.Linear(4, 8), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(8, 3))
-    assert {name.split(".")[0] for name in choose_names(encoder, "last-block")} == {
-        "3"
-    }  # the outer list has two Linear
+    assert {name.split(".")[0] for name in choose_names(encoder, "last-block")} == {"1", "3"}
 
 
 def test_presets_of_a_network_with_one_output() -> None:

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import foretaste as ft
 import oracles
-from foretaste.tangent import freeze
+from foretaste.tangent import freeze, plan
+from foretaste.tangent.accumulate import GradientRows
 from foretaste.tangent.stand_ins import TakenApart
 
 T, D = 5, 8
@@ -334,3 +335,32 @@ def test_a_step_that_is_wrong_is_found_and_given_up(
         got = ft.ntk(net, x)
     assert "no rule for rnn.weight_hh_l0, rnn.bias_hh_l0" in caplog.text
     assert gap(got, oracles.ntk(net, x, x, "sum")) <= 1e-10
+
+
+def test_rows_that_are_formed_where_they_stay_are_those_that_are_written() -> None:
+    g = torch.Generator().manual_seed(0)
+    j_Nw = torch.randn(23, 192, generator=g) + 5
+    chunks = [slice(0, 9), slice(9, 23)]
+    for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 1e-6)):
+        rows_Nw = j_Nw.to(dtype)
+        written, formed = (GradientRows(23, 1, 192, rows_Nw[:0], False, 0.0) for _ in range(2))
+        for at in chunks:
+            written.write(at, slice(0, 192), rows_Nw[at, None])
+            formed.form(at, lambda part, out, rows_nw=rows_Nw[at]: out.copy_(rows_nw[part]))
+        assert torch.equal(written.data, formed.data)
+        assert torch.equal(written.mu_Bw, formed.mu_Bw)
+        gap = (written.shift_NBB - formed.shift_NBB).abs().max() / written.shift_NBB.abs().max()
+        assert float(gap) < tolerance
+
+
+@pytest.mark.parametrize("budget", [None, "3MB"])
+def test_a_linear_layer_at_several_positions_is_formed_where_its_rows_stay(budget: str | None) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 48, batch_first=True), 2)
+    net = nn.Sequential(encoder, nn.Flatten(), nn.Linear(24 * 16, 3)).double().eval()
+    x = torch.randn(60, 24, 16, dtype=torch.float64)
+    groups = plan(net, x, budget=budget).groups
+    in_place = {layer.name for g in groups for layer, _ in [*g.in_place, *((layer, 0) for layer in g.stashed)]}
+    assert {f"0.layers.{k}.{name}.weight" for k in (0, 1) for name in ("linear1", "linear2")} <= in_place
+    assert (len(groups) > 1) == (budget is not None)
+    assert torch.allclose(ft.ntk(net, x, budget=budget), oracles.ntk(net, x, x), rtol=1e-9, atol=1e-9)

@@ -427,6 +427,9 @@ def _imported_network(name: str, of_data: dict[str, Any], options: dict[str, Any
 MEASURED_ROWS = 4096  # at once, in float64
 
 
+DEAD = 1e-3  # of the median deviation: columns below it are not scaled up
+
+
 class InputScale(nn.Module):
     """length · (x − mean) / deviation / √D: each row has about that length. Nothing in it is trained."""
 
@@ -441,7 +444,7 @@ class InputScale(nn.Module):
         return (x.flatten(1) - self.mean_D) * self.scale_D
 
 
-def make_head(features: "Tensor | int", classes: int, *, hidden: "int | None" = 512) -> nn.Module:
+def make_head(features: "Tensor | int", classes: int, *, hidden: "int | None" = 512, alike: bool = False) -> nn.Module:
     """Make a head for features: an MLP with one hidden layer, or a linear layer, its inputs scaled inside.
 
     Features of a backbone may have any size. The head standardises each column and divides a row by √D (by √D / 2 for a
@@ -453,6 +456,9 @@ def make_head(features: "Tensor | int", classes: int, *, hidden: "int | None" = 
             the number of columns D: they are then taken to have mean 0 and deviation 1.
         classes: outputs.
         hidden: width of the hidden layer, default 512; None makes the head linear.
+        alike: whether columns are of one kind, as an encoder's are and those of a table in several units are not
+            (default False). Columns that vary a thousand times less than most are then left as they are, not scaled up.
+            Needed where the encoder is trained too: what is 1e-8 for every text now need not stay so.
 
     Returns:
         A torch module, (n, D) to (n, classes). Its weights are drawn from torch's generator: seed it first.
@@ -470,7 +476,7 @@ def make_head(features: "Tensor | int", classes: int, *, hidden: "int | None" = 
     """
     classes = whole_number("classes", classes, 1)
     if isinstance(features, Tensor):
-        mean_D, deviation_D = column_moments(features)
+        mean_D, deviation_D = column_moments(features, alike=alike)
     else:
         D = whole_number("features", features, 1)
         mean_D, deviation_D = torch.zeros(D), torch.ones(D)
@@ -484,8 +490,11 @@ def make_head(features: "Tensor | int", classes: int, *, hidden: "int | None" = 
     return nn.Sequential(scale, net)
 
 
-def column_moments(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column, in float64 and in pieces. A column that never varies has deviation 1."""
+def column_moments(features: Tensor, *, alike: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each column, in float64 and in pieces. A column that never varies has deviation 1.
+
+    alike: so has one that varies DEAD times as much as the median column, or less.
+    """
     if features.dim() != 2 or not features.is_floating_point() or not len(features):
         raise ValueError(f"features are {features.dtype} {tuple(features.shape)}; expected floats (N, D)")
     parts = features.split(MEASURED_ROWS)
@@ -497,4 +506,6 @@ def column_moments(features: Tensor) -> tuple[Tensor, Tensor]:
     deviation_D = (squares_D / len(features)).sqrt()
     # A column of one value leaves rounding, which must not be scaled up.
     still = deviation_D <= 1e-6 * mean_D.abs()
+    if alike:
+        still |= deviation_D <= DEAD * deviation_D.median()
     return mean_D.float(), torch.where(still | (deviation_D == 0), 1.0, deviation_D).float()

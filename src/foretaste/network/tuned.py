@@ -16,7 +16,6 @@ from foretaste.network.sgd import seeded
 
 NO_TOKEN = -1
 ENCODED_AT_ONCE = 64  # texts
-DEAD = 1e-3  # of the median deviation: columns below it are not scaled up
 LORA_RANK, LORA_ALPHA = 8, 16
 ADAPTED = ("query", "value", "q_lin", "v_lin", "q_proj", "v_proj")  # queries and values, as the libraries call them
 TUNED_STEPS, TUNED_RATES = 300, {"lora": 3e-4}
@@ -141,11 +140,7 @@ def tune_text(
             raise ValueError(f"unknown tune {tune!r}{did_you_mean(tune, ('head', 'last-block', 'lora', 're:PATTERN'))}")
         chosen = [] if tune == "head" else choose_names(encoder, tune)
         net = TunedText(encoder.eval(), nn.Identity(), tune)
-        features = net.features(ids_NT)
-        # Encoders have columns that are 1e-9 for every text. Scaled up to the size of others, they overflow once the
-        # weights behind them are trained.
-        deviation_D = features.std(0, correction=0)
-        net.head = make_head(features * (deviation_D > DEAD * deviation_D.median()), classes)
+        net.head = make_head(net.features(ids_NT), classes, alike=True)
     net.eval()
     for name, p in net.named_parameters():
         p.requires_grad_(name.startswith("head.") or name.removeprefix("encoder.") in chosen)

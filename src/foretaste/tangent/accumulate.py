@@ -36,6 +36,8 @@ PANEL = 1 << 16  # columns that lie together on a GPU, and are summed in float32
 HALF_PEAK = 256.0  # the largest gradient entry is scaled to this in float16, whose largest number is 65504
 FAR_ROW = 16.0  # times the median length of the first rows: longer ones do not count in their mean
 FLOAT64_SLAB = 1 << 17  # entries converted to float64 at once
+IN_PLACE_ENTRIES = 1 << 19  # of rows that are formed and centred at once where they stay
+SUMMED_IN_FLOAT32 = 64  # products
 FLOAT64_SLAB_CUDA = 1 << 27  # on a GPU launches cost more than memory
 # On Linux, for tensors on a CPU; see ``large_pages`` and ``keep_memory``.
 LARGE_PAGE = 2 << 20  # bytes of a large page
@@ -114,6 +116,27 @@ class GradientRows:
             rows_nBw *= self.scale
         for q, inside, source in self.pieces(columns):
             self.data[q, at, :, inside] = rows_nBw[:, :, source]
+
+    def form(self, at: slice, form_rows: Callable[[slice, Tensor], None]) -> None:
+        """Write all columns of the points ``at``, starting with the first point, without a copy (one head, on a CPU).
+
+        ``form_rows(part, out_nw)`` writes the rows of some of these points, counted from the first of them. Each part
+        is small enough to be centred while it is in the processor's cache.
+        """
+        rows_nw, mu_w = self.data[0, at, 0], self.mu_Bw[0]
+        parts = list(slices(len(rows_nw), max(1, IN_PLACE_ENTRIES // max(self.width, 1))))
+        if at.start == 0:
+            for part in parts:
+                form_rows(part, rows_nw[part])
+            mu_w.copy_(common_row(rows_nw[:, None])[0])
+        # Products with μ in float32, a few of them summed, have the error of J̃ itself, which is rounded to float32 too.
+        few = math.gcd(self.width, SUMMED_IN_FLOAT32)
+        for part in parts:
+            if at.start:
+                form_rows(part, rows_nw[part])
+            rows_nw[part] -= mu_w
+            products = (rows_nw[part] * mu_w).unflatten(1, (-1, few)).sum(2)
+            self.shift_NBB[at.start + part.start : at.start + part.stop, 0, 0] += to_float64(products).sum(1)
 
     def pieces(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:
         """Cut ``columns`` at the panels' edges: (panel, columns inside it, the same columns counted from the first)."""

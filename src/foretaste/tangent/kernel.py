@@ -452,7 +452,8 @@ class LayerPass:
         self.half, self.coarse, self.largest = job.precision == "half", job.coarse, largest
         self.checks = RuleChecks(job.frozen, survey, checked, self.coarse) if checked else None
         self.check_late = check_late
-        self.rows = self.new_rows(group.width) if group.width else None
+        self.rows = self.new_rows(group.written) if group.written else None
+        self.in_place = [self.new_rows(layer.width(cut)) for layer, cut in group.in_place]
         self.kept: LayerCalls = {}
         self.finite = torch.ones((), dtype=torch.bool, device=job.frozen.device)
 
@@ -488,6 +489,8 @@ class LayerPass:
             for layer, cut in self.group.formed:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))
+            for (layer, cut), rows in zip(self.group.in_place, self.in_place):
+                rows.form(at, partial(layer.rows_into, cut, ready))
             for m in self.group.kept:
                 self.keep(m, at, ready[m])
         if self.group.functional:
@@ -541,6 +544,8 @@ class LayerPass:
         if self.rows is not None:
             theta.add_rows(self.rows)
             self.rows = None  # frees their memory for the slabs below
+        while self.in_place:
+            theta.add_rows(self.in_place.pop(0))
         for product in self.group.products:
             a, g = product.gather(self.kept, self.survey.folded)
             kernel = partial(product.kernel, a, g, tile_bytes=plan.tile_bytes)
@@ -555,5 +560,8 @@ class LayerPass:
                 rows = self.new_rows(layer.width(cut), rows)
                 for at in slices(self.points, plan.slab_size):
                     part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
-                    self.write(rows, at, 0, layer.rows(cut, part))
+                    if self.survey.forms_in_place(layer, self.frozen.device.type, self.half):
+                        rows.form(at, partial(layer.rows_into, cut, part))
+                    else:
+                        self.write(rows, at, 0, layer.rows(cut, part))
                 theta.add_rows(rows)

@@ -4,11 +4,13 @@
 ``LayerGroup``. A layer is handled in one of these ways, whichever is cheapest and fits:
 
     formed      its rows of gradients are written during the pass
+    in place    likewise, and formed where they stay: the weight of a Linear layer at several positions, on a CPU
     stashed     A and G are kept, and rows are formed from them after the pass, in slabs of some columns at a time
     products    A and G are kept, and no row is formed (``rules.ProductLayer``)
     functional  it has no rule: torch.func gives its rows during the pass
 """
 
+import itertools
 import math
 import os
 import re
@@ -35,6 +37,7 @@ SLAB_BYTES = 3 << 24
 SLAB_LEAST = 1 << 12
 SLAB_WORTH = 4
 SLAB_WORTH_LINEAR = 1  # a Linear layer's rows are formed as fast from A and G that were kept
+KEPT_SHARES = (0.5, 0.8)  # with little memory: A and G are kept if they are smaller than this share of their rows
 SLOW_PLAN = 4  # times the operations of a plan with ample memory: from here on the log warns
 TILE_BYTES = 1 << 24  # of the intermediate results of a ProductLayer
 # The cost of a float64 operation, relative to one in the rows' precision: 10 on an H200, more on consumer cards.
@@ -84,17 +87,23 @@ class LayerGroup:
     """What one pass over all points serves; see the top of this file."""
 
     formed: list[tuple[LayerParameter, slice]] = field(default_factory=list)
+    in_place: list[tuple[LayerParameter, slice]] = field(default_factory=list)
     functional: list[tuple[str, slice]] = field(default_factory=list)
     stashed: list[LayerParameter] = field(default_factory=list)
     products: list[ProductLayer] = field(default_factory=list)
-    width: int = 0  # columns of the rows that are written during the pass
+    width: int = 0  # columns of the rows that are written during the pass, or formed in place
     kept_bytes: int = 0  # of A and G
     slab: int = 0  # columns of a slab
 
     @property
     def modules(self) -> list[nn.Module]:
         """Those whose A and G the pass records."""
-        return modules_of([*(layer for layer, _ in self.formed), *self.stashed, *self.products])
+        return modules_of([*(layer for layer, _ in self.formed + self.in_place), *self.stashed, *self.products])
+
+    @property
+    def written(self) -> int:
+        """Columns of the rows that are not formed in place."""
+        return self.width - sum(layer.width(at) for layer, at in self.in_place)
 
     @property
     def kept(self) -> list[nn.Module]:
@@ -168,6 +177,9 @@ class KernelJob:
         s = self.survey
         layers = sum(2 * layer.numel * sum(s.positions[m] for m in layer.modules) for layer in s.layers)
         return layers + 2 * sum(self.functional_entries.values())
+
+    def forms_in_place(self, layer: LayerParameter) -> bool:
+        return self.survey.forms_in_place(layer, self.device, half=self.entry_bytes == 2)
 
     def point_bytes(self, width: int) -> int:
         """Of a pass for one point that forms ``width`` columns: activations, their gradients, copies, and new rows."""
@@ -260,13 +272,14 @@ def try_plan(job: KernelJob, budget: int) -> KernelPlan | None:
     if job.survey.survey_bytes > budget or job.theta_bytes >= budget:
         return None
     chunk_parts = (4, 6, 8, 12, 16) if job.device == "cpu" else (4,)
+    kept_shares = KEPT_SHARES if any(map(job.forms_in_place, job.split[1])) else KEPT_SHARES[:1]
     best: list[KernelPlan] = []
     for product_part in (4, 2, 1, math.inf):
         if best and is_ample(job, best[-1]):
             break
         made: list[KernelPlan] = []
-        for part in chunk_parts:
-            if plan := lay_out_groups(job, budget, product_part, part):
+        for part, share in itertools.product(chunk_parts, kept_shares):
+            if plan := lay_out_groups(job, budget, product_part, part, share):
                 made.append(plan)
                 if len(plan.groups) == 1 and plan.chunk_size >= job.points:
                     break  # no other part is better
@@ -295,8 +308,12 @@ def count_operations(job: KernelJob, plan: KernelPlan) -> float:
     return operations
 
 
-def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part: float) -> KernelPlan | None:
+def lay_out_groups(
+    job: KernelJob, budget: int, product_part: float, chunk_part: float, kept_share: float = KEPT_SHARES[0]
+) -> KernelPlan | None:
     """A plan where a ProductLayer may take 1/product_part of the memory beside Θ, and a chunk's pass 1/chunk_part.
+
+    kept_share: where memory is scarce, keep A and G that take less than this share of the rows.
 
     None if that does not fit.
     """
@@ -315,7 +332,8 @@ def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part:
     contraction += max((product_bytes[layer] for layer in products), default=0) + tile_bytes
 
     functional_width = sum(job.functional_entries.values())  # torch.func gives whole parameters
-    widest = max([layer.numel for layer in layers] + [functional_width], default=0)
+    copied = [layer.numel for layer in layers if not job.forms_in_place(layer)]
+    widest = max([*copied, functional_width], default=0)
     width = min(widest, spare // column_bytes + 1)  # rows that are formed at once are no wider
     point_bytes = job.point_bytes(max(width, functional_width))
     useful = max(CHUNK_LEAST, CHUNK_BYTES.get(job.device, 1 << 28) // max(point_bytes, 1))
@@ -323,7 +341,7 @@ def lay_out_groups(job: KernelJob, budget: int, product_part: float, chunk_part:
     work = max(contraction, chunk * point_bytes + survey.check_bytes(chunk))
     room = spare - work
     slab = job.slab_bytes // column_bytes
-    groups = fill_groups(job, products, layers, room, slab)
+    groups = fill_groups(job, products, layers, room, slab, kept_share)
     if groups is None:
         return None
     for g in groups:
@@ -362,7 +380,12 @@ def slab_columns(group: LayerGroup, room: int, column_bytes: int) -> int:
 
 
 def fill_groups(
-    job: KernelJob, products: list[ProductLayer], layers: list[LayerParameter], room: int, slab: int
+    job: KernelJob,
+    products: list[ProductLayer],
+    layers: list[LayerParameter],
+    room: int,
+    slab: int,
+    kept_share: float,
 ) -> list[LayerGroup] | None:
     """Groups of at most ``room`` bytes, or None if something does not fit.
 
@@ -390,7 +413,7 @@ def fill_groups(
         if isinstance(item, LayerParameter):
             kept, formed = calls_bytes(item.modules), item.numel * column_bytes
             worth = SLAB_WORTH_LINEAR if all(type(m) is nn.Linear for m in item.modules) else SLAB_WORTH
-            stash = slab and item.numel > 2 * slab and worth * kept < formed if ample else kept < formed // 2
+            stash = slab and item.numel > 2 * slab and worth * kept < formed if ample else kept < kept_share * formed
             if stash and kept <= room - reserve:
                 if group.kept_bytes + kept + max(reserve, group.width * column_bytes) > room:
                     groups.append(group := LayerGroup())
@@ -411,7 +434,7 @@ def fill_groups(
                 continue
             at = slice(start, min(start + fit, length))
             if isinstance(item, LayerParameter):
-                group.formed.append((item, at))
+                (group.in_place if job.forms_in_place(item) else group.formed).append((item, at))
             else:
                 group.functional.append((item[0], at))
             group.width += (at.stop - at.start) * columns

@@ -44,6 +44,12 @@ def linear(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     return g_nTo.sum(1) if name == "bias" else (g_nTo.mT @ positions(a)).flatten(1)
 
 
+def linear_into(a: Tensor, g: Tensor, at: slice, out_nw: Tensor) -> None:
+    """``linear``'s rows of a weight, written to ``out_nw``, which has no gaps."""
+    a, g = positions(a), positions(g)[:, :, at]
+    torch.bmm(g.mT, a, out=out_nw.view(len(a), g.shape[2], a.shape[2]))
+
+
 def linear_sum(m: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
     """Σ_n of ``linear``'s rows: all points are positions of one."""
     g_To = g.reshape(-1, g.shape[-1])

@@ -44,6 +44,7 @@ from foretaste.tangent.rules import (
     ProductLayer,
     cut_axis,
     has_rule,
+    linear_into,
     parameter_order,
 )
 from foretaste.tangent.stand_ins import TakenApart
@@ -100,6 +101,15 @@ class LayerParameter:
 
         return reduce(torch.add, (rows(m, local, a, g) for m, local in self.uses for a, g in calls[m]))
 
+    def rows_into(self, at: slice, calls: LayerCalls, points: slice, out_nw: Tensor) -> None:
+        """Write the rows of some points of a Linear layer's weight, of one head, to ``out_nw``."""
+        m = self.modules[0]
+        if len(calls[m]) == 1 and calls[m][0][0].shape[1] == 1:
+            a, g = calls[m][0]
+            linear_into(a[points, 0], g[points, 0, 0], at, out_nw)
+        else:
+            out_nw.copy_(self.head_rows(at, {m: [(a[points], g[points]) for a, g in calls[m]]}, 0))
+
     def summed_row(self, calls: LayerCalls) -> Tensor:
         """(p,): Σ_n J_n of the first head, in the order of the parameter's entries."""
         found = list[Tensor]()
@@ -143,6 +153,12 @@ class Survey:
     alone_bytes: int  # peak of one head's pass, for one point
     mark_bytes: int  # of the marks
     parameter_bytes: int
+
+    def forms_in_place(self, layer: LayerParameter, device: str, half: bool) -> bool:
+        """Whether its rows are formed where they stay: the weight of a Linear layer at several positions, on a CPU."""
+        (m, local), *tied = layer.uses
+        linear = type(m) is nn.Linear and local == "weight" and self.positions[m] > 1 and not tied
+        return linear and device == "cpu" and not half and self.heads * self.folded == 1
 
     def check_bytes(self, points: int) -> int:
         """Peak of the checks on a batch of ``points``: a pass of some of them, their marks, and both gradients."""
