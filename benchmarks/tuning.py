@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import foretaste as ft
 from benchmarks.rivals import per_point_gradients
 from foretaste.errors import errors_only
-from foretaste.given import choose_names
 from foretaste.network import add_adapters
+from foretaste.parameters import choose_names
 
 CLASSES = 77  # intents
 RANKED = ("cover", "gain", "mlmoc")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import foretaste as ft
 import oracles
-from foretaste.given import choose_names
 from foretaste.lookahead import binary_params
+from foretaste.parameters import choose_names
 from networks import forbid_gradients
 
 

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from foretaste.errors import check_known, whole_number
 from foretaste.given import (
     ClassName,
-    choose_names,
     given_tensors,
     holds_classes,
     labels_as_numbers,
@@ -38,6 +37,7 @@ from foretaste.network.sgd import (
     seeded,
     with_lower_rates,
 )
+from foretaste.parameters import choose_names
 
 log = logging.getLogger("foretaste")
 INTERPOLATES = 0.01  # residual, as a share of the targets' variance, up to which a network has learned its labels

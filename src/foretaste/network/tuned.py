@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.errors import did_you_mean
-from foretaste.given import choose_names
 from foretaste.network.backbones import Backbone
 from foretaste.network.fit import Fit, fit
 from foretaste.network.models import make_head
 from foretaste.network.sgd import seeded
+from foretaste.parameters import choose_names
 
 NO_TOKEN = -1
 ENCODED_AT_ONCE = 64  # texts

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foretaste.errors import changed, counted, did_you_mean, whole_number
-from foretaste.given import choose_names
+from foretaste.parameters import choose_names
 from foretaste.tangent.attention import AttentionParts
 from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
 from foretaste.tangent.stand_ins import BilinearParts, TakenApart
