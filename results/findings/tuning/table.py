@@ -46,20 +46,27 @@ def accuracy_table() -> str:
 
 
 def block_table() -> str:
-    frozen, lora = record("loop-frozen"), record("loop-lora")
-    lines = [row("labels", "seed", "frozen", "LoRA", "last block"), "|---|---|---|---|---|"]
-    for own in sorted(record("few-last-block")["records"], key=lambda r: (r["labels"], r["seed"])):
-        c, s = frozen["labels"].index(own["labels"]), frozen["seeds"].index(own["seed"])
-        others = frozen["accuracy"][c]["cover"][s], lora["accuracy"][c]["cover of frozen"][s]
-        lines.append(row(str(own["labels"]), str(own["seed"]), *(f"{a:.1f}" for a in (*others, own["accuracy"]))))
+    """The last block against a frozen encoder with the same head, one that leaves dead columns alone."""
+    frozen, block = record("mended/loop-frozen"), record("mended/loop-last-block")
+    labels = block["labels"]
+    assert labels == frozen["labels"][: len(labels)]
+    lines = [row("labels", *map(str, labels)), "|---" * (len(labels) + 1) + "|"]
+    lines.append(row("frozen, cover", *(mean(frozen["accuracy"][c]["cover"]) for c in range(len(labels)))))
+    for arm, name in (*ARMS.items(), ("cover of frozen", "on what the frozen one asked by cover")):
+        own = [(block["accuracy"][c][arm], frozen["accuracy"][c][arm.split()[0]]) for c in range(len(labels))]
+        lines.append(row(f"last block, {name}, less frozen", *(difference(a, b) for a, b in own)))
     return "\n".join(lines)
 
 
 def fidelity_table() -> str:
     lines = [row("tuned", "trained on by", "rank", "probabilities", "logits"), "|---|---|---|---|---|"]
-    names = {"frozen": "head on a frozen encoder", "lora": "LoRA and head"}
-    for model, way in (("frozen", "sgd"), ("lora", "sgd"), ("lora", "adamw")):
-        own = [r for r in record(f"fidelity-{model}")["records"] if r["way"] == way and r["output"] == "signs"]
+    names = {"frozen": "head on a frozen encoder", "lora": "LoRA and head", "mended/last-block": "last block and head"}
+    for model, way in (
+        ("frozen", "sgd"), ("lora", "sgd"), ("lora", "adamw"), ("mended/last-block", "sgd"), ("mended/last-block", "adamw"),
+    ):  # fmt: skip
+        folder, _, kind = model.rpartition("/")
+        records = record(f"{folder}/fidelity-{kind}" if folder else f"fidelity-{kind}")["records"]
+        own = [r for r in records if r["way"] == way and r["output"] == "signs"]
         cells = (f"{statistics.mean(r[key] for r in own):.2f}" for key in ("rank", "probabilities", "correlation"))
         lines.append(row(names[model], {"sgd": "SGD", "adamw": "AdamW"}[way], *cells))
     return "\n".join(lines)
