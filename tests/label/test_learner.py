@@ -24,7 +24,7 @@ from torch import nn
 import foretaste as ft
 from foretaste.errors import seal_json
 from foretaste.label import session as session_module
-from foretaste.label.live_model import LiveModel, rehearse
+from foretaste.label.live_model import LiveModel
 from foretaste.lookahead import PoolKernel
 from foretaste.lookahead.dense import DenseState
 from foretaste.lookahead.problem import Problem, ThetaBlocks
@@ -118,19 +118,6 @@ def test_a_changed_label_leaves_no_trace_in_the_default_ridge_and_scale(kind: st
     learner.relabel([2, 4], [old[2], old[4]])
     learner.unlabel(21)
     assert_same(learner, trained_on(old))
-
-
-@pytest.mark.parametrize("kind", ["l2", "ce", "regression"])
-def test_a_rehearsed_answer_leaves_no_trace(kind: str) -> None:
-    plain, rehearsed = make(kind), make(kind)
-    model = rehearsed._now.model
-    assert model is not None
-    rehearse(model)
-    assert model._shown is None
-    for learner in (plain, rehearsed):
-        learner.teach(15, truth(kind, 15))
-    assert plain.query(3) == rehearsed.query(3)
-    assert plain._now.book.predictions == rehearsed._now.book.predictions
 
 
 def test_many_labels_join_the_solve_of_the_trained_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -455,21 +455,7 @@ def linearise_pool(
     theta *= (scale := settings.theta_scale or 1.0)
     model = LiveModel(net, frozen, pool, kind, settings, dict(trained), at_M, theta, f_MC, size, scale)
     model.ridge(LabelBook(dict(trained)))  # raises here if the kernel cannot hold the labels
-    if frozen.device.type == "cuda":
-        rehearse(model)
     return model
-
-
-def rehearse(model: LiveModel) -> None:
-    """Go through an answer that nobody gave, and forget it: the first one on a GPU waits a second for parts of CUDA."""
-    book, shown = LabelBook(dict(model.trained)), model._shown
-    if model.trained and len(open_M := model.open_rows(book)):
-        p, y = model.at_M[int(open_M[0])], next(iter(model.trained.values()))
-        book.pending[p] = None
-        note_prediction(model, book, p, y, 0)
-        book.put(p, y)
-        model.follow(book)
-        model._shown = shown
 
 
 def fitted_scale(f_MC: Tensor, size: float, trained: Mapping[int, Label]) -> float:
