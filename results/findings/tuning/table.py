@@ -61,9 +61,8 @@ def block_table() -> str:
 def fidelity_table() -> str:
     lines = [row("tuned", "trained on by", "rank", "probabilities", "logits"), "|---|---|---|---|---|"]
     names = {"frozen": "head on a frozen encoder", "lora": "LoRA and head", "mended/last-block": "last block and head"}
-    for model, way in (
-        ("frozen", "sgd"), ("lora", "sgd"), ("lora", "adamw"), ("mended/last-block", "sgd"), ("mended/last-block", "adamw"),
-    ):  # fmt: skip
+    block = "mended/last-block"
+    for model, way in (("frozen", "sgd"), ("lora", "sgd"), ("lora", "adamw"), (block, "sgd"), (block, "adamw")):
         folder, _, kind = model.rpartition("/")
         records = record(f"{folder}/fidelity-{kind}" if folder else f"fidelity-{kind}")["records"]
         own = [r for r in records if r["way"] == way and r["output"] == "signs"]

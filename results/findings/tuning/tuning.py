@@ -459,32 +459,6 @@ def loop(texts: Texts, model: str, out: Path) -> None:
         )
 
 
-def few(texts: Texts, model: str, out: Path) -> None:
-    """Without a GPU: the tuned model on what ``cover`` asked for with the frozen one, two seeds, three sizes of L."""
-    given, path = json.loads((out / "loop-frozen.json").read_text()), out / f"few-{model}.json"
-    done = json.loads(path.read_text()) if path.exists() else {"model": model, "tried": [], "records": []}
-    how, seed = How(steps=3 if texts.toy else 200), CHOSEN_SEEDS[0]
-    at_1N, test, validation = texts.pool(seed)[None, :SEARCH_LABELS], texts.test[::2], texts.validation[:600]
-    asked = [texts.pool(given["seeds"][s])[torch.tensor(given["picked"]["cover"][s])] for s in range(2)]
-    texts.known = torch.cat([at_1N[0], test, validation, *asked]).unique()
-    for lr in (5e-5, 1.5e-4, 5e-4)[len(done["tried"]) :]:
-        net, params = train_from_pretrained(texts, model, [replace(how, lr=lr)], [seed], at_1N)
-        done["tried"].append({"lr": lr, "seed": seed, "accuracy": accuracy(texts, model, net, params, validation)[0]})
-        print(done["tried"][-1], flush=True)
-        write(path, done)
-    how = replace(how, lr=max(done["tried"], key=lambda tried: tried["accuracy"])["lr"])
-    jobs = [(n, s) for n in (3 * BATCH, 6 * BATCH, FIRST) for s in range(2)]
-    for n, s in jobs[len(done["records"]) :]:
-        seed = given["seeds"][s]
-        at_1N = asked[s][None, :n]
-        began = time.perf_counter()
-        net, params = train_from_pretrained(texts, model, [how], [seed], at_1N)
-        took, hits = time.perf_counter() - began, accuracy(texts, model, net, params, test)[0]
-        done["records"].append({"labels": n, "seed": seed, "accuracy": hits, "seconds": round(took, 1), "lr": how.lr})
-        print(done["records"][-1], flush=True)
-        write(path, done)
-
-
 def fidelity(texts: Texts, model: str, out: Path) -> None:
     """Predicted changes of outputs, and those of really training on from the trained weights with one label more."""
     how, records = chosen(model, out), []
@@ -574,18 +548,18 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser("tuning.py")
-    parser.add_argument("stage", choices=["search", "loop", "few", "fidelity", "seconds"])
+    parser.add_argument("stage", choices=["search", "loop", "fidelity", "seconds"])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", default=".carry/tuning/banking.safetensors")
     parser.add_argument("--toy", action="store_true", help="a few texts and steps, to see whether it works")
     given = parser.parse_args()
-    if given.stage not in ("loop", "few") and (given.out / f"{given.stage}-{given.model}.json").exists():
+    if given.stage != "loop" and (given.out / f"{given.stage}-{given.model}.json").exists():
         return
     torch.set_float32_matmul_precision("high")
     given.out.mkdir(parents=True, exist_ok=True)
     texts = Texts(given.data, given.toy)
-    {"search": search, "loop": loop, "few": few, "fidelity": fidelity, "seconds": seconds}[given.stage](
+    {"search": search, "loop": loop, "fidelity": fidelity, "seconds": seconds}[given.stage](
         texts, given.model, given.out
     )
 
