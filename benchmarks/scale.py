@@ -1,6 +1,7 @@
 """Queries of pools that are files: seconds and peak memory from 10⁴ to 10⁶ candidates, each in a process of its own.
 
     python -m benchmarks.scale              features: 10⁴, 10⁵ and 10⁶ rows of 384 numbers, a head of 256 units
+    python -m benchmarks.scale --batch 10000 --rows 100000 1000000      large batches
     python -m benchmarks.scale images       200,000 images of 28×28 through a WideResNet of one layer
     python -m benchmarks.scale card         10⁶ rows of 1280 numbers on a GPU, and what a streamed batch is worth
     python -m benchmarks.scale pictures     10⁶ pictures of 32×32 through ResNet18 on a GPU, by sketches
@@ -45,7 +46,7 @@ CHECKED = 20_000  # points of which a batch is compared with dense
 BUDGET = "36GB"  # of the query of pictures
 LEARNER_STEPS = 300
 KEPT = (
-    "method", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision",
+    "method", "parts", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision",
     "precision_measured",
 )  # fmt: skip
 
@@ -98,7 +99,7 @@ class PeakAllocated(threading.Thread):
             self.peak = max(self.peak, anonymous_bytes())
 
 
-def measure_query(path: Path, rows: int, images: bool, space: str) -> dict[str, Any]:
+def measure_query(path: Path, rows: int, images: bool, space: str, batch: int = BATCH) -> dict[str, Any]:
     """Train on the first points of a file, query the others with no setting, and measure the query."""
     x = np.load(path, mmap_mode="r")[: LABELLED + rows]
     y = np.load(path.with_suffix(".y.npy"))
@@ -113,15 +114,16 @@ def measure_query(path: Path, rows: int, images: bool, space: str) -> dict[str, 
     memory = PeakAllocated()
     memory.start()
     start, cpu = time.perf_counter(), time.process_time()
-    q = ft.query(net, x_L, y_L, x[LABELLED:], batch_size=BATCH, options={"space": space})
+    q = ft.query(net, x_L, y_L, x[LABELLED:], batch_size=batch, options={"space": space})
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     memory.done.set()
     return {
         "U": rows,
+        "batch": batch,
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu, 2),  # of all threads; on a machine that others use, less of the truth is in the first
         "gigabytes": round((memory.peak - memory.before) / 1e9, 3),
-        "parts": {k: round(v, 2) for k, v in q.seconds.items()},
+        "seconds_of": {k: round(v, 2) for k, v in q.seconds.items()},
         **{k: q.info[k] for k in KEPT if k in q.info},
     }
 
@@ -187,7 +189,9 @@ def measure_card(
         if cuda:
             peak = torch.cuda.max_memory_allocated()
             row |= {"gigabytes": round((peak - before) / 1e9, 2), "with_the_data": round(peak / 1e9, 2)}
-        row |= {"parts": {k: round(v, 2) for k, v in q.seconds.items()}} | {k: q.info[k] for k in KEPT if k in q.info}
+        row |= {"seconds_of": {k: round(v, 2) for k, v in q.seconds.items()}} | {
+            k: q.info[k] for k in KEPT if k in q.info
+        }
         print(json.dumps(row), flush=True)
     if profile:
         profiled(lambda: ft.query(net, x_L, y_L, x_U, batch_size=BATCH, method="streamed", watch=watch), device)
@@ -269,7 +273,7 @@ def measure_pictures(points: int, device: str, given: Path | None, width: int, l
     if cuda:
         peak = torch.cuda.max_memory_allocated()
         row |= {"gigabytes": round((peak - before) / 1e9, 2), "with_the_data": round(peak / 1e9, 2)}
-    row |= {"parts": {k: round(v, 2) for k, v in q.seconds.items()}} | {k: q.info[k] for k in KEPT if k in q.info}
+    row |= {"seconds_of": {k: round(v, 2) for k, v in q.seconds.items()}} | {k: q.info[k] for k in KEPT if k in q.info}
     print(json.dumps(row), flush=True)
 
 
@@ -361,6 +365,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, nargs="+", help="sizes of the pool")
     parser.add_argument("--dtype", default="float16", choices=("float16", "float32"))
+    parser.add_argument("--batch", type=int, default=BATCH, help="points to query")
     parser.add_argument("--space", default="auto", choices=("auto", "tangent", "inputs"), help="of cover")
     parser.add_argument("--file", type=Path, help="measure this file in this process")
     card = parser.add_argument_group("card")
@@ -387,7 +392,7 @@ def main() -> None:
         return
     images = args.what == "images"
     if args.file:
-        print(json.dumps(measure_query(args.file, args.rows[0], images, args.space)))
+        print(json.dumps(measure_query(args.file, args.rows[0], images, args.space, args.batch)))
         return
     sizes = args.rows or ([IMAGES] if images else [10**4, 10**5, 10**6])
     with tempfile.TemporaryDirectory() as folder:
@@ -398,7 +403,7 @@ def main() -> None:
         found = []
         for rows in sizes:
             command = [sys.executable, "-m", "benchmarks.scale", args.what, "--file", str(path), "--rows", str(rows)]
-            command += ["--space", args.space]
+            command += ["--space", args.space, "--batch", str(args.batch)]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found.append(json.loads(said.splitlines()[-1]))
             print(json.dumps(found[-1]), flush=True)

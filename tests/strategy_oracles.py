@@ -489,3 +489,21 @@ def parbals(
         for k in range(universes):
             p_u, p_t = probabilities(torch.cat([x_L, x_u[picks]]), y_L + [label[k][j] for j in picks])
             scores = [scores[j] + epig(p_u[:, j].tolist(), p_t.tolist()) for j in range(len(x_u))]
+
+
+def greedy_in_parts(
+    k: list[list[float]], covered: list[float], weights: list[float], parts: list[list[int]], shut: list[int], n: int
+) -> list[int]:
+    """Plain greedy in every part, whose points are to be covered; of all picks the n of highest gain, best first."""
+    found = []
+    for part in parts:
+        best, left = {i: covered[i] for i in part}, [j for j in part if j not in shut]
+        for _ in range(min(n, len(left))):
+            gains = {j: sum(weights[i] * max(k[j][i] - best[i], 0.0) for i in part) for j in left}
+            pick = max(gains, key=lambda j: gains[j])
+            if gains[pick] <= 0:
+                break
+            left.remove(pick)
+            best = {i: max(best[i], k[pick][i]) for i in part}
+            found.append((gains[pick], pick))
+    return [j for _, j in sorted(found, reverse=True)[:n]]

@@ -38,6 +38,7 @@ from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies
+from foretaste.acquire.sampled_cover import Seen as Seen
 from foretaste.acquire.sampled_cover import Shortlist as Shortlist
 from foretaste.acquire.sampled_cover import StreamedCover as StreamedCover
 from foretaste.acquire.sampled_cover import WatchedSample as WatchedSample

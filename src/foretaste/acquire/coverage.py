@@ -68,6 +68,7 @@ def cover_greedily(
     first_U: Tensor | None = None,
     look: int = FIRST_LOOK,
     near_U: Tensor | None = None,
+    gains: list[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A batch B grown greedily for F(B) = Σ_i w_i max(c_i, max_{j∈B} k_ij), by lazy evaluation.
 
@@ -85,6 +86,7 @@ def cover_greedily(
         look: candidates that are computed again at first, for a pick.
         near_U: zeros; is filled with how near candidates came to being picked: the largest of gain / gain of the pick,
             for those whose gain was computed again.
+        gains: is filled with what each pick adds to F, as long as that is more than 0.
 
     Returns:
         The positions of the picks, best first, on the CPU; and what each candidate alone would add, (U,).
@@ -94,10 +96,10 @@ def cover_greedily(
     """
     weight_W = torch.ones_like(covered_W) if weight_W is None else weight_W
 
-    def gains(at: Tensor) -> Tensor:
+    def added(at: Tensor) -> Tensor:
         return added_coverage(rows, at, covered_W, weight_W)
 
-    first_U = gains(torch.arange(U, device=covered_W.device)) if first_U is None else first_U
+    first_U = added(torch.arange(U, device=covered_W.device)) if first_U is None else first_U
     if (bad := first_U.isnan()).any():
         first = int(bad.nonzero()[0])
         raise ValueError(f"k or w of a coverage is NaN, for {counted(int(bad.sum()), 'candidate')}, first at {first}")
@@ -105,11 +107,13 @@ def cover_greedily(
     how = LazyGains if look < MANY else LazyGainsTensor
     lazy, picks = how(first_U, order_U, look, equal), list[int]()
     while len(picks) < batch_size:
-        best, gain = lazy.pop(gains)
+        best, gain = lazy.pop(added)
         if not gain > 0:
             picks += lazy.others(picks)[: batch_size - len(picks)]
             break
         picks.append(best)
+        if gains is not None:
+            gains.append(gain)
         if near_U is not None:
             near_U[best] = 1.0
             for at_n, gains_n in lazy.computed:

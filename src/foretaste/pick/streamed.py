@@ -30,6 +30,7 @@ from foretaste.executors import Executor
 from foretaste.given import SlicedPoints, sliced_tensors
 from foretaste.lookahead import KernelSettings, State
 from foretaste.losses import probabilities
+from foretaste.pick.parts import LARGE_BATCH, read_parts
 from foretaste.pick.request import Request
 from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
 from foretaste.pick.shards import ShardedPasses
@@ -278,6 +279,8 @@ def _stream_cover(
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
     cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget)
+    if select == "greedy" and sample is not None and request.batch_size > LARGE_BATCH:
+        return _pick_in_parts(request, cover, seen, budget, start)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -296,8 +299,25 @@ def _stream_cover(
         told = {"batch_value": {"watched": cover.watched_value(got.indices)}}
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
-    told = {"sketch": sketch**2, **told} if sketch is not None and cover.sketched else told
-    return got, {"method": "streamed", "watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
+    told = {"watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
+    return got, {"method": "streamed", **sketch_info(cover), **told}
+
+
+def _pick_in_parts(
+    request: Request, cover: StreamedCover, seen: SeenPool, budget: int, start: float
+) -> tuple[Picked, dict[str, Any]]:
+    ready = time.perf_counter()
+    parts = read_parts(cover, budget, request.generator, seen)
+    middle = time.perf_counter()
+    got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed))
+    got.state = cover.state
+    got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
+    return got, {"method": "streamed", **sketch_info(cover), **told}
+
+
+def sketch_info(cover: StreamedCover) -> dict[str, Any]:
+    """For ``q.info``."""
+    return {"sketch": cover.sketch**2} if cover.sketch is not None and cover.sketched else {}
 
 
 def pick_twice(
