@@ -125,7 +125,7 @@ class PoolParts:
         """
         U, cover = len(self.weight_U), self.cover
         left_U = (self.weight_U * (1 - self.covered_U)).cpu().numpy()
-        rest = np.setdiff1d(np.arange(U), picks)
+        rest = np.delete(np.arange(U), picks)
         if not len(rest):
             return {"watched": gains / U, "held_out": float(left_U.sum()) / U, "error": 0.0}
         drawn = sample_watched(left_U[rest], min(VALUED, len(rest)), 0, seed)
