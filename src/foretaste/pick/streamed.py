@@ -28,7 +28,7 @@ from foretaste.acquire import (
 from foretaste.errors import format_bytes, format_seconds
 from foretaste.executors import Executor
 from foretaste.given import SlicedPoints, sliced_tensors
-from foretaste.lookahead import KernelSettings, State
+from foretaste.lookahead import LANDMARKS, KernelSettings, LargeLabels, State
 from foretaste.losses import probabilities
 from foretaste.pick.request import Request
 from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
@@ -46,6 +46,7 @@ from foretaste.tangent import (
 
 log = logging.getLogger("foretaste")
 
+LARGE_L = 4096  # labels from which no L × L matrix is made
 WATCHED = 4096  # points of the pool that a streamed query watches
 WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as with convolutions
 WIDE = 1 << 13
@@ -255,7 +256,9 @@ def _stream_cover(
     width, sketch = FactorSource(frozen, request.x_U, C).width, None
     if width > SKETCHED and kernel.watched_points is None:
         sketch, width = SKETCH_SIDE, SKETCH_SIDE**2
-    W = watched_count(kernel, len(pool), request.L, width, budget)
+    # Θ_LL of more labels would be made and solved for each chunk of points, or not fit.
+    large = request.L > LARGE_L and sketch is None and kernel.output != "full" and 8 * request.L * width <= budget // 2
+    W = watched_count(kernel, len(pool), LANDMARKS if large else request.L, width, budget)
     x_W, sample, error_U = kernel.watched_points, None, np.zeros(len(pool))
     if x_W is None and len(pool) == W:
         x_W = pool.all()
@@ -272,7 +275,13 @@ def _stream_cover(
         return replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
-    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget)
+    labels = None
+    if large and x_L is not None:
+        most = min(LANDMARKS, budget // 4 // (8 * request.L))
+        labels = LargeLabels(frozen, x_L, C, linearise(take_points(x_W, slice(1)), 1, False), most)
+    cover = StreamedCover(
+        linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget, labels=labels
+    )
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -292,6 +301,7 @@ def _stream_cover(
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
     told = {"sketch": sketch**2, **told} if sketch is not None and cover.sketched else told
+    told = told if labels is None else {"labels": labels.info, "ridge": labels.ridge, "scale": labels.scale, **told}
     return got, {"method": "streamed", "watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
 
 
