@@ -13,8 +13,9 @@ from foretaste.lookahead import DenseState, State
 from foretaste.pick import Batch, pick
 
 lazy_module = import_module("foretaste.acquire.lazy_scores")
+variance_module = import_module("foretaste.acquire.variance")
 
-BOUNDED = pytest.mark.parametrize("name", ["gain", "variance"])
+BOUNDED = pytest.mark.parametrize("name", ["gain", "variance", "epig"])
 SMALL = [c for c in CASES if not c.full and c.C > 1 and all(y is None for _, y in c.kept)]
 
 
@@ -23,6 +24,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds for every batch, with few factors waiting and few columns at a time, so that all turns are taken."""
     for setting, value in {"LAZY_PAIRS": 0, "LAZY_WAITING": 3, "LIKELY_PICKS": 2, "FIRST_SCORED": 2}.items():
         monkeypatch.setattr(lazy_module, setting, value)
+    monkeypatch.setattr(variance_module, "LAZY_WAITING", 3)
 
 
 def batch_of(state: State, name: str, n: int, equal: float = 0.0) -> list[int]:
@@ -91,7 +93,7 @@ def test_gaps_of_zero_are_bounded_too(eager: None) -> None:
     assert (bound().upper(state, [], float(scores_U.max())) >= scores_U).all()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "share"), [("gain", 0.6), ("variance", 0.02)])
+@pytest.mark.parametrize(("name", "share"), [("gain", 0.6), ("variance", 0.02), ("epig", 0.1)])
 def test_few_candidates_are_scored(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     state, _ = synthetic_state(100, 1100, 10, "cpu", 0)
     made = []
@@ -108,3 +110,25 @@ def test_ties_go_to_the_first_in_order(name: str, eager: None) -> None:
     assert (
         batch_of(state, name, 3, equal=10.0)[1:] == [j for j in range(13) if j != batch_of(state, name, 1, 10.0)[0]][:2]
     )
+
+
+def test_what_float32_loses_is_below_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Picks beside one another leave little variance: entries that were rounded when it was large are copied anew."""
+    monkeypatch.setattr(variance_module, "LAZY_WAITING", 100)
+    state, _ = synthetic_state(20, 240, 4, "cpu", 0)
+    bound = find_strategy("epig").bound
+    assert bound is not None
+    information = bound()
+    near = state.prior().columns(slice(0, 1))[:, 0].argsort(descending=True)[:60].tolist()
+    copied = 0
+    for j in near:
+        state = state.condition(j)
+        assert isinstance(state, DenseState)
+        information.upper(state, [], 1.0)
+        S_WU = torch.cat([S for _, S in state.blocks()], 1)
+        scale_WU = (state.watched_variance[:, None] * state.u).sqrt()
+        off_WU = (information.S_UW.double().T - S_WU).abs() / scale_WU
+        off_WU[state.watched_variance <= 1e-6 * state.watched_variance.max()] = 0.0  # known: they count nothing
+        assert float(off_WU.max()) <= 4 * variance_module.STEP_ROUNDING * (information.steps + 1)
+        copied += information.steps > 0 and not torch.equal(information.copied_W, state.watched_variance)
+    assert copied > 20

@@ -112,8 +112,12 @@ def error_chances(state: State, scale: float | None = None) -> Tensor:
     if isinstance(state, PoolState):
         top_W2 = probabilities(f_WC, state.loss).topk(2, 1).values
         return 1 - top_W2[:, 0] + top_W2[:, 1]
-    own_W = 1 - probabilities(f_WC, state.loss).amax(1)
-    chance_W = posterior_chances(state, scale)
+    return with_own_chance(posterior_chances(state, scale), f_WC, state.loss)
+
+
+def with_own_chance(chance_W: Tensor, f_WC: Tensor, loss: str) -> Tensor:
+    """The geometric mean of the posterior's chance of error and the network's own, where that has any."""
+    own_W = 1 - probabilities(f_WC, loss).amax(1)
     return (chance_W * own_W).sqrt() if own_W.any() else chance_W
 
 

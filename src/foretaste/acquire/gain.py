@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from foretaste.acquire.lazy_scores import SQUARES_ROUNDING, SquareBound, SquareWeights
-from foretaste.acquire.predictions import cached_blocks, check_scale, finish_scores, need_classes
+from foretaste.acquire.predictions import cached_blocks, check_scale, finish_scores, gaps, need_classes
 from foretaste.acquire.registry import StudyHints, register
 from foretaste.acquire.variance import whiten_columns
 from foretaste.acquire.watched_sums import (
@@ -142,12 +142,6 @@ def _in_one_pass(state: State, s: float) -> Tensor:
         return finish_scores(state, scores_U.mul_(unit), "gain")
     scores_U.mul_(unit)
     return scores_U.masked_fill_(state.taken, -torch.inf) if state.kept else scores_U
-
-
-def gaps(mean_WC: Tensor) -> Tensor:
-    """g_i, (W,): between the two largest outputs."""
-    top = mean_WC.topk(2, 1).values
-    return top[:, 0] - top[:, 1]
 
 
 def _gaps(mean_WC: Tensor) -> tuple[float, Tensor]:

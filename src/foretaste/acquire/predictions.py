@@ -122,6 +122,12 @@ def candidate_columns(state: State, S_Wu: Tensor, on: Tensor) -> Tensor:
     return S_Wu.view(-1, u, state.B)[:, on].flatten(1)
 
 
+def gaps(f_NC: Tensor) -> Tensor:
+    """g_i, (N,): between the two largest outputs."""
+    top = f_NC.topk(2, 1).values
+    return top[:, 0] - top[:, 1]
+
+
 def chance_of_error(gap_N: Tensor, var_N: Tensor) -> Tensor:
     """Φ(−g/√var): the chance that a gap between two outputs, of mean g ≥ 0, is really negative. 0/0 is a coin toss."""
     z_N = torch.where(gap_N > 0, gap_N / var_N.clamp_min(0).sqrt(), 0.0)

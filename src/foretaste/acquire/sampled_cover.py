@@ -35,11 +35,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.acquire.cover import SPREAD_POINTS, choose_space, error_chances, inverse_spread
+from foretaste.acquire.cover import (
+    SPREAD_POINTS,
+    choose_space,
+    error_chances,
+    inverse_spread,
+    with_own_chance,
+)
 from foretaste.acquire.coverage import FIRST_LOOK, Coverage, KernelRows
-from foretaste.acquire.predictions import need_classes
+from foretaste.acquire.predictions import chance_of_error, gaps, need_classes
 from foretaste.given import SlicedPoints
-from foretaste.lookahead import State
+from foretaste.lookahead import LargeLabels, State
 from foretaste.tangent import (
     BLOCK_POINTS,
     CentredTangents,
@@ -99,15 +105,21 @@ class StreamedCover:
     kept: int = 0  # candidates whose rows are kept, at most
     sketch: int | None = None  # the side of sketches that take the place of tangents
     budget: int = 1 << 30  # bytes of the blocks of Θ, if there are sketches
+    labels: LargeLabels | None = None  # what is labelled, where it is too much for a state
 
     @cached_property
     def state(self) -> State:
-        return self.linearise(self.x_W, SPREAD_POINTS, True)
+        return self.linearise(self.x_W, SPREAD_POINTS, self.labels is None)
 
     @cached_property
     def used_space(self) -> str:
         need_classes(self.state, "cover", "variance: there is no chance of error")
-        return choose_space(self.state.prior()) if self.space == "auto" else self.space
+        if self.space != "auto":
+            return self.space
+        if self.labels is None:
+            return choose_space(self.state.prior())
+        some = slice(None, None, -(-count_points(self.x_W) // SPREAD_POINTS))
+        return choose_space(self.labels.prior(take_points(self.x_W, some)))
 
     @cached_property
     def centred(self) -> CentredTangents:
@@ -139,14 +151,19 @@ class StreamedCover:
     def held_L(self) -> HeldTangents | None:
         return None if self.x_L is None else self.centred.hold(self.x_L)
 
-    def chances(self, state: State) -> Tensor:
-        """e of the watched points of a state."""
-        return error_chances(state, self.scale)
+    def chances(self, x: Inputs) -> Tensor:
+        """(n,): e of some points."""
+        if self.labels is None:
+            own = x is self.x_W
+            return error_chances(self.state if own else self.linearise(x, 1, self.used_space == "tangent"), self.scale)
+        f_nC, mean_nC, var_n = self.labels.at(x)
+        s2 = self.labels.scale if self.scale is None else self.scale
+        return with_own_chance(chance_of_error(gaps(mean_nC), 2 * s2 * var_n), f_nC, self.state.loss)
 
     @cached_property
     def weight_W(self) -> Tensor:
         """e_i / π_i, in units that make Σ_i 1/π_i about W."""
-        e_W = self.chances(self.state)
+        e_W = self.chances(self.x_W)
         if self.sample is None:
             return e_W
         return e_W * torch.from_numpy(1 / self.sample.chance_W).to(e_W) * (len(e_W) / len(self.pool))
@@ -418,7 +435,7 @@ class Shortlist:
         for start in range(0, len(at_N), cover.second_chunk):
             at = slice(start, min(start + cover.second_chunk, len(at_N)))
             x = cover.pool.take(at_N[at])
-            e_n = cover.chances(cover.linearise(x, 1, cover.used_space == "tangent"))
+            e_n = cover.chances(x)
             kappa_nB, covered_n = compare(x)
             yield at, kappa_nB, e_n / torch.from_numpy(chance_N[at]).to(e_n), covered_n
 

@@ -21,6 +21,8 @@ from foretaste.lookahead.graph import weigh_ridges as weigh_ridges
 from foretaste.lookahead.kernel_settings import METHODS as METHODS
 from foretaste.lookahead.kernel_settings import WATCH_BY as WATCH_BY
 from foretaste.lookahead.kernel_settings import KernelSettings as KernelSettings
+from foretaste.lookahead.large_labels import LANDMARKS as LANDMARKS
+from foretaste.lookahead.large_labels import LargeLabels as LargeLabels
 from foretaste.lookahead.linearize import carry_misfit as carry_misfit
 from foretaste.lookahead.linearize import check_points as check_points
 from foretaste.lookahead.linearize import from_kernels as from_kernels

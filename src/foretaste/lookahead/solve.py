@@ -1,6 +1,7 @@
 """Solving with A = Θ + λI in float64: Cholesky, the λ of the misfit, leave-one-out, and what is only rounding."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -61,15 +62,22 @@ MOST_MISFIT = 0.98  # of the labels' own mean square: a network that has learned
 def misfit_ridge(theta_LL: Tensor, y_LC: Tensor, residual: float, least: float) -> float:
     """The λ ≥ ``least`` with which kernel regression towards ``y_LC`` leaves the mean squared ``residual`` on L.
 
-    Regula falsi on log λ (Illinois: a bound that stays counts half), with a Cholesky factor at each step; about ten.
-    Site layout, as ``to_sites`` gives it.
+    With a Cholesky factor at each step. Site layout, as ``to_sites`` gives it.
+    """
+    return misfit_by(lambda ridge: torch.cholesky_solve(y_LC, ridge_factor(theta_LL, ridge)), y_LC, residual, least)
+
+
+def misfit_by(solve: Callable[[float], Tensor], y_LC: Tensor, residual: float, least: float) -> float:
+    """The same, where ``solve`` gives (Θ_LL + λI)⁻¹ y for a λ.
+
+    Regula falsi on log λ (Illinois: a bound that stays counts half), about ten steps.
     """
     own = float(y_LC.square().mean())
     target = min(residual, MOST_MISFIT * own)
 
     def excess(log_ridge: float) -> float:
         ridge = math.exp(log_ridge)
-        left = ridge**2 * float(torch.cholesky_solve(y_LC, ridge_factor(theta_LL, ridge)).square().mean())
+        left = ridge**2 * float(solve(ridge).square().mean())
         return math.log(left / target)
 
     if not target > 0 or not least > 0:

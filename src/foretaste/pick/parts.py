@@ -156,7 +156,7 @@ def read_parts(cover: StreamedCover, budget: int, generator: torch.Generator, se
     for at, x in cover.pool.chunks(cover.chunk_size):
         nearest_n2 = place_M[held.rows(x).topk(min(2, len(held)), 1).indices].cpu().numpy()
         key_U[at] = nearest_n2[:, 0] * len(held) + nearest_n2[:, -1]
-        found.append((cover.chances(cover.linearise(x, 1, cover.used_space == "tangent")), cover.covered(x)))
+        found.append((cover.chances(x), cover.covered(x)))
         seen(at, x)
     weight_U, covered_U = (torch.cat(of) for of in zip(*found))
     order = np.argsort(key_U, kind="stable")

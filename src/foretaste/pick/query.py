@@ -222,6 +222,7 @@ def query(
     # If no kernel was needed, λ and s² are not worth one.
     alone = 0 if select == "sequential" else 1
     kernel = request.eager or (select not in ("top", "own") and len(got.indices) > alone)
+    kernel &= "labels" not in extra  # there are so many that no state has solved them; ``extra`` has both
     info |= {"ridge": state.ridge, "scale": state.scale} if state and kernel else {"ridge": ridge, "scale": None}
     info |= request.info | dict(got.info) | extra
     indices, scores_U = np.asarray(got.indices, dtype=np.int64), got.scores_U

@@ -28,7 +28,7 @@ from foretaste.acquire import (
 from foretaste.errors import format_bytes, format_seconds
 from foretaste.executors import Executor
 from foretaste.given import SlicedPoints, sliced_tensors
-from foretaste.lookahead import KernelSettings, State
+from foretaste.lookahead import LANDMARKS, KernelSettings, LargeLabels, State
 from foretaste.losses import probabilities
 from foretaste.pick.parts import LARGE_BATCH, read_parts
 from foretaste.pick.request import Request
@@ -47,6 +47,7 @@ from foretaste.tangent import (
 
 log = logging.getLogger("foretaste")
 
+LARGE_L = 4096  # labels from which no L × L matrix is made
 WATCHED = 4096  # points of the pool that a streamed query watches
 WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as with convolutions
 WIDE = 1 << 13
@@ -256,7 +257,9 @@ def _stream_cover(
     width, sketch = FactorSource(frozen, request.x_U, C).width, None
     if width > SKETCHED and kernel.watched_points is None:
         sketch, width = SKETCH_SIDE, SKETCH_SIDE**2
-    W = watched_count(kernel, len(pool), request.L, width, budget)
+    # Θ_LL of more labels would be made and solved for each chunk of points, or not fit.
+    large = request.L > LARGE_L and sketch is None and kernel.output != "full" and 8 * request.L * width <= budget // 2
+    W = watched_count(kernel, len(pool), LANDMARKS if large else request.L, width, budget)
     x_W, sample, error_U = kernel.watched_points, None, np.zeros(len(pool))
     if x_W is None and len(pool) == W:
         x_W = pool.all()
@@ -278,7 +281,13 @@ def _stream_cover(
         return state
 
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
-    cover = StreamedCover(linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget)
+    labels = None
+    if large and x_L is not None:
+        most = min(LANDMARKS, budget // 4 // (8 * request.L))
+        labels = LargeLabels(frozen, x_L, C, linearise(take_points(x_W, slice(1)), 1, False), most)
+    cover = StreamedCover(
+        linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget, labels=labels
+    )
     if select == "greedy" and sample is not None and request.batch_size > LARGE_BATCH:
         return _pick_in_parts(request, cover, seen, budget, start)
     log.info(
@@ -300,7 +309,7 @@ def _stream_cover(
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
     told = {"watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
-    return got, {"method": "streamed", **sketch_info(cover), **told}
+    return got, {"method": "streamed", **cover_info(cover), **told}
 
 
 def _pick_in_parts(
@@ -312,12 +321,14 @@ def _pick_in_parts(
     got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed))
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
-    return got, {"method": "streamed", **sketch_info(cover), **told}
+    return got, {"method": "streamed", **cover_info(cover), **told}
 
 
-def sketch_info(cover: StreamedCover) -> dict[str, Any]:
+def cover_info(cover: StreamedCover) -> dict[str, Any]:
     """For ``q.info``."""
-    return {"sketch": cover.sketch**2} if cover.sketch is not None and cover.sketched else {}
+    labels = cover.labels
+    told = {} if labels is None else {"labels": labels.info, "ridge": labels.ridge, "scale": labels.scale}
+    return told | ({"sketch": cover.sketch**2} if cover.sketch is not None and cover.sketched else {})
 
 
 def pick_twice(

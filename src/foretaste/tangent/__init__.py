@@ -7,6 +7,7 @@ from foretaste.tangent.centred import FactorSource as FactorSource
 from foretaste.tangent.centred import HeldTangents as HeldTangents
 from foretaste.tangent.centred import MeanTangent as MeanTangent
 from foretaste.tangent.centred import TangentFactors as TangentFactors
+from foretaste.tangent.centred import join_factors as join_factors
 from foretaste.tangent.frozen import OUTPUTS as OUTPUTS
 from foretaste.tangent.frozen import PRECISIONS as PRECISIONS
 from foretaste.tangent.frozen import PROBE_POINTS as PROBE_POINTS

@@ -53,8 +53,45 @@ class TangentFactors:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, cut: slice) -> "TangentFactors":
+    def at(self, cut: slice | Tensor) -> "TangentFactors":
         return TangentFactors([(a[cut], g[cut]) for a, g in self.products], self.rows[cut])
+
+    def kernel(self, other: "TangentFactors") -> Tensor:
+        """Θ between these points and others, (n, m)."""
+        theta_nm = self.rows @ other.rows.T
+        for (a, g), (a_m, g_m) in zip(self.products, other.products):
+            theta_nm += (a @ a_m.T).mul_(g @ g_m.T)
+        return theta_nm
+
+    def diagonal(self) -> Tensor:
+        """Θ of each point with itself, (n,)."""
+        return self.rows.square().sum(1) + sum(a.square().sum(1) * g.square().sum(1) for a, g in self.products)
+
+    def pull(self, v_nR: Tensor) -> list[Tensor]:
+        """Jᵀv: for each Linear layer Σ_i v_i A_i G_iᵀ, (R, D, O), and Σ_i v_i R_i, (R, p)."""
+        return [
+            *(torch.stack([(a * v_n[:, None]).T @ g for v_n in v_nR.T]) for a, g in self.products),
+            v_nR.T @ self.rows,
+        ]
+
+    def push(self, pulled: list[Tensor]) -> Tensor:
+        """J times what ``pull`` gives, (n, R)."""
+        *layers, rows_Rp = pulled
+        out_nR = self.rows @ rows_Rp.T
+        for (a, g), m_RDO in zip(self.products, layers):
+            for r, m_DO in enumerate(m_RDO):
+                out_nR[:, r] += (a @ m_DO).mul_(g).sum(1)
+        return out_nR
+
+
+def join_factors(parts: Iterable[TangentFactors]) -> TangentFactors:
+    """The factors of several parts, in float64."""
+    several = list(parts)
+    products = [
+        (torch.cat([*map(to_float64, a)]), torch.cat([*map(to_float64, g)]))
+        for a, g in (zip(*of) for of in zip(*(part.products for part in several)))
+    ]
+    return TangentFactors(products, torch.cat([to_float64(part.rows) for part in several]))
 
 
 def sums_like(part: TangentFactors) -> Tensor:
