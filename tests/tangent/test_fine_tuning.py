@@ -11,6 +11,8 @@ import foretaste as ft
 import oracles
 from foretaste.lookahead import binary_params
 from foretaste.parameters import choose_names
+from foretaste.tangent import freeze
+from foretaste.tangent.survey import survey_network
 from networks import forbid_gradients
 
 
@@ -217,3 +219,46 @@ def test_classifiers_of_transformers_as_they_are(name: str, caplog: pytest.LogCa
     assert all("layer.1." in k or "layers.1." in k or "class" in k or "pooler" in k or "layernorm" in k for k in chosen)
     part = sum(torch.stack(rows[k]) @ torch.stack(rows[k]).T for k in chosen if k in rows)
     assert float((last - part).norm() / part.norm()) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"use_rslora": True}, {"target_modules": ["query", "dense"], "bias": "lora_only"}]
+)
+def test_adapters_of_peft(more: dict[str, Any]) -> None:
+    peft, transformers = (pytest.importorskip(name) for name in ("peft", "transformers"))
+    small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 20, "max_position_embeddings": 8, "num_labels": 3, **small}
+        bert = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+        how = peft.LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=6, lora_dropout=0.1, **more)
+        net = peft.get_peft_model(bert, how).double().eval()
+        for name, p in net.named_parameters():
+            if "lora_B" in name:  # 0 at first, and then A has no gradient
+                nn.init.normal_(p, 0, 0.3)
+        ids = torch.randint(1, 20, (7, 5))
+    mask = torch.ones_like(ids)
+    mask[::2, 3:] = 0
+    x = {"input_ids": ids, "attention_mask": mask}
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    adapters = choose_names(net, "lora")
+    assert {*adapters} < trained
+    survey = survey_network(freeze(net, params="lora"), x, 3)
+    assert {layer.name for layer in survey.layers} == {*adapters}  # none goes through torch.func
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, **x: Tensor) -> Tensor:
+            return self.net(**x).logits
+
+    everything = oracles.ntk(Logits(), x, x)
+    for name, p in net.named_parameters():
+        p.requires_grad_(name in adapters)
+    alone = oracles.ntk(Logits(), x, x)
+    for name, p in net.named_parameters():
+        p.requires_grad_(name in trained)
+    assert torch.allclose(ft.ntk(net, x), everything, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(ft.ntk(net, x, params="lora"), alone, rtol=1e-9, atol=1e-12)

@@ -18,6 +18,7 @@ NO_TOKEN = -1
 ENCODED_AT_ONCE = 64  # texts
 LORA_RANK, LORA_ALPHA = 8, 16
 ADAPTED = ("query", "value", "q_lin", "v_lin", "q_proj", "v_proj")  # queries and values, as the libraries call them
+TUNED_PARTS = ("head", "last-block", "lora")
 TUNED_STEPS, TUNED_RATES = 300, {"lora": 3e-4}
 TUNED_RATE = 1.5e-4  # of weights that are pretrained themselves
 
@@ -72,6 +73,12 @@ def add_adapters(net: nn.Module) -> None:
         )
     for m, name in found:
         setattr(m, name, LoraLinear(getattr(m, name)))
+
+
+def tuned_names(net: nn.Module, tune: str) -> list[str]:
+    """The names of what is trained: of "lora" the adapters and the head, else as ``params=`` of ``ft.fit``."""
+    chosen = {*choose_names(net, tune), *(choose_names(net, "head") if tune == "lora" else ())}
+    return [name for name, _ in net.named_parameters() if name in chosen]
 
 
 def text_ids(texts: Sequence[Any], *, backbone: Backbone) -> Tensor:
@@ -136,8 +143,8 @@ def tune_text(
     with seeded(seed, torch.device("cpu")):
         if tune == "lora":
             add_adapters(encoder)
-        elif tune not in ("head", "last-block") and not tune.startswith("re:"):
-            raise ValueError(f"unknown tune {tune!r}{did_you_mean(tune, ('head', 'last-block', 'lora', 're:PATTERN'))}")
+        elif tune not in TUNED_PARTS and not tune.startswith("re:"):
+            raise ValueError(f"unknown tune {tune!r}{did_you_mean(tune, (*TUNED_PARTS, 're:PATTERN'))}")
         chosen = [] if tune == "head" else choose_names(encoder, tune)
         net = TunedText(encoder.eval(), nn.Identity(), tune)
         net.head = make_head(net.features(ids_NT), classes, alike=True)

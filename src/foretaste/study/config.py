@@ -14,7 +14,7 @@ from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
 from foretaste.lookahead import FEWEST_POINTS, METHODS
 from foretaste.losses import LOSSES
-from foretaste.network import NETWORKS
+from foretaste.network import NETWORKS, OPTIMISERS, SCHEDULES, TUNED_PARTS
 from foretaste.study.settings import (
     Count,
     LocatedError,
@@ -35,6 +35,7 @@ MODELS = ("network", "gp", "pool", "soft")
 POOL_MODELS = ("pool", "soft")  # those that learn from the unlabelled points
 BASELINE = "random"  # the arm that differences are taken to, unless an arm names another
 NO_ARMS = 'there are no arms; give strategies = ["gain", "random"], or [[arms]] tables, or both'
+TUNING_KEYS = ("tune", "optimiser", "schedule", "warm_up", "clip")
 GIVEN_BY_DATA = ("inputs", "channels", "classes")  # options of a network that a study sets itself
 
 
@@ -146,10 +147,13 @@ class Network:
 
 @settings_table
 class Train:
-    """SGD with a one-cycle schedule, by ``foretaste.network.fit``.
+    """SGD with a one-cycle schedule, or AdamW with a linear one, by ``foretaste.network.fit``.
 
     start: "cold" trains every cycle from initial weights, "warm" from the weights of the cycle before, as the paper
     does. The initial weights of a network of yours are those its function builds, pretrained ones included.
+    tune: which parameters are trained, and counted in Θ: "head", "last-block" (with the head), "lora" (adapters, which
+    are added where the network has none, and the head) or "re:PATTERN". None: all. optimiser, schedule, warm_up, clip:
+    of ``fit``; None is its default.
     """
 
     loss: Annotated[Text, one_of("loss", LOSSES)] = "l2"
@@ -161,6 +165,23 @@ class Train:
     augment: Annotated[Text, one_of("augment", ("flip", "crop", "crop+flip"))] | None = None
     start: Annotated[Text, one_of("start", ("cold", "warm"))] = "cold"
     statistics: Annotated[Text, one_of("statistics", ("labelled", "running"))] = "labelled"
+    tune: Text | None = None
+    optimiser: Annotated[Text, one_of("optimiser", OPTIMISERS)] | None = None
+    schedule: Annotated[Text, one_of("schedule", SCHEDULES)] | None = None
+    warm_up: Annotated[Share, Field(lt=1)] | None = None
+    clip: Annotated[Number, Field(gt=0)] | None = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Its settings, without those of fine-tuning that are not given: earlier versions did not have them."""
+        return {key: value for key, value in asdict(self).items() if key not in TUNING_KEYS or value is not None}
+
+    @field_validator("tune")
+    @classmethod
+    def _known_tune(cls, tune: str | None) -> str | None:
+        if tune is not None and not tune.startswith("re:"):
+            check_known("tune", tune, TUNED_PARTS)
+        return tune
 
     def override(self, keys: Options) -> "Train":
         """This training with the keys of an arm. Steps replace epochs, and the other way round."""
@@ -353,6 +374,19 @@ class Study:
             raise LocatedError(faults)
         return table
 
+    @field_validator("train")
+    @classmethod
+    def _tuning_suits_the_arms(cls, table: Train, info: ValidationInfo) -> Train:
+        faults = []
+        for arm in info.data.get("arms", ()):
+            given = [key for key in TUNING_KEYS if {**asdict(table), **arm.train}.get(key) is not None]
+            if given and (arm.model == "gp" or find_strategy(arm.strategy).study.trains is not None):
+                what = "the model gp trains nothing" if arm.model == "gp" else f"{arm.strategy} trains by itself"
+                faults.append(f"arm {arm.name!r}: {what}, and takes no {', '.join(given)} of [train]")
+        if faults:
+            raise LocatedError(faults)
+        return table
+
     @field_validator("network", "train", "query")
     @classmethod
     def _accepts_the_arms_keys(cls, table: Any, info: ValidationInfo) -> Any:
@@ -406,7 +440,7 @@ def _plain_settings(of: "Study | Trial") -> dict[str, Any]:
     plain = {key: value for key, value in _jsonable(asdict(of)).items() if key != "features" or value is not None}
     later = ("pool", "graph_points")
     query = {key: value for key, value in plain["query"].items() if key not in later or value is not None}
-    return plain | {"query": query}
+    return plain | {"query": query, "train": of.train.plain}
 
 
 def _jsonable(value: Any) -> Any:

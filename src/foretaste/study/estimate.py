@@ -100,11 +100,12 @@ def _seconds_of_step(trial: Trial, data: Images) -> float:
     ids = data.pool[: max(trial.train.batch, 2)]
 
     def seconds(steps: int) -> float:
-        net = Model(trial, data).net
+        model = Model(trial, data)
         began = time.perf_counter()
         fit(
-            net, data.x[ids], data.y[ids], loss=trial.train.loss, steps=steps, batch_size=trial.train.batch,
+            model.net, data.x[ids], data.y[ids], loss=trial.train.loss, steps=steps, batch_size=trial.train.batch,
             max_lr=1e-6, augment=trial.train.augment, start="warm", normalise=data.normalise,
+            params=model.tuned, optimiser=trial.train.optimiser or "sgd",
         )  # fmt: skip
         _wait_for(data)
         return time.perf_counter() - began

@@ -29,7 +29,7 @@ from foretaste.data import Images
 from foretaste.errors import check_regular, counted
 from foretaste.files import explain_failed_write, whole_file, write_whole
 from foretaste.losses import LOSSES
-from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, read_tensors, save_network
+from foretaste.network import DEFAULT_EPOCHS, DEFAULT_STEPS, OPTIMISERS, read_tensors, save_network
 from foretaste.study.config import Labels, Network, Study, Trial
 from foretaste.study.records import (
     Record,
@@ -266,14 +266,17 @@ def about(study: Study, data: Images, *, command: str, processes: int, device: s
     new = "new weights" if study.network.built_in else "the weights that its function builds"
     start = f"from {new} each cycle" if train.start == "cold" else "each cycle from the weights of the last"
     augment = f", images augmented by {train.augment}" if train.augment else ""
+    optimiser = train.optimiser or "sgd"
+    how, rises = {"sgd": "SGD", "adamw": "AdamW"}[optimiser], train.schedule or OPTIMISERS[optimiser]
+    tuned = f", of the parameters {train.tune!r} alone" if train.tune else ""
     words = {
         "command": command,
         "data": f"{data.name}: {len(data.pool)} points to query from, {len(data.test)} to measure on, "
         f"{len(data.classes)} classes; no point of the test set is ever trained on or queried",
         "network": _network_words(study.network)
         + (f", a head on features of {study.features.backbone}" if study.features else ""),
-        "training": f"SGD on the {loss}, {length} of at most {counted(train.batch, 'point')}, one-cycle up to a "
-        f"learning rate of {lr}{augment}; {start}",
+        "training": f"{how} on the {loss}, {length} of at most {counted(train.batch, 'point')}, {rises} up to a "
+        f"learning rate of {lr}{augment}{tuned}; {start}",
         "labels": _labelling_words(study.labels),
         "pairing": "a seed gives every arm the same first labels, and every cycle the same initial weights and batches",
         "seeds": ", ".join(map(str, study.seeds)),

@@ -26,11 +26,13 @@ from foretaste.losses import LOSSES
 from foretaste.network import (
     INTERPOLATES,
     Fit,
+    add_adapters,
     fit,
     make_network,
     prepare,
     read_tensors,
     seeded,
+    tuned_names,
     write_tensors,
 )
 from foretaste.pick import gp_predict
@@ -47,11 +49,13 @@ def derive_seed(seed: int, cycle: int, use: str) -> int:
     return int(np.random.SeedSequence([seed, cycle, crc32(use.encode())]).generate_state(1)[0])
 
 
-def trial_network(spec: Network, data: Images) -> nn.Module:
-    """A new network for these data, on their device."""
+def trial_network(spec: Network, data: Images, tune: str | None = None) -> nn.Module:
+    """A new network for these data, on their device; with adapters, if these are tuned and it has none."""
     net = make_network(spec.name, options=spec.options, classes=len(data.classes), shape=tuple(data.x[0].shape))
     if not spec.built_in:
         net = copy.deepcopy(net)  # the user's function may return the same network each time, and this one is trained
+    if tune == "lora" and not any("lora_" in name for name, _ in net.named_parameters()):
+        add_adapters(net)
     return net.to(data.x.device)
 
 
@@ -60,7 +64,7 @@ class Model:
 
     def __init__(self, trial: Trial, data: Images, weights: Mapping[str, Tensor] | None = None) -> None:
         self.trial, self.data = trial, data
-        self.net = trial_network(trial.network, data)
+        self.net = trial_network(trial.network, data, trial.train.tune)
         if weights is not None:
             self.net.load_state_dict(weights)
         self.net.eval()
@@ -70,9 +74,15 @@ class Model:
     pool: dict[str, Any] | None = None  # what the pool is worth to what predicts, where it is asked
 
     @property
+    def tuned(self) -> list[str] | None:
+        """The names of the parameters that are trained and counted in Θ; None: all."""
+        tune = self.trial.train.tune
+        return None if tune is None else tuned_names(self.net, tune)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The arguments of ``ft.query`` besides the strategy."""
-        settings = asdict(self.trial.query) | {"loss": self.trial.train.loss}
+        settings = asdict(self.trial.query) | {"loss": self.trial.train.loss, "params": self.tuned}
         del settings["graph_points"]
         return settings | {"pool": self.graph if self.trial.asks_with_pool else None}
 
@@ -100,14 +110,15 @@ class Model:
 
     def train(self, L: np.ndarray, seed: int, cycle: int) -> Fit:
         """SGD on L. The first cycle always starts cold. Raises ``Diverged`` if lower learning rates did not help."""
-        how = asdict(self.trial.train)
+        how = self.trial.train.plain
+        how.pop("tune", None)
         how["batch_size"] = how.pop("batch")
         how |= {"seed": derive_seed(seed, cycle, "train"), "normalise": self.data.normalise}
         if cycle == 0 or how["start"] == "cold":
             how["start"] = self._cold_start(how["seed"])
         x_L, y_L = self.data.x[L], self.data.y[L]
         if self.own_training is None:
-            return fit(self.net, x_L, y_L, **how, **self.soft_pool(L, seed))
+            return fit(self.net, x_L, y_L, params=self.tuned, **how, **self.soft_pool(L, seed))
         trained, self.options = self.own_training.fit(self.net, x_L, y_L, **self.trial.options, **how)
         return trained
 
@@ -126,7 +137,7 @@ class Model:
         if self.trial.network.built_in:
             return "cold"
         with seeded(seed, self.data.x.device):
-            self.net = trial_network(self.trial.network, self.data)
+            self.net = trial_network(self.trial.network, self.data, self.trial.train.tune)
         return "warm"
 
     def classes(self, ids: np.ndarray) -> Tensor:
@@ -157,7 +168,7 @@ class PoolRegression(Model):
 
     def settle(self, L: np.ndarray, seed: int, cycle: int) -> None:
         x_U = self.inputs(self.unlabelled(L, seed))
-        state = linearize(self.net, self.inputs(L), self.data.y[L], x_U, pool=self.graph)
+        state = linearize(self.net, self.inputs(L), self.data.y[L], x_U, params=self.tuned, pool=self.graph)
         assert state.pool is not None
         self.pool, self.state = state.pool.as_dict(), state if isinstance(state, PoolState) else None
 
@@ -219,7 +230,7 @@ def train_first(folder: Path, model: Model, L: np.ndarray, seed: int) -> Fit:
 def first_digest(model: Model, L: np.ndarray, seed: int) -> str:
     """Of all that decides the network of cycle 0 besides the seed, the points themselves included."""
     data, trial = model.data, model.trial
-    settings = [trial.network.name, dict(trial.network.options), asdict(trial.train), data.normalise, len(data.classes)]
+    settings = [trial.network.name, dict(trial.network.options), trial.train.plain, data.normalise, len(data.classes)]
     digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12)
     for points in (data.x[L], data.y[L], *(x for x in model.soft_pool(L, seed).values() if isinstance(x, Tensor))):
         digest.update(np.ascontiguousarray(points.cpu().numpy()).tobytes())
