@@ -96,6 +96,8 @@ class PlainLearner:
         p[:, self.classes.index(next(reversed(self.labels.values())))] = 0.9
         return p
 
+    rough_proba = predict_proba
+
     def explain(self, item, most=10):
         nearest = [{"id": i, "alike": 0.5} for i in self.ids if i != item][:most]
         changed = [{"id": "p009.png", "from": "cat", "to": "dog", "by": 0.5}]

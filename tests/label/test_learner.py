@@ -1488,3 +1488,29 @@ def test_a_doubted_label_is_learned_as_much_as_it_is_likely(graph, tmp_path):
     with pytest.raises(ValueError, match="one doubt for each"):
         learner.teach([40, 41], [1, 2], doubts=[0.1])
     assert 40 not in learner.labels
+
+
+@pytest.mark.parametrize("graph", [None, "auto"])
+def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph):
+    """The items of the window as the model says, the others as the network; and no forward pass until it is trained."""
+    x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    truth = (2 * (x[:, 0] > 0) + (x[:, 1] > 0)).tolist()
+    learner = ft.Learner(pool=x, classes=4, graph=graph, window=40, fit_options={"steps": 40})
+    learner.teach(range(20), truth[:20])
+    inside = [int(i) for i in learner.window_ids]
+    outside = [i for i in range(90) if i not in inside]
+    assert outside
+    found = learner.rough_proba()
+    torch.testing.assert_close(found[inside], learner.predict_proba(inside))
+    with torch.no_grad():
+        want = ft.losses.simplex(learner.net(x[outside]).double())
+    torch.testing.assert_close(found[outside], want, rtol=1e-5, atol=1e-6)
+    rough = learner._rough
+    learner.teach(30, truth[30])
+    learner.rough_proba()
+    assert learner._rough is rough
+    learner.retrain(wait=True)
+    learner.rough_proba()
+    assert learner._rough is not rough
+    whole = ft.Learner(pool=x, classes=4, graph=graph, labels=dict(enumerate(truth[:20])), fit_options={"steps": 40})
+    torch.testing.assert_close(whole.rough_proba(), whole.predict_proba())

@@ -271,12 +271,16 @@ class LabelDesk:
             "model": self.worker.describe(),
         }
 
-    def has_words(self, item: str, words: str) -> bool:
-        """Whether all words stand in an item's name, its text or its cells, in upper or lower case."""
-        held = "" if self.data.kind == "pictures" else self.data.items[self.number[item]]
-        cells = held.values() if hasattr(held, "values") else held if isinstance(held, list | tuple) else [held]
-        said = " ".join([item, *map(str, cells)]).casefold()
-        return all(word in said for word in words.casefold().split())
+    def with_words(self, items: Iterable[str], words: str) -> list[str]:
+        """The items that have all words in their name, their text or their cells, in upper or lower case."""
+        wanted, named = words.casefold().split(), self.data.kind == "pictures"
+
+        def said(item: str) -> str:
+            held = self.data.items[self.number[item]]
+            cells = held.values() if hasattr(held, "values") else held if isinstance(held, list | tuple) else [held]
+            return " ".join([item, *map(str, cells)]).casefold()
+
+        return [i for i in items if not wanted or all(map((i.casefold() if named else said(i)).__contains__, wanted))]
 
     def contradictions(self) -> list[str]:
         """A sentence for each group of copies that have different labels."""

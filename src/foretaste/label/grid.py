@@ -47,9 +47,10 @@ def grid_items(
     best = dict.fromkeys(free, ("", 0.0))
     if found is not None:
         classes, p_NC = found
-        best = {i: (classes[int(p_NC[desk.number[i]].argmax())], float(p_NC[desk.number[i]].max())) for i in free}
+        said, sure = p_NC.argmax(1).tolist(), p_NC.max(1).tolist()
+        best = {i: (classes[said[n]], sure[n]) for i in free for n in (desk.number[i],)}
     if find:
-        order = [i for i in free if desk.has_words(i, find)]
+        order = desk.with_words(free, find)
     elif like:
         order = [i for i in desk.worker.alike(like, MOST_ALIKE) if i in best]
     else:

@@ -22,7 +22,8 @@ from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
 from foretaste.lookahead import Graph, KernelSettings
-from foretaste.tangent import Output, Params, freeze, probe_outputs
+from foretaste.losses import probabilities
+from foretaste.tangent import FrozenNetwork, Output, Params, freeze, outputs, probe_outputs
 
 log = logging.getLogger("foretaste")
 
@@ -163,6 +164,7 @@ class Learner:
     def _hold(self, session: Session) -> None:
         self._now, self._lock = session, session.lock
         self._position = {i: p for p, i in enumerate(session.pool.ids)}
+        self._rough: tuple[FrozenNetwork, Tensor] | None = None  # a network, and its probabilities on the pool
 
     # What there is.
 
@@ -427,6 +429,30 @@ class Learner:
         with self._lock:
             f_nC = self._outputs(items)
             return self._now.trained_model().probabilities(f_nC)
+
+    def rough_proba(self) -> Tensor:
+        """The probabilities of the classes for the whole pool, (N, C), quickly also where it is large.
+
+        Items that the model works on (``window_ids``) have those of ``predict_proba``. The others have those of the
+        network as it was last trained: one forward pass a training, while labels since do not move them.
+
+        Raises:
+            RuntimeError: nothing has been learned yet.
+            ValueError: this is regression.
+        """
+        kind, pool = self._now.kind, self._now.pool
+        if kind.regression:
+            raise ValueError("regression has no classes, so no probabilities; use predict()")
+        with self._lock:
+            model = self._now.trained_model()
+            at_M, loss = list(model.at_M), self._now.plan.loss
+            p_MC = model.probabilities(model.follow(self._now.book).pool_mean)
+        if len(at_M) < len(pool) and (self._rough is None or self._rough[0] is not model.frozen):
+            f_NC = torch.cat([outputs(model.frozen, model.read(some)) for some in pool.chunks(range(len(pool)))])
+            self._rough = model.frozen, f_NC.clamp(0, 1) if kind.multi else probabilities(f_NC, loss)
+        p_NC = p_MC.new_empty(len(pool), kind.C) if len(at_M) == len(pool) else self._rough[1].clone()  # type: ignore[index]
+        p_NC[at_M] = p_MC
+        return p_NC
 
     def explain(self, item: Hashable, label: Any = None, *, most: int = 10) -> dict[str, Any]:
         """Why an item is worth a label: what would change in the pool if it had one, and which items it stands for.

@@ -90,15 +90,16 @@ class LabelReview:
         if person is not None:
             own = {i: desk.store.voices_of(e.item).voices.get(person) for i, e in answers.items()}
             answers, shared = {i: event for i, event in own.items() if event is not None}, {}
-        found = []
+        found, there = [], answers.keys()
+        if wanted.find:
+            there = {*desk.with_words([i for i in there if i in desk.number], wanted.find)}
         for item, event in answers.items():
             doubt, heard = doubts.get(item), shared.get(event.item)
             if doubt is not None and doubt["label"] != event.label:
                 doubt = None  # relabelled since
             names = [] if event.label is None else desk.store.task.names(event.label)
-            if item in desk.number and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
-                if wanted.find and not desk.has_words(item, wanted.find):
-                    continue
+            listed = item in desk.number and item in there
+            if listed and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
                 found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
         found.sort(key=lambda row: row[:2], reverse=True)
         first = [wrong for wrong, *_ in found[:REVIEW_FIRST] if wrong >= 0]

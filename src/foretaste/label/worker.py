@@ -183,11 +183,11 @@ class LearnerWorker(threading.Thread):
         return [task.said(value) for value in learner.predict(items)], np.maximum(p_NC, 1 - p_NC).prod(1)
 
     def probabilities(self) -> tuple[list[str], np.ndarray] | None:
-        """The names of the classes, and their probabilities for each item; None without a model."""
+        """The names of the classes, and their probabilities for each item, rough in a large pool; None if no model."""
         learner = self._learner
         if learner is None or not learner.ready:
             return None
-        return [str(name) for name in learner.classes or ()], np.asarray(learner.predict_proba())
+        return [str(name) for name in learner.classes or ()], np.asarray(learner.rough_proba())
 
     def alike(self, item: str, most: int) -> list[str]:
         """The items that are most like one to the model, the nearest first."""

@@ -1,6 +1,6 @@
 /* A wall of items that the model says are of one class, that are like an item, or that have some words. Press the wrong
    ones, or point at one and press the key of its class; one key accepts the rest. Each is an answer of its own, and all
-   are taken back together. */
+   are taken back together. The wall grows when its end is on the screen; what came so counts once it has been seen. */
 "use strict";
 
 let wall = { items: [], label: "", like: "" };
@@ -9,6 +9,15 @@ let namedOnes = new Map();  // tile → the class that was named for it
 let tile = 0;
 let pointedAt = -1;         // the tile that the mouse has moved to since the wall was drawn
 const calledWrong = new Map();  // class → numbers of items that are not shown as that again
+const MOST_TILES = 1000;    // on one wall
+let unseen = new Set();     // tiles that came later and have not been on the screen
+let growing = false;
+let gridAsked = 0;          // the latest wall; replies for earlier ones are dropped
+const tilesSeen = new IntersectionObserver((entries) => {
+  const here = entries.filter((e) => e.isIntersecting).map((e) => Number(e.target.dataset.tile));
+  if (here.filter((n) => unseen.delete(n)).length) countGrid();
+  if (here.includes(wall.items.length - 1)) growGrid();
+});
 
 async function loadGrid(wanted = {}) {
   const label = wanted.label ?? ($("grid-class").value || state.classes[0].name), like = wanted.like || "", find = like ? "" : (wanted.find ?? "");
@@ -16,49 +25,97 @@ async function loadGrid(wanted = {}) {
   options($("grid-class"), state.classes.map((c) => c.name), "");
   $("grid-class").value = label;
   $("grid-words").textContent = "Looking…";
-  const data = await call(`/api/grid?${new URLSearchParams({ label, like, find, without: [...((!find && calledWrong.get(label)) || [])].slice(-2000).join(",") })}`).catch((e) => ({ error: e }));
+  const asked = ++gridAsked, data = await askGrid({ label, like, find });
+  if (asked !== gridAsked) return;
   if (data.error) {
     if (data.error.status === 401) return askToken();
     $("grid-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Choose the class again.";
     return;
   }
-  wall = { items: data.items, label, like, find };
+  wall = { items: data.items, label, like, find, left: data.left };
+  unseen = new Set();
   wrongOnes = new Set();
   namedOnes = new Map();
   tile = 0;
   pointedAt = -1;
   drawGrid();
-  $("grid-words").textContent = find && !data.items.length ? `No open item has ${find}.` : !data.ready && !find ? "No predictions yet: answer items of two classes first."
-    : !data.items.length ? `Nothing is left that the model calls ${label}.`
-    : `${like ? `${data.items.length} items like ${like}` : find ? `${data.items.length} of ${data.left.toLocaleString()} open items with ${find}` : `${data.items.length} of ${data.left.toLocaleString()} that the model calls ${label}`}. ${find ? "Press those of one class, and a class key" : "Press the wrong ones"}, then ${keyShown(keyOf("accept"))}${find ? "" : `: the rest is ${label}`}.`;
+  $("grid-words").textContent = gridSummary(data.ready);
+}
+
+function gridSummary(ready) {
+  const { label, like, find, left, items } = wall, many = items.length;
+  if (!many) return find ? `No open item has ${find}.` : !ready ? "No predictions yet: answer items of two classes first." : `Nothing is left that the model calls ${label}.`;
+  return `${like ? `${many} items like ${like}` : find ? `${many} of ${left.toLocaleString()} open items with ${find}` : `${many} of ${left.toLocaleString()} that the model calls ${label}`}. ${find ? "Press those of one class, and a class key" : "Press the wrong ones"}, then ${keyShown(keyOf("accept"))}${find ? "" : `: the rest is ${label}`}.`;
+}
+
+/* Open items that are not on the wall already. */
+function askGrid({ label, like, find }, there = []) {
+  const wrong = [...((!find && calledWrong.get(label)) || [])].slice(-(2000 - there.length));
+  return call(`/api/grid?${new URLSearchParams({ label, like, find, without: [...wrong, ...there].join(",") })}`).catch((e) => ({ error: e }));
+}
+
+async function growGrid() {
+  const { label, like, find, left, items } = wall, asked = gridAsked;
+  if (growing || items.length >= Math.min(left, MOST_TILES)) return;
+  growing = true;
+  const data = await askGrid({ label, like, find }, items.map((r) => r.number)).finally(() => { growing = false; });
+  if (asked !== gridAsked || wall.items !== items || data.error || !data.items.length) return;
+  const first = items.length;
+  items.push(...data.items);
+  data.items.forEach((_, k) => unseen.add(first + k));
+  $("grid-wall").append(...data.items.map((r, k) => gridTile(r, first + k)));
+  for (let n = first; n < items.length; n += 1) markTile(n);
+  $("grid-words").textContent = gridSummary(true);
+  countGrid();
 }
 
 /* Of a class, what is not marked is accepted; of words that were found, what is. */
-const accepted = (n) => !namedOnes.has(n) && wrongOnes.has(n) === Boolean(wall.find);
+const accepted = (n) => !namedOnes.has(n) && !unseen.has(n) && wrongOnes.has(n) === Boolean(wall.find);
 
 function drawGrid() {
+  tilesSeen.disconnect();
   $("grid-wall").classList.toggle("pick", Boolean(wall.find));
-  $("grid-wall").replaceChildren(...wall.items.map((r, n) => {
-    const button = made("button");
-    if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
-    button.append(made("small", !r.likely ? r.item : `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
-    button.addEventListener("click", () => { tile = n; toggleWrong(n); });
-    button.addEventListener("pointermove", () => { if (pointedAt !== n) { pointedAt = n; markGrid(); } });
-    button.addEventListener("pointerleave", () => { pointedAt = -1; markGrid(); });
-    return button;
-  }));
+  $("grid-wall").replaceChildren(...wall.items.map(gridTile));
   markGrid();
 }
 
+function gridTile(r, n) {
+  const button = made("button");
+  if (r.picture) { const img = made("img"); img.loading = "lazy"; img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
+  button.append(made("small", !r.likely ? r.item : `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
+  button.addEventListener("click", () => { tile = n; toggleWrong(n); });
+  button.addEventListener("pointermove", () => { if (pointedAt !== n) { pointedAt = n; markTiles(); } });
+  button.addEventListener("pointerleave", () => { pointedAt = -1; markTiles(); });
+  button.dataset.tile = n;
+  tilesSeen.observe(button);
+  return button;
+}
+
+let marked = [];  // tiles whose marks may be of before
+
+function markTile(n) {
+  const b = $("grid-wall").children[n], r = wall.items[n], said = namedOnes.get(n);
+  if (!b || !r) return;
+  b.setAttribute("aria-pressed", String(wrongOnes.has(n)));
+  b.classList.toggle("chosen", n === tile);
+  b.classList.toggle("pointed", n === pointedAt && !wall.find);
+  if (said) b.dataset.named = said; else delete b.dataset.named;
+  b.setAttribute("aria-label", `${r.text || r.item}, ${said || r.likely}`);
+}
+
+/* The tiles that the keyboard and the mouse are at now and were at before: a long wall is not marked anew each time. */
+function markTiles() {
+  for (const n of new Set([...marked, tile, pointedAt])) markTile(n);
+  marked = [tile, pointedAt];
+}
+
 function markGrid() {
-  [...$("grid-wall").children].forEach((b, n) => {
-    b.setAttribute("aria-pressed", String(wrongOnes.has(n)));
-    b.classList.toggle("chosen", n === tile);
-    b.classList.toggle("pointed", n === pointedAt && !wall.find);
-    const said = namedOnes.get(n);
-    if (said) b.dataset.named = said; else delete b.dataset.named;
-    b.setAttribute("aria-label", `${wall.items[n].text || wall.items[n].item}, ${said || wall.items[n].likely}`);
-  });
+  wall.items.forEach((_, n) => markTile(n));
+  marked = [tile, pointedAt];
+  countGrid();
+}
+
+function countGrid() {
   const rest = wall.items.filter((_, n) => accepted(n)).length;
   $("grid-accept").disabled = !rest && !namedOnes.size;
   const others = namedOnes.size ? `${rest ? ", " : ""}${namedOnes.size} as you named ${namedOnes.size === 1 ? "it" : "them"}` : "";
@@ -69,7 +126,9 @@ function toggleWrong(n) {
   if (!wall.items[n]) return;
   if (namedOnes.delete(n)) return markGrid();
   if (wrongOnes.has(n)) wrongOnes.delete(n); else wrongOnes.add(n);
-  markGrid();
+  markTile(n);
+  markTiles();
+  countGrid();
 }
 
 /* A class key while the mouse points at an item, or at one that is marked: that is its class. */
@@ -82,7 +141,7 @@ function nameTile(n, name) {
 
 function moveTile(by) {
   tile = Math.max(0, Math.min(wall.items.length - 1, tile + by));
-  markGrid();
+  markTiles();
   $("grid-wall").children[tile]?.scrollIntoView({ block: "nearest" });
 }
 

@@ -19,12 +19,14 @@ async function loadReview(start = 0) {
     $("review-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Press Look again.";
     return;
   }
+  if (start && start !== reviewed.length) return;
   reviewed = start ? [...reviewed, ...data.items] : data.items;
   if (!start) { chosen = 0; reviewChanges = 0; }
   options($("review-filter").elements.label, ["", ...state.classes.map((c) => c.name)], "any");
   options($("review-filter").elements.who, ["", ...data.people], "anybody");
   $("review-words").textContent = reviewSummary(data);
   $("review-more").hidden = reviewed.length >= data.total;
+  if (start) return $("review-list").append(...data.items.map((r, k) => reviewRow(r, start + k)));
   $("review-list").replaceChildren(...reviewed.map(reviewRow));
   choose(Math.min(chosen, reviewed.length - 1), false);
 }
@@ -68,8 +70,11 @@ function reviewRow(r, n) {
   }
   const select = made("select");
   select.setAttribute("aria-label", `Label of ${r.item}`);
-  options(select, [...(r.label === null ? [""] : []), ...state.classes.map((c) => c.name)], SAID[r.kind] || "");
-  select.value = r.label ?? "";
+  const none = r.label === null ? [""] : [];
+  options(select, [...none, ...(r.label === null ? [] : [r.label])], SAID[r.kind] || "");
+  // The other classes when they are wanted: 77 of them in each of 1,000 rows would make the list stick.
+  const fill = () => options(select, [...none, ...state.classes.map((c) => c.name)], SAID[r.kind] || "");
+  for (const event of ["focus", "pointerenter", "touchstart"]) select.addEventListener(event, fill, { once: true, passive: true });
   select.addEventListener("change", () => relabelRow(n, select.value));
   relabel.append(select);
   li.append(about, doubt, relabel);
@@ -95,9 +100,12 @@ function voices(r, n) {
 const percent = (p) => (p > 0.995 ? "over 99 %" : p < 0.005 ? "under 1 %" : `${Math.round(100 * p)} %`);
 
 function choose(n, move = true) {
+  const rows = $("review-list").children;
+  for (const old of $("review-list").querySelectorAll(".chosen")) { old.classList.remove("chosen"); old.removeAttribute("aria-current"); }
   chosen = Math.max(0, Math.min(n, reviewed.length - 1));
-  [...$("review-list").children].forEach((li, k) => { li.classList.toggle("chosen", k === chosen); if (k === chosen) li.setAttribute("aria-current", "true"); else li.removeAttribute("aria-current"); });
-  const li = $("review-list").children[chosen];
+  const li = rows[chosen];
+  li?.classList.add("chosen");
+  li?.setAttribute("aria-current", "true");
   if (li && move) { li.scrollIntoView({ block: "nearest" }); $("live").textContent = li.querySelector(".about").textContent + ", " + (reviewed[chosen].label ?? SAID[reviewed[chosen].kind]); }
 }
 
@@ -138,6 +146,7 @@ $("review-filter").addEventListener("change", () => loadReview());
 $("review-filter").addEventListener("submit", (event) => event.preventDefault());
 $("review-again").addEventListener("click", () => loadReview());
 $("review-more").addEventListener("click", () => loadReview(reviewed.length));
+new IntersectionObserver((entries) => { if (entries.some((e) => e.isIntersecting)) loadReview(reviewed.length); }, { rootMargin: "600px" }).observe($("review-more"));
 
 views.review = {
   open: () => loadReview(),
