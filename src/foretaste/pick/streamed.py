@@ -295,7 +295,7 @@ def _stream_cover(
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
     told = {"watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
-    return got, {"method": "streamed", **sketch_info(cover), **told}
+    return got, {"method": "streamed", **sketch_info(cover, int(kernel.seed)), **told}
 
 
 def _pick_in_parts(
@@ -307,12 +307,19 @@ def _pick_in_parts(
     got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed))
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
-    return got, {"method": "streamed", **sketch_info(cover), **told}
+    return got, {"method": "streamed", **sketch_info(cover, int(request.kernel.seed)), **told}
 
 
-def sketch_info(cover: StreamedCover) -> dict[str, Any]:
-    """For ``q.info``."""
-    return {"sketch": cover.sketch**2} if cover.sketch is not None and cover.sketched else {}
+def sketch_info(cover: StreamedCover, seed: int) -> dict[str, Any]:
+    """For ``q.info``: the numbers of a sketch, and how well they rank."""
+    if cover.sketch is None or not cover.sketched:
+        return {}
+    recall = cover.sketch_recall(seed)
+    log.info(
+        "streamed: sketches have %.0f %% of the exact top %d of %d random candidates among their top %d",
+        100 * recall["among_twice"], recall["top"], recall["points"], 2 * recall["top"],
+    )  # fmt: skip
+    return {"sketch": cover.sketch**2, "sketch_recall": recall}
 
 
 def pick_twice(
