@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import foretaste as ft
 from foretaste.acquire import Shortlist, StreamedCover, cover_greedily, covered_errors, sample_watched
-from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
+from foretaste.acquire.sampled_cover import SKETCH_LANDMARKS, STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
 from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS
@@ -263,6 +263,27 @@ def test_a_batch_by_sketches_is_near_dense(watch, monkeypatch):
     true = literal_pictures_value(sets, q.indices)
     assert true > 0.95 * best
     assert q.info["batch_value"]["watched"] == pytest.approx(true, rel=1e-4)  # κ of the shortlist is exact
+
+
+@pytest.mark.parametrize("side", [4, 16])
+def test_the_recall_of_sketches_is_told(side, monkeypatch, caplog):
+    """All candidates are looked at here. Typed out from both scores: how many of the exact top tenth are found."""
+    monkeypatch.setattr("foretaste.pick.streamed.SKETCHED", 1000)
+    monkeypatch.setattr("foretaste.pick.streamed.SKETCH_SIDE", side)
+    monkeypatch.setitem(SKETCH_LANDMARKS, "cpu", 4)
+    sets, how = pictures(), {"batch_size": 10, "options": {"space": "tangent"}}
+    exact = ft.query(*sets, **how, method="dense").scores.tolist()
+    with caplog.at_level(logging.INFO, logger="foretaste"):
+        q = ft.query(*sets, **how, method="streamed")
+    ours, told = q.scores.tolist(), q.info["sketch_recall"]
+    assert (told["points"], told["top"]) == (420, 42)
+    best, found = (sorted(range(420), key=lambda j: -of[j]) for of in (exact, ours))
+    for name, k in (("recall", 42), ("among_twice", 84)):
+        assert told[name] == pytest.approx(len({*best[:42]} & {*found[:k]}) / 42, abs=1.5 / 42)  # Θ is in float32
+    assert told["recall"] <= told["among_twice"] <= 1
+    assert told["kappa_error"] < 1.5 / side
+    assert f"sketches have {100 * told['among_twice']:.0f} % of the exact top 42" in caplog.text
+    assert told["among_twice"] > 0.9 if side == 16 else told["recall"] < 1
 
 
 def test_exact_kappa_is_that_of_held_tangents():

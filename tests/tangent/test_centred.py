@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from foretaste.tangent import CentredTangents, FactorSource, freeze
+from foretaste.tangent import CentredTangents, FactorSource, GramJob, freeze, gram
 
 
 class Shared(nn.Module):
@@ -151,3 +151,24 @@ def test_kappa_of_sketches_is_near(name):
     for side, kappa in zip((16, 32), sketched):
         error = float((kappa - true).square().mean().sqrt())
         assert error < (1 / side**0.5 if name == "tokens" else 1.5 / side)  # of tokens, one layer has most of it
+
+
+@pytest.mark.parametrize("output", ["signs", "trace"])
+@pytest.mark.parametrize("name", WIDE)
+def test_what_landmarks_explain_is_exact_and_the_rest_is_sketched(name, output):
+    """Typed out from sketches of whole tangents: Θ_iM A⁻¹ Θ_Mj, and the product of what is left of two sketches."""
+    torch.manual_seed(0)
+    net, x = WIDE[name]().double().eval(), torch.randn(40, 108, dtype=torch.float64)
+    frozen, s = freeze(net, output=output), rows_of_sketches(net, x, output, 8)
+    theta = gram(GramJob(frozen, {"x": x}, [("x", "x")])).blocks["x", "x"]
+    M = list(range(12))
+    A = theta[M][:, M] + 1e-4 * theta[M][:, M].diagonal().mean() * torch.eye(12)
+    B = torch.linalg.solve(A, theta[M])
+    left = s - B.T @ s[M]
+    (part,) = FactorSource(frozen, x, 3, sketch=8, landmarks=x[M]).parts(x)
+    ours = part.rows @ part.rows.T
+    assert_close(ours, theta[M].T @ B + left @ left.T, rtol=1e-8, atol=1e-8 * float(theta.max()))
+    size = theta.diagonal().sqrt()[:, None] * theta.diagonal().sqrt()
+    off, plain = ((t - theta).abs() / size for t in (ours, s @ s.T))
+    assert off[M].max() < 1e-3  # with a landmark nothing is estimated
+    assert off[12:, 12:].square().mean() < plain[12:, 12:].square().mean()

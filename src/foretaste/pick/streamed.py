@@ -309,7 +309,7 @@ def _stream_cover(
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
     told = {"watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
-    return got, {"method": "streamed", **cover_info(cover), **told}
+    return got, {"method": "streamed", **cover_info(cover, int(kernel.seed)), **told}
 
 
 def _pick_in_parts(
@@ -321,14 +321,21 @@ def _pick_in_parts(
     got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed))
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
-    return got, {"method": "streamed", **cover_info(cover), **told}
+    return got, {"method": "streamed", **cover_info(cover, int(request.kernel.seed)), **told}
 
 
-def cover_info(cover: StreamedCover) -> dict[str, Any]:
-    """For ``q.info``."""
+def cover_info(cover: StreamedCover, seed: int) -> dict[str, Any]:
+    """For ``q.info``: how very many labels were solved, the numbers of a sketch, and how well sketches rank."""
     labels = cover.labels
     told = {} if labels is None else {"labels": labels.info, "ridge": labels.ridge, "scale": labels.scale}
-    return told | ({"sketch": cover.sketch**2} if cover.sketch is not None and cover.sketched else {})
+    if cover.sketch is None or not cover.sketched:
+        return told
+    recall = cover.sketch_recall(seed)
+    log.info(
+        "streamed: sketches have %.0f %% of the exact top %d of %d random candidates among their top %d",
+        100 * recall["among_twice"], recall["top"], recall["points"], 2 * recall["top"],
+    )  # fmt: skip
+    return told | {"sketch": cover.sketch**2, "sketch_recall": recall}
 
 
 def pick_twice(

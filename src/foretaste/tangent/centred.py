@@ -31,6 +31,7 @@ from foretaste.tangent.frozen import (
     to_float64,
 )
 from foretaste.tangent.functional import functional_rows
+from foretaste.tangent.kernel import GramJob, gram
 from foretaste.tangent.planning import CHUNK_BYTES
 from foretaste.tangent.rule_checks import settle_rules
 from foretaste.tangent.rules import positions
@@ -40,6 +41,7 @@ from foretaste.tangent.survey import LayerParameter, Survey, align_calls, module
 PASS_POINTS = {"cpu": 4096, "cuda": 32768}  # at most, in one pass
 BLOCK_POINTS = {"cpu": 512, "cuda": 16384}  # whose κ is made at once: on a CPU it stays in the cache
 FLOAT64_NUMBERS = {"cpu": 1 << 21, "cuda": 1 << 26}  # of formed rows that are in float64 at once
+LANDMARK_RIDGE = 1e-4  # λ, of the mean diagonal of Θ of the landmarks: float32 would not bear much less
 NO_SPREAD = 1e-9  # of the mean variance: what rounding leaves of a point that the kernel cannot tell from the mean
 
 
@@ -103,12 +105,20 @@ class FactorSource:
 
     x: some points, at least two where there are two. C: the network's outputs. ``inputs_only``: the inputs take the
     place of the tangents. ``sketch``: so do sketches of the tangents (sketch.py), with the square of so many numbers.
+    ``landmarks``: points whose part of a tangent is exact; only what they leave of it is sketched.
     """
 
     def __init__(
-        self, frozen: FrozenNetwork, x: Inputs, C: int, inputs_only: bool = False, sketch: int | None = None
+        self,
+        frozen: FrozenNetwork,
+        x: Inputs,
+        C: int,
+        inputs_only: bool = False,
+        sketch: int | None = None,
+        landmarks: Inputs | None = None,
     ) -> None:
-        self.inputs_only, self.sketch = inputs_only, sketch
+        self.inputs_only, self.sketch, self.C = inputs_only, sketch, C
+        self.x_M = None if sketch is None else landmarks
         self.flat: set[nn.Module] = set()  # Linear layers whose G is the same at every point
         if inputs_only:
             return
@@ -131,10 +141,44 @@ class FactorSource:
             assert isinstance(x, Tensor)
             yield TangentFactors([], x.detach().flatten(1))
             return
+        half_nM = None if self.x_M is None else self._explained(x)
         for at in slices(count_points(x), self.pass_points):
             with isolated(self.frozen.device, "float32" if self.sketch is None else "tf32"):
                 part = self._pass(take_points(x, at))
-            yield part
+            yield part if half_nM is None else self._with_exact(part.rows, half_nM[at])
+
+    # Landmarks M: with A = Θ_MM + λI = RRᵀ and h_i = R⁻¹Θ_Mi, Θ_ij = h_i·h_j + S_ij. S_ij is the product of what M
+    # leaves of two tangents, J_i − Θ_iM A⁻¹ J_M, whose sketch is s_i − h_iᵀ R⁻¹ s_M: sketches are linear. So a point
+    # has the numbers of both, and only S has the error of a sketch. (λ takes λ Θ_iM A⁻² Θ_Mj off, which is less still.)
+
+    @cached_property
+    def landmark_root(self) -> Tensor:
+        """R, (M, M)."""
+        theta_MM = self._theta("M", "M").clone()
+        theta_MM.diagonal().add_(LANDMARK_RIDGE * float(theta_MM.diagonal().mean()))
+        return torch.linalg.cholesky(theta_MM)
+
+    @cached_property
+    def landmark_sketches(self) -> Tensor:
+        """R⁻¹ s_M, (M, r²)."""
+        assert self.x_M is not None
+        with isolated(self.frozen.device):
+            parts = [self._pass(take_points(self.x_M, at)) for at in slices(count_points(self.x_M), self.pass_points)]
+        s_M = to_float64(torch.cat([part.rows for part in parts]))
+        return torch.linalg.solve_triangular(self.landmark_root, s_M, upper=False)
+
+    def _theta(self, a: str, b: str, **more: Inputs) -> Tensor:
+        assert self.x_M is not None
+        sets: dict[str, Inputs] = {"M": self.x_M, **more}
+        return gram(GramJob(self.frozen, sets, [(a, b)], classes=self.C, check=False)).blocks[a, b]
+
+    def _explained(self, x: Inputs) -> Tensor:
+        """h of some points, (n, M)."""
+        return torch.linalg.solve_triangular(self.landmark_root, self._theta("x", "M", x=x).T, upper=False).T
+
+    def _with_exact(self, s_n: Tensor, half_nM: Tensor) -> TangentFactors:
+        left_n = s_n - (half_nM @ self.landmark_sketches).to(s_n)
+        return TangentFactors([], torch.cat([left_n, half_nM.to(s_n)], 1))
 
     @cached_property
     def layers(self) -> tuple[dict[nn.Module, tuple[bool, bool]], list[LayerParameter]]:
@@ -161,7 +205,7 @@ class FactorSource:
     def width(self) -> int:
         """Numbers of a point's factors: the multiplications that one κ costs."""
         if self.sketch is not None:
-            return self.sketches.numbers
+            return self.sketches.numbers + (0 if self.x_M is None else count_points(self.x_M))
         linear, rest = self.layers
         wide = self.survey.folded
         products = sum(m.in_features + wide * m.out_features for m in linear if isinstance(m, nn.Linear))
