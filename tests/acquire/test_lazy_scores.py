@@ -47,6 +47,15 @@ def test_picks_are_those_of_literal_loops(case: Case, name: str, eager: None) ->
 
 
 @BOUNDED
+def test_a_batch_after_another_of_the_same_state(name: str, eager: None) -> None:
+    """The running S then has all the factors of a shorter batch, and none waits."""
+    state, _ = synthetic_state(20, 60, 4, "cpu", 0)
+    want = batch_of(state, name, 30)
+    for n in (29, 12, 5, 30):
+        assert batch_of(state, name, n) == want[:n]
+
+
+@BOUNDED
 @pytest.mark.parametrize("seed", range(3))
 def test_picks_are_those_of_plain_greedy_on_larger_pools(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores of ``gain`` are in float32 from 2²⁰ pairs on; below, plain greedy is exact."""

@@ -101,10 +101,9 @@ class InformationBound:
     def upper(self, state: DenseState, likely: list[int], best: float) -> Tensor:
         var_W, u_U = state.watched_variance, state.u
         newest = self.order is not None and state.order[:-1] == self.order and self.steps < LAZY_WAITING
-        last = state.from_parts(lambda S_WU, F_W, F_U: torch.cat([F_W[-1], F_U[-1]]), LAZY_WAITING)
-        f_W, f_U = last.float().split([state.W, state.U])
         if newest:
-            self.S_UW.addr_(f_U, f_W, alpha=-1)
+            f_W, f_U = state.newest_factor
+            self.S_UW.addr_(f_U.float(), f_W.float(), alpha=-1)
             low_W, low_U = var_W < COPIED_AGAIN * self.copied_W, u_U < COPIED_AGAIN * self.copied_U
             newest = int(low_W.sum() + low_U.sum()) < state.U // 8
         if newest:

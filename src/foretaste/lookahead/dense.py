@@ -384,6 +384,12 @@ class DenseState(State):
         """The candidates in ``kept``, in the order of the factors."""
         return self._factors.js
 
+    @property
+    def newest_factor(self) -> tuple[Tensor, Tensor]:
+        """The factor of the candidate that was kept last, (W,) and (U,), with B = 1."""
+        k = len(self._factors.js) - 1
+        return self._factors.W(k)[0], self._factors.U(k)[0]
+
     def from_parts(self, use: UseParts, wait: int | None = None) -> Tensor:
         """``use(S_WU, F_W, F_U)`` where S_WU − F_WᵀF_U is S, for code that does not need the difference in memory.
 
