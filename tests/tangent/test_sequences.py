@@ -364,3 +364,11 @@ def test_a_linear_layer_at_several_positions_is_formed_where_its_rows_stay(budge
     assert {f"0.layers.{k}.{name}.weight" for k in (0, 1) for name in ("linear1", "linear2")} <= in_place
     assert (len(groups) > 1) == (budget is not None)
     assert torch.allclose(ft.ntk(net, x, budget=budget), oracles.ntk(net, x, x), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_need_less_do_not_shrink_the_memory_that_later_rows_use() -> None:
+    wide, narrow = (30, 1, 64), (30, 1, 48)
+    first = GradientRows(*wide, torch.zeros(0), False, 0.0)
+    second = GradientRows(*narrow, torch.zeros(0), False, 0.0, first)
+    third = GradientRows(*wide, torch.zeros(0), False, 0.0, second)
+    assert first.data.data_ptr() == second.data.data_ptr() == third.data.data_ptr()

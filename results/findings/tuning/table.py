@@ -1,5 +1,6 @@
 """The tables of docs/fine-tuning.md from the records: python results/findings/tuning/table.py"""
 
+import itertools
 import json
 import math
 import statistics
@@ -71,8 +72,21 @@ def fidelity_table() -> str:
     return "\n".join(lines)
 
 
+def ranking_table() -> str:
+    found = [json.loads(line) for line in (RECORDS / "ranking.jsonl").read_text().splitlines()]
+    lines = [row("parameters", "precision", "cover", "gain", "mlmoc"), "|---|---|---|---|---|"]
+    names = {"last-block": "last block and head", "re:lora_|classifier": "LoRA and head", "all": "all"}
+    for params, precision in itertools.product(names, ("float32", "tf32", "half")):
+        own = {
+            r["strategy"]: r for r in found if (r["params"], r["used"], r["precision"]) == (params, *[precision] * 2)
+        }
+        cells = (f"{own[name]['spearman']:.4f}, {own[name]['same_of_20']}" for name in ("cover", "gain", "mlmoc"))
+        lines.append(row(names[params], precision, *cells))
+    return "\n".join(lines)
+
+
 def tables() -> list[str]:
-    return [accuracy_table(), block_table(), fidelity_table()]
+    return [accuracy_table(), block_table(), fidelity_table(), ranking_table()]
 
 
 if __name__ == "__main__":

@@ -79,10 +79,11 @@ class GradientRows:
         self.panel, count, rows = panel_shape(points, width, like.is_cuda)
         dtype = torch.float16 if half else like.dtype
         shape = (count, rows, heads, self.panel)
-        if old is not None and old.data.numel() >= math.prod(shape):
-            self.data: Tensor = old.data.view(-1)[: math.prod(shape)].view(shape)
+        if old is not None and old.memory.numel() >= math.prod(shape):
+            self.memory = old.memory  # all of it, of which older rows may have used a part
         else:
-            self.data = large_pages(like.new_empty(shape, dtype=dtype))
+            self.memory = large_pages(like.new_empty(math.prod(shape), dtype=dtype))
+        self.data = self.memory[: math.prod(shape)].view(shape)
         self.data[:, points:] = 0
         for q, inside, _ in self.pieces(slice(width, count * self.panel)):
             self.data[q, :, :, inside] = 0
