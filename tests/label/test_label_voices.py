@@ -9,6 +9,7 @@ import pytest
 
 from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import LabelStore, StoreConflict, make_app, person_token
+from foretaste.label import open_desk as open_source
 from foretaste.label.exchange import export_text, label_rows
 from foretaste.label.guard import Guard
 from foretaste.label.log import LabelEvent
@@ -296,6 +297,18 @@ def test_the_store_weighs_people_and_a_restart_finds_the_same(store, tmp_path):
         assert (again.labels()["tie"], again.doubt_of("tie"), again.reliability()) == ("cat", 0.0, {})
         with pytest.raises(ValueError, match="majority"):
             again.set_votes("reliabilty")
+
+
+def test_what_votes_count_by_is_kept_for_the_next_time(tmp_path):
+    source = tmp_path / "few.csv"
+    source.write_text("text\n" + "".join(f"this is text number {k}\n" for k in range(9)))
+    settings = {"classes": ["good", "bad"], "backbone": "none", "start": False}
+    for votes, want in ((None, "majority"), ("reliability", "reliability"), (None, "reliability")):
+        desk = open_source(source, votes=votes, **settings)
+        assert desk.store.votes == want
+        close_desk(desk)
+    with pytest.raises(ValueError, match="for one class an item; the task here is several"):
+        open_source(source, votes="reliability", task="several", store=tmp_path / "other", **settings)
 
 
 # The desk

@@ -90,16 +90,15 @@ class LabelReview:
         if person is not None:
             own = {i: desk.store.voices_of(e.item).voices.get(person) for i, e in answers.items()}
             answers, shared = {i: event for i, event in own.items() if event is not None}, {}
-        found, there = [], answers.keys()
+        found, there = [], {i for i in answers if i in desk.number}
         if wanted.find:
-            there = {*desk.with_words([i for i in there if i in desk.number], wanted.find)}
+            there = {*desk.with_words(there, wanted.find)}
         for item, event in answers.items():
             doubt, heard = doubts.get(item), shared.get(event.item)
             if doubt is not None and doubt["label"] != event.label:
                 doubt = None  # relabelled since
             names = [] if event.label is None else desk.store.task.names(event.label)
-            listed = item in desk.number and item in there
-            if listed and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
+            if item in there and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
                 found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
         found.sort(key=lambda row: row[:2], reverse=True)
         first = [wrong for wrong, *_ in found[:REVIEW_FIRST] if wrong >= 0]
