@@ -45,7 +45,20 @@ WRITE_ROWS = 50_000
 CHECKED = 20_000  # points of which a batch is compared with dense
 BUDGET = "36GB"  # of the query of pictures
 LEARNER_STEPS = 300
-KEPT = ("method", "parts", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision")
+KEPT = (
+    "method",
+    "parts",
+    "sketch",
+    "landmarks",
+    "sketch_recall",
+    "watched",
+    "shortlist",
+    "sample",
+    "batch_value",
+    "rows_read",
+    "space",
+    "precision",
+)
 
 
 def write_features(path: Path, rows: int, dtype: str = "float16", seed: int = 0) -> np.ndarray:
