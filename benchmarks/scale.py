@@ -46,8 +46,8 @@ CHECKED = 20_000  # points of which a batch is compared with dense
 BUDGET = "36GB"  # of the query of pictures
 LEARNER_STEPS = 300
 KEPT = (
-    "method", "parts", "sketch", "watched", "shortlist", "sample", "batch_value", "rows_read", "space", "precision",
-    "precision_measured",
+    "method", "parts", "sketch", "landmarks", "sketch_recall", "watched", "shortlist", "sample", "batch_value",
+    "rows_read", "space", "precision", "precision_measured",
 )  # fmt: skip
 
 

@@ -130,6 +130,20 @@ def test_a_third_of_the_landmarks(trained, settings) -> None:
     torch.testing.assert_close(mean_UC, same.mean, rtol=1e-4, atol=1e-4)
 
 
+def test_too_few_landmarks_for_a_small_ridge_are_told(trained, caplog) -> None:
+    few, _ = both(trained, 20, ridge=1e-6)
+    theta = ntk(trained[0], trained[1], output="signs")
+    F = few.landmarks.F_Lk
+    left = float((theta.diagonal() - F.square().sum(1)).mean()) / few.ridge
+    assert few.info["left"] == pytest.approx(left, rel=1e-6)
+    assert left > 1
+    assert "20 landmarks leave of Θ counts as noise" in caplog.text
+    caplog.clear()
+    enough, _ = both(trained, 150, ridge=1.0)
+    assert enough.info["left"] < 1
+    assert not caplog.records
+
+
 def test_steps_that_do_not_suffice_are_told(trained, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setattr(large.conjugate_gradients, "__defaults__", (1e-5, 1))
     labels, _ = both(trained, 10, ridge=1e-6)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import foretaste as ft
 from foretaste.acquire import Shortlist, StreamedCover, cover_greedily, covered_errors, sample_watched
-from foretaste.acquire.sampled_cover import SKETCH_LANDMARKS, STREAM_CHUNK, STREAM_LOOK, KeptRows
+from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
 from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS
@@ -270,7 +270,8 @@ def test_the_recall_of_sketches_is_told(side, monkeypatch, caplog):
     """All candidates are looked at here. Typed out from both scores: how many of the exact top tenth are found."""
     monkeypatch.setattr("foretaste.pick.streamed.SKETCHED", 1000)
     monkeypatch.setattr("foretaste.pick.streamed.SKETCH_SIDE", side)
-    monkeypatch.setitem(SKETCH_LANDMARKS, "cpu", 4)
+    monkeypatch.setattr("foretaste.pick.streamed.ENOUGH_RECALL", 0)
+    monkeypatch.setattr("foretaste.acquire.sampled_cover.RECALL_POINTS", 512)
     sets, how = pictures(), {"batch_size": 10, "options": {"space": "tangent"}}
     exact = ft.query(*sets, **how, method="dense").scores.tolist()
     with caplog.at_level(logging.INFO, logger="foretaste"):
@@ -283,7 +284,16 @@ def test_the_recall_of_sketches_is_told(side, monkeypatch, caplog):
     assert told["recall"] <= told["among_twice"] <= 1
     assert told["kappa_error"] < 1.5 / side
     assert f"sketches have {100 * told['among_twice']:.0f} % of the exact top 42" in caplog.text
-    assert told["among_twice"] > 0.9 if side == 16 else told["recall"] < 1
+    assert q.info["landmarks"] == 0
+    monkeypatch.setattr("foretaste.pick.streamed.ENOUGH_RECALL", 1.1)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="foretaste"):
+        better = ft.query(*sets, **how, method="streamed").info
+    assert better["landmarks"] == 64
+    assert "with the exact part of 64 points" in caplog.text
+    assert better["sketch_recall"]["kappa_error"] < told["kappa_error"] / 2
+    assert better["sketch_recall"]["recall"] >= told["recall"]
+    assert better["sketch_recall"]["among_twice"] > 0.95
 
 
 def test_exact_kappa_is_that_of_held_tangents():

@@ -18,7 +18,9 @@ Watched candidates do not count as covering themselves in the pass: else they wo
 
 Tangents of convolutions and attention have millions of numbers. There the pass and the lazy picks are by sketches
 (tangent/sketch.py), which are kept: a few thousand numbers for each candidate. κ of the shortlist is exact: from blocks
-of Θ, for which no tangent is held (``exact_kappa``).
+of Θ, for which no tangent is held (``exact_kappa``). How well sketches rank is measured on some candidates first
+(``sketch_recall``). Where they rank badly, what some landmarks explain of a tangent is exact, and only the rest is
+sketched: that costs the pass a gradient for each candidate.
 """
 
 import logging
@@ -27,7 +29,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,10 +76,8 @@ MEAN_POINTS = 16384  # whose mean tangent is taken off
 TRIAL_POINTS = 512  # on which the time of a pass is estimated
 SENT = ("frozen", "sample", "own_U", "held", "covered_W", "weight_W")  # to processes that score chunks
 EXACT_MEAN = 2048  # as MEAN_POINTS, where κ is from blocks of Θ
-# Points whose part of a tangent is exact, where the rest is sketched. None on a GPU: Θ with them would take longer than
-# all else there, and without them sketches of ResNet18 have 0.99 of the top 1000 among twice as many.
-SKETCH_LANDMARKS = {"cpu": 64, "cuda": 0}
-RECALL_POINTS = 512  # on which the recall of sketches is estimated
+SKETCH_LANDMARKS = 64  # points whose part of a tangent is exact, where sketches alone rank badly
+RECALL_POINTS = 256  # on which the recall of sketches is estimated
 SECOND_LIST = 1600  # candidates of a shortlist, about
 Compare = Callable[[Inputs], tuple[Tensor, Tensor]]
 Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
@@ -111,6 +111,7 @@ class StreamedCover:
     sketch: int | None = None  # the side of sketches that take the place of tangents
     budget: int = 1 << 30  # bytes of the blocks of Θ, if there are sketches
     labels: LargeLabels | None = None  # what is labelled, where it is too much for a state
+    landmarks: int = 0  # points whose part of a tangent is exact, where the rest is sketched
 
     @cached_property
     def state(self) -> State:
@@ -129,17 +130,25 @@ class StreamedCover:
     @cached_property
     def centred(self) -> CentredTangents:
         inputs = self.used_space == "inputs"
-        sketch, landmarks = (self.sketch, self.landmarks()) if self.sketched else (None, None)
-        source = FactorSource(self.frozen, self.x_W, self.state.C, inputs, sketch, landmarks)
+        sketch, x_M = (self.sketch, self.landmark_points) if self.sketched else (None, None)
+        source = FactorSource(self.frozen, self.x_W, self.state.C, inputs, sketch, x_M, self.budget)
         return CentredTangents(source, self.points_of_mean(STREAM_CHUNK["cpu"]))
 
-    def landmarks(self) -> Inputs | None:
-        """Points whose part of a tangent is exact where the rest is sketched: of L, and of W if these are few."""
-        if not (wanted := SKETCH_LANDMARKS.get(self.frozen.device.type, 0)):
-            return None
-        few = [] if self.x_L is None else [spaced_points(self.x_L, wanted)]
-        missing = wanted - sum(map(count_points, few))
-        return join_points(*few, *([spaced_points(self.x_W, missing)] if missing else []))
+    @property
+    def landmark_points(self) -> Inputs | None:
+        """Of L, and of W if these are few."""
+        few = [] if self.x_L is None else [spaced_points(self.x_L, self.landmarks)]
+        missing = self.landmarks - sum(map(count_points, few))
+        few += [spaced_points(self.x_W, missing)] if missing else []
+        return join_points(*few) if self.landmarks else None
+
+    def with_landmarks(self) -> "StreamedCover":
+        """The same, where sketches have an exact part. What does not depend on sketches is carried over."""
+        made = replace(self, landmarks=SKETCH_LANDMARKS)
+        vars(made).update(
+            {name: vars(self)[name] for name in ("state", "used_space", "exact_sample") if name in vars(self)}
+        )
+        return made
 
     @property
     def sketched(self) -> bool:
@@ -338,18 +347,25 @@ class StreamedCover:
         covered_n = by["n"].new_zeros(count_points(x)) if self.x_L is None else kappa("L").amax(1).square()
         return kappa("B").to(self.frozen.dtype), covered_n
 
-    def sketch_recall(self, seed: int) -> Mapping[str, float]:
+    @cached_property
+    def exact_sample(self) -> tuple[np.ndarray, Tensor, Tensor]:
+        """Some random candidates, and their exact κ with W and scores. Not those of ``Shortlist``."""
+        at_n = np.sort(np.random.default_rng(1).permutation(len(self.pool))[:RECALL_POINTS])
+        kappa_Wn, covered_W = self.exact_kappa(self.x_W, self.pool.take(at_n))
+        kappa_nW = self.without_own(kappa_Wn.T.contiguous(), at_n)
+        return at_n, kappa_nW, (to_float64(kappa_nW).square() - covered_W).clamp_min(0) @ self.weight_W
+
+    @cached_property
+    def sketch_recall(self) -> Mapping[str, float]:
         """How well sketches rank candidates, on some at random, whose exact scores are computed too.
 
         "recall": of those with the highest exact scores, a tenth ("top"), the share that sketches have among as many;
         "among_twice": among twice as many. "kappa_error": the root of the mean squared error of κ.
         """
-        at_n = np.sort(np.random.default_rng(abs(seed)).permutation(len(self.pool))[:RECALL_POINTS])
+        at_n, exact_nW, exact_n = self.exact_sample
         x = self.pool.take(at_n)
-        kappa_Wn, covered_W = self.exact_kappa(self.x_W, x)
-        exact_nW, ours_nW = (self.without_own(k, at_n) for k in (kappa_Wn.T.contiguous(), self.held.rows(x)))
-        exact_n = (to_float64(exact_nW).square() - covered_W).clamp_min(0) @ self.weight_W
-        ours_n, top = self.gains(x, at_n), max(1, len(at_n) // 10)
+        ours_nW, ours_n = self.without_own(self.held.rows(x), at_n), self.gains(x, at_n)
+        top = max(1, len(at_n) // 10)
         best = exact_n.topk(top).indices
 
         def found(k: int) -> float:

@@ -173,6 +173,13 @@ class LargeLabels:
 
         self.ridge = self._ridge(p, system)
         self.low_rank = system(self.ridge)
+        self.left = float(self.landmarks.left_L.mean()) / self.ridge
+        if self.left > 1:
+            log.warning(
+                "L = %d: what %d landmarks leave of Θ counts as noise, %.1f times λ = %.1e, so variances are too large; "
+                "a larger ridge= mends that",
+                p.L, len(self.landmarks.pivots), self.left, self.ridge,
+            )  # fmt: skip
         self.D_L1 = (noise_L - self.landmarks.left_L + self.ridge)[:, None]
         self.scale, self.solution = 1.0, None if p.free else self._solve(p)
         if not p.free:
@@ -190,7 +197,7 @@ class LargeLabels:
     @property
     def info(self) -> dict[str, Any]:
         """For ``q.info``."""
-        told: dict[str, Any] = {"landmarks": len(self.landmarks.pivots)}
+        told: dict[str, Any] = {"landmarks": len(self.landmarks.pivots), "left": self.left}
         return told if self.solution is None else told | {"steps": self.solution.steps, "error": self.solution.residual}
 
     def factors_of(self, x: Inputs) -> TangentFactors:

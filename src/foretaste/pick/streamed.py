@@ -53,6 +53,7 @@ WATCHED_WIDE = 1024  # where one κ costs more than WIDE multiplications, as wit
 WIDE = 1 << 13
 SKETCHED = 1 << 15  # numbers of a tangent from which sketches take its place,
 SKETCH_SIDE = 64  # of so many numbers squared
+ENOUGH_RECALL = 0.9  # of the exact top tenth among the top fifth by sketches: else they get an exact part
 SHORTLIST, SHORTLIST_EACH = 1024, 16  # candidates of which a batch is chosen again: at least, and for each pick
 SHORTLIST_NUMBERS = {"cpu": 1 << 27, "cuda": 1 << 29}  # of their κ, at most
 KEPT_ROWS = {"cpu": 1 << 15, "cuda": 1 << 19}  # candidates that lazy evaluation asked for, whose κ is kept, at most
@@ -288,6 +289,7 @@ def _stream_cover(
     cover = StreamedCover(
         linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget, labels=labels
     )
+    cover = settle_sketches(cover)
     if select == "greedy" and sample is not None and request.batch_size > LARGE_BATCH:
         return _pick_in_parts(request, cover, seen, budget, start)
     log.info(
@@ -309,7 +311,7 @@ def _stream_cover(
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
     told = {"watched": len(cover.held), "rows_read": sum(cover.rows_read), **told}
-    return got, {"method": "streamed", **cover_info(cover, int(kernel.seed)), **told}
+    return got, {"method": "streamed", **cover_info(cover), **told}
 
 
 def _pick_in_parts(
@@ -321,21 +323,30 @@ def _pick_in_parts(
     got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed))
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
-    return got, {"method": "streamed", **cover_info(cover, int(request.kernel.seed)), **told}
+    return got, {"method": "streamed", **cover_info(cover), **told}
 
 
-def cover_info(cover: StreamedCover, seed: int) -> dict[str, Any]:
+def settle_sketches(cover: StreamedCover) -> StreamedCover:
+    """The cover, with an exact part in its sketches where they rank badly without. Says how well they do."""
+    if cover.sketched and cover.sketch_recall["among_twice"] < ENOUGH_RECALL:
+        cover = cover.with_landmarks()
+    if cover.sketched:
+        told = cover.sketch_recall
+        log.info(
+            "streamed: sketches have %.0f %% of the exact top %d of %d random candidates among their top %d%s",
+            100 * told["among_twice"], told["top"], told["points"], 2 * told["top"],
+            f", with the exact part of {cover.landmarks} points" if cover.landmarks else "",
+        )  # fmt: skip
+    return cover
+
+
+def cover_info(cover: StreamedCover) -> dict[str, Any]:
     """For ``q.info``: how very many labels were solved, the numbers of a sketch, and how well sketches rank."""
     labels = cover.labels
     told = {} if labels is None else {"labels": labels.info, "ridge": labels.ridge, "scale": labels.scale}
     if cover.sketch is None or not cover.sketched:
         return told
-    recall = cover.sketch_recall(seed)
-    log.info(
-        "streamed: sketches have %.0f %% of the exact top %d of %d random candidates among their top %d",
-        100 * recall["among_twice"], recall["top"], recall["points"], 2 * recall["top"],
-    )  # fmt: skip
-    return told | {"sketch": cover.sketch**2, "sketch_recall": recall}
+    return told | {"sketch": cover.sketch**2, "landmarks": cover.landmarks, "sketch_recall": cover.sketch_recall}
 
 
 def pick_twice(

@@ -105,7 +105,8 @@ class FactorSource:
 
     x: some points, at least two where there are two. C: the network's outputs. ``inputs_only``: the inputs take the
     place of the tangents. ``sketch``: so do sketches of the tangents (sketch.py), with the square of so many numbers.
-    ``landmarks``: points whose part of a tangent is exact; only what they leave of it is sketched.
+    ``landmarks``: points whose part of a tangent is exact; only what they leave of it is sketched. ``budget``: of Θ
+    with these.
     """
 
     def __init__(
@@ -116,8 +117,9 @@ class FactorSource:
         inputs_only: bool = False,
         sketch: int | None = None,
         landmarks: Inputs | None = None,
+        budget: int | None = None,
     ) -> None:
-        self.inputs_only, self.sketch, self.C = inputs_only, sketch, C
+        self.inputs_only, self.sketch, self.C, self.budget = inputs_only, sketch, C, budget
         self.x_M = None if sketch is None else landmarks
         self.flat: set[nn.Module] = set()  # Linear layers whose G is the same at every point
         if inputs_only:
@@ -170,7 +172,7 @@ class FactorSource:
     def _theta(self, a: str, b: str, **more: Inputs) -> Tensor:
         assert self.x_M is not None
         sets: dict[str, Inputs] = {"M": self.x_M, **more}
-        return gram(GramJob(self.frozen, sets, [(a, b)], classes=self.C, check=False)).blocks[a, b]
+        return gram(GramJob(self.frozen, sets, [(a, b)], budget=self.budget, classes=self.C, check=False)).blocks[a, b]
 
     def _explained(self, x: Inputs) -> Tensor:
         """h of some points, (n, M)."""
