@@ -80,7 +80,7 @@ class GradientRows:
         dtype = torch.float16 if half else like.dtype
         shape = (count, rows, heads, self.panel)
         if old is not None and old.memory.numel() >= math.prod(shape):
-            self.memory = old.memory  # all of it, of which older rows may have used a part
+            self.memory: Tensor = old.memory  # all of it, of which older rows may have used a part
         else:
             self.memory = large_pages(like.new_empty(math.prod(shape), dtype=dtype))
         self.data = self.memory[: math.prod(shape)].view(shape)
