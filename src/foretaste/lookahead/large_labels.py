@@ -176,8 +176,8 @@ class LargeLabels:
         self.left = float(self.landmarks.left_L.mean()) / self.ridge
         if self.left > 1:
             log.warning(
-                "L = %d: what %d landmarks leave of Θ counts as noise, %.1f times λ = %.1e, so variances are too large; "
-                "a larger ridge= mends that",
+                "L = %d: what %d landmarks leave of Θ counts as noise, %.1f times λ = %.1e, so variances are too "
+                "large; a larger ridge= mends that",
                 p.L, len(self.landmarks.pivots), self.left, self.ridge,
             )  # fmt: skip
         self.D_L1 = (noise_L - self.landmarks.left_L + self.ridge)[:, None]
