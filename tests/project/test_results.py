@@ -92,6 +92,16 @@ def test_the_table_of_the_field_is_that_of_its_records(tmp_path):
     assert drawn == pytest.approx(committed, abs=0.01)
 
 
+def test_the_figure_of_scaling_is_of_its_records(tmp_path):
+    script("findings/scale/sizes").figure(tmp_path / "scaling.svg")
+    drawn, committed = (
+        [float(n) for n in re.findall(r'<use [^>]* y="([^"]*)"', (folder / "scaling.svg").read_text())]
+        for folder in (tmp_path, RESULTS.parent / "docs")
+    )
+    assert len(drawn) > 8
+    assert drawn == pytest.approx(committed, abs=0.01)
+
+
 def test_the_tables_of_fine_tuning_are_those_of_its_records():
     tuning, page = script("findings/tuning/table"), (RESULTS.parent / "docs" / "fine-tuning.md").read_text()
     assert tuning.record("loop-lora")["seeds"] == list(range(120, 126))
