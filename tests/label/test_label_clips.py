@@ -4,6 +4,7 @@ import math
 import os
 import re
 import struct
+import sys
 import wave
 from pathlib import Path
 
@@ -89,6 +90,17 @@ def test_the_backbone_gets_paths_and_rows_stay_with_their_clips(tones, tmp_path)
     again = ft.open(tones, encoder=f"{__name__}:lengths_backbone", cache=tmp_path / "kept")
     assert again.ids == ["1.wav", "2.wav", "z.wav"]
     assert torch.equal(again.x, points.x[[1, 2, 0]])
+
+
+def test_the_backbone_of_the_docs_hears_the_pitch(tones, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "def spectra" in block]
+    (tmp_path / "spectrum.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "spectrum", raising=False)
+    x = ft.open(tones, encoder="spectrum:spectrum", cache=False).x
+    assert x.shape == (3, 513)
+    assert x.argmax(1).tolist() == [round(pitch / 8000 * 1024) for pitch in (300, 500, 700)]
 
 
 @pytest.mark.parametrize("backbone", ["auto", "none"])
@@ -259,6 +271,9 @@ def test_clips_are_played_and_labelled_by_key(tmp_path, tones, browser, width, t
         page.screenshot(path=str(tmp_path / "review.png"))
         page.keyboard.press("F4")
         page.wait_for_selector("#grid-class option:nth-child(2)", state="attached")
+        page.keyboard.press("2")  # what the model calls high
+        page.wait_for_selector("#grid-wall button")
+        assert page.text_content("#grid-wall button .words").endswith(".wav")
         axe("grid")
         page.screenshot(path=str(tmp_path / "grid.png"))
         context.close()
