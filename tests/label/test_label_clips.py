@@ -255,6 +255,12 @@ def test_clips_are_played_and_labelled_by_key(tmp_path, tones, browser, width, t
         page.keyboard.press("Space")  # the player's, and no skip
         page.wait_for_function("() => !audio.paused || audio.ended")
         assert (focused(page), shown(page), desk.store.events()) == ("audio", first, [])
+        page.evaluate("audio.addEventListener('seeked', () => { audio.dataset.moved = 1; })")
+        page.click("#audio")  # on its slider
+        page.wait_for_selector("#audio[data-moved]")
+        for key in ("Space", "ArrowLeft", "Space"):
+            page.keyboard.press(key)
+        assert (focused(page), shown(page), desk.store.events()) == ("audio", first, [])
         page.keyboard.press("1")
         count(page, 1)
         second = shown(page)

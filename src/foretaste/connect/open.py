@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from foretaste.data import HOW_TO_ENCODE, TEXT_ENCODERS, Points, StoredItems, encode_text, pixels, read_points
+from foretaste.data import CLIPS_NEED, TEXT_ENCODERS, Points, StoredItems, encode_text, pixels, read_points
 from foretaste.errors import printable
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def encode_with(
     if given and (points.kind != "pictures" or name not in ("auto", *PIXELS)):
         raise ValueError(f"{' and '.join(given)}, which is for pixels, and the encoder is {name}; leave it out")
     if points.kind == "clips" and name in ("auto", *PIXELS, *TEXT_ENCODERS):
-        raise ValueError(f"{points.where} holds clips, and the encoder is {name!r}; {HOW_TO_ENCODE}")
+        raise ValueError(f"{points.where} holds clips, and the encoder is {name!r}; {CLIPS_NEED}")
     if name == "auto":
         default = None if given else default_backbone(points.kind)
         if default is None and points.kind != "pictures":

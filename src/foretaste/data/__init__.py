@@ -14,7 +14,7 @@ from foretaste.data.class_names import class_names as class_names
 from foretaste.data.class_names import count_names as count_names
 from foretaste.data.class_names import join_faults as join_faults
 from foretaste.data.class_names import natural_key as natural_key
-from foretaste.data.clips import HOW_TO_ENCODE as HOW_TO_ENCODE
+from foretaste.data.clips import CLIPS_NEED as CLIPS_NEED
 from foretaste.data.clips import ClipItems as ClipItems
 from foretaste.data.dataset import Images as Images
 from foretaste.data.dataset import Split as Split

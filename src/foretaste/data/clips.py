@@ -14,7 +14,7 @@ CLIP_MEDIA = {  # ending → what a browser is told it is
     ".wav": "audio/wav", ".mp3": "audio/mpeg", ".ogg": "audio/ogg", ".flac": "audio/flac", ".m4a": "audio/mp4",
     ".mp4": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime",
 }  # fmt: skip
-HOW_TO_ENCODE = (
+CLIPS_NEED = (
     "clips need a backbone of your own, which turns their files into numbers: give --backbone module:function "
     "(encoder= in Python), a function that returns foretaste.network.Backbone(..., kind='clips'), whose prepare takes "
     "paths. docs/tasks.md has one of ten lines for .wav files"
@@ -77,4 +77,4 @@ def clip_points(
 
 def need_backbone(items: Sequence[Any]) -> NoReturn:
     """What encodes clips until there is a backbone: nothing."""
-    raise ValueError(f"there are {len(items)} clips and no backbone; {HOW_TO_ENCODE}")
+    raise ValueError(f"there are {len(items)} clips and no backbone; {CLIPS_NEED}")

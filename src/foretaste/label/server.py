@@ -323,7 +323,7 @@ def shown(desk: LabelDesk, item: str, who: str) -> dict[str, Any]:
 
 def _media(desk: LabelDesk, number: int) -> str:
     clips: Any = desk.data.items
-    return clips.media(number)  # type: ignore[no-any-return]
+    return clips.media(number)
 
 
 def content(desk: LabelDesk, number: int) -> dict[str, Any]:

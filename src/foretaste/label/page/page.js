@@ -243,6 +243,8 @@ function playOrPause() {
   const player = players.find((p) => !p.hidden);
   if (player?.paused) player.play().catch(() => {}); else player?.pause();
 }
+/* What was pressed inside the player, its slider say, keeps keys to itself; the player as a whole lets them through. */
+for (const player of players) for (const what of ["seeked", "play", "pause", "volumechange"]) player.addEventListener(what, () => { if (document.activeElement === player) player.focus({ preventScroll: true }); });
 for (const player of players) player.addEventListener("error", () => { if (!player.hidden) { player.hidden = true; note("This clip cannot be played here", "Set it aside with Delete, or skip it."); } });
 
 /* When an item is on the screen; a benchmark listens. */
