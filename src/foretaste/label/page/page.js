@@ -556,7 +556,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.target.matches("audio, video") && PLAYER_KEYS.includes(key)) return;
   const action = actionOf(key, event.ctrlKey || event.metaKey);
-  if (!action || ((key === "enter" || key === " ") && event.target.matches(":is(button, a, summary, audio, video):focus-visible"))) return;
+  if (!action || ((key === "enter" || key === " ") && event.target.matches(":is(button, a, summary):focus-visible"))) return;
   event.preventDefault();
   atItem();
   if (!event.repeat) action();
