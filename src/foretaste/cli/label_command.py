@@ -126,7 +126,7 @@ def label_command(
     ] = 120.0,
     browser: Annotated[bool, server_option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
-    """Label a folder of pictures, or the texts or rows of a table, in the browser. The same command resumes.
+    """Label a folder of pictures or clips, or the texts or rows of a table, in the browser. The same command resumes.
 
     Every answer is on the disk before it is acknowledged, and changes the model at once. Ctrl-C stops.
     """
@@ -258,17 +258,17 @@ def _import(desk: "LabelDesk", paths: list[Path]) -> None:
 
 def _export(source: Path, store: Path | None, outs: list[Path]) -> None:
     """Write what the store has, also while a page is open on it."""
-    from foretaste.label import export_labels, label_rows
+    from foretaste.label import ITEM_FIELDS, export_labels, label_rows
 
     with _kept_labels(source, store) as kept:
         rows = label_rows(kept, kept.setting("twins", {}), _rows_by_content(kept, source))
         labelled = counted(sum(row.label is not None for row in rows), "label")
-        pictures = kept.setting("kind", "pictures") == "pictures"
+        field = ITEM_FIELDS.get(kept.setting("kind", "pictures"), "text")
         root = source if source.is_dir() else source.parent
         for out in outs:
             written = export_labels(
-                rows, out, root=root if pictures else None, field="image" if pictures else "text",
-                classes=kept.classes, texts=partial(_texts, kept, source), task=kept.task,
+                rows, out, root=None if field == "text" else root, field=field, classes=kept.classes,
+                texts=partial(_texts, kept, source), task=kept.task,
             )  # fmt: skip
             say(f"{written}: {labelled}")
 

@@ -466,7 +466,7 @@ def shown_item(problem: "LabellingProblem", i: int) -> dict[str, Any]:
             return {"picture": Image.fromarray(array)}
         case "pictures":
             return {"picture": item}
-        case "text":
+        case "text" | "clips":
             return {"text": str(item)}
         case "table":
             return {"row": item}

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from foretaste.data import TEXT_ENCODERS, PictureItems, Points, encode_text, pixels, read_points
+from foretaste.data import CLIPS_NEED, TEXT_ENCODERS, Points, StoredItems, encode_text, pixels, read_points
 from foretaste.errors import printable
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def encode_with(
     given = [f"{key} is {value}" for key, value in (("size", size), ("channels", channels)) if value is not None]
     if given and (points.kind != "pictures" or name not in ("auto", *PIXELS)):
         raise ValueError(f"{' and '.join(given)}, which is for pixels, and the encoder is {name}; leave it out")
+    if points.kind == "clips" and name in ("auto", *PIXELS, *TEXT_ENCODERS):
+        raise ValueError(f"{points.where} holds clips, and the encoder is {name!r}; {CLIPS_NEED}")
     if name == "auto":
         default = None if given else default_backbone(points.kind)
         if default is None and points.kind != "pictures":
@@ -175,7 +177,7 @@ def encode_with(
         return replace(points, encode=partial(encode_text, how=name))
     if name is None and callable(encoder) and not hasattr(encoder, "prepare"):
         return replace(points, encode=encoder)
-    if points.kind not in ("pictures", "text"):
+    if points.kind not in ("pictures", "text", "clips"):
         columns = f" with the columns {', '.join(points.columns[:20])}" if points.columns else ""
         raise ValueError(
             f"encoder is {name or encoder.name!r}, for pictures or text, and {points.where} holds {points.kind}"
@@ -205,9 +207,9 @@ def encode_by_backbone(
     device: Any = None,
     progress: Progress | None = None,
 ) -> "Tensor":
-    """(N, D) features of pictures or texts, kept on disk.
+    """(N, D) features of pictures, clips or texts, kept on disk.
 
-    Pictures go through in the order of their contents, not of their names: one that is moved into a class folder, or
+    Files go through in the order of their contents, not of their names: one that is moved into a class folder, or
     renamed, is found again.
     """
     from foretaste.network import features
@@ -215,10 +217,10 @@ def encode_by_backbone(
     how: dict[str, Any] = {"cache": cache, "device": device, "progress": progress, "chunk_size": SHOWN_AT_A_TIME}
     if progress is not None:
         progress(0, len(items))  # reading the digests of many large pictures takes a while
-    if not isinstance(items, PictureItems):
+    if not isinstance(items, StoredItems):
         return features(backbone, _as_bytes(items), **how)
-    pictures, order = items.by_content()
-    kept = features(backbone, pictures, **how)
+    sorted_items, order = items.by_content()
+    kept = features(backbone, sorted_items, **how)
     back = [0] * len(order)
     for place, i in enumerate(order):
         back[i] = place

@@ -14,6 +14,8 @@ from foretaste.data.class_names import class_names as class_names
 from foretaste.data.class_names import count_names as count_names
 from foretaste.data.class_names import join_faults as join_faults
 from foretaste.data.class_names import natural_key as natural_key
+from foretaste.data.clips import CLIPS_NEED as CLIPS_NEED
+from foretaste.data.clips import ClipItems as ClipItems
 from foretaste.data.dataset import Images as Images
 from foretaste.data.dataset import Split as Split
 from foretaste.data.dataset import draw as draw
@@ -24,6 +26,7 @@ from foretaste.data.dataset import noisy as noisy
 from foretaste.data.dataset import smaller as smaller
 from foretaste.data.fetch import get as get
 from foretaste.data.items import PictureItems as PictureItems
+from foretaste.data.items import StoredItems as StoredItems
 from foretaste.data.items import pixels as pixels
 from foretaste.data.load import Answers as Answers
 from foretaste.data.load import load as load

@@ -1,4 +1,4 @@
-"""A folder of pictures: class folders, perhaps within train and test folders; or pictures and a CSV of labels."""
+"""A folder of pictures, or of clips: class folders, perhaps within train and test folders; or a CSV of labels."""
 
 import os
 from collections import Counter
@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from foretaste.data.class_names import class_labels, count_names, differing_labels, natural_key
+from foretaste.data.clips import clip_media, clip_points
 from foretaste.data.pictures import HOW_TO_SKIP, PICTURE_ENDINGS, open_picture
 from foretaste.data.points import Points, ReadOptions, picture_points
 from foretaste.data.tables import (
@@ -32,7 +33,7 @@ NO_CLASS_FOLDERS = ("unlabelled", "unlabeled", "unsorted")
 class FolderListing:
     """Paths relative to the root, with slashes, in natural order."""
 
-    pictures: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()  # or clips, where there are none
     others: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
@@ -45,6 +46,8 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
     root, table = find_label_table(path, needed=how.for_study)
     given = path == table
     here = FolderListing() if given and not how.for_study else list_folder(root)
+    if not how.for_study:
+        here = _or_clips(here)
     rows, notes = _rows_of_table(table, here, how, given) if table else _rows_of_folders(root, here, how)
     sides = resolve_sides([row.side for row in rows])
     rows = [replace(row, side=side) for row, side in zip(rows, sides) if side != "val"]
@@ -54,16 +57,28 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
     if bad := [printable(file) for file in files if not is_utf8(file)]:  # no CSV, page or record could hold them
         names = count_names(bad, "name {} is", "names {} are")
         raise ValueError(f"{printable(str(root))}: {names} not UTF-8; rename the files (convmv does many at once)")
-    top = root.resolve()
+    top, where = root.resolve(), str(path if given and not how.for_study else root)
+    path_of: Callable[[int], Path] = lambda i: file_inside(top, files[i])  # noqa: E731
+    split = [str(row.side) for row in rows] if rows and rows[0].side else ()
+    if not how.for_study and files and all(map(clip_media, files)):
+        clips = clip_points(where, files, labels, how, split, path_of)
+        return replace(clips, notes=(*notes, *clips.notes))
     points = picture_points(
-        str(path if given and not how.for_study else root), lambda i: open_picture(file_inside(top, files[i])),
-        lambda i: file_inside(top, files[i]).read_bytes(), files, labels, how,
-        [str(row.side) for row in rows] if rows and rows[0].side else (), lambda i: file_inside(top, files[i]),
+        where, lambda i: open_picture(path_of(i)),
+        lambda i: path_of(i).read_bytes(), files, labels, how, split, path_of,
     )  # fmt: skip
     notes += points.notes
     if how.for_study and (twice := _copies(top, points)):
         notes.append(twice)
     return replace(points, notes=tuple(notes))
+
+
+def _or_clips(here: FolderListing) -> FolderListing:
+    """A folder without pictures may hold clips: they stand in their place."""
+    clips = tuple(name for name in here.others if clip_media(name))
+    if here.pictures or not clips:
+        return here
+    return replace(here, pictures=clips, others=tuple(name for name in here.others if not clip_media(name)))
 
 
 def _copies(top: Path, points: Points) -> str | None:
@@ -117,7 +132,8 @@ def _rows_of_folders(root: Path, here: FolderListing, how: ReadOptions) -> tuple
     """The class of a picture is its folder's name: the first below the root, or below train and test."""
     if not here.pictures and not how.for_study:
         raise ValueError(
-            f"{root} has no pictures; expected some, or folders of them. A CSV or an .npz is given by its own path"
+            f"{root} has no pictures and no clips; expected some, or folders of them. A CSV or an .npz is given by its "
+            "own path"
         )
     sided = _split_folders(root, here, how)
     depth = 1 if sided else 0

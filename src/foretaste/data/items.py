@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
@@ -31,7 +31,43 @@ from foretaste.data.pictures import (
 StoredBytes = Callable[[int], bytes]
 
 
-class PictureItems(Sequence[Image.Image]):
+class StoredItems(Sequence[Any]):
+    """Items that are files, or as good as files. Each is known by what it holds, wherever it lies."""
+
+    names: list[str]
+    lengths: list[int]  # bytes as stored
+    _digests: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def content_digest(self, i: int) -> bytes:
+        """Of item i as stored."""
+        raise NotImplementedError
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """Some of the items, in that order."""
+        raise NotImplementedError
+
+    def digest_of(self, i: int) -> bytes:
+        """Of one item as stored: the same file has the same digest, without decoding it."""
+        return self.content_digest(i) if self._digests is None else self._digests[i]
+
+    def by_content(self) -> tuple[Self, list[int]]:
+        """The items in the order of their digests, each read once, and which of them each is."""
+        digests = [self.digest_of(i) for i in range(len(self))]
+        order = sorted(range(len(self)), key=digests.__getitem__)
+        some = self.take(order)
+        some._digests = [digests[i] for i in order]
+        return some, order
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all items, in their order. ``ft.features`` keeps what it computes under it."""
+        return blake2b(b"".join(map(self.digest_of, range(len(self)))), digest_size=16).hexdigest()
+
+
+class PictureItems(StoredItems):
     """Pictures of any sizes; ``items[i]`` reads one from disk: upright, in colour, eight bits a channel."""
 
     def __init__(
@@ -40,10 +76,6 @@ class PictureItems(Sequence[Image.Image]):
     ) -> None:  # fmt: skip
         self.opened, self.stored, self.names = opened, stored, list(names)
         self.sizes, self.lengths = list(sizes), list(lengths)  # (height, width) upright; bytes as stored
-        self._digests: list[bytes] | None = None
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     @overload
     def __getitem__(self, i: int) -> Image.Image: ...
@@ -62,29 +94,12 @@ class PictureItems(Sequence[Image.Image]):
         except Exception as error:  # a decoder may raise anything on a broken file
             raise ValueError(f"{self.names[i]} cannot be read ({short_reason(error)}); mend or remove it") from error
 
-    def digest_of(self, i: int) -> bytes:
-        """Of one picture as stored: the same file has the same digest, without decoding it."""
-        if self._digests is not None:
-            return self._digests[i]
+    def content_digest(self, i: int) -> bytes:
         return blake2b(self.stored(i), digest_size=16).digest()
 
-    def by_content(self) -> tuple["PictureItems", list[int]]:
-        """The pictures in the order of their digests, each read once, and which of them each is."""
-        digests = [self.digest_of(i) for i in range(len(self))]
-        order = sorted(range(len(self)), key=digests.__getitem__)
-        some = self.take(order)
-        some._digests = [digests[i] for i in order]
-        return some, order
-
-    @cached_property
-    def digest(self) -> str:
-        """Of all pictures, in their order. ``ft.features`` keeps what it computes under it."""
-        return blake2b(b"".join(map(self.digest_of, range(len(self)))), digest_size=16).hexdigest()
-
-    def take(self, rows: Sequence[int]) -> "PictureItems":
-        """Some of the pictures, in that order."""
+    def take(self, rows: Sequence[int]) -> Self:
         rows = list(rows)
-        return PictureItems(
+        return type(self)(
             lambda i: self.opened(rows[i]), lambda i: self.stored(rows[i]), [self.names[i] for i in rows],
             [self.sizes[i] for i in rows], [self.lengths[i] for i in rows],
         )  # fmt: skip
@@ -155,7 +170,7 @@ def _file_length(image: Image.Image) -> int:
 
 def item_digest(items: Sequence[Any], i: int, size: int = 16) -> bytes:
     """Equal for equal items: a picture as stored, the text, the row or the numbers. ``size`` in bytes, at most 16."""
-    if isinstance(items, PictureItems):
+    if isinstance(items, StoredItems):
         return items.digest_of(i)[:size]
     item = items[i]
     raw = np.ascontiguousarray(item.numpy()).tobytes() if isinstance(item, Tensor) else repr(item).encode()

@@ -425,12 +425,14 @@ def describe_broken(broken: dict[int, str], names: Sequence[str], what: str, mos
     return f"{len(broken)} of {len(names)} {what} cannot be read: {shown}"
 
 
-def raise_broken(broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str) -> None:
-    """Raise if pictures are broken that may not be left out, or if all are."""
+def raise_broken(
+    broken: dict[int, str], names: Sequence[str], skip_broken: bool, at: str, what: str = "pictures"
+) -> None:
+    """Raise if ``what`` are broken that may not be left out, or if all are."""
     if broken and not skip_broken:
-        raise ValueError(f"{at}{describe_broken(broken, names, 'pictures')}; mend or remove them, or {HOW_TO_SKIP}")
+        raise ValueError(f"{at}{describe_broken(broken, names, what)}; mend or remove them, or {HOW_TO_SKIP}")
     if len(broken) == len(names):
         raise ValueError(
-            f"{at}{describe_broken(broken, names, 'pictures')}; nothing is left. Copy them again from where they came, "
+            f"{at}{describe_broken(broken, names, what)}; nothing is left. Copy them again from where they came, "
             "and check that they open elsewhere"
         )

@@ -56,7 +56,7 @@ CONTENT_BYTES = 8  # of a digest in a name
 NAME_WORDS, NAME_LETTERS = 5, 40  # of a text, in its name
 ITEM_WORDS = {
     "pictures": ("picture", "pictures"), "text": ("text", "texts"), "table": ("row", "rows"),
-    "features": ("point", "points"),
+    "features": ("point", "points"), "clips": ("clip", "clips"),
 }  # fmt: skip
 Encode = Callable[[Sequence[Any]], Tensor]
 
@@ -67,7 +67,7 @@ class Points:
 
     Attributes:
         where: the file, folder or object, for messages.
-        kind: "pictures", "text", "table" (a mixed one) or "features" (numbers as they are).
+        kind: "pictures", "clips", "text", "table" (a mixed one) or "features" (numbers as they are).
         items: the points as they came: pictures (read from disk one at a time), strings, rows, or a tensor.
         ids: a name for each point: file names, the user's own ids, or positions.
         labels: a word for each point, None where there is no label.
@@ -526,7 +526,7 @@ def _identities(points: Points) -> list[str | None]:
     """What names each point beyond its file: the path of a picture, or the user's id. None for positions."""
     if not points.own_ids:
         return [None] * len(points)
-    if points.kind != "pictures":
+    if points.kind not in ("pictures", "clips"):
         return list(points.ids)
     where = Path(points.where)
     root = where if where.is_dir() else where.parent

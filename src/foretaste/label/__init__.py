@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
+    from foretaste.label.exchange import ITEM_FIELDS as ITEM_FIELDS
     from foretaste.label.exchange import LabelRow as LabelRow
     from foretaste.label.exchange import export_labels as export_labels
     from foretaste.label.exchange import import_labels as import_labels
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "desk": ("PREQUENTIAL", "LabelDesk"),
-    "exchange": ("LabelRow", "export_labels", "import_labels", "label_rows", "read_labels"),
+    "exchange": ("ITEM_FIELDS", "LabelRow", "export_labels", "import_labels", "label_rows", "read_labels"),
     "guard": ("Guard", "is_loopback", "person_token"),
     "label_studio": ("WEBHOOK_BODIES", "LabelStudio", "LabelStudioLink", "add_ml_backend"),
     "learner": ("Learner",),

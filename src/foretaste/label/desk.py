@@ -38,14 +38,17 @@ RECENT_SHOWN = 24
 FRESH_SECONDS, FRESH_ANSWERS = 30.0, 3  # what a person may still take back is not passed on to the next
 
 
+FILE_KINDS = ("pictures", "clips")
+
+
 @dataclass(frozen=True)
 class DeskItems:
-    """What the desk shows: pictures, texts, or rows as (column, value)."""
+    """What the desk shows: pictures, clips, texts, or rows as (column, value)."""
 
-    kind: str  # "pictures", "text", "table"
+    kind: str  # "pictures", "clips", "text", "table"
     ids: Sequence[str]
     items: Sequence[Any]
-    root: Path | None = None  # the folder of the pictures
+    root: Path | None = None  # the folder of the files
 
 
 class LabelDesk:
@@ -273,7 +276,7 @@ class LabelDesk:
 
     def with_words(self, items: Iterable[str], words: str) -> list[str]:
         """The items that have all words in their name, their text or their cells, in upper or lower case."""
-        wanted, named = words.casefold().split(), self.data.kind == "pictures"
+        wanted, named = words.casefold().split(), self.data.kind in FILE_KINDS
 
         def said(item: str) -> str:
             held = self.data.items[self.number[item]]

@@ -27,6 +27,7 @@ from foretaste.label.task import BAR, LabelTask
 FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*")  # of the name of a file, and not of a folder such as day.2
 TEXT_FORMATS = ("csv", "jsonl", "json", "coco")
 EXPORT_COLUMNS = ("item", "label", "kind", "who", "at", "purpose")
+ITEM_FIELDS = {"pictures": "image", "clips": "clip"}  # of a kind of items in a task of Label Studio; else "text"
 ITEM_COLUMNS = ("item", "file", "filename", "path", "image", "id")  # names under which a CSV may have the items
 LARGEST_IMPORT = 500_000_000
 KINDS_OUT = ("label", "unsure", "ignore", "skip")
@@ -90,9 +91,9 @@ def export_labels(
     Args:
         rows: What to write; see ``label_rows``.
         out: ``labels.csv``, ``labels.jsonl``, ``labels.parquet`` (Hugging Face's datasets), ``tasks.json`` (Label
-            Studio), ``labels.coco.json``, or a folder, which gets a folder a class with copies of the pictures.
-        root: The folder of the pictures, which class folders need.
-        field: The name of the item in a Label Studio task: "image" or "text".
+            Studio), ``labels.coco.json``, or a folder, which gets a folder a class with copies of the files.
+        root: The folder of the pictures or clips, which class folders need.
+        field: The name of the item in a Label Studio task: "image", "clip" or "text"; see ``ITEM_FIELDS``.
         classes: All classes in order, for formats that number them; else those of the rows.
         texts: Gives item → text, which a Parquet file of texts holds.
         task: What was asked; None: one class an item. Sets and numbers go to CSV, JSON lines and Label Studio, sets to
@@ -118,9 +119,9 @@ def export_labels(
         known, names = [row for row in rows if row.label is not None], _classes_of(rows, classes)
         plain = [{c: str(getattr(row, c)) for c in EXPORT_COLUMNS} for row in known]
         content: tuple[str, Callable[[str], Any]] | None = None
-        if root is not None:
+        if root is not None and field == "image":
             content = "image", partial(_picture_bytes, root.resolve())
-        elif texts is not None:
+        elif texts is not None and field == "text":
             content = "text", texts().get
         with whole_file(out) as part:
             write_parquet(part, plain, names, content)
@@ -131,7 +132,7 @@ def export_labels(
             "a new folder without an ending"
         )
     if root is None:
-        raise ValueError(f"{out} would be a folder of pictures, and these items are none; name a .csv, .jsonl or .json")
+        raise ValueError(f"{out} would be a folder of files, and these items are none; name a .csv, .jsonl or .json")
     return _export_folders(rows, out, root)
 
 
@@ -154,7 +155,7 @@ def export_text(
     )
     if kind == "csv":
         # Called file, the column makes a CSV inside the folder of the pictures the labels of that folder (ft.open).
-        names = ("file" if field == "image" else "item", *columns[1:])
+        names = ("item" if field == "text" else "file", *columns[1:])
         yield _csv_line(names)
         for row in rows:
             if task.kind == "several" and row.label is not None:
@@ -186,7 +187,7 @@ def prediction_text(
 ) -> Iterator[str]:
     """A CSV of what is predicted of each item, with the label of those that have one."""
     labels = {row.item: row.label or "" for row in rows}
-    names = ("file" if field == "image" else "item", "label", "predicted", "probability")
+    names = ("item" if field == "text" else "file", "label", "predicted", "probability")
     for cells in (names, *((i, labels.get(i, ""), c, "" if p != p else f"{p:.4f}") for i, c, p in found)):
         yield _csv_line(cells)
 
@@ -218,7 +219,7 @@ def label_studio_task(row: LabelRow, field: str, task: LabelTask) -> dict[str, A
 
 
 def _export_folders(rows: Sequence[LabelRow], out: Path, root: Path) -> Path:
-    """Copies of the pictures, one folder a class."""
+    """Copies of the files, one folder a class."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not an empty folder; name a new one")
     labelled = [row for row in rows if row.label is not None]

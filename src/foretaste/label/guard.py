@@ -43,8 +43,8 @@ OWNER_PATHS = ("/api/overview", "/api/export/")  # and what begins so
 OWNER_CHANGES = ("/api/classes", "/api/retrain")  # which a person may read, and not change
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 HEADERS = {
-    "content-security-policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; "
-    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; img-src 'self'; media-src 'self'; style-src 'self'; "
+    "script-src 'self'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",

@@ -1,12 +1,14 @@
 """The routes of the labelling page, over a ``LabelDesk``. FastAPI; no build step, nothing fetched from elsewhere.
 
 Pictures are asked for by number, never by path, and are decoded and encoded anew: what reaches the browser is a PNG or
-a JPEG of our own making, whatever the file was.
+a JPEG of our own making, whatever the file was. Clips, by number too, go out as they are, in parts if a player asks so.
 """
 
 import asyncio
 import io
 import logging
+import os
+import re
 import signal
 import socket
 import threading
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import h11
@@ -30,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from foretaste.errors import check_known, printable
 from foretaste.label.classes import LONGEST_GUIDELINES
 from foretaste.label.desk import LabelDesk
-from foretaste.label.exchange import export_text, label_rows, prediction_text
+from foretaste.label.exchange import ITEM_FIELDS, export_text, label_rows, prediction_text
 from foretaste.label.grid import accept_grid, grid_items
 from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
 from foretaste.label.overview import describe_project
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 PICTURE_SIDES = {"full": 8192, "large": 1280, "small": 160}
 PICTURES_KEPT = 200  # encoded, in memory
 PICTURE_THREADS = 4  # that make them
+CLIP_CHUNK = 1 << 18  # bytes of a clip that are read at a time
+BYTE_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
 CHANGES_SHOWN = 200
@@ -274,13 +279,20 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
             raise ValueError(f"this picture cannot be read: {error}") from None
         return Response(body, media_type=media, headers={"cache-control": "private, max-age=600"})
 
+    @app.get("/api/clip/{number}")
+    def clip(request: Request, number: int) -> Response:
+        _item_name(desk, number)
+        if desk.data.kind != "clips":
+            raise KeyError("these items are no clips")
+        return clip_response(desk.data.items[number], _media(desk, number), request.headers.get("range", ""))
+
     @app.get("/api/export/{kind}")
     def export(kind: str) -> Response:
         media = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
         media |= dict.fromkeys(("json", "coco"), "application/json")
         check_known("format", kind, (*media, "predictions"))
         rows = label_rows(desk.store, desk.twins, desk.rows)
-        field = "image" if desk.data.kind == "pictures" else "text"
+        field = ITEM_FIELDS.get(desk.data.kind, "text")
         name, classes = "labels.coco.json" if kind == "coco" else f"labels.{kind}", desk.store.classes
         task = desk.store.task
         text = export_text(rows, kind, field=field, classes=classes, task=task) if kind in media else None
@@ -309,10 +321,17 @@ def shown(desk: LabelDesk, item: str, who: str) -> dict[str, Any]:
     return found | content(desk, number) | desk.show(item, who)
 
 
+def _media(desk: LabelDesk, number: int) -> str:
+    clips: Any = desk.data.items
+    return clips.media(number)
+
+
 def content(desk: LabelDesk, number: int) -> dict[str, Any]:
     """What the page needs to show an item: where its picture is, its text, or its cells."""
     if desk.data.kind == "pictures":
         return {"picture": f"/api/picture/{number}/large"}
+    if desk.data.kind == "clips":
+        return {"clip": f"/api/clip/{number}", "media": _media(desk, number).partition("/")[0]}
     item = desk.data.items[number]
     if isinstance(item, str):
         cut = len(item) > LONGEST_SHOWN
@@ -322,12 +341,49 @@ def content(desk: LabelDesk, number: int) -> dict[str, Any]:
 
 
 def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
-    """The same for a list: a small picture, or the first words."""
+    """The same for a list: a small picture, the name of a clip, or the first words."""
     if desk.data.kind == "pictures":
         return {"picture": f"/api/picture/{number}/small"}
+    if desk.data.kind == "clips":
+        return {"text": desk.data.ids[number][-80:]} | content(desk, number)
     found = content(desk, number)
     text = found.get("text") or ", ".join(f"{k} {v}" for k, v in found.get("cells", ()))
     return {"text": text[:80]}
+
+
+def clip_response(path: Path, media: str, wanted: str) -> Response:
+    """A file, or the one part of it that a player wants ("bytes=0-99"): 206, or 416 where there is no such part.
+
+    Whatever else stands in ``wanted``, several parts too, gets the whole file, as HTTP allows.
+    """
+    try:
+        if not path.is_file():  # a pipe would never end
+            raise FileNotFoundError
+        file = path.open("rb")
+    except OSError:
+        raise KeyError("the file of this clip is gone, or cannot be read") from None
+    size = os.fstat(file.fileno()).st_size
+    headers = {"accept-ranges": "bytes", "cache-control": "private, max-age=600"}
+    first, stop, status = 0, size, 200
+    found = BYTE_RANGE.fullmatch(wanted)
+    if found and any(found.groups()):
+        start, end = found.groups()
+        first, stop = (int(start), min(int(end or size) + 1, size)) if start else (max(0, size - int(end)), size)
+        if first >= stop:
+            file.close()
+            return JSONResponse({"error": f"the clip has {size} bytes"}, 416, {"content-range": f"bytes */{size}"})
+        status, headers["content-range"] = 206, f"bytes {first}-{stop - 1}/{size}"
+
+    def parts() -> Iterator[bytes]:
+        with file:
+            file.seek(first)
+            left = stop - first
+            while left and (part := file.read(min(left, CLIP_CHUNK))):
+                left -= len(part)
+                yield part
+
+    headers["content-length"] = str(stop - first)
+    return StreamingResponse(parts(), status, headers, media)
 
 
 def picture_cache(desk: LabelDesk) -> Callable[[int, str], tuple[bytes, str]]:

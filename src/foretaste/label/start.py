@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretaste.errors import check_known, counted, printable
-from foretaste.label.desk import CHECK_EVERY, DeskItems, LabelDesk
+from foretaste.label.desk import CHECK_EVERY, FILE_KINDS, DeskItems, LabelDesk
 from foretaste.label.store import GIVEN, LEASE_SECONDS, STORE_FILE, CopyGroups, LabelStore
 from foretaste.label.task import LabelTask, read_task
 from foretaste.label.worker import STOP_GOAL, BuildProgress, BuiltLearner, LearnerWorker, ModelView
@@ -66,16 +66,17 @@ def open_desk(
     scale: str | None = None,
     start: bool = True,
 ) -> LabelDesk:
-    """Open a folder of pictures or a table for labelling, where it was left.
+    """Open a folder of pictures or clips, or a table for labelling, where it was left.
 
     Args:
-        source: A folder of pictures, or a table (CSV or Parquet: of texts, of rows, or that names pictures).
+        source: A folder of pictures or of clips, or a table (CSV or Parquet: of texts, of rows, or that names files).
         classes: Names of the classes. None takes those of the last time, or those in the data.
         store: The folder of the labels. None is ``.foretaste`` in the folder, or ``NAME.foretaste`` beside the file.
         text: The column of text; False reads a table. None is what it was the last time, for the next two also.
         id: The column of ids.
         label: The column of labels that are there already; False if there is none.
         backbone: "auto", "none" (pixels, or TF-IDF for text), or the name of a pretrained network.
+            Clips need one of your own.
         check_every: One item in so many is drawn at random and measures accuracy; 0 for none.
         goal: The share of open items that may be wrong when one stops.
         trains_itself: Whether the network is trained anew when the learner advises it.
@@ -109,6 +110,7 @@ def open_desk(
         'good'
         >>> close_desk(desk)
     """
+    from foretaste.connect import encode_with
     from foretaste.data import read_points
 
     if graph is not None:
@@ -122,6 +124,8 @@ def open_desk(
     points = read_points(source, **columns, skip_broken=True, regression=asked.kind == "number")
     if (n := len(points) - len(points.held_out)) < 2:
         raise ValueError(f"{source} has {counted(n, 'item')}; expected at least two")
+    if points.kind == "clips":
+        encode_with(points, backbone)  # what is wrong with the backbone is told now, and not in the background
     kept = LabelStore(folder, lease_seconds=lease_seconds)
     was = kept.task
     try:
@@ -216,7 +220,7 @@ def name_points(store: LabelStore, points: "Points", named: bool = False) -> "Po
         store.set_setting("ids", how)
     if how == "content":
         points = replace(points, ids=content_names(points))
-    if points.kind == "pictures" or not (lost := answered - {*points.ids}):
+    if points.kind in FILE_KINDS or not (lost := answered - {*points.ids}):
         return points
     if lost == answered:
         raise ValueError(
@@ -288,17 +292,17 @@ def _take_given(store: LabelStore, points: "Points") -> None:
 
 def desk_items(points: "Points", root: Path) -> DeskItems:
     """The items as the desk shows them."""
-    if points.kind in ("pictures", "text", "table"):
-        return DeskItems(points.kind, points.ids, points.items, root if points.kind == "pictures" else None)
+    if points.kind in (*FILE_KINDS, "text", "table"):
+        return DeskItems(points.kind, points.ids, points.items, root if points.kind in FILE_KINDS else None)
     return DeskItems("table", points.ids, NamedRows(points.items, points.columns))
 
 
 def find_twins(points: "Points") -> dict[str, str]:
-    """Item → the first item that is the same file or the same text. Only pictures of equal length are read."""
+    """Item → the first item that is the same file or the same text. Only files of equal length are read."""
     items, first, twins = points.items, dict[Any, str](), dict[str, str]()
     if points.kind == "text":
         keys: list[Any] = list(items)
-    elif points.kind == "pictures" and hasattr(items, "digest_of"):
+    elif points.kind in FILE_KINDS and hasattr(items, "digest_of"):
         count = Counter(items.lengths)
         keys = [items.digest_of(i) if count[n] > 1 else ("only", i) for i, n in enumerate(items.lengths)]
     else:
@@ -339,7 +343,7 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
     from foretaste.connect import default_backbone, encode_with
     from foretaste.network import find_backbone
 
-    if points.kind not in ("pictures", "text"):
+    if points.kind not in (*FILE_KINDS, "text"):
         return points.x, "the columns, as numbers"
     name, note = backbone if backbone not in ("auto", "none", "tfidf") else None, ""
     if backbone == "auto":
@@ -349,7 +353,7 @@ def encode_points(points: "Points", folder: Path, backbone: str, progress: Build
         found = find_backbone(name, kind=points.kind)
         x = encode_with(points, found, progress=progress).x  # kept where `query` and `ft.open` look for them
         shutil.rmtree(folder / "features", ignore_errors=True)  # of an earlier version
-        return x, f"features of {found.name}, pretrained"
+        return x, f"features of {found.name}" + (", pretrained" if points.kind != "clips" else "")
     if points.kind == "text":
         return points.x, f"TF-IDF of the words{note}"
     from foretaste.data import pixels

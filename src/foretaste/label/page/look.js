@@ -108,6 +108,7 @@ $("brightness").addEventListener("change", atItem);
 const KEY_WORDS = {
   undo: "Undo", skip: "Skip", unsure: "Not sure", ignore: "Set aside", accept: "The likeliest class, or the answer as it stands", zoomIn: "Zoom in",
   zoomOut: "Zoom out", zoomOff: "Whole picture", darker: "Darker", brighter: "Brighter", find: "Search in the text",
+  play: "Play or pause a clip",
 };
 const keyShown = (key) => ({ " ": "space", backspace: "⌫", delete: "del", escape: "esc", arrowup: "↑", arrowdown: "↓" }[key] || key);
 

@@ -192,6 +192,7 @@ function show(how = "late") {
     onScreen = null;
     lookAt(null);
     for (const id of ["picture", "text", "cells"]) $(id).hidden = true;
+    loadClip(null);
     $("name").textContent = "";
     $("guess").replaceChildren();
     $("reason").textContent = "";
@@ -206,6 +207,7 @@ function show(how = "late") {
     $("text").hidden = item.text === undefined;
     $("cells").hidden = item.cells === undefined;
     lookAt(item);
+    loadClip(item);
     beginAnswer(item);
     if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), Object.assign(made("dd", v), { dir: "auto" })]));
     if (!item.picture || load(item).ok !== undefined) draw(item, how !== "late");
@@ -228,6 +230,22 @@ function draw(item, atOnce) {
   if (atOnce) open(); else visibleTimer = setTimeout(open, MOMENT);
   painted(item);
 }
+
+/* The browser's own player: of the clip on the screen, and of no other. */
+const players = [$("audio"), $("video")];
+function loadClip(item) {
+  for (const player of players) {
+    player.hidden = item?.media !== player.id;
+    if (!player.hidden) { player.src = item.clip; player.setAttribute("aria-label", `Item ${item.item}`); } else if (player.hasAttribute("src")) { player.removeAttribute("src"); player.load(); }
+  }
+}
+function playOrPause() {
+  const player = players.find((p) => !p.hidden);
+  if (player?.paused) player.play().catch(() => {}); else player?.pause();
+}
+/* What was pressed inside the player, its slider say, keeps keys to itself; the player as a whole lets them through. */
+for (const player of players) for (const what of ["seeked", "play", "pause", "volumechange"]) player.addEventListener(what, () => { if (document.activeElement === player) player.focus({ preventScroll: true }); });
+for (const player of players) player.addEventListener("error", () => { if (!player.hidden) { player.hidden = true; note("This clip cannot be played here", "Set it aside with Delete, or skip it."); } });
 
 /* When an item is on the screen; a benchmark listens. */
 function painted(item) {
@@ -520,9 +538,10 @@ function press(kind, label) {
 }
 
 /* Keys mean what the page says, wherever the focus is. Only typing is typing, and a button that was reached with Tab is
-   pressed with Enter or Space. Whatever was pressed, the focus is at the item again. */
+   pressed with Enter or Space; a player keeps those it knows. Whatever was pressed, the focus is at the item again. */
 
 const atItem = () => (view === "label" ? $("stage") : placeOf(view)).focus({ preventScroll: true });
+const PLAYER_KEYS = [" ", "arrowleft", "arrowright", "arrowup", "arrowdown", "home", "end"];
 const inDialog = (event) => Boolean(event.target.closest?.("dialog"));
 
 document.addEventListener("keydown", (event) => {
@@ -535,6 +554,7 @@ document.addEventListener("keydown", (event) => {
     if ((key === "enter" && event.target.matches("input")) || key === "escape") { event.preventDefault(); event.target.blur(); atItem(); }
     return;
   }
+  if (event.target.matches("audio, video") && PLAYER_KEYS.includes(key)) return;
   const action = actionOf(key, event.ctrlKey || event.metaKey);
   if (!action || ((key === "enter" || key === " ") && event.target.matches(":is(button, a, summary):focus-visible"))) return;
   event.preventDefault();
@@ -555,12 +575,12 @@ function actionOf(key, withControl) {
 }
 
 /* What keys do, beside those of classes: set by whoever uses them (look.js), and kept in this browser. */
-const KEYS = { undo: "backspace", skip: " ", unsure: "?", ignore: "delete", accept: "enter", zoomIn: "+", zoomOut: "-", zoomOff: "=", darker: "[", brighter: "]", find: "/" };
+const KEYS = { undo: "backspace", skip: " ", unsure: "?", ignore: "delete", accept: "enter", zoomIn: "+", zoomOut: "-", zoomOff: "=", darker: "[", brighter: "]", find: "/", play: ">" };
 const ownKeys = JSON.parse(localStorage.getItem("foretaste-keys") || "{}");
 const keyOf = (action) => ownKeys[action] || KEYS[action];
 const ACTIONS = {
   undo, accept, skip: () => give("skip"), unsure: () => give("unsure"), ignore: () => give("ignore"), zoomIn: () => zoomBy(1.5), zoomOut: () => zoomBy(1 / 1.5), zoomOff: () => zoomOff(), darker: () => light(-0.2), brighter: () => light(0.2),
-  find: () => { if (!$("find").hidden) $("find-words").focus(); },
+  play: playOrPause, find: () => { if (!$("find").hidden) $("find-words").focus(); },
 };
 
 function accept() {

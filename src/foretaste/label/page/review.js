@@ -54,6 +54,7 @@ function reviewRow(r, n) {
   title.dir = "auto";
   const several = (r.voices || []).length > 1;
   about.append(title, [several ? `counts: ${r.label === null ? SAID[r.kind] : words(r.label)}${r.decided ? `, decided by ${r.who}` : r.sure === null ? "" : `, ${percent(r.sure)} sure by who said it`}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
+  if (r.clip) about.append(Object.assign(made(r.media), { controls: true, preload: "none", src: r.clip, ariaLabel: `Item ${r.item}` }));
   if (several) about.append(voices(r, n));
   if (r.doubt) {
     doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${words(r.doubt.likely)}, ${percent(r.doubt.probability)}`);
