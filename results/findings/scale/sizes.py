@@ -1,7 +1,7 @@
 """docs/scaling.svg: seconds and memory of a query from 10³ to 10⁶ candidates, of sizes.jsonl.
 
-    python -m benchmarks.scale --rows 1000 10000 100000 1000000 | grep '^{' > results/findings/scale/sizes.jsonl
-    python results/findings/scale/sizes.py
+python -m benchmarks.scale --rows 1000 10000 100000 1000000 | grep '^{' > results/findings/scale/sizes.jsonl
+python results/findings/scale/sizes.py
 """
 
 import json
