@@ -76,6 +76,14 @@ def test_a_folder_of_clips_is_read_as_one_of_pictures(tones):
     assert (named.kind, named.ids, named.labels) == ("clips", ["2.wav", "0.wav"], ["high", None])
 
 
+def test_notes_call_clips_clips(tones):
+    (tones / "read me.txt").write_text("tones")
+    notes = " ".join(read_points(tones).notes)
+    assert "1 file is not a clip and was left out: 1 .txt" in notes
+    (tones / "labels.csv").write_text("file,label\n0.wav,low\n1.wav,high\n")
+    assert "1 clip of the folder does not stand in labels.csv: no label" in " ".join(read_points(tones).notes)
+
+
 def test_pictures_come_first_and_a_study_takes_no_clips(folder, tones):
     write_tone(folder / "sound.wav")
     assert read_points(folder).kind == "pictures"

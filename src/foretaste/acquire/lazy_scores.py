@@ -5,12 +5,13 @@ here are of the state as it is. Candidates are scored exactly from the highest b
 best score. So the picks are those of plain greedy, which scores all.
 
 ``variance`` and ``gain`` have a bound by squares, c + a Σ_i b_i S_ij² / u_j (``SquareBound``), which follows a pick
-without a pass over S. With S₀ the running S and rows f of F subtracted since, S = S₀ − FᵀF, one more factor f makes it
+without a pass over S. S₀ is the running S. F has a row f for each pick since, and S = S₀ − FᵀF. One more row f makes of
+Q_j = Σ_i b_i S_ij²
 
-    Q_j = Σ_i b_i S_ij²    →    Q_j − 2 f_j p_j + f_j² Σ_i b_i f_i²,      p = Sᵀ(b∘f) = S₀ᵀ(b∘f) − Σ_s F_s (F_s·b∘f)
+    Q_j − 2 f_j p_j + f_j² Σ_i b_i f_i²,      p = Sᵀ(b∘f) = S₀ᵀ(b∘f) − Σ_s F_s (F_s·b∘f)
 
-and f is a combination of the column of S₀ of the pick and of rows of F, so that S₀ᵀ(b∘f) is one of S₀ᵀ(b∘S₀_k) and of
-those before. The products of several likely picks k are made at once, by one matrix product.
+f is a combination of column k of S₀, that of the pick, and of rows of F. So S₀ᵀ(b∘f) is the same combination of
+S₀ᵀ(b∘S₀_k) and of those before. The products of several likely picks k are made at once, by one matrix product.
 """
 
 from collections.abc import Callable

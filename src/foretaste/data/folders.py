@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -37,6 +37,11 @@ class FolderListing:
     others: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
+    @property
+    def word(self) -> str:
+        """What one of its files is called."""
+        return "clip" if self.pictures and clip_media(self.pictures[0]) else "picture"
+
 
 def read_folder(path: Path, how: ReadOptions) -> Points:
     """Pictures of class folders, perhaps in train and test folders; or with a CSV of labels; or without labels.
@@ -52,7 +57,7 @@ def read_folder(path: Path, how: ReadOptions) -> Points:
     sides = resolve_sides([row.side for row in rows])
     rows = [replace(row, side=side) for row, side in zip(rows, sides) if side != "val"]
     if "val" in sides:
-        notes.append(note_validation(sides.count("val"), "picture", "pictures"))
+        notes.append(note_validation(sides.count("val"), here.word, f"{here.word}s"))
     files, labels = [row.file for row in rows], [row.label for row in rows]
     if bad := [printable(file) for file in files if not is_utf8(file)]:  # no CSV, page or record could hold them
         names = count_names(bad, "name {} is", "names {} are")
@@ -121,7 +126,8 @@ def _rows_of_table(path: Path, here: FolderListing, how: ReadOptions, given: boo
         rows = [FileRow(row.file, label, row.side) for row, label in zip(rows, labels)]
     more = [file for file in here.pictures if file not in named]
     if more and (how.for_study or not given):
-        stand = counted(len(more), "picture of the folder does not stand", "pictures of the folder do not stand")
+        one, many = f"{here.word} of the folder does not stand", f"{here.word}s of the folder do not stand"
+        stand = counted(len(more), one, many)
         notes.append(f"{stand} in {path.name}: {'left out' if how.for_study else 'no label'}")
     if how.for_study or given:
         return rows, notes
@@ -151,7 +157,7 @@ def _rows_of_folders(root: Path, here: FolderListing, how: ReadOptions) -> tuple
             f"{root} has {len(here.pictures)} pictures ({', '.join(sorted(PICTURE_ENDINGS))}), none in a class folder; "
             "expected one folder a class with pictures in it, or a CSV with the columns file and label beside them"
         )
-    notes = _note_other_files(here.others)
+    notes = _note_other_files(here)
     if loose:
         notes.append(f"{count_names(loose, 'picture {} lies', 'pictures {} lie')} in no class folder: left out")
     kinds = {f for f in here.folders if f.count("/") == depth and (not sided or f.split("/")[0] in sided)}
@@ -214,11 +220,11 @@ def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in SYSTEM_FILES
 
 
-def _note_other_files(others: Iterable[str]) -> list[str]:
-    """A note on files that are not pictures, by ending."""
-    count = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in others)
+def _note_other_files(here: FolderListing) -> list[str]:
+    """A note on files that are no pictures, or no clips, by ending."""
+    count = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in here.others)
     if not count:
         return []
     kinds = ", ".join(f"{n} {ending}" for ending, n in count.most_common(5))
-    left = counted(count.total(), "file is not a picture and was", "files are not pictures and were")
+    left = counted(count.total(), f"file is not a {here.word} and was", f"files are not {here.word}s and were")
     return [f"{left} left out: {kinds}"]

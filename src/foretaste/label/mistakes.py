@@ -2,7 +2,7 @@
 
 Kernel regression from equal probabilities, 1/C, without label n predicts f_n = y_n − α_n/d_n, with A = Θ_LL + λI, α =
 A⁻¹(Y − 1/C) and d = diag A⁻¹ (``leave_one_out``): one solve for all labels. Probabilities are f_n on the simplex, with
-a floor, to a power k. Labels are wrong at a rate ε, and then any other class with equal chance, so that a label y has
+a floor, to a power k. Labels are wrong at a rate ε. A wrong one is any other class with equal chance. So a label y has
 
     wrong_n = ε(1 − p_n(y))/(C − 1) / [ε(1 − p_n(y))/(C − 1) + (1 − ε) p_n(y)]
 

@@ -6,7 +6,7 @@ With J the tangents of L, A = Θ_LL + D, D the ridge and the labels' noise, and 
   any other point n has a row F_n by them.
 - Mean: f_n + Θ_nL α with Aα = R, by conjugate gradients on C right-hand sides. A product Θ_LL v is J(Jᵀv), L·P
   multiplications for each column. The preconditioner is FFᵀ + D̃ (as in Gardner et al. 2018; D̃ is below).
-- Variance: with FFᵀ and what it leaves of the diagonal in the place of Θ_LL, and F_nFᵀ in that of Θ_nL,
+- Variance: FFᵀ, and what it leaves of the diagonal, take the place of Θ_LL; F_nFᵀ takes that of Θ_nL.
 
       S_nn ≈ Θ_nn − ‖F_n‖² + F_n (I + FᵀD̃⁻¹F)⁻¹ F_nᵀ,      D̃_ii = D_ii + Θ_ii − ‖F_i‖²
 
