@@ -30,6 +30,7 @@ from foretaste.acquire.predictions import chance_of_error as chance_of_error
 from foretaste.acquire.predictions import finish_scores as finish_scores
 from foretaste.acquire.predictions import labelled as labelled
 from foretaste.acquire.predictions import pseudo_labels as pseudo_labels
+from foretaste.acquire.predictions import row_products as row_products
 from foretaste.acquire.registry import DEFAULT_STRATEGY as DEFAULT_STRATEGY
 from foretaste.acquire.registry import SELECTS as SELECTS
 from foretaste.acquire.registry import OwnTraining as OwnTraining

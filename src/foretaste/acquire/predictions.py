@@ -142,6 +142,11 @@ SMALL_CHANCE = 1e-3  # of an error; below it the chances of the single classes h
 NORMAL_POINTS, NORMAL_WEIGHTS = np.polynomial.hermite_e.hermegauss(20)  # ∫ f(z) exp(−z²/2) dz = Σ weight f(z)
 
 
+def row_products(p_NC: Tensor) -> Tensor:
+    """(N,): the product of each row. On a GPU torch compiles ``prod`` at its first use (a second), not ``cumprod``."""
+    return p_NC.cumprod(1)[:, -1]
+
+
 def chance_among_classes(mean_NC: Tensor, var_N: Tensor) -> Tensor:
     """(N,): the chance that another class than that of the largest mean has the largest output.
 
@@ -154,6 +159,6 @@ def chance_among_classes(mean_NC: Tensor, var_N: Tensor) -> Tensor:
     z_nc = torch.where(gap_Nc[at] > 0, gap_Nc[at] / var_N[at].clamp_min(0).sqrt()[:, None], 0.0)
     right_n = torch.zeros_like(chance_N[at])
     for z, weight in zip(NORMAL_POINTS, NORMAL_WEIGHTS / NORMAL_WEIGHTS.sum()):
-        right_n += weight * torch.special.ndtr(z_nc + z).prod(1)
+        right_n += weight * row_products(torch.special.ndtr(z_nc + z))
     chance_N[at] = 1 - right_n
     return chance_N

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foretaste.acquire import row_products
 from foretaste.data import note_test_side
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, check_class_names, is_frame
@@ -522,7 +523,7 @@ class Learner:
         at, y_L, theta_LL, plain_LL = found
         if kind.multi:
             wrong_L, p_LC = doubt_sets(theta_LL, plain_LL, kind.targets(y_L).to(theta_LL))
-            sure_L, likely = torch.maximum(p_LC, 1 - p_LC).prod(1), kind.decide(p_LC)
+            sure_L, likely = row_products(torch.maximum(p_LC, 1 - p_LC)), kind.decide(p_LC)
         else:
             wrong_L, p_LC = doubt_labels(theta_LL, plain_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
             sure_L, likely = p_LC.amax(1), p_LC.argmax(1).tolist()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.acquire import chance_among_classes
+from foretaste.acquire import chance_among_classes, row_products
 from foretaste.label.book import Label, LabelBook, LabelKind, Prediction
 from foretaste.label.pool import Pool
 from foretaste.lookahead import (
@@ -105,10 +105,14 @@ class LiveModel:
         return {p: m for m, p in enumerate(self.at_M)}
 
     @cached_property
+    def ranks_N(self) -> Tensor:
+        """The order in which items of equal scores are taken, by position and seed: all of the pool."""
+        return torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(self.settings.seed))
+
+    @cached_property
     def ranks_M(self) -> Tensor:
-        """The order in which items of equal scores are taken, by position and seed."""
-        rank_N = torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(self.settings.seed))
-        return rank_N[torch.tensor(self.at_M)]
+        """That order of the M items."""
+        return self.ranks_N[torch.tensor(self.at_M)]
 
     def open_rows(self, book: LabelBook) -> Tensor:
         """The rows that may be asked for: neither labelled, nor out, nor ignored. On the CPU."""
@@ -383,7 +387,7 @@ def wrong_chances(state: State, scale: float, at: Tensor, multi: bool = False) -
     """
     if multi:
         p_nC = state.pool_mean[at].clamp(0, 1)
-        return 1 - torch.maximum(p_nC, 1 - p_nC).prod(1)
+        return 1 - row_products(torch.maximum(p_nC, 1 - p_nC))
     if isinstance(state, PoolState):
         return 1 - sharpened(state.pool_mean[at]).amax(1)
     if not state.criterion.quadratic:

@@ -105,10 +105,12 @@ class Factors:
         """With other candidates at ``at_n``, none of js, by S_Kn and S_nn before any label. B = 1, W ≠ U."""
         if not self.js:
             return self
-        k, F_Kn = len(self.js), torch.empty_like(S_Kn)
-        F_KK = self.U()[:, list(self.js)]
-        for i, root in enumerate(self.roots):
-            F_Kn[i] = root[0, 0] * (S_Kn[i] - F_KK[:i, i] @ F_Kn[:i])
+        k = len(self.js)
+        # F_i = root_i (S_i − Σ_{j<i} F_j(x_i) F_j), for all i at once.
+        lower_KK = (
+            self.U()[:, list(self.js)].T.tril(-1) + torch.stack([root[0, 0] for root in self.roots]).reciprocal().diag()
+        )
+        F_Kn = torch.linalg.solve_triangular(lower_KK, S_Kn, upper=False)
         rows = FactorRows.like(self.U(), self.W(), 2 * k + 8)
         rows.filled = k
         rows.f_U[:k], rows.f_W[:k] = self.U(), self.W()
