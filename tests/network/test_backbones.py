@@ -7,6 +7,7 @@ take their place. Models of transformers and sentence-transformers have random w
 import enum
 import json
 import shutil
+import socket
 import sys
 import types
 from pathlib import Path
@@ -236,12 +237,26 @@ def test_models_of_transformers_for_text(hf):
         ft.features(found, [3, 4])
 
 
-def test_models_of_transformers_that_cannot_be_read(hf, tmp_path):
+@pytest.fixture
+def asked_hosts(monkeypatch):
+    """The hosts that were looked up."""
+    asked = []
+
+    def refuse(host, *_, **__):
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return asked
+
+
+def test_models_of_transformers_that_cannot_be_read(hf, tmp_path, asked_hosts):
     for name in ("nobody/nothing", str(tmp_path)):
         with pytest.raises(ValueError, match=r"cannot be read from this disk \(.*does not download: where there is"):
             find_backbone(f"hf:{name}")
     with pytest.raises(ValueError, match="cannot be read from this disk"):
         find_backbone(f"hf:{hf / 'bert'}")  # no image processor
+    assert not asked_hosts
 
 
 def copied(folder, to):
@@ -300,9 +315,10 @@ def test_models_of_sentence_transformers(sentences):
     torch.testing.assert_close(rows, wanted.cpu(), rtol=1e-3, atol=1e-5)
 
 
-def test_models_of_sentence_transformers_that_are_not_there_or_not_trusted(sentences, tmp_path):
+def test_models_of_sentence_transformers_that_are_not_there_or_not_trusted(sentences, tmp_path, asked_hosts):
     with pytest.raises(ValueError, match=r"cannot be read from this disk .*hf download"):
         find_backbone("st:no-such-model", kind="text")
+    assert not asked_hosts
     folder = tmp_path / "st"
     shutil.copytree(sentences, folder)
     parts = json.loads((folder / "modules.json").read_text())

@@ -115,13 +115,16 @@ def query_command(
     if save and weights is not None:
         raise ValueError("--save keeps weights that are trained here, and --weights were given; leave one out")
     if tune is not None:
-        check_tune(network=network, weights=weights, save=save, regression=regression, use_pool=use_pool != "off")
+        check_tuning(network=network, weights=weights, save=save, regression=regression, use_pool=use_pool != "off")
     if use_pool not in ("auto", "off"):
         raise ValueError(f"--use-pool {use_pool}; expected auto or off")
     network_options = given.parse_settings(set_, "--set")
     strategy_options = given.parse_settings(options, "--options")
     import foretaste as ft
+    from foretaste.network import check_tune
 
+    if tune is not None:
+        check_tune(tune)
     strategy = strategy or ("variance" if regression else ft.acquire.DEFAULT_STRATEGY)
     ft.acquire.find_strategy(strategy).settings(strategy_options)  # a wrong name is reported before anything is read
     points, truth = given.read_inputs(
@@ -167,7 +170,7 @@ def query_command(
     choose_points(p, ask, seed, out, page_file, how_made(ctx, seed, str(p.x_U.device)))
 
 
-def check_tune(**given: Any) -> None:
+def check_tuning(**given: Any) -> None:
     """Raise if --tune does not go with other options."""
     if wrong := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
         raise ValueError(

@@ -53,6 +53,7 @@ from foretaste.network.tuned import TUNED_PARTS as TUNED_PARTS
 from foretaste.network.tuned import LoraLinear as LoraLinear
 from foretaste.network.tuned import TunedText as TunedText
 from foretaste.network.tuned import add_adapters as add_adapters
+from foretaste.network.tuned import check_tune as check_tune
 from foretaste.network.tuned import fit_tuned as fit_tuned
 from foretaste.network.tuned import text_ids as text_ids
 from foretaste.network.tuned import tune_text as tune_text

@@ -93,7 +93,7 @@ def _hf_backbone(name: str, rest: str, kind: str, longest: int = LONGEST_TEXT) -
         f"run `hf download {rest}` and copy ~/.cache/huggingface here, or name a folder with config.json, "
         f"model.safetensors and the files of its {'tokenizer' if kind == 'text' else 'image processor'}"
     )
-    with _quiet_transformers(), _from_disk(name, fetch):
+    with _hub_offline(), _quiet_transformers(), _from_disk(name, fetch):
         model, loaded = transformers.AutoModel.from_pretrained(
             where, use_safetensors=True, output_loading_info=True, dtype=torch.float32, **local
         )

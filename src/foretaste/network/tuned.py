@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import did_you_mean
+from foretaste.errors import check_known
 from foretaste.network.backbones import Backbone
 from foretaste.network.fit import Fit, fit
 from foretaste.network.models import make_head
@@ -106,6 +106,12 @@ def text_ids(texts: Sequence[Any], *, backbone: Backbone) -> Tensor:
     return ids.masked_fill(batch["attention_mask"] == 0, NO_TOKEN)
 
 
+def check_tune(tune: str) -> None:
+    """Raise unless ``tune`` names what may be trained."""
+    if not tune.startswith("re:"):
+        check_known("tune", tune, (*TUNED_PARTS, "re:PATTERN"))
+
+
 def tune_text(
     backbone: Backbone, ids_NT: Tensor, classes: int, *, tune: str = "last-block", seed: int = 0
 ) -> TunedText:
@@ -134,6 +140,7 @@ def tune_text(
         >>> net(ids).shape
         torch.Size([2, 2])
     """
+    check_tune(tune)
     if backbone.kind != "text":
         raise ValueError(f"backbone {backbone.name!r} is for {backbone.kind}; only text encoders are tuned here")
     encoder = copy.deepcopy(backbone.module)
@@ -143,8 +150,6 @@ def tune_text(
     with seeded(seed, torch.device("cpu")):
         if tune == "lora":
             add_adapters(encoder)
-        elif tune not in TUNED_PARTS and not tune.startswith("re:"):
-            raise ValueError(f"unknown tune {tune!r}{did_you_mean(tune, (*TUNED_PARTS, 're:PATTERN'))}")
         chosen = [] if tune == "head" else choose_names(encoder, tune)
         net = TunedText(encoder.eval(), nn.Identity(), tune)
         net.head = make_head(net.features(ids_NT), classes, alike=True)

@@ -14,7 +14,7 @@ from foretaste.acquire import SELECTS, find_strategy
 from foretaste.errors import check_known, did_you_mean
 from foretaste.lookahead import FEWEST_POINTS, METHODS
 from foretaste.losses import LOSSES
-from foretaste.network import NETWORKS, OPTIMISERS, SCHEDULES, TUNED_PARTS
+from foretaste.network import NETWORKS, OPTIMISERS, SCHEDULES, check_tune
 from foretaste.study.settings import (
     Count,
     LocatedError,
@@ -179,8 +179,8 @@ class Train:
     @field_validator("tune")
     @classmethod
     def _known_tune(cls, tune: str | None) -> str | None:
-        if tune is not None and not tune.startswith("re:"):
-            check_known("tune", tune, TUNED_PARTS)
+        if tune is not None:
+            check_tune(tune)
         return tune
 
     def override(self, keys: Options) -> "Train":
