@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from foretaste.errors import counted, did_you_mean
 from foretaste.losses import LOSSES
 
+SURE_IDS = ("id", "ids")  # columns that hold ids; other names do only where no value repeats
 NO_INPUTS = ("label", "labels", "target", "y")  # keys of a dataset's items that are never inputs
 ARROW_ENDINGS = (".parquet", ".arrow", ".feather")
 ARROW_ROWS = 16384  # of a Parquet file at a time
@@ -44,7 +45,7 @@ class GivenPoints:
     """Points as tensors, with the ids and columns of their source."""
 
     x: Any  # tensors; None if there are none
-    ids: list[Any] | None = None  # the index of a frame, or the ids of ft.open
+    ids: list[Any] | None = None  # the index of a frame, the ids of ft.open, or the column id of a file
     columns: tuple[str, ...] = ()  # of a frame
     at: list[int] | None = None  # their positions in the source, if only some are taken
 
@@ -136,7 +137,7 @@ def given_tensors(
     for name, source in sources.items():
         try:
             if name in unread and (points := sliced_points(source, name, form)) is not None:
-                read[name] = GivenPoints(points)
+                read[name] = GivenPoints(points, points.ids)
                 continue
             read[name] = read_given(source, name, form, (parts or {}).get(name, "all"))
         except (TypeError, ValueError) as error:
@@ -231,7 +232,7 @@ def read_given(source: Any, name: str, form: PointFormat | None = None, part: st
         return GivenPoints(_format_points(array_tensor(source, name), name, form), ids)
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(f"{name} is a {type(source).__name__}; expected {POINTS_WANTED}")
-    items = stack_items(_read_items(source, slice(0, len(source))), name)
+    items = stack_items(_read_items(source, slice(0, len(source)), name), name)
     return GivenPoints(_format_points(items, name, form))
 
 
@@ -304,6 +305,7 @@ class SlicedPoints:
     form: what they become; None: they stay as they are, and are only checked.
     in_memory: whether all points are, so that another process needs a copy of them.
     file: that they are mapped from, if it is known.
+    ids: of the points, if their source has some.
     """
 
     def __init__(
@@ -315,9 +317,10 @@ class SlicedPoints:
         *,
         in_memory: bool = False,
         file: str | None = None,
+        ids: list[Any] | None = None,
     ) -> None:
         self.count, self.read, self.name, self.form = count, read, name, form
-        self.in_memory, self.file = in_memory, file
+        self.in_memory, self.file, self.ids = in_memory, file, ids
 
     def __len__(self) -> int:
         return self.count
@@ -358,8 +361,9 @@ class SlicedPoints:
 
 def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoints | None:
     """A source that need not be read whole; None if it is in memory as tensors already, or must be."""
+    ids = None
     if isinstance(source, str | Path) and Path(source).suffix.lower() in ARROW_ENDINGS:
-        source = arrow_array(Path(source), name)
+        source, ids = arrow_array(Path(source), name)
     if isinstance(source, Tensor) and form is not None and source.dim() and _is_coarse(source, form):
         return SlicedPoints(len(source), sliced_tensors(source, name).read, name, form)
     if isinstance(source, Tensor | Mapping | str | bytes | list | tuple) or is_opened(source) or is_frame(source):
@@ -369,13 +373,15 @@ def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoi
         if isinstance(dataset, IterableDataset) or source.batch_sampler is None or not hasattr(dataset, "__len__"):
             return None
         check_loader(source, name)
-        return SlicedPoints(len(dataset), lambda at: _batch_inputs(collate(_read_items(dataset, at)), name), name, form)
+        return SlicedPoints(
+            len(dataset), lambda at: _batch_inputs(collate(_read_items(dataset, at, name)), name), name, form
+        )
     if isinstance(source, np.ndarray):
         if source.ndim == 0 or source.dtype.kind not in "biuf" or len(source) == 0 or np.ma.isMaskedArray(source):
             return None
         file, read = mapped_file(source), lambda at: array_tensor(np.array(source[at]), name)
         return SlicedPoints(
-            len(source), read, name, form, in_memory=file is None, file=None if file is None else file[0]
+            len(source), read, name, form, in_memory=file is None, file=None if file is None else file[0], ids=ids
         )
     if any(hasattr(source, key) for key in ("__array__", "toarray", "getbands")) or has_plain_columns(source):
         return None
@@ -383,7 +389,7 @@ def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoi
         return None
     if (batches := _list_batches(source, name)) is not None:
         return SlicedPoints(len(source), batches, name, form)
-    return SlicedPoints(len(source), lambda at: stack_items(_read_items(source, at), name), name, form)
+    return SlicedPoints(len(source), lambda at: stack_items(_read_items(source, at, name), name), name, form)
 
 
 def _list_batches(source: Any, name: str) -> Callable[[slice | np.ndarray], TensorInputs] | None:
@@ -403,10 +409,11 @@ def _list_batches(source: Any, name: str) -> Callable[[slice | np.ndarray], Tens
     return read
 
 
-def arrow_array(path: Path, name: str) -> np.ndarray:
+def arrow_array(path: Path, name: str) -> tuple[np.ndarray, list[Any] | None]:
     """(N, D): the numbers of a Parquet or Arrow file, mapped from a temporary copy in which every row can be read.
 
-    Inputs are the one column of lists, or else all columns but ids and labels. Some rows at a time are in memory.
+    Inputs are the one column of lists, or else all columns but ids and labels. Some rows at a time are in memory. Its
+    column id comes with them, where it names each row.
     """
     try:
         import pyarrow as pa
@@ -424,15 +431,17 @@ def arrow_array(path: Path, name: str) -> np.ndarray:
             file = pa.ipc.open_file(pa.memory_map(str(path)))
             schema, parts = file.schema, (file.get_batch(k) for k in range(file.num_record_batches))
         lists = [f.name for f in schema if _is_number_type(getattr(f.type, "value_type", pa.null()))]
-        plain = [f.name for f in schema if f.name not in (*NO_INPUTS, "id", "ids")]
+        plain = [f.name for f in schema if f.name not in (*NO_INPUTS, *SURE_IDS)]
+        called = next((f.name for f in schema if f.name in SURE_IDS), None)
         if len(lists) > 1:
             raise ValueError(f"{name}: {path.name} has several columns of lists, {shown_names(lists)}; keep one")
         other = [f"{f.name} ({f.type})" for f in schema if f.name in plain and not _is_number_type(f.type)]
         if other and not lists:
             raise ValueError(f"{name}: {path.name} has columns that are not numbers: {shown_names(other)}")
         with tempfile.TemporaryFile() as copy:
-            shape, dtype = [0, 0], np.dtype(np.float32)
+            shape, dtype, ids = [0, 0], np.dtype(np.float32), list[Any]()
             for part in parts:
+                ids += [] if called is None else part.column(called).to_pylist()
                 rows = _arrow_rows(part, lists, plain, f"{name}: {path.name}")
                 if shape[0] and rows.shape[1] != shape[1]:
                     raise ValueError(f"{name}: lists in {path.name} have {shape[1]} and {rows.shape[1]} numbers")
@@ -442,7 +451,8 @@ def arrow_array(path: Path, name: str) -> np.ndarray:
             copy.flush()
             if not all(shape):
                 raise ValueError(f"{name}: {path.name} has no points; expected at least one")
-            return np.memmap(copy, dtype, "r", shape=tuple(shape))
+            named = bool(ids) and len({*ids} - {None}) == len(ids)
+            return np.memmap(copy, dtype, "r", shape=tuple(shape)), ids if named else None
     except (pa.ArrowException, FileNotFoundError) as error:
         raise ValueError(f"{name}: {path} cannot be read: {' '.join(str(error).split())[:300]}") from None
 
@@ -495,10 +505,16 @@ def mapped_file(array: np.ndarray) -> tuple[str, int] | None:
     return str(root.filename), root.offset + here - first
 
 
-def _read_items(dataset: Any, at: slice | np.ndarray) -> list[Any]:
-    rows = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
+def _read_items(dataset: Any, at: slice | np.ndarray, name: str) -> list[Any]:
+    rows, items = range(at.start, at.stop) if isinstance(at, slice) else at.tolist(), list[Any]()
     with torch.random.fork_rng([]):  # a dataset may draw
-        return [dataset[i] for i in rows]
+        try:
+            for i in rows:
+                items.append(dataset[i])
+        except Exception as error:
+            error.add_note(f"while item {rows[len(items)]} of {name} was read")
+            raise
+    return items
 
 
 def check_index(ids: Sequence[Any], name: str) -> None:

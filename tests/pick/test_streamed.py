@@ -502,8 +502,23 @@ def test_parquet_and_arrow_files_are_pools(kind, tmp_path):
     path = write_rows(tmp_path, kind, x_U)
     want = ft.query(net, x_L, y_L, x_U, batch_size=7, method="streamed", watch=80)
     for given in (path, str(path)):
-        assert ft.query(net, x_L, y_L, given, batch_size=7, method="streamed", watch=80).ids == want.ids
+        got = ft.query(net, x_L, y_L, given, batch_size=7, method="streamed", watch=80)
+        assert got.ids == [f"p{j}" for j in want.indices]
+        assert got.indices.tolist() == want.ids
     assert ft.query(net, x_L, y_L, path, batch_size=7).info["method"] == "dense"
+
+
+def test_an_item_that_cannot_be_read_is_named():
+    class Torn(Squares):
+        def __getitem__(self, i):
+            if i == 123:
+                raise OSError("the disk is gone")
+            return super().__getitem__(i)
+
+    net, x_L, y_L, x_U = problem(160, torch.float32)
+    with pytest.raises(OSError, match="the disk is gone") as told:
+        ft.query(net, x_L, y_L, Torn(x_U), batch_size=7, method="streamed", watch=80)
+    assert told.value.__notes__ == ["while item 123 of x_U was read"]
 
 
 def test_what_is_wrong_with_a_parquet_file_is_told(tmp_path, monkeypatch):

@@ -19,13 +19,13 @@ from foretaste.data.class_names import NAMES_SHOWN, count_names, join_faults
 from foretaste.data.pictures import PICTURE_ENDINGS
 from foretaste.data.tables import ID_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS, Cells, Table, column_sides, is_finite_number
 from foretaste.errors import counted, did_you_mean, shorten
+from foretaste.given import SURE_IDS
 
 TEXT_COLUMNS = (
     "text", "texts", "sentence", "review", "document", "content", "body", "message", "comment", "abstract", "tweet",
     "question", "description", "headline", "title",
 )  # fmt: skip
 MISSING_CELLS = {"", "na", "n/a", "nan", "null", "none", "?", "-"}  # of a feature; for a label only "" is missing
-SURE_IDS = ("id", "ids")  # other names are ids only where no value repeats
 ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "pk", "idx"}  # at the end of a name
 ID_OWNERS = {
     "account", "case", "client", "customer", "document", "employee", "item", "member", "order", "passenger", "patient",

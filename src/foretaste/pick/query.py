@@ -108,7 +108,8 @@ def query(
         oracle: for select="sequential", a function that takes a point's id, as in ``q.ids``, and returns its label.
             None skips the point.
         ids: your ids of the candidates, one each and all different; returned as ``q.ids`` and given to the oracle.
-            Default: the index of a data frame, the ids of what ``ft.open`` returns, else positions in x_U.
+            Default: the index of a data frame, the ids of what ``ft.open`` returns, a Parquet file's column id, else
+            positions in x_U.
         seed: of ties, random strategies and randomly watched points; default 0. The same seed gives the same query.
         loss: what the network was trained with, "l2" (default) or "ce", cross-entropy.
         watch: the points over which scores sum. None (default): the pool. Points, as x_L: those instead, for example
