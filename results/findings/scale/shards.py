@@ -253,7 +253,7 @@ def main() -> None:
     if "ray" in kinds:
         import ray
 
-        os.environ["RAY_worker_niceness"] = "0"
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     wanted = lambda what: args.only in (None, what)  # noqa: E731
     with tempfile.TemporaryDirectory() as folder:
