@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import foretaste as ft
-from foretaste.executors import _MADE, Executor, _pack, _Watchdog, as_executor, torch_threads
+from foretaste.executors import _MADE, Executor, _cluster, _pack, _Watchdog, as_executor, torch_threads
 from foretaste.study import Labels, Train, study
 from foretaste.study import run as run_study
 
@@ -164,11 +165,29 @@ def test_ray_that_is_not_installed_is_told(monkeypatch):
 
 # --- Ray ---
 
+NICENESS = "RAY_worker_niceness"
+
+
+def test_workers_of_a_cluster_of_ours_have_the_priority_of_the_query(monkeypatch):
+    """Ray would start them with nice 15: beside any other work they hardly run. What the user has set stays."""
+    seen = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **given: seen.append(os.environ[NICENESS]),
+        shutdown=lambda: seen.append("ended"),
+    )
+    for own in ({}, {NICENESS: "3"}):
+        monkeypatch.setattr(os, "environ", dict(own))
+        with _cluster(ray, None):
+            pass
+    assert seen == ["0", "ended", "3", "ended"]
+
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     """A cluster of four CPUs, whatever the machine has."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install foretaste[ray]")
+    monkeypatch.setenv(NICENESS, "0")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not know the tests' folder
     yield ray
@@ -200,12 +219,14 @@ def test_ray(tmp_path):
         torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval(),
         {"watch": 64},
     )
-    with torch_threads(1):
-        plain, q = (
-            ft.query(net, x[:9], torch.arange(9) % 3, x[9:], method="streamed", **ask, executor=e) for e in (None, how)
-        )
-    assert torch.equal(q.scores, plain.scores)
-    assert q.indices.tolist() == plain.indices.tolist()
-    assert q.info["shards"] == {"computed": 4, "kept": 0}
+    for n, shards in ((20, 4), (600, 6)):  # the second in two parts
+        with torch_threads(1):
+            plain, q = (
+                ft.query(net, x[:9], torch.arange(9) % 3, x[9:], batch_size=n, method="streamed", **ask, executor=e)
+                for e in (None, how)
+            )
+        assert torch.equal(q.scores, plain.scores)
+        assert q.indices.tolist() == plain.indices.tolist()
+        assert q.info["shards"] == {"computed": shards, "kept": 0}
     of = study(["random", "margin"], seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5))
     assert timeless(run_study(of, tmp_path / "study", processes=2, executor="ray")) == timeless(run_study(of))

@@ -481,7 +481,9 @@ def _work_on_ray(
             f"{socket.gethostname()} has {', '.join(_versions())}; expected {', '.join(versions)}, as where the run "
             "was started: other versions give other bits"
         )
-    yield f"process {os.getpid()} on {socket.gethostname()}", None
+    nice = os.nice(0) if hasattr(os, "nice") else 0  # not on Windows
+    low = f" (of low priority, nice {nice})" if nice > 0 else ""
+    yield f"process {os.getpid()} on {socket.gethostname()}{low}", None
     torch.set_num_threads(threads)
     for part in islice(_parts(key, lambda: packed, 0, item), given, None):
         yield None, part
@@ -506,6 +508,7 @@ def _cluster(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: beside any other work they hardly run
     new = {"include_dashboard": False} if address is None else {}
     ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **new)
     try:

@@ -1,6 +1,7 @@
 """Large batches: greedy in parts of near points, against the same typed with loops, and against plain greedy."""
 
 import logging
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -148,8 +149,83 @@ def test_it_is_told_and_the_answer_is_the_same_again(problem, made, caplog):
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     assert calls[-1][0] == calls[-1][1]
     assert ask(problem).indices.tolist() == one.indices.tolist()
-    by_shards = ask(problem, executor="serial")
-    assert by_shards.indices.tolist() == one.indices.tolist()
+
+
+def in_shards(problem, folder, kind="serial", workers=None, **settings):
+    return ask(problem, executor=ft.Executor(kind, workers, folder=folder), **settings)
+
+
+def same(q, plain):
+    """Every bit of two answers but the times; how many shards were computed, and how many kept."""
+    assert q.indices.tolist() == plain.indices.tolist()
+    assert torch.equal(q.scores, plain.scores)
+    assert {k: q.info[k] for k in plain.info} == plain.info
+    return q.info["shards"]
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.glob("*-*/*.*")}
+
+
+@pytest.mark.parametrize("deeper", [2, 0.01])  # with the second, parts are grown in several rounds
+def test_parts_are_shards_that_a_query_resumes_from(problem, made, deeper, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(parts_module, "DEEPER", deeper)
+    plain = ask(problem)
+    done = same(in_shards(problem, tmp_path), plain)["computed"]
+    rounds = len([*tmp_path.glob("parts-*")])
+    assert (rounds == 1) == (deeper == 2)
+    assert done >= 2 + 6 + (rounds - 1)  # errors, places; six parts, and those that were grown again
+    before = contents(tmp_path)
+    assert same(in_shards(problem, tmp_path), plain) == {"computed": 0, "kept": done}
+    sorted(tmp_path.glob("parts-*/*.safetensors"))[2].unlink()
+    assert same(in_shards(problem, tmp_path), plain) == {"computed": 1, "kept": done - 1}
+    assert "00002.safetensors is gone; it is computed again" in caplog.text
+    assert contents(tmp_path) == before
+
+
+def test_parts_of_another_query_are_not_taken(problem, made, tmp_path):
+    first = same(in_shards(problem, tmp_path), ask(problem))["computed"]
+    for settings, kept in (({"n": 60}, 2), ({"seed": 1}, 1), ({"watch": 81}, 1)):  # places stay, errors stay
+        other = same(in_shards(problem, tmp_path, **settings), ask(problem, **settings))
+        assert other["kept"] == kept
+    net, x_L, y_L, x_U = problem
+    assert in_shards((net, x_L, y_L.roll(1), x_U), tmp_path).info["shards"]["kept"] == 1  # the outputs' own errors
+    assert same(in_shards(problem, tmp_path), ask(problem)) == {"computed": 0, "kept": first}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_parts_have_the_same_bytes_in_processes_and_after_a_kill(problem, made, workers, tmp_path, caplog):
+    killed = []
+
+    def kill(done, total):
+        if done > len(problem[3]) and not killed:  # the parts have begun
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    plain = ask(problem)
+    same(in_shards(problem, tmp_path / "here"), plain)
+    same(in_shards(problem, tmp_path / "there", "processes", workers, progress=kill), plain)
+    assert killed
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert len([*tmp_path.glob("there/parts-*/*.safetensors")]) == 6
+
+
+def test_a_part_for_which_there_is_no_memory_is_told_and_resumed(problem, made, monkeypatch, tmp_path):
+    plain, real, left = ask(problem), parts_module.Part.grow, [3]
+
+    def grow(*given):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+        return real(*given)
+
+    monkeypatch.setattr(parts_module.Part, "grow", grow)
+    told = r"out of memory on cpu, by a streamed query of 300 .*smaller budget=.*kept in .*the same query resumes"
+    with pytest.raises(MemoryError, match=told):
+        in_shards(problem, tmp_path)
+    monkeypatch.setattr(parts_module.Part, "grow", real)
+    assert same(in_shards(problem, tmp_path), plain) == {"computed": 3, "kept": 5}
 
 
 def test_sketches_take_the_place_of_wide_tangents_in_parts_too(problem, made, monkeypatch):

@@ -14,7 +14,9 @@ from torch.utils.data import TensorDataset
 import foretaste as ft
 from foretaste.files import lock_folder
 from foretaste.given import sliced_points
+from foretaste.pick import streamed
 from foretaste.pick.shards import pool_digest
+from foretaste.tangent import HeldTangents, count_points
 from pick.test_streamed import problem
 
 ROWS = 13_000  # four shards of 4096 points
@@ -137,6 +139,73 @@ def test_a_full_disk_is_told_and_resumed(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", real)
     shards = same(in_shards(tmp_path))
     assert shards["kept"] >= computed - 1
+    assert contents(tmp_path) == contents(whole)
+
+
+def short_of_memory(monkeypatch, error, most, calls=10**9):
+    """Memory for so many points at a time; after so many calls for none."""
+    real, left = HeldTangents.factors_of, [calls]
+
+    def factors_of(self, x):
+        left[0] -= 1
+        if count_points(x) > most or left[0] < 0:
+            raise error
+        return real(self, x)
+
+    monkeypatch.setattr(HeldTangents, "factors_of", factors_of)
+    return lambda: monkeypatch.setattr(HeldTangents, "factors_of", real)
+
+
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("by", ["plain", "serial"])
+def test_out_of_memory_in_a_pass_takes_fewer_points_at_a_time(monkeypatch, caplog, error, by):
+    """The same batch; its scores but for the last bits, for products of other shapes are rounded otherwise."""
+    short_of_memory(monkeypatch, error, most=1100)
+    q = ask() if by == "plain" else in_shards(None)
+    assert "out of memory with 4096 points at a time; trying 2048" in caplog.text
+    assert caplog.text.count("trying 1024") == 2  # remembered: once for the pass, once for the sample after it
+    assert q.indices.tolist() == PLAIN.indices.tolist()
+    torch.testing.assert_close(q.scores[5:], PLAIN.scores[5:], rtol=1e-5, atol=1e-7 * float(PLAIN.scores[5:].max()))
+
+
+@pytest.mark.parametrize("strategy", ["margin", "cover"])
+def test_out_of_memory_for_outputs_takes_fewer_points_too(monkeypatch, caplog, strategy):
+    """The forward pass over the pool: all of `margin`, and what `cover` is sampled by."""
+    where = streamed.OutputErrors if strategy == "cover" else streamed.OutputScores
+    real = where.__call__
+
+    def call(self, at, x):
+        if at.stop - at.start > 3000:
+            raise NO_MEMORY[1]
+        return real(self, at, x)
+
+    plain = ask(strategy=strategy)
+    monkeypatch.setattr(where, "__call__", call)
+    for q in (ask(strategy=strategy), ask(strategy=strategy, executor="serial")):
+        assert q.indices.tolist() == plain.indices.tolist()
+    assert caplog.text.count("out of memory with 4096 points at a time; trying 2048") == 2
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda e: type(e).__name__)
+def test_out_of_memory_for_good_is_told_and_what_is_complete_is_kept(whole, monkeypatch, tmp_path, error):
+    enough = short_of_memory(monkeypatch, error, most=5000, calls=3)  # the trial, and two shards
+    told = r"out of memory on cpu, by a streamed query of 13000 candidates .*smaller budget=.*watch=.*"
+    with pytest.raises(MemoryError, match=told + r"complete is kept in .*, and the same query resumes") as e:
+        in_shards(tmp_path)
+    assert e.value.__cause__ is not None
+    done = len(paths(tmp_path))
+    assert 4 < done < 8
+    with pytest.raises(MemoryError, match=told + "or free some memory \\("):
+        ask()
+    enough()
+    assert same(in_shards(tmp_path)) == {"computed": 8 - done, "kept": done}
     assert contents(tmp_path) == contents(whole)
 
 

@@ -1,10 +1,11 @@
 """Shards under fire: executors against the plain query, workers and queries killed at random, and what it all costs.
 
     python results/findings/scale/shards.py                  a pool of 100,000: bits, times, ten kills of each kind
-    python results/findings/scale/shards.py --rows 1000000 --only times     the overhead at a million
+    python results/findings/scale/shards.py --rows 1000000 --only overhead --kind ray     the overhead at a million
 
 One line of JSON for each measurement, into shards.jsonl beside this file. Every process has one thread, plain too. Ray
-has four CPUs declared (``ray.init(num_cpus=4)``), of which workers take one each.
+has four CPUs declared (``ray.init(num_cpus=4)``), of which workers take one each. Its workers have the priority of this
+process: by default they have the lowest but four (nice 15), and beside other work a shard took minutes.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +31,31 @@ sys.path[:0] = [str(Path(__file__).parents[3])]  # for the benchmarks
 
 import foretaste as ft  # noqa: E402
 from benchmarks.scale import BATCH, CLASSES, LABELLED, UNITS, WIDTH, write_features  # noqa: E402
+from foretaste.executors import torch_threads, usable_cores  # noqa: E402
 from foretaste.given import sliced_points  # noqa: E402
 from foretaste.network import digest_of  # noqa: E402
 from foretaste.pick.shards import ShardItems, Shards, ShardTask  # noqa: E402
 from foretaste.study import Labels, Train, run, study  # noqa: E402
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
-BETWEEN_KILLS = (8.0, 20.0)  # seconds; a new worker needs a few to start
+BETWEEN_KILLS = (5.0, 15.0)  # processor seconds of workers: on a machine that others use, they get little of it
+LOOK = 0.2  # seconds
 
 
-def ask(file: Path, rows: int, executor: "ft.Executor | None") -> ft.Query:
-    x, y = np.load(file, mmap_mode="r")[: LABELLED + rows], np.load(file.with_suffix(".y.npy"))
+@cache
+def trained(file: Path) -> tuple[nn.Module, np.ndarray, torch.Tensor]:
+    """A head, and the labelled points it was trained on."""
+    x, y = np.load(file, mmap_mode="r"), np.load(file.with_suffix(".y.npy"))
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, UNITS), nn.ReLU(), nn.Linear(UNITS, CLASSES))
     x_L, y_L = np.array(x[:LABELLED]), torch.from_numpy(y[:LABELLED])
     ft.fit(net, x_L, y_L, seed=0)
-    return ft.query(net.eval(), x_L, y_L, x[LABELLED:], batch_size=BATCH, method="streamed", executor=executor)
+    return net.eval(), x_L, y_L
+
+
+def ask(file: Path, rows: int, executor: "ft.Executor | None") -> ft.Query:
+    x_U = np.load(file, mmap_mode="r")[LABELLED : LABELLED + rows]
+    return ft.query(*trained(file), x_U, batch_size=BATCH, method="streamed", executor=executor)
 
 
 def answer(q: ft.Query) -> str:
@@ -89,28 +100,43 @@ def my_workers(kind: str) -> list[int]:
     return mine
 
 
+def processor_seconds(pid: int) -> float | None:
+    """What a process has used; None if it has ended."""
+    with suppress(OSError):
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
 class Killer(threading.Thread):
-    """Kills one of the workers at random, at random moments."""
+    """Kills one of the workers at random, after a random time that they have worked."""
 
     def __init__(self, kind: str, seed: int) -> None:
         super().__init__(daemon=True)
         self.kind, self.random, self.done, self.kills = kind, random.Random(seed), threading.Event(), 0
 
     def run(self) -> None:
-        while not self.done.wait(self.random.uniform(*BETWEEN_KILLS)):
-            if workers := my_workers(self.kind):
+        left, before = self.random.uniform(*BETWEEN_KILLS), dict[int, float]()
+        while not self.done.wait(LOOK):
+            now = {pid: seconds for pid in my_workers(self.kind) if (seconds := processor_seconds(pid)) is not None}
+            left -= sum(seconds - before.get(pid, seconds) for pid, seconds in now.items())
+            before = now
+            if now and left <= 0:
                 with suppress(ProcessLookupError):
-                    os.kill(self.random.choice(workers), signal.SIGKILL)
+                    os.kill(self.random.choice(sorted(now)), signal.SIGKILL)
                     self.kills += 1
+                left = self.random.uniform(*BETWEEN_KILLS)
 
 
 def executor(kind: str, workers: int, folder: Path | None = None) -> ft.Executor:
     return ft.Executor(kind, workers, threads=1, folder=folder)
 
 
-def measure_times(file: Path, rows: int, configurations: list[tuple[str, int]], repeats: int) -> None:
+def measure_times(
+    file: Path, rows: int, configurations: list[tuple[str, int]], repeats: int, what: str = "times"
+) -> dict[str, list[ft.Query]]:
     """Each way in turn, and all again: other work on the machine then slows all of them alike."""
-    want = None
+    want, answers = None, dict[str, list[ft.Query]]()
     for repeat in range(repeats):
         for kind, workers in [("plain", 1), *configurations]:
             with tempfile.TemporaryDirectory() as kept:
@@ -119,11 +145,31 @@ def measure_times(file: Path, rows: int, configurations: list[tuple[str, int]], 
                 q = ask(file, rows, how)
                 cpu = time.process_time() - cpu
                 want = answer(q) if want is None else want
+                answers.setdefault(kind, []).append(q)
                 tell(
-                    what="times", rows=rows, kind=kind, workers=workers, repeat=repeat, same=answer(q) == want,
+                    what=what, rows=rows, kind=kind, workers=workers, repeat=repeat, same=answer(q) == want,
                     files=shard_bytes(Path(kept)) if how else None, shards=q.info.get("shards"),
                     cpu_here=round(cpu, 2), **{k: round(v, 2) for k, v in q.seconds.items() if v},
                 )  # fmt: skip
+    return answers
+
+
+def measure_overhead(file: Path, rows: int, kind: str, repeats: int) -> None:
+    """Plain on all cores against as many workers of one thread, in turns. What workers do not do has all cores in both.
+
+    Other numbers of threads may change the last bits, so the batches are compared, not the bits. Ray's own start is not
+    in it, the start of its workers is.
+    """
+    cores = usable_cores()
+    with torch_threads(cores):
+        found = measure_times(file, rows, [(kind, cores)], repeats, "overhead, one query")
+    seconds = {way: [round(q.seconds["total"], 1) for q in of] for way, of in found.items()}
+    ratios = [ours / plain for ours, plain in zip(seconds[kind], seconds["plain"])]
+    picks = [q.indices.tolist() for of in found.values() for q in of]
+    tell(
+        what="overhead", rows=rows, kind=kind, workers=cores, seconds=seconds, ratio=round(float(np.median(ratios)), 3),
+        same_batch=all(of == picks[0] for of in picks), load=[round(n, 1) for n in os.getloadavg()],
+    )  # fmt: skip
 
 
 def no_work(at: slice, x: torch.Tensor) -> torch.Tensor:
@@ -162,6 +208,7 @@ def kill_workers(file: Path, rows: int, kind: str, kills: int, want: str) -> Non
             killer.done.set()
         made, runs, same = made + killer.kills, runs + 1, same + (answer(q) == want)
         computed.append(round(q.seconds["total"], 1))
+        print(f"{made} of {kills} workers killed, {same} of {runs} answers as plain, {computed[-1]} s", flush=True)
     tell(what="workers killed", rows=rows, kind=kind, kills=made, queries=runs, same=same, seconds=computed)
 
 
@@ -221,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--only", choices=("empty", "times", "workers", "queries", "study"))
+    parser.add_argument("--only", choices=("empty", "times", "overhead", "workers", "queries", "study"))
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--kind", default="", choices=("", "serial", "processes", "ray"))
@@ -238,8 +285,9 @@ def main() -> None:
     if "ray" in kinds:
         import ray
 
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    wanted = lambda what: args.only in (None, what)  # noqa: E731
+    wanted = lambda what: args.only == what or (args.only is None and what != "overhead")  # noqa: E731
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pool.npy"
         np.save(file.with_suffix(".y.npy"), write_features(file, LABELLED + args.rows))
@@ -249,6 +297,9 @@ def main() -> None:
             measure_times(
                 file, args.rows, [("serial", 1), *((kind, n) for kind in kinds for n in args.workers)], args.repeats
             )
+        if wanted("overhead"):
+            for kind in kinds:
+                measure_overhead(file, args.rows, kind, args.repeats)
         want = answer(ask(file, args.rows, None)) if wanted("workers") or wanted("queries") else ""
         for kind in kinds:
             if wanted("workers"):

@@ -39,10 +39,14 @@ from foretaste.acquire.registry import StudyHints as StudyHints
 from foretaste.acquire.registry import find_strategy as find_strategy
 from foretaste.acquire.registry import register as register
 from foretaste.acquire.registry import strategies as strategies
+from foretaste.acquire.sampled_cover import ChunkScore as ChunkScore
+from foretaste.acquire.sampled_cover import FittingScore as FittingScore
+from foretaste.acquire.sampled_cover import PointErrors as PointErrors
 from foretaste.acquire.sampled_cover import Seen as Seen
 from foretaste.acquire.sampled_cover import Shortlist as Shortlist
 from foretaste.acquire.sampled_cover import StreamedCover as StreamedCover
 from foretaste.acquire.sampled_cover import WatchedSample as WatchedSample
+from foretaste.acquire.sampled_cover import best_cover as best_cover
 from foretaste.acquire.sampled_cover import sample_watched as sample_watched
 from foretaste.acquire.sampled_cover import stream_chunk as stream_chunk
 from foretaste.acquire.uncertainty import eer as eer

@@ -26,12 +26,13 @@ sketched: that costs the pass a gradient for each candidate.
 import logging
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -79,13 +80,80 @@ EXACT_MEAN = 2048  # as MEAN_POINTS, where κ is from blocks of Θ
 SKETCH_LANDMARKS = 64  # points whose part of a tangent is exact, where sketches alone rank badly
 RECALL_POINTS = 256  # on which the recall of sketches is estimated
 SECOND_LIST = 1600  # candidates of a shortlist, about
+Made = TypeVar("Made")
 Compare = Callable[[Inputs], tuple[Tensor, Tensor]]
 Seen = Callable[[slice, Inputs], object]  # is called with every chunk that is read
+ChunkScore = Callable[[slice, Inputs], Tensor]  # the positions of some points, and these -> a row for each
 
 
 def stream_chunk(device: torch.device) -> int:
     """Candidates that are read at a time, at most."""
     return STREAM_CHUNK.get(device.type, STREAM_CHUNK["cpu"])
+
+
+@dataclass
+class FittingCuts:
+    """Points some at a time. Where memory ends, half as many, and so on; from then on too.
+
+    Other sizes may change the last bits of what is made of points.
+    """
+
+    most: int = sys.maxsize  # points at a time
+
+    def __call__(self, n: int, work: Callable[[slice], Made]) -> Iterator[tuple[slice, Made]]:
+        """Which of n points, and what ``work`` makes of them."""
+        start = 0
+        while start < n:
+            cut = slice(start, min(start + self.most, n))
+            try:
+                done = work(cut)
+            except Exception as e:
+                if cut.stop - cut.start == 1 or not is_out_of_memory(e):
+                    raise
+            else:
+                yield cut, done
+                start = cut.stop
+                continue
+            # Outside of ``except``: inside it, the error's frames keep the tensors alive.
+            self.most = -(-(cut.stop - cut.start) // 2)
+            log.warning("out of memory with %d points at a time; trying %d", cut.stop - cut.start, self.most)
+            torch.cuda.empty_cache()  # does nothing where there is no GPU
+
+
+@dataclass(frozen=True, eq=False)
+class FittingScore:
+    """A score of chunks; of smaller ones where memory ends."""
+
+    score: ChunkScore
+    cuts: FittingCuts = field(default_factory=FittingCuts)
+
+    def __call__(self, at: slice, x: Inputs) -> Tensor:
+        def own(cut: slice) -> Tensor:
+            return self.score(slice(at.start + cut.start, at.start + cut.stop), take_points(x, cut))
+
+        return torch.cat([part for _, part in self.cuts(at.stop - at.start, own)])
+
+
+@dataclass(frozen=True, eq=False)
+class PointErrors:
+    """e of any points: their chance of error after L.
+
+    linearise: as of ``StreamedCover``. scale: s²; None: the state's. eager: whether Θ is used. labels: what is
+    labelled, where it is too much for a state.
+    """
+
+    linearise: Callable[[Inputs, int, bool], State]
+    scale: float | None
+    eager: bool
+    loss: str
+    labels: LargeLabels | None = None
+
+    def __call__(self, x: Inputs) -> Tensor:
+        if self.labels is None:
+            return error_chances(self.linearise(x, 1, self.eager), self.scale)
+        f_nC, mean_nC, var_n = self.labels.at(x)
+        s2 = self.labels.scale if self.scale is None else self.scale
+        return with_own_chance(chance_of_error(gaps(mean_nC), 2 * s2 * var_n), f_nC, self.loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,12 +244,12 @@ class StreamedCover:
 
     def chances(self, x: Inputs) -> Tensor:
         """(n,): e of some points."""
-        if self.labels is None:
-            own = x is self.x_W
-            return error_chances(self.state if own else self.linearise(x, 1, self.used_space == "tangent"), self.scale)
-        f_nC, mean_nC, var_n = self.labels.at(x)
-        s2 = self.labels.scale if self.scale is None else self.scale
-        return with_own_chance(chance_of_error(gaps(mean_nC), 2 * s2 * var_n), f_nC, self.state.loss)
+        own = x is self.x_W and self.labels is None
+        return error_chances(self.state, self.scale) if own else self.errors(x)
+
+    @cached_property
+    def errors(self) -> PointErrors:
+        return PointErrors(self.linearise, self.scale, self.used_space == "tangent", self.state.loss, self.labels)
 
     @cached_property
     def weight_W(self) -> Tensor:
@@ -197,9 +265,7 @@ class StreamedCover:
 
     def covered(self, x: Inputs) -> Tensor:
         """(n,): how well L covers points, max over L of κ², float64."""
-        if self.held_L is None:
-            return to_float64(self.centred.mean_rows.new_zeros(count_points(x)))
-        return best_cover(self.held_L, x)
+        return best_cover(self.held_L, x, self.centred.mean_rows)
 
     @cached_property
     def kept_rows(self) -> "KeptRows":
@@ -270,8 +336,9 @@ class StreamedCover:
         if gains_by is not None:
             vars(self)["kept_sketches"] = None  # they are made elsewhere
         _ = self.sketched and self.kept_sketches  # made now: the pass fills them
+        score = FittingScore(self.chunk_gains)
         for at, x in self.pool.chunks(self.chunk_size) if gains_by is None else ():
-            parts.append(self.chunk_gains(at, x))
+            parts.append(score(at, x))
             seen(at, x)
         info = {"space": self.used_space}
         look = STREAM_LOOK.get(self.frozen.device.type, FIRST_LOOK)
@@ -386,7 +453,7 @@ class StreamedCover:
 
     def watched_value(self, picks: list[int]) -> float:
         """What a batch adds to F, as a mean over the watched points."""
-        best_W = best_cover(self.centred.hold(self.pool.take(picks)), self.x_W)
+        best_W = best_cover(self.centred.hold(self.pool.take(picks)), self.x_W, self.covered_W)
         return float(((best_W - self.covered_W).clamp_min(0) * self.weight_W).mean())
 
     @cached_property
@@ -450,8 +517,10 @@ def spaced_points(x: Inputs, most: int) -> Inputs:
     return take_points(x, torch.linspace(0, n - 1, min(most, n)).long())
 
 
-def best_cover(held: HeldTangents, x: Inputs) -> Tensor:
-    """(n,): how well the held points cover others, max κ², float64."""
+def best_cover(held: HeldTangents | None, x: Inputs, like: Tensor) -> Tensor:
+    """(n,): how well the held points cover others, max κ², float64. 0 if there are none, on the device of ``like``."""
+    if held is None:
+        return to_float64(like.new_zeros(count_points(x)))
     return to_float64(torch.cat([kappa_nB.amax(1) for _, kappa_nB in held.blocks(x)])).square()
 
 
@@ -490,12 +559,15 @@ class Shortlist:
         """Points of the pool, some at a time: which of ``at_N``, κ_nB, e_i / π_i, and how well L covers them."""
         cover = self.cover
         compare = cover.compare(cover.pool.take(at_B))
-        for start in range(0, len(at_N), cover.second_chunk):
-            at = slice(start, min(start + cover.second_chunk, len(at_N)))
+
+        def of(at: slice) -> tuple[Tensor, Tensor, Tensor]:
             x = cover.pool.take(at_N[at])
             e_n = cover.chances(x)
             kappa_nB, covered_n = compare(x)
-            yield at, kappa_nB, e_n / torch.from_numpy(chance_N[at]).to(e_n), covered_n
+            return kappa_nB, e_n / torch.from_numpy(chance_N[at]).to(e_n), covered_n
+
+        for at, found in FittingCuts(cover.second_chunk)(len(at_N), of):
+            yield at, *found
 
     @cached_property
     def coverage(self) -> Coverage:

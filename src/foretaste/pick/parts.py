@@ -11,6 +11,7 @@ and those of one centre by their second nearest.
 """
 
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,10 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretaste.acquire import Seen, StreamedCover, cover_greedily, sample_watched
+from foretaste.acquire import (
+    FittingScore,
+    PointErrors,
+    Seen,
+    StreamedCover,
+    best_cover,
+    cover_greedily,
+    sample_watched,
+)
 from foretaste.errors import format_seconds
+from foretaste.given import SlicedPoints
 from foretaste.pick.select import Batch, Picked
-from foretaste.tangent import HeldTangents, take_points, to_float64
+from foretaste.pick.shards import NumberedItems, ShardedPasses, sealed
+from foretaste.tangent import CentredTangents, HeldTangents, Inputs, take_points, to_float64
 
 log = logging.getLogger("foretaste")
 
@@ -32,6 +43,8 @@ CENTRES, CENTRES_EACH = 1024, 8  # at most, and for each part
 PART_COST = 1.5  # of greedy in a part, in units of its κ
 DEEPER = 2  # a part first grows so many times its share of the batch
 VALUED = 4096  # points on which the batch is valued
+
+Grown = Callable[[int, Mapping[str, Tensor]], object]
 
 
 def part_size(U: int, budget: int, device: torch.device) -> int:
@@ -51,6 +64,71 @@ def chain(near_MM: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Points of the pool among which greedy is plain: all are watched, and those that are ``open`` are candidates.
+
+    at_P: their positions in the pool. order: of the open ones, by which ties are broken. n: how many to pick.
+    """
+
+    at_P: np.ndarray
+    open_p: Tensor
+    order_p: Tensor
+    weight_P: Tensor
+    covered_P: Tensor
+    n: int
+
+    def grow(self, centred: CentredTangents, x: Inputs) -> dict[str, Tensor]:
+        """Positions of up to n picks in the part, what each adds to its F, and what each point alone would add."""
+        kappa2_PP = centred.hold(x).rows(x).square_()
+        open_p, gains = self.open_p.to(kappa2_PP.device), list[float]()
+        first_P, picks = self.weight_P.new_full((len(self.at_P),), -torch.inf), open_p[:0]
+        if len(open_p):
+            picks, first_P[open_p] = cover_greedily(
+                lambda at: kappa2_PP[open_p[at]], self.covered_P, len(open_p), min(self.n, len(open_p)),
+                torch.Generator(), weight_W=self.weight_P, order_U=self.order_p, gains=gains,
+            )  # fmt: skip
+            picks = open_p.cpu()[picks[: len(gains)]]
+        return {"picks": picks.cpu(), "gains": torch.tensor(gains, dtype=torch.float64), "first": first_P.cpu()}
+
+
+@dataclass(frozen=True, eq=False)
+class PartTask:
+    """What a worker does with a part."""
+
+    pool: SlicedPoints | None  # None: the points come with the part
+    centred: CentredTangents
+
+    def __call__(self, place: None, item: "PartItem") -> Iterator[tuple[bytes, str]]:
+        x = item.x
+        if x is None:
+            assert self.pool is not None
+            x = self.pool.take(item.part.at_P)
+        yield sealed(item.part.grow(self.centred, x))
+
+
+@dataclass(frozen=True, eq=False)
+class PartItem:
+    k: int
+    part: Part
+    x: Inputs | None
+
+    def __str__(self) -> str:
+        return f"part {self.k} of the pool, {len(self.part.at_P)} points"
+
+
+@dataclass(frozen=True, eq=False)
+class PartItems(NumberedItems):
+    """Parts, each with its points if these are in memory."""
+
+    parts: Sequence[Part]
+    pool: SlicedPoints | None
+
+    def item(self, k: int) -> PartItem:
+        part = self.parts[k]
+        return PartItem(k, part, None if self.pool is None else self.pool.take(part.at_P))
+
+
+@dataclass(frozen=True, eq=False)
 class PoolParts:
     """The pool in parts of near points.
 
@@ -62,21 +140,28 @@ class PoolParts:
     covered_U: Tensor
     parts: list[np.ndarray]
 
-    def grow(self, k: int, n: int, batch: Batch) -> tuple[np.ndarray, list[float], Tensor]:
-        """Up to n picks of part k, what each adds to the part's F, and what each of its points alone would add."""
+    def part(self, k: int, n: int, batch: Batch) -> Part:
         at_P = self.parts[k]
-        x = self.cover.pool.take(at_P)
-        kappa2_PP = self.cover.centred.hold(x).rows(x).square_()
         open_P = np.ones(len(at_P), dtype=bool) if batch.last_U is None else ~batch.last_U.numpy()[at_P]
-        open_p = torch.from_numpy(np.flatnonzero(open_P)).to(kappa2_PP.device)
-        gains, first_P = list[float](), self.weight_U.new_full((len(at_P),), -torch.inf)
-        if not len(open_p):
-            return at_P[:0], gains, first_P
-        picks, first_P[open_p] = cover_greedily(
-            lambda at: kappa2_PP[open_p[at]], self.covered_U[at_P], len(open_p), min(n, len(open_p)), batch.generator,
-            weight_W=self.weight_U[at_P], gains=gains,
-        )  # fmt: skip
-        return at_P[open_p.cpu()[picks[: len(gains)]].numpy()], gains, first_P
+        open_p = torch.from_numpy(np.flatnonzero(open_P))
+        order_p = torch.randperm(len(open_p), generator=batch.generator)
+        return Part(at_P, open_p, order_p, self.weight_U[at_P], self.covered_U[at_P], n)
+
+    def grow(
+        self, several: Sequence[int], depth: Sequence[int], batch: Batch, passes: ShardedPasses | None, done: Grown
+    ) -> None:
+        """Grow parts, each to its depth, here or by an executor. done: takes the number of a part and what it gave."""
+        parts = [self.part(k, depth[k], batch) for k in several]
+        pool, centred = self.cover.pool, self.cover.centred
+        if passes is None:
+            for k, part in zip(several, parts):
+                done(k, part.grow(centred, pool.take(part.at_P)))
+            return
+        ends = np.cumsum([len(at_P) for at_P in self.parts])
+        cuts = [slice(int(ends[k]) - len(self.parts[k]), int(ends[k])) for k in several]
+        of = [[part.at_P, part.open_p, part.order_p, part.weight_P, part.covered_P, part.n] for part in parts]
+        task, items = PartTask(passes.sent_pool, centred), PartItems(parts, passes.pool_here)
+        passes.run("parts", [self.cover.made_by, of], cuts, task, items, lambda i, found, _: done(several[i], found))
 
     @cached_property
     def shares(self) -> Tensor:
@@ -86,7 +171,7 @@ class PoolParts:
         size = torch.tensor([float(len(at_P)) for at_P in self.parts])
         return torch.maximum(size / size.sum(), left / left.sum().clamp_min(1e-300))
 
-    def pick(self, batch: Batch, seed: int) -> tuple[Picked, dict[str, Any]]:
+    def pick(self, batch: Batch, seed: int, passes: ShardedPasses | None = None) -> tuple[Picked, dict[str, Any]]:
         """The picks of highest gain among those of plain greedy in every part, and what goes into ``q.info``.
 
         Where these are too few, because no other point adds to F, random ones follow, copies of labelled points last.
@@ -94,12 +179,16 @@ class PoolParts:
         parts = range(len(self.parts))
         found = [(self.parts[k][:0], list[float]()) for k in parts]
         depth = [1 + int(DEEPER * batch.n * float(share)) for share in self.shares]
-        scores_U, unsettled, done = torch.empty_like(self.weight_U), list(parts), 0
+        scores_U, unsettled, grown = torch.empty_like(self.weight_U), list(parts), set[int]()
+
+        def done(k: int, of: Mapping[str, Tensor]) -> None:
+            at_P = self.parts[k]
+            found[k], scores_U[at_P] = (at_P[of["picks"].numpy()], of["gains"].tolist()), of["first"].to(scores_U)
+            grown.add(k)
+            batch.progress(batch.n * len(grown) // (len(parts) + 1), batch.n)
+
         while unsettled:
-            for k in unsettled:
-                picks, of, scores_U[self.parts[k]] = self.grow(k, depth[k], batch)
-                found[k], done = (picks, of), min(done + 1, len(parts))
-                batch.progress(batch.n * done // (len(parts) + 1), batch.n)
+            self.grow(unsettled, depth, batch, passes, done)
             gains = np.concatenate([of for _, of in found])
             best = np.argsort(-gains, kind="stable")[: batch.n]
             least = gains[best[-1]] if len(best) == batch.n else 0.0
@@ -140,7 +229,25 @@ class PoolParts:
         return {"watched": gains / U, "held_out": float(left_U[picks].sum() + added_V.sum()) / U, "error": error}
 
 
-def read_parts(cover: StreamedCover, budget: int, generator: torch.Generator, seen: Seen) -> PoolParts:
+@dataclass(frozen=True, eq=False)
+class PointPlaces:
+    """Of points: their place in the order of which parts are cut, e_i, and how well L covers them, (n, 3), float64."""
+
+    centres: HeldTangents
+    place_M: Tensor  # of each centre in the chain
+    errors: PointErrors
+    held_L: HeldTangents | None
+
+    def __call__(self, at: slice, x: Inputs) -> Tensor:
+        M = len(self.centres)
+        nearest_n2 = self.place_M[self.centres.rows(x).topk(min(2, M), 1).indices]
+        key_n, e_n = nearest_n2[:, 0] * M + nearest_n2[:, -1], self.errors(x)
+        return torch.stack([key_n.to(e_n), e_n, best_cover(self.held_L, x, e_n)], 1)
+
+
+def read_parts(
+    cover: StreamedCover, budget: int, generator: torch.Generator, seen: Seen, passes: ShardedPasses | None = None
+) -> PoolParts:
     """One pass over the pool: e_i, how well L covers each point, and the order, of which parts are cut."""
     U = len(cover.pool)
     size = part_size(U, budget, cover.frozen.device)
@@ -152,15 +259,19 @@ def read_parts(cover: StreamedCover, budget: int, generator: torch.Generator, se
         count, -(-U // count), format_seconds(seconds),
     )  # fmt: skip
     held, place_M = hold_centres(cover, centres, generator)
-    key_U, found = np.empty(U, dtype=np.int64), list[tuple[Tensor, Tensor]]()
-    for at, x in cover.pool.chunks(cover.chunk_size):
-        nearest_n2 = place_M[held.rows(x).topk(min(2, len(held)), 1).indices].cpu().numpy()
-        key_U[at] = nearest_n2[:, 0] * len(held) + nearest_n2[:, -1]
-        found.append((cover.chances(x), cover.covered(x)))
-        seen(at, x)
-    weight_U, covered_U = (torch.cat(of) for of in zip(*found))
-    order = np.argsort(key_U, kind="stable")
-    return PoolParts(cover, weight_U, covered_U, [np.sort(at_P) for at_P in np.array_split(order, count)])
+    place = PointPlaces(held, place_M, cover.errors, cover.held_L)
+    if passes is None:
+        score, found = FittingScore(place), list[Tensor]()
+        for at, x in cover.pool.chunks(cover.chunk_size):
+            found.append(score(at, x))
+            seen(at, x)
+        told_U3 = torch.cat(found)
+    else:
+        made_by = [cover.made_by, place_M, held.factors.rows, *held.factors.products]
+        told_U3 = passes.scores("places", cover.chunk_size, place, made_by).to(cover.weight_W.device)
+    order = np.argsort(told_U3[:, 0].cpu().numpy(), kind="stable")
+    parts = [np.sort(at_P) for at_P in np.array_split(order, count)]
+    return PoolParts(cover, told_U3[:, 1].contiguous(), told_U3[:, 2].contiguous(), parts)
 
 
 def hold_centres(cover: StreamedCover, M: int, generator: torch.Generator) -> tuple[HeldTangents, Tensor]:

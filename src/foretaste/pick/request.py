@@ -140,12 +140,11 @@ class Request:
         """The state if the strategy has used it, else None."""
         return self.__dict__.get("state")
 
-    def without_labels(self) -> "Request":
-        """The same question with nothing labelled, which another process can be asked: no progress, no generator."""
-        plain = Request(
-            self.net, None, None, self.x_U, self.batch_size, torch.Generator(), self.kernel, eager=self.eager
-        )
-        return replace(plain, subject=self.frozen, outputs=self.C)
+    def for_workers(self, labels: bool) -> "Request":
+        """The same question, which another process can be asked: no progress, no generator; with or without labels."""
+        x_L, y_L, classes = (self.x_L, self.y_L, self.classes) if labels else (None, None, None)
+        plain = Request(self.net, x_L, y_L, self.x_U, self.batch_size, torch.Generator(), self.kernel, classes)
+        return replace(plain, eager=self.eager, subject=self.frozen, outputs=self.C)
 
     def restrict_to(self, positions_u: Tensor) -> "Request":
         """The same question about some candidates only. The network is not copied again."""

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +24,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from foretaste.acquire import StreamedCover
+from foretaste.acquire import ChunkScore, FittingScore, StreamedCover
 from foretaste.errors import check_regular, counted
-from foretaste.executors import Executor, Runner
+from foretaste.executors import Executor, Runner, Work
 from foretaste.files import lock_folder, write_whole
 from foretaste.given import SlicedPoints, sliced_tensors
 from foretaste.network import digest_bytes, digest_of, weights_digest
@@ -37,7 +38,7 @@ log = logging.getLogger("foretaste")
 SHARD_FORMAT = 1  # enters every digest
 SAMPLED_POINTS = 64  # by which a pool that is not in memory is known again
 
-ChunkScore = Callable[[slice, Inputs], Tensor]  # the positions of some points, and these -> (n,)
+Done = Callable[[int, Mapping[str, Tensor], bool], object]  # a shard's number, its result, and whether it was on disk
 
 
 @dataclass
@@ -67,27 +68,54 @@ class ShardedPasses:
         return self.scores("gains", cover.chunk_size, cover.chunk_gains, cover.made_by)
 
     def scores(self, name: str, step: int, score: ChunkScore, made_by: Sequence[object], note: bool = True) -> Tensor:
-        """(U,): ``score`` of every chunk of ``step`` points, on the CPU. made_by: what the scores depend on."""
+        """(U, ...): ``score`` of every chunk of ``step`` points, on the CPU. made_by: what the scores depend on."""
         points = -(-self.executor.shard_points // step) * step
         cuts = [slice(at, min(at + points, len(self.pool))) for at in range(0, len(self.pool), points)]
-        how = self.executor
-        job, where = "", None
-        if how.folder is not None:
-            about = [SHARD_FORMAT, version("foretaste"), torch.__version__, how.used_threads, name, step, points]
-            job = digest_of([*about, weights_digest(self.net), self.x_L, pool_digest(self.pool), *made_by])
-            where = Path(how.folder).expanduser() / f"{name}-{job[:16]}"
-        with tempfile.TemporaryDirectory() if where is None else nullcontext(where) as folder:
-            shards = Shards(Path(folder), job, cuts)
-            task = ShardTask(None if self.pool.in_memory else self.pool, step, score, self.x_L)
-            items = ShardItems(cuts, self.pool if self.pool.in_memory else None)
 
-            def done(k: int, part: Mapping[str, Tensor], kept: bool) -> None:
-                self.counts["kept" if kept else "computed"] += 1
-                if note:
-                    self.noted(cuts[k], part["copies"])
+        def done(k: int, part: Mapping[str, Tensor], kept: bool) -> None:
+            if note:
+                self.noted(cuts[k], part["copies"])
 
-            parts = shards.run(self.runner, task, items, done)
+        task = ShardTask(self.sent_pool, step, FittingScore(score), self.x_L)
+        parts = self.run(name, [step, points, *made_by], cuts, task, ShardItems(cuts, self.pool_here), done)
         return torch.cat([part["scores"] for part in parts])
+
+    def run(
+        self,
+        name: str,
+        made_by: Sequence[object],
+        cuts: Sequence[slice],
+        task: Work,
+        items: "NumberedItems",
+        done: Done,
+    ) -> list[dict[str, Tensor]]:
+        """The results of all shards, in order. made_by: what they depend on besides the network and the points."""
+        how, job, where = self.executor, "", None
+        if how.folder is not None:
+            about = [SHARD_FORMAT, version("foretaste"), torch.__version__, how.used_threads, name, *self.digests]
+            job = digest_of([*about, *made_by])
+            where = Path(how.folder).expanduser() / f"{name}-{job[:16]}"
+
+        def count(k: int, part: Mapping[str, Tensor], kept: bool) -> None:
+            self.counts["kept" if kept else "computed"] += 1
+            done(k, part, kept)
+
+        with tempfile.TemporaryDirectory() if where is None else nullcontext(where) as folder:
+            return Shards(Path(folder), job, cuts).run(self.runner, task, items, count)
+
+    @cached_property
+    def digests(self) -> list[object]:
+        return [weights_digest(self.net), self.x_L, pool_digest(self.pool)]
+
+    @property
+    def sent_pool(self) -> SlicedPoints | None:
+        """The pool, if workers read it themselves."""
+        return None if self.pool.in_memory else self.pool
+
+    @property
+    def pool_here(self) -> SlicedPoints | None:
+        """The pool, if its points travel with a shard."""
+        return self.pool if self.pool.in_memory else None
 
 
 @dataclass(frozen=True)
@@ -101,9 +129,9 @@ class Shards:
     def run(
         self,
         runner: Runner,
-        task: "ShardTask",
-        items: "ShardItems",
-        done: Callable[[int, Mapping[str, Tensor], bool], object],
+        task: Work,
+        items: "NumberedItems",
+        done: Done,
     ) -> list[dict[str, Tensor]]:
         """The results of all shards, in order. Those on disk are read, the others computed and written."""
         with lock_folder(self.folder):
@@ -118,10 +146,10 @@ class Shards:
             if parts and missing:
                 log.info("resuming: %d of %s are there (%s)", len(parts), counted(len(self.cuts), "shard"), self.folder)
             wanted = replace(items, of=missing)
-            for i, (raw, digest) in runner(task, wanted, lambda place: None, shard_name) if missing else ():
+            for i, (raw, digest) in runner(task, wanted, lambda place: None, str) if missing else ():
                 k = missing[i]
                 if digest_bytes(raw) != digest:
-                    raise OSError(f"{shard_name(self.cuts[k])} was damaged on its way here; run the same query again")
+                    raise OSError(f"{self.path(k).name} was damaged on its way here; run the same query again")
                 write_whole(self.path(k), raw)
                 digests[k], parts[k] = digest, load(raw)
                 self.write_manifest(digests)
@@ -167,6 +195,12 @@ class Shards:
         return {}
 
 
+def sealed(result: dict[str, Tensor]) -> tuple[bytes, str]:
+    """The bytes of a result, and their digest."""
+    raw = save(result)
+    return raw, digest_bytes(raw)
+
+
 @dataclass(frozen=True, eq=False)
 class ShardTask:
     """What a worker does: a shard's points in, the bytes of its result and their digest out."""
@@ -176,8 +210,8 @@ class ShardTask:
     score: ChunkScore
     x_L: Inputs | None
 
-    def __call__(self, place: None, item: tuple[slice, Inputs | None]) -> Iterator[tuple[bytes, str]]:
-        cut, own = item
+    def __call__(self, place: None, item: "ShardItem") -> Iterator[tuple[bytes, str]]:
+        cut, own = item.cut, item.x
         pool, first = (self.pool, 0) if own is None else (sliced_tensors(own, "x_U"), cut.start)
         assert pool is not None
         scores, copies = list[Tensor](), torch.zeros(cut.stop - cut.start, dtype=torch.bool)
@@ -186,29 +220,43 @@ class ShardTask:
             scores.append(self.score(at, x).cpu())
             if (found := find_copies(self.x_L, x)) is not None:
                 copies[at.start - cut.start : at.stop - cut.start] = found
-        raw = save({"scores": torch.cat(scores), "copies": copies})
-        yield raw, digest_bytes(raw)
+        yield sealed({"scores": torch.cat(scores), "copies": copies})
 
 
 @dataclass(frozen=True, eq=False)
-class ShardItems(Sequence[Any]):
-    """The shards ``of`` some numbers, each with its points if these are in memory: they are taken when it begins."""
+class ShardItem:
+    cut: slice
+    x: Inputs | None
 
-    cuts: Sequence[slice]
-    pool: SlicedPoints | None
-    of: Sequence[int] = ()
+    def __str__(self) -> str:
+        return f"the shard of points {self.cut.start} to {self.cut.stop - 1}"
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedItems(Sequence[Any]):
+    """The items ``of`` some numbers. What they have of the pool is taken when one begins."""
+
+    of: Sequence[int] = field(default=(), kw_only=True)
 
     def __len__(self) -> int:
         return len(self.of)
 
     def __getitem__(self, i: Any) -> Any:
-        cut = self.cuts[self.of[i]]
-        return cut, None if self.pool is None else self.pool.take(cut)
+        return self.item(self.of[i])
+
+    def item(self, k: int) -> Any:
+        raise NotImplementedError
 
 
-def shard_name(item: Any) -> str:
-    cut = item[0] if isinstance(item, tuple) else item
-    return f"the shard of points {cut.start} to {cut.stop - 1}"
+@dataclass(frozen=True, eq=False)
+class ShardItems(NumberedItems):
+    """Shards, each with its points if these are in memory."""
+
+    cuts: Sequence[slice]
+    pool: SlicedPoints | None
+
+    def item(self, k: int) -> ShardItem:
+        return ShardItem(self.cuts[k], None if self.pool is None else self.pool.take(self.cuts[k]))
 
 
 def pool_digest(pool: SlicedPoints) -> str:

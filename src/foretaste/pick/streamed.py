@@ -18,6 +18,7 @@ from torch import Tensor
 from foretaste.acquire import (
     SPREAD_POINTS,
     Coverage,
+    FittingScore,
     Shortlist,
     Strategy,
     StreamedCover,
@@ -39,7 +40,9 @@ from foretaste.tangent import (
     FrozenNetwork,
     Inputs,
     count_points,
+    free_memory,
     freeze,
+    is_out_of_memory,
     outputs,
     resolve_budget,
     take_points,
@@ -161,12 +164,33 @@ def pick_streamed(
     """
     request = replace(request, kernel=replace(request.kernel, method="auto"))  # of the states
     seen = SeenPool(request.x_L, len(pool), request.batch_size, _counter(request))
-    if executor is None or how.picks:
-        return _pick_streamed(request, pool, how, select, options, seen, None)
-    with executor.started() as runner:
-        passes = ShardedPasses(executor, runner, pool, request.frozen.net, request.x_L, seen.note)
-        got, info = _pick_streamed(request, pool, how, select, options, seen, passes)
-    return got, info | {"executor": executor.kind, "shards": passes.counts}
+    try:
+        if executor is None or how.picks:
+            return _pick_streamed(request, pool, how, select, options, seen, None)
+        with executor.started() as runner:
+            passes = ShardedPasses(executor, runner, pool, request.frozen.net, request.x_L, seen.note)
+            got, info = _pick_streamed(request, pool, how, select, options, seen, passes)
+        return got, info | {"executor": executor.kind, "shards": passes.counts}
+    except Exception as e:
+        if not is_out_of_memory(e):
+            raise
+        raise no_memory(e, request, len(pool), executor) from e
+
+
+def no_memory(e: Exception, request: Request, U: int, executor: Executor | None) -> Exception:
+    """The error of a streamed query for which there is no memory: what to set, and what is kept."""
+    device = request.frozen.device
+    budget = stream_budget(request.kernel, device)
+    kept = "" if executor is None else "; the same query with Executor(folder=...) would keep what is complete"
+    if executor is not None and executor.folder is not None:
+        kept = f"; what is complete is kept in {executor.folder}, and the same query resumes"
+    workers = "" if executor is None or executor.kind == "serial" else "use fewer workers, "
+    said = (
+        f"out of memory on {device}, by a streamed query of {U} candidates within a budget of {format_bytes(budget)}, "
+        f"where {format_bytes(free_memory(device))} are free; give a smaller budget=, such as {budget // 4}, or a "
+        f"smaller watch=, {workers}or free some memory{kept} ({str(e).splitlines()[0] if str(e) else type(e).__name__})"
+    )
+    return (torch.OutOfMemoryError if device.type == "cuda" else MemoryError)(said)
 
 
 def _pick_streamed(
@@ -186,14 +210,15 @@ def _pick_streamed(
         got = pick(how, replace(request, x_U=torch.empty(len(pool), 0)), seen.batch(request.generator), options=options)
         return got, {"method": "streamed"}
     start, scores = time.perf_counter(), list[Tensor]()
-    score, step = OutputScores(how, options, request.without_labels()), stream_chunk(request.frozen.device)
+    score, step = OutputScores(how, options, request.for_workers(labels=False)), stream_chunk(request.frozen.device)
     # The first state has the labels: they say whether the network fits. Scores do not depend on them.
     first = None if passes is None else replace(request, x_U=pool.take(slice(0, step))).state
     if passes is not None:
         scores.append(passes.scores("scores", step, score, score.made_by).to(request.frozen.device))
+    fitting = FittingScore(score)
     for at, x in pool.chunks(step) if passes is None else ():
         first = replace(request, x_U=x).state if first is None else first
-        scores.append(score(at, x) if at.start else scores_by(how, options, first))
+        scores.append(fitting(at, x) if at.start else scores_by(how, options, first))
         seen(at, x)
     middle, batch, scores_U = time.perf_counter(), seen.batch(request.generator), torch.cat(scores)
     got = Picked(highest(scores_U, batch), state=first)
@@ -242,6 +267,29 @@ class OutputErrors:
         return 1 - probabilities(f_nC, self.loss).amax(1).cpu()
 
 
+@dataclass(frozen=True, eq=False)
+class Linearise:
+    """Points -> a state of L with these watched; at most how many of them are candidates; with Θ at once.
+
+    precisions: the last is that of Θ. measured_once: the first state with Θ measures it for all.
+    """
+
+    request: Request
+    budget: int
+    precisions: list[str]
+    measured_once: bool
+
+    def __call__(self, x: Inputs, candidates: int, eager: bool) -> State:
+        few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
+        own = replace(
+            self.request.kernel, watch=x, watch_by="random", budget=self.budget, precision=self.precisions[-1]
+        )
+        state = replace(self.request, x_U=few, kernel=own, eager=eager).state
+        if eager and self.measured_once:
+            self.precisions.append(state.precision_info["precision"])
+        return state
+
+
 def _stream_cover(
     request: Request,
     pool: SlicedPoints,
@@ -273,14 +321,7 @@ def _stream_cover(
     if kernel.precision == "auto" and frozen.device.type == "cuda" and sketch is None:
         precisions = ["float32"]  # Θ is small: measuring what others lose would cost more
 
-    def linearise(x: Inputs, candidates: int, eager: bool) -> State:
-        few = take_points(x, slice(None, None, -(-count_points(x) // candidates)))
-        own = replace(kernel, watch=x, watch_by="random", budget=budget, precision=precisions[-1])
-        state = replace(request, x_U=few, kernel=own, eager=eager, subject=request.frozen, outputs=C).state
-        if eager and sketch is not None:
-            precisions.append(state.precision_info["precision"])  # measured once
-        return state
-
+    linearise = Linearise(request.for_workers(labels=True), budget, precisions, measured_once=sketch is not None)
     kept = min(KEPT_ROWS.get(frozen.device.type, 0), budget // 3 // 8 // count_points(x_W))
     labels = None
     if large and x_L is not None:
@@ -291,7 +332,7 @@ def _stream_cover(
     )
     cover = settle_sketches(cover)
     if select == "greedy" and sample is not None and request.batch_size > LARGE_BATCH:
-        return _pick_in_parts(request, cover, seen, budget, start)
+        return _pick_in_parts(request, cover, seen, budget, start, passes)
     log.info(
         "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
         len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
@@ -315,12 +356,12 @@ def _stream_cover(
 
 
 def _pick_in_parts(
-    request: Request, cover: StreamedCover, seen: SeenPool, budget: int, start: float
+    request: Request, cover: StreamedCover, seen: SeenPool, budget: int, start: float, passes: ShardedPasses | None
 ) -> tuple[Picked, dict[str, Any]]:
     ready = time.perf_counter()
-    parts = read_parts(cover, budget, request.generator, seen)
+    parts = read_parts(cover, budget, request.generator, seen, passes)
     middle = time.perf_counter()
-    got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed))
+    got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed), passes)
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
     return got, {"method": "streamed", **cover_info(cover), **told}
@@ -417,4 +458,5 @@ def error_of_outputs(request: Request, pool: SlicedPoints, passes: ShardedPasses
     error, step = OutputErrors(request.frozen, request.loss), stream_chunk(request.frozen.device)
     if passes is not None:
         return passes.scores("errors", step, error, [request.loss], note=False).numpy()
-    return torch.cat([error(at, x) for at, x in pool.chunks(step)]).numpy()
+    score = FittingScore(error)
+    return torch.cat([score(at, x) for at, x in pool.chunks(step)]).numpy()
