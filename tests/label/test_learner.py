@@ -198,7 +198,65 @@ def test_the_scale_is_leave_one_out_over_the_labels_since(kind: str) -> None:
         residual = state.targets(np.array([truth(kind, i)]))[0] - state.pool_mean[i]
         terms.append(float(residual.square().mean() / state.u[i]))
     weight = 5
-    assert model.scale(book) == pytest.approx((weight * prior + sum(terms)) / (weight + len(new)), rel=1e-8)
+    expected = pytest.approx((weight * prior + sum(terms)) / (weight + len(new)), rel=1e-8)
+    assert model.scale(book) == expected
+    learner.unlabel([25, 30])  # what is known of the others stays; these come again, in another order
+    learner.teach([27, 30], [truth(kind, 27), truth(kind, 30)])
+    model.scale(book)
+    learner.unlabel(27)
+    learner.teach(25, truth(kind, 25))
+    assert model.scale(book) == expected
+
+
+def test_a_label_that_has_joined_the_others_costs_one_number_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all items are held for few labels; the trained labels' own state is let go when others join them."""
+    monkeypatch.setattr("foretaste.label.live_model.MOST_KEPT", 4)
+    monkeypatch.setattr("foretaste.label.live_model.SPARE_ROWS", 3)
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    how = {"classes": 3, "watch": 20, "ridge": 0.01, "graph": None}
+    learner = ft.Learner(network(3).float(), x, labels={i: i % 3 for i in range(6)}, **how)
+    model = learner._now.model
+
+    def rows_held() -> int:
+        """How often a number is held for each of the 200 items, by the model that answers."""
+        gc.collect()
+        found = {t.data_ptr(): t for t in gc.get_objects() if isinstance(t, torch.Tensor) and 200 in t.shape}
+        return sum(t.untyped_storage().nbytes() for t in found.values() if t.dtype == torch.float64) // 1600
+
+    held = []
+    for i in range(10, 90):
+        learner.query(5)
+        learner.release()
+        learner.teach(i, i % 3)
+        model.follow(learner._now.book)
+        if len(model._shown.base) == len(learner.labels):  # all have just joined
+            held.append((len(learner.labels), rows_held()))
+        assert len(model._shown.state.linearisation.rows) <= len(model._shown.kept) + 3
+    assert model._base.state is None
+    (n, before), (m, after) = held[1], held[-1]
+    assert m - n >= 60
+    assert after - before == m - n
+    plain = ft.Learner(network(3).float(), x, labels={i: i % 3 for i in range(6)}, **how)
+    monkeypatch.setattr("foretaste.label.live_model.MOST_KEPT", 400)
+    plain.teach(range(10, 90), [i % 3 for i in range(10, 90)])
+    assert model.scale(learner._now.book) == pytest.approx(plain._now.model.scale(plain._now.book), rel=1e-8)
+    learner.unlabel(range(12, 90))  # few again: the state of the trained ones comes back
+    torch.testing.assert_close(learner.predict_proba(), make_again(how, x).predict_proba(), rtol=1e-8, atol=1e-8)
+
+
+def make_again(how: dict[str, Any], x: torch.Tensor) -> ft.Learner:
+    learner = ft.Learner(network(3).float(), x, labels={i: i % 3 for i in range(6)}, **how)
+    learner.teach([10, 11], [1, 2])
+    return learner
+
+
+def test_the_kernel_of_the_first_questions_goes_when_the_model_asks() -> None:
+    learner = ft.Learner(pool=points(3, 60).float(), classes=2, fit_options={"steps": 20})
+    learner.query(2)
+    assert "cover" in vars(learner._now)
+    learner.teach([0, 1], [0, 1])
+    learner.query(1)
+    assert "cover" not in vars(learner._now)
 
 
 def test_under_cross_entropy_a_label_is_fitted_as_the_trained_ones_are() -> None:
