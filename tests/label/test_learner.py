@@ -23,6 +23,7 @@ from torch import nn
 
 import foretaste as ft
 from foretaste.errors import seal_json
+from foretaste.label import rough as rough_module
 from foretaste.label import session as session_module
 from foretaste.label.live_model import LiveModel
 from foretaste.lookahead import PoolKernel
@@ -1549,7 +1550,7 @@ def test_a_doubted_label_is_learned_as_much_as_it_is_likely(graph, tmp_path):
 
 
 @pytest.mark.parametrize("graph", [None, "auto"])
-def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph):
+def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph, monkeypatch):
     """The items of the window as the model says, the others as the network; and no forward pass until it is trained."""
     x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
     truth = (2 * (x[:, 0] > 0) + (x[:, 1] > 0)).tolist()
@@ -1558,17 +1559,83 @@ def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph):
     inside = [int(i) for i in learner.window_ids]
     outside = [i for i in range(90) if i not in inside]
     assert outside
+    passes = list[int]()
+    look = rough_module.outputs
+    monkeypatch.setattr(rough_module, "outputs", lambda *given: passes.append(1) or look(*given))
     found = learner.rough_proba()
     torch.testing.assert_close(found[inside], learner.predict_proba(inside))
     with torch.no_grad():
         want = ft.losses.simplex(learner.net(x[outside]).double())
     torch.testing.assert_close(found[outside], want, rtol=1e-5, atol=1e-6)
-    rough = learner._rough
     learner.teach(30, truth[30])
     learner.rough_proba()
-    assert learner._rough is rough
+    learner.rough_proba(wait=False)
+    assert len(passes) == 1
     learner.retrain(wait=True)
     learner.rough_proba()
-    assert learner._rough is not rough
+    assert len(passes) == 2
     whole = ft.Learner(pool=x, classes=4, graph=graph, labels=dict(enumerate(truth[:20])), fit_options={"steps": 40})
     torch.testing.assert_close(whole.rough_proba(), whole.predict_proba())
+
+
+def test_nobody_waits_for_the_network_to_look_at_a_large_pool(monkeypatch):
+    """At first the window is known and the rest is NaN; after a training the rest is as the network before it said."""
+    monkeypatch.setattr("foretaste.label.pool.POOL_CHUNK", 16)
+    x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    learner = ft.Learner(pool=x, classes=2, graph=None, window=40, fit_options={"steps": 40})
+    learner.teach(range(20), (x[:20, 0] > 0).long().tolist())
+    gate, look = threading.Semaphore(0), rough_module.outputs
+    monkeypatch.setattr(rough_module, "outputs", lambda *given: gate.acquire(timeout=60) and look(*given))
+
+    def outside() -> list[int]:
+        return sorted({*range(90)} - {int(i) for i in learner.window_ids})
+
+    def until(done: tuple[int, int] | None) -> torch.Tensor:
+        while learner.rough_progress != done:
+            time.sleep(0.005)
+        return learner.rough_proba(wait=False)
+
+    found = learner.rough_proba(wait=False)
+    assert found[outside()].isnan().all()
+    assert not found[[int(i) for i in learner.window_ids]].isnan().any()
+    assert learner.rough_progress == (0, 90)
+    gate.release(2)
+    found = until((32, 90))
+    assert found.isnan().any(1).nonzero()[:, 0].tolist() == [i for i in outside() if i >= 32]
+    gate.release(4)
+    first = until(None)
+    torch.testing.assert_close(first, learner.rough_proba())
+    before = outside()
+    learner.teach(range(20, 30), (x[20:30, 0] > 0).long().tolist())
+    learner.retrain(wait=True)
+    both = sorted({*before} & {*outside()})
+    gate.release(3)
+    learner.rough_proba(wait=False)
+    second = until((48, 90))
+    torch.testing.assert_close(second[[i for i in both if i >= 48]], first[[i for i in both if i >= 48]])
+    gate.release(3)
+    until(None)
+    assert (learner.rough_proba() - first)[both].abs().max() > 1e-6
+    learner.retrain(wait=True)
+    learner.rough_proba(wait=False)
+    gate.release(1)
+    learner.stop_training()  # within the items that it is at
+    assert learner.rough_progress is None
+    gate.release(12)
+    learner.rough_proba(wait=False)  # another one begins
+    assert not until(None).isnan().any()
+
+
+def test_a_network_that_cannot_look_at_the_pool_says_so(monkeypatch):
+    def broken(*given):
+        raise ValueError("net returns NaN")
+
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    learner = ft.Learner(pool=x, classes=2, graph=None, window=40, fit_options={"steps": 20})
+    learner.teach(range(20), (x[:20, 0] > 0).long().tolist())
+    monkeypatch.setattr(rough_module, "outputs", broken)
+    learner.rough_proba(wait=False)
+    while learner.rough_progress is not None:
+        time.sleep(0.005)
+    with pytest.raises(ValueError, match="net returns NaN"):
+        learner.rough_proba(wait=False)
