@@ -96,7 +96,10 @@ class PlainLearner:
         p[:, self.classes.index(next(reversed(self.labels.values())))] = 0.9
         return p
 
-    rough_proba = predict_proba
+    def rough_proba(self, wait=True):
+        return self.predict_proba()
+
+    rough_progress = None
 
     def explain(self, item, most=10):
         nearest = [{"id": i, "alike": 0.5} for i in self.ids if i != item][:most]

@@ -1,5 +1,6 @@
 """The grid: a wall of one predicted class, accepted at a press, each item an answer of its own, taken back together."""
 
+import numpy as np
 import pytest
 
 from browser_cases import count, in_chromium, in_memory, shown, until_true
@@ -44,7 +45,7 @@ def test_the_wall_has_open_items_of_the_class_that_nobody_has_on_the_screen(desk
 def test_without_a_model_the_wall_says_so_and_words_are_found_all_the_same(tmp_path):
     texts = ["A red house", "the RED car", "a blue car", "no colour", "red, red car"]
     desk = open_desk(tmp_path, MemoryItems("text", [f"t{k}" for k in range(5)], texts))
-    assert grid_items(desk, "cat") == {"items": [], "left": 0, "ready": False}
+    assert grid_items(desk, "cat") == {"items": [], "left": 0, "ready": False, "looked": None}
     found = grid_items(desk, find="car red")
     assert (names(found), found["left"], found["ready"]) == (["t1", "t4"], 2, False)
     assert names(grid_items(desk, find="T3")) == ["t3"]  # its name
@@ -100,6 +101,17 @@ def test_the_routes_of_the_grid(desk):
     assert client.post("/api/grid", me | {"items": [], "label": "dog", "request": "request-1"}).status == 422
 
 
+def test_the_longest_wall_is_accepted_whole_and_a_longer_one_refused(tmp_path):
+    """It was refused above 200 items, and above 64 KB: the answers of a wall that had grown were lost."""
+    desk = open_desk(tmp_path, MemoryItems("text", [f"{'long/' * 20}t{k}" for k in range(1100)], ["text"] * 1100))
+    client, me = Client(Guard(make_app(desk))), {"tab": TAB, "who": "Ada"}
+    body = me | {"items": desk.data.ids[:1000], "label": "dog", "request": "request-1"}
+    assert client.post("/api/grid", body | {"items": desk.data.ids[:1001]}).status == 422
+    reply = client.post("/api/grid", body)
+    assert (reply.status, len(reply.json["seqs"]), len(desk.store.labels())) == (200, 1000, 1000)
+    close_desk(desk)
+
+
 @in_chromium
 def test_a_person_accepts_a_wall_but_for_the_wrong_ones(tmp_path, page):
     with in_memory(tmp_path, 14) as server:
@@ -140,6 +152,31 @@ def test_a_person_accepts_a_wall_but_for_the_wrong_ones(tmp_path, page):
         page.wait_for_function("n => wall.items.length === n", arg=len(items) - 2)  # what was wrong does not come back
         page.keyboard.press("Escape")
         assert shown(page, on_screen) == on_screen
+
+
+@in_chromium
+def test_a_wall_says_how_far_a_new_network_has_looked_and_comes_when_it_is_through(tmp_path, page, monkeypatch):
+    with in_memory(tmp_path, 14) as server:
+        learner = server.desk.learner
+        page.goto(server.address)
+        for n in range(1, 3):
+            shown(page)
+            page.keyboard.press(str(n))
+            count(page, n)
+        page.wait_for_function("() => state.model.phase === 'ready'")
+        monkeypatch.setattr(learner, "rough_proba", lambda wait: np.full((14, 4), np.nan))
+        learner.rough_progress = (5, 14)
+        assert grid_items(server.desk, find="p01")["items"][0]["likely"] == ""
+        page.keyboard.press("F4")
+        page.wait_for_function("() => wall.label === 'cat'")
+        page.keyboard.press("2")
+        until_true(page, "$('grid-words').textContent === 'The new network has looked at 5 of 14 items so far.'")
+        learner.rough_progress = (9, 14)
+        until_true(page, "$('grid-words').textContent.includes('looked at 9 of 14')")
+        monkeypatch.setattr(learner, "rough_proba", lambda wait: learner.predict_proba())
+        learner.rough_progress = None
+        page.wait_for_selector("#grid-wall button")
+        assert "looked" not in page.text_content("#grid-words")
 
 
 @in_chromium

@@ -23,6 +23,7 @@ from torch import nn
 
 import foretaste as ft
 from foretaste.errors import seal_json
+from foretaste.label import rough as rough_module
 from foretaste.label import session as session_module
 from foretaste.label.live_model import LiveModel
 from foretaste.lookahead import PoolKernel
@@ -198,7 +199,65 @@ def test_the_scale_is_leave_one_out_over_the_labels_since(kind: str) -> None:
         residual = state.targets(np.array([truth(kind, i)]))[0] - state.pool_mean[i]
         terms.append(float(residual.square().mean() / state.u[i]))
     weight = 5
-    assert model.scale(book) == pytest.approx((weight * prior + sum(terms)) / (weight + len(new)), rel=1e-8)
+    expected = pytest.approx((weight * prior + sum(terms)) / (weight + len(new)), rel=1e-8)
+    assert model.scale(book) == expected
+    learner.unlabel([25, 30])  # what is known of the others stays; these come again, in another order
+    learner.teach([27, 30], [truth(kind, 27), truth(kind, 30)])
+    model.scale(book)
+    learner.unlabel(27)
+    learner.teach(25, truth(kind, 25))
+    assert model.scale(book) == expected
+
+
+def test_a_label_that_has_joined_the_others_costs_one_number_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all items are held for few labels; the trained labels' own state is let go when others join them."""
+    monkeypatch.setattr("foretaste.label.live_model.MOST_KEPT", 4)
+    monkeypatch.setattr("foretaste.label.live_model.SPARE_ROWS", 3)
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    how = {"classes": 3, "watch": 20, "ridge": 0.01, "graph": None}
+    learner = ft.Learner(network(3).float(), x, labels={i: i % 3 for i in range(6)}, **how)
+    model = learner._now.model
+
+    def rows_held() -> int:
+        """How often a number is held for each of the 200 items, by the model that answers."""
+        gc.collect()
+        found = {t.data_ptr(): t for t in gc.get_objects() if isinstance(t, torch.Tensor) and 200 in t.shape}
+        return sum(t.untyped_storage().nbytes() for t in found.values() if t.dtype == torch.float64) // 1600
+
+    held = []
+    for i in range(10, 90):
+        learner.query(5)
+        learner.release()
+        learner.teach(i, i % 3)
+        model.follow(learner._now.book)
+        if len(model._shown.base) == len(learner.labels):  # all have just joined
+            held.append((len(learner.labels), rows_held()))
+        assert len(model._shown.state.linearisation.rows) <= len(model._shown.kept) + 3
+    assert model._base.state is None
+    (n, before), (m, after) = held[1], held[-1]
+    assert m - n >= 60
+    assert after - before == m - n
+    plain = ft.Learner(network(3).float(), x, labels={i: i % 3 for i in range(6)}, **how)
+    monkeypatch.setattr("foretaste.label.live_model.MOST_KEPT", 400)
+    plain.teach(range(10, 90), [i % 3 for i in range(10, 90)])
+    assert model.scale(learner._now.book) == pytest.approx(plain._now.model.scale(plain._now.book), rel=1e-8)
+    learner.unlabel(range(12, 90))  # few again: the state of the trained ones comes back
+    torch.testing.assert_close(learner.predict_proba(), make_again(how, x).predict_proba(), rtol=1e-8, atol=1e-8)
+
+
+def make_again(how: dict[str, Any], x: torch.Tensor) -> ft.Learner:
+    learner = ft.Learner(network(3).float(), x, labels={i: i % 3 for i in range(6)}, **how)
+    learner.teach([10, 11], [1, 2])
+    return learner
+
+
+def test_the_kernel_of_the_first_questions_goes_when_the_model_asks() -> None:
+    learner = ft.Learner(pool=points(3, 60).float(), classes=2, fit_options={"steps": 20})
+    learner.query(2)
+    assert "cover" in vars(learner._now)
+    learner.teach([0, 1], [0, 1])
+    learner.query(1)
+    assert "cover" not in vars(learner._now)
 
 
 def test_under_cross_entropy_a_label_is_fitted_as_the_trained_ones_are() -> None:
@@ -1491,7 +1550,7 @@ def test_a_doubted_label_is_learned_as_much_as_it_is_likely(graph, tmp_path):
 
 
 @pytest.mark.parametrize("graph", [None, "auto"])
-def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph):
+def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph, monkeypatch):
     """The items of the window as the model says, the others as the network; and no forward pass until it is trained."""
     x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
     truth = (2 * (x[:, 0] > 0) + (x[:, 1] > 0)).tolist()
@@ -1500,17 +1559,83 @@ def test_the_whole_of_a_large_pool_is_predicted_roughly_by_the_network(graph):
     inside = [int(i) for i in learner.window_ids]
     outside = [i for i in range(90) if i not in inside]
     assert outside
+    passes = list[int]()
+    look = rough_module.outputs
+    monkeypatch.setattr(rough_module, "outputs", lambda *given: passes.append(1) or look(*given))
     found = learner.rough_proba()
     torch.testing.assert_close(found[inside], learner.predict_proba(inside))
     with torch.no_grad():
         want = ft.losses.simplex(learner.net(x[outside]).double())
     torch.testing.assert_close(found[outside], want, rtol=1e-5, atol=1e-6)
-    rough = learner._rough
     learner.teach(30, truth[30])
     learner.rough_proba()
-    assert learner._rough is rough
+    learner.rough_proba(wait=False)
+    assert len(passes) == 1
     learner.retrain(wait=True)
     learner.rough_proba()
-    assert learner._rough is not rough
+    assert len(passes) == 2
     whole = ft.Learner(pool=x, classes=4, graph=graph, labels=dict(enumerate(truth[:20])), fit_options={"steps": 40})
     torch.testing.assert_close(whole.rough_proba(), whole.predict_proba())
+
+
+def test_nobody_waits_for_the_network_to_look_at_a_large_pool(monkeypatch):
+    """At first the window is known and the rest is NaN; after a training the rest is as the network before it said."""
+    monkeypatch.setattr("foretaste.label.pool.POOL_CHUNK", 16)
+    x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    learner = ft.Learner(pool=x, classes=2, graph=None, window=40, fit_options={"steps": 40})
+    learner.teach(range(20), (x[:20, 0] > 0).long().tolist())
+    gate, look = threading.Semaphore(0), rough_module.outputs
+    monkeypatch.setattr(rough_module, "outputs", lambda *given: gate.acquire(timeout=60) and look(*given))
+
+    def outside() -> list[int]:
+        return sorted({*range(90)} - {int(i) for i in learner.window_ids})
+
+    def until(done: tuple[int, int] | None) -> torch.Tensor:
+        while learner.rough_progress != done:
+            time.sleep(0.005)
+        return learner.rough_proba(wait=False)
+
+    found = learner.rough_proba(wait=False)
+    assert found[outside()].isnan().all()
+    assert not found[[int(i) for i in learner.window_ids]].isnan().any()
+    assert learner.rough_progress == (0, 90)
+    gate.release(2)
+    found = until((32, 90))
+    assert found.isnan().any(1).nonzero()[:, 0].tolist() == [i for i in outside() if i >= 32]
+    gate.release(4)
+    first = until(None)
+    torch.testing.assert_close(first, learner.rough_proba())
+    before = outside()
+    learner.teach(range(20, 30), (x[20:30, 0] > 0).long().tolist())
+    learner.retrain(wait=True)
+    both = sorted({*before} & {*outside()})
+    gate.release(3)
+    learner.rough_proba(wait=False)
+    second = until((48, 90))
+    torch.testing.assert_close(second[[i for i in both if i >= 48]], first[[i for i in both if i >= 48]])
+    gate.release(3)
+    until(None)
+    assert (learner.rough_proba() - first)[both].abs().max() > 1e-6
+    learner.retrain(wait=True)
+    learner.rough_proba(wait=False)
+    gate.release(1)
+    learner.stop_training()  # within the items that it is at
+    assert learner.rough_progress is None
+    gate.release(12)
+    learner.rough_proba(wait=False)  # another one begins
+    assert not until(None).isnan().any()
+
+
+def test_a_network_that_cannot_look_at_the_pool_says_so(monkeypatch):
+    def broken(*given):
+        raise ValueError("net returns NaN")
+
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    learner = ft.Learner(pool=x, classes=2, graph=None, window=40, fit_options={"steps": 20})
+    learner.teach(range(20), (x[:20, 0] > 0).long().tolist())
+    monkeypatch.setattr(rough_module, "outputs", broken)
+    learner.rough_proba(wait=False)
+    while learner.rough_progress is not None:
+        time.sleep(0.005)
+    with pytest.raises(ValueError, match="net returns NaN"):
+        learner.rough_proba(wait=False)

@@ -7,6 +7,8 @@ them back.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from foretaste.errors import check_known
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from foretaste.label.store import LabelEvent
 
 GRID_ITEMS = 24
+MOST_TILES = 1000  # on a wall that has grown; page/grid.js has the same
 MOST_ALIKE = 200
 GRID_PATIENCE = 0.15  # seconds that a wall waits for the learner
 GRID_REQUEST = "grid:"  # requests of a wall begin so, and end with the number of the item
@@ -33,6 +36,7 @@ def grid_items(
 
     ``without`` are numbers of items that were called wrong on such a wall before. Items that are on a screen, measure
     accuracy or are copies are left out. "follow": how many other predictions change if an item is what the model says.
+    "looked": (done, of how many) while the network goes through a large pool; what it has not come to is of no class.
     """
     if not desk.store.task.one:
         raise ValueError(
@@ -40,27 +44,35 @@ def grid_items(
         )
     found = desk.worker.probabilities()
     if found is None and not find:
-        return {"items": [], "left": 0, "ready": False}
+        return {"items": [], "left": 0, "ready": False, "looked": None}
     held, current = {*desk.store.held()}, desk.answers()
     away = {*without}
     free = [i for i in desk.shuffled if i not in current and i not in held and desk.number[i] not in away]
-    best = dict.fromkeys(free, ("", 0.0))
-    if found is not None:
-        classes, p_NC = found
-        said, sure = p_NC.argmax(1).tolist(), p_NC.max(1).tolist()
-        best = {i: (classes[said[n]], sure[n]) for i in free for n in (desk.number[i],)}
-    if find:
-        order = desk.with_words(free, find)
-    elif like:
-        order = [i for i in desk.worker.alike(like, MOST_ALIKE) if i in best]
+    classes, sure_f, said_f = list[str](), np.full(len(free), np.nan), np.zeros(len(free), int)
+    if found is not None and free:
+        classes, p_fC = found[0], found[1][[desk.number[i] for i in free]]
+        sure_f, said_f = p_fC.max(1), p_fC.argmax(1)
+    known_f = ~np.isnan(sure_f)  # the network has yet to look at the others
+    if find or like:
+        place = {i: k for k, i in enumerate(free)}
+        order = desk.with_words(free, find) if find else desk.worker.alike(like, MOST_ALIKE)
+        at = [place[i] for i in order if i in place]
     else:
         check_known("class", label, desk.store.classes)
-        order = sorted((i for i in free if best[i][0] == label), key=lambda i: -best[i][1])
+        of_it = (known_f & (said_f == (classes.index(label) if label in classes else -1))).nonzero()[0]
+        at = of_it[np.argsort(-sure_f[of_it], kind="stable")].tolist()
+    first = [free[k] for k in at[:count]]
+    best = [(classes[said_f[k]], float(sure_f[k])) if known_f[k] else ("", 0.0) for k in at[:count]]
     shown = [
-        {"item": i, "number": desk.number[i], "likely": best[i][0], "p": best[i][1], "follow": follow}
-        for i, follow in zip(order[:count], desk.worker.follow(order[:count]))
+        {"item": i, "number": desk.number[i], "likely": name, "p": p, "follow": follow}
+        for i, (name, p), follow in zip(first, best, desk.worker.follow(first))
     ]
-    return {"items": shown, "left": len(order), "ready": found is not None}
+    return {
+        "items": shown,
+        "left": len(at),
+        "ready": found is not None,
+        "looked": None if found is None else desk.worker.describe()["looked"],
+    }
 
 
 def accept_grid(

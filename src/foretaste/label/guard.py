@@ -31,6 +31,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LARGEST_BODY = 64 * 1024
+LARGEST_BODIES = {"/api/grid": 4 << 20}  # a wall of 1,000 names
 COOKIE = "foretaste"
 SESSIONS_KEPT = 1000  # cookies that are known at a time; the oldest go
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
@@ -80,7 +81,7 @@ class Guard:
             raise ValueError(f"host {host} can be reached from other machines; a token is required")
         if token is not None and len(token) < 16:
             raise ValueError(f"the token has {len(token)} characters; expected at least 16")
-        self.app, self.token, self.routes = app, token, dict(routes or {})
+        self.app, self.token, self.routes = app, token, LARGEST_BODIES | dict(routes or {})
         self.tokens: dict[str, str | None] = {} if token is None else {token: None}  # token → person, None: the owner
         self.tokens |= {person_token(str(token), who): who for who in people}
         self.names = {host.lower(), *LOOPBACK_NAMES, *(name.lower() for name in names)}

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from foretaste.label.mistakes import doubt_labels, doubt_sets
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
 from foretaste.label.pool_model import resolve_graph
 from foretaste.label.progress import FEWEST_ASKED, FEWEST_DRAWN, compare_random, explain_item
+from foretaste.label.rough import RoughProbabilities
 from foretaste.label.saving import SAVED_LEARNER, read_saved, write_saved
 from foretaste.label.session import Session, ask_settings
 from foretaste.label.training import TrainFunction, TrainingPlan, copied_network
 from foretaste.lookahead import Graph, KernelSettings
 from foretaste.losses import probabilities
-from foretaste.tangent import FrozenNetwork, Output, Params, freeze, outputs, probe_outputs
+from foretaste.tangent import Output, Params, freeze, probe_outputs
 
 log = logging.getLogger("foretaste")
 
@@ -165,7 +167,7 @@ class Learner:
     def _hold(self, session: Session) -> None:
         self._now, self._lock = session, session.lock
         self._position = {i: p for p, i in enumerate(session.pool.ids)}
-        self._rough: tuple[FrozenNetwork, Tensor] | None = None  # a network, and its probabilities on the pool
+        self._rough = RoughProbabilities(session.pool)
 
     # What there is.
 
@@ -385,6 +387,7 @@ class Learner:
         self.wait()
         with self._lock:
             self._now.change_classes(names, [names.index(renamed.get(name, name)) for name in old])
+            self._rough = RoughProbabilities(self._now.pool)  # columns are classes
 
     # What it knows.
 
@@ -431,11 +434,16 @@ class Learner:
             f_nC = self._outputs(items)
             return self._now.trained_model().probabilities(f_nC)
 
-    def rough_proba(self) -> Tensor:
+    def rough_proba(self, wait: bool = True) -> Tensor:
         """The probabilities of the classes for the whole pool, (N, C), quickly also where it is large.
 
         Items that the model works on (``window_ids``) have those of ``predict_proba``. The others have those of the
         network as it was last trained: one forward pass a training, while labels since do not move them.
+
+        Args:
+            wait: whether to wait for that pass, default True. False returns at once: the pass goes on in the
+                background (``rough_progress``), and items that it has not come to have what the network before it
+                said, or NaN.
 
         Raises:
             RuntimeError: nothing has been learned yet.
@@ -446,14 +454,19 @@ class Learner:
             raise ValueError("regression has no classes, so no probabilities; use predict()")
         with self._lock:
             model = self._now.trained_model()
-            at_M, loss = list(model.at_M), self._now.plan.loss
+            at_M, loss, rough = list(model.at_M), self._now.plan.loss, self._rough
             p_MC = model.probabilities(model.follow(self._now.book).pool_mean)
-        if len(at_M) < len(pool) and (self._rough is None or self._rough[0] is not model.frozen):
-            f_NC = torch.cat([outputs(model.frozen, model.read(some)) for some in pool.chunks(range(len(pool)))])
-            self._rough = model.frozen, f_NC.clamp(0, 1) if kind.multi else probabilities(f_NC, loss)
-        p_NC = p_MC.new_empty(len(pool), kind.C) if len(at_M) == len(pool) else self._rough[1].clone()  # type: ignore[index]
+        p_NC = p_MC.new_empty(len(pool), kind.C)
+        if len(at_M) < len(pool):
+            squash = partial(torch.clamp, min=0, max=1) if kind.multi else partial(probabilities, loss=loss)
+            p_NC = rough.read(model.frozen, squash, p_MC[0], wait)
         p_NC[at_M] = p_MC
         return p_NC
+
+    @property
+    def rough_progress(self) -> tuple[int, int] | None:
+        """Items that a pass of ``rough_proba(wait=False)`` has looked at, of how many; None if none is under way."""
+        return self._rough.progress
 
     def explain(self, item: Hashable, label: Any = None, *, most: int = 10) -> dict[str, Any]:
         """Why an item is worth a label: what would change in the pool if it had one, and which items it stands for.
@@ -704,9 +717,11 @@ class Learner:
     def stop_training(self) -> None:
         """Ask a training in the background to stop. It does so within a few steps; the network from before stays.
 
-        ``wait`` then waits for its end. A function of yours (``train=``) is not stopped.
+        ``wait`` then waits for its end. A function of yours (``train=``) is not stopped. A pass of ``rough_proba``
+        stops too.
         """
         self._now.stop_training()
+        self._rough.stop()
 
     @property
     def training(self) -> bool:

@@ -31,6 +31,8 @@ from foretaste.lookahead import (
     binary_params,
     cholesky,
     from_kernels,
+    leave_one_out,
+    ridge_factor,
     watched_rows,
 )
 from foretaste.losses import LOSSES, sharpened
@@ -54,6 +56,7 @@ LEAST_LEFT, MOST_LEFT = 0.005, 0.3  # of a label's probability, after a training
 # stop).
 ORDINARY_SHARE = 0.3
 MOST_KEPT = 256  # squared loss: with more labels since the training, they join L in one solve
+SPARE_ROWS = 64  # of S, of items that were out and may soon be out again
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,51 @@ class ShownLabels:
     fixed: dict[int, Label]
     base: dict[int, Label]
     kept: dict[int, Label | None]
+
+
+@dataclass(eq=False)
+class TrainedBase:
+    """The labels of the training that still hold (L), and what they leave of the labels given since (K).
+
+    ``state`` has them as its L, on all of M. It is let go when other labels have joined them in one solve: what it
+    holds grows by a row of M for each label. λ, s² and S_KK need L and K alone.
+    """
+
+    fixed: dict[int, Label]
+    ridge: float
+    state: DenseState | None
+    at_L: list[int]
+    _between: tuple[list[int], Tensor, Tensor] | None = None  # K, H_LK = chol⁻¹ Θ_LK, and S_KK = Θ_KK − HᵀH
+
+    @cached_property
+    def solved(self) -> tuple[float, Tensor, Tensor]:
+        """s², the factor of A, and chol⁻¹(Y − f)."""
+        assert self.state is not None
+        p, s = self.state.linearisation.problem, self.state.linearisation.solved
+        return self.state.scale, s.chol, torch.linalg.solve_triangular(s.chol, p.y_LC - p.f_LC, upper=False)
+
+    def let_go(self) -> None:
+        """Keep what L and K need, and nothing of M."""
+        _ = self.solved
+        self.state = None
+
+    def surprises(self, rows_K: list[int], y_KC: Tensor, theta_MM: Tensor, f_MC: Tensor) -> Tensor:
+        """(k, C): squared residuals of labels since, in units of their variance. Squared loss.
+
+        Each is predicted from L and the others of them. Labels that come one by one cost a row each.
+        """
+        _, chol, half_R = self.solved
+        known, half_LK, S_KK = self._between or ([], theta_MM.new_empty(len(chol), 0), theta_MM.new_empty(0, 0))
+        n = next((i for i, (a, b) in enumerate(zip(known, rows_K)) if a != b), min(len(known), len(rows_K)))
+        half_LK, S_KK = half_LK[:, :n], S_KK[:n, :n]
+        if new := rows_K[n:]:
+            half_Ln = torch.linalg.solve_triangular(chol, theta_MM[new][:, self.at_L].T, upper=False)
+            half_LK = torch.cat([half_LK, half_Ln], 1)
+            S_nK = theta_MM[new][:, rows_K].addmm_(half_Ln.T, half_LK, alpha=-1)
+            S_KK = torch.cat([torch.cat([S_KK, S_nK[:, :n].T], 1), S_nK])
+        self._between = list(rows_K), half_LK, S_KK
+        alpha, d = leave_one_out(ridge_factor(S_KK, self.ridge, "K"), y_KC - f_MC[rows_K] - half_LK.T @ half_R)
+        return alpha.square() / d
 
 
 @dataclass(eq=False)
@@ -97,7 +145,7 @@ class LiveModel:
     scores_M: Tensor | None = None  # of the last question
     _shown: ShownLabels | None = None
     _scaled: tuple[dict[int, Label], float] | None = None
-    _base: tuple[dict[int, Label], DenseState] | None = None  # labels of the training that still hold, as L
+    _base: TrainedBase | None = None
 
     @cached_property
     def row(self) -> dict[int, int]:
@@ -128,8 +176,8 @@ class LiveModel:
 
     def follow(self, book: LabelBook) -> State:
         """The state after exactly these labels. Costs what has changed since the last call."""
-        fixed, trained = self._trained_base(book)
-        shown = self._shown
+        trained, shown = self._trained_base(book), self._shown
+        fixed = trained.fixed
         # Under L2, L and K come to the same: labels move to L when there are many.
         most = MOST_KEPT if self.settings.quadratic else len(book.labels)
         if (
@@ -138,10 +186,15 @@ class LiveModel:
             or any(book.labels.get(p) != y for p, y in shown.base.items())
             or len(book.labels) - len(shown.base) > most
         ):
-            shown = ShownLabels(trained, fixed, fixed, {})
+            self._shown = shown = None  # freed before the next is made
+            base = fixed
             if len(book.labels) - len(fixed) > most:
+                trained.let_go()
                 base = dict(book.labels)
-                shown = ShownLabels(self._condition_base(base, trained.ridge), fixed, base, {})
+            elif trained.state is None:
+                trained.state = self._condition_base(fixed, trained.ridge)
+            state = self._condition_base(base, trained.ridge) if trained.state is None else trained.state
+            shown = ShownLabels(state, fixed, base, {})
         wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in shown.base}
         wanted |= {self.row[p]: None for p in book.pending if p in self.row}
         state, kept = shown.state, dict(shown.kept)
@@ -157,6 +210,8 @@ class LiveModel:
         elif self.watched is not None:  # the watched items are in the pool: one solve gives both means
             vars(state)["mean"] = state.pool_mean[self.watched]
         self._shown = ShownLabels(state, shown.fixed, shown.base, kept)
+        assert isinstance(state, DenseState)
+        state.linearisation.forget_rows(kept, SPARE_ROWS)
         return state
 
     def kept_label(self, y: Label | None) -> Label | Tensor | None:
@@ -166,17 +221,18 @@ class LiveModel:
 
     def ridge(self, book: LabelBook) -> float:
         """λ: as given, or resolved on the labels of the training that still hold."""
-        return self._trained_base(book)[1].ridge
+        return self._trained_base(book).ridge
 
-    def _trained_base(self, book: LabelBook) -> tuple[dict[int, Label], DenseState]:
-        """The labels of the training that still hold, and the state with them as its L; made once.
+    def _trained_base(self, book: LabelBook) -> TrainedBase:
+        """The labels of the training that still hold; made once.
 
         λ and the scale of Θ follow from these labels alone: a label that was changed or taken back leaves no trace.
         """
         fixed = {p: y for p, y in self.trained.items() if book.labels.get(p) == y}
-        if self._base is None or self._base[0] != fixed:
+        if self._base is None or self._base.fixed != fixed:
             self._fit_kernel(fixed)
-            self._base = fixed, self._condition_base(fixed, self._resolve_ridge(fixed))
+            ridge = self._resolve_ridge(fixed)
+            self._base = TrainedBase(fixed, ridge, self._condition_base(fixed, ridge), [self.row[p] for p in fixed])
         return self._base
 
     def _fit_kernel(self, fixed: Mapping[int, Label]) -> None:
@@ -252,11 +308,12 @@ class LiveModel:
         if not self.settings.quadratic:
             return 1.0
         if self._scaled is None or self._scaled[0] != book.labels:
-            fixed, state = self._trained_base(book)
-            new = {self.row[p]: y for p, y in book.labels.items() if p not in fixed and p in self.row}
-            s2 = state.scale or 1.0  # one label, or equal ones, leave nothing
+            base = self._trained_base(book)
+            new = {self.row[p]: y for p, y in book.labels.items() if p not in base.fixed and p in self.row}
+            s2 = base.solved[0] or 1.0  # one label, or equal ones, leave nothing
             if new:
-                total = float(state.surprises(list(new), self._targets(new.values())).mean(1).sum())
+                surprises = base.surprises(list(new), self._targets(new.values()), self.theta_MM, self.f_MC)
+                total = float(surprises.mean(1).sum())
                 s2 = (PRIOR_LABELS * s2 + total) / (PRIOR_LABELS + len(new))
             self._scaled = dict(book.labels), s2
         return self._scaled[1]
@@ -357,11 +414,12 @@ class LiveModel:
             return state.exchange(new, bases[posterior])
 
         bases: dict[Posterior, Posterior] = {}
-        fixed, trained = self._base
-        shown = self._shown
+        trained, shown = self._base, self._shown
         if shown is not None:
             shown = replace(shown, state=moved(shown.state, shown.base))
-        return {"_base": (fixed, moved(trained, fixed)), "_shown": shown}
+        if trained.state is not None:
+            trained = replace(trained, state=moved(trained.state, trained.fixed))
+        return {"_base": trained, "_shown": shown}
 
 
 def _labels_of(kept: Mapping[int, Label | None]) -> dict[int, Label]:

@@ -267,8 +267,12 @@ class PoolModel(LiveModel):
         )  # fmt: skip
 
     def soft_labels(self, book: LabelBook) -> dict[int, Tensor]:
-        """Position → probabilities of the classes, of the items that are neither labelled nor ignored."""
-        p_MC = self.probabilities(self.follow(book).pool_mean)
+        """Position → probabilities of the classes after the training's labels, of items that are open in the book.
+
+        From the mean alone: S is made when the network is trained, so that two models do not stand beside each other
+        all the while.
+        """
+        p_MC = self.probabilities(self.learned_MC)
         left_out = {*book.labels, *book.ignored}
         return {p: p_C for p, p_C in zip(self.at_M, p_MC) if p not in left_out}
 

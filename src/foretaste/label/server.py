@@ -34,7 +34,7 @@ from foretaste.errors import check_known, printable
 from foretaste.label.classes import LONGEST_GUIDELINES
 from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import ITEM_FIELDS, export_text, label_rows, prediction_text
-from foretaste.label.grid import accept_grid, grid_items
+from foretaste.label.grid import MOST_TILES, accept_grid, grid_items
 from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
 from foretaste.label.overview import describe_project
 from foretaste.label.review import ReviewFilter
@@ -103,9 +103,9 @@ class UndoBody(TabBody):
 class GridBody(TabBody):
     """Several items of one class, and others of the same wall with theirs."""
 
-    items: list[ItemName] = Field(max_length=200)
+    items: list[ItemName] = Field(max_length=MOST_TILES)
     label: ItemName
-    others: dict[ItemName, ItemName] = Field(default_factory=dict, max_length=200)
+    others: dict[ItemName, ItemName] = Field(default_factory=dict, max_length=MOST_TILES)
     request: Annotated[str, StringConstraints(min_length=8, max_length=100)]
 
 

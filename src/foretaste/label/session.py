@@ -129,6 +129,7 @@ class Session:
             if type(model) is LiveModel and len(self.pool) > len(model.at_M):
                 self.move_window(model)
             found = ask_items(model, self.book, self.ask, n, self.queries)
+            self.__dict__.pop("cover", None)  # 80 MB that nobody asks any more
         self.queries += 1
         return found
 
@@ -395,11 +396,16 @@ class Session:
         self.look()
         waiting = self.waiting(trained, labels, draw)
         model = waiting if helps and not self.ask.how.picks else self.linearise(waiting)
+        models = [each for each in (model, pool_model) if isinstance(each, LiveModel)]
         with self.lock:
-            for each in (model, pool_model):
-                if isinstance(each, LiveModel):
-                    each.admit([*self.book.labels, *self.book.pending])
-                    each.follow(self.book)  # raises here if the new kernel cannot hold the labels
+            now = LabelBook(dict(self.book.labels), dict(self.book.pending))
+        for each in models:  # what takes long, before the lock: nobody waits for it
+            each.admit([*now.labels, *now.pending])
+            each.follow(now)  # raises here if the new kernel cannot hold the labels
+        with self.lock:
+            for each in models:
+                each.admit([*self.book.labels, *self.book.pending])
+                each.follow(self.book)
             if pool_model is not None:
                 like = next(trained.parameters())
                 x = self.pool.take(pool_model.at_M[:1], like.device, like.dtype)

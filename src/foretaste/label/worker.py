@@ -183,11 +183,14 @@ class LearnerWorker(threading.Thread):
         return [task.said(value) for value in learner.predict(items)], np.maximum(p_NC, 1 - p_NC).prod(1)
 
     def probabilities(self) -> tuple[list[str], np.ndarray] | None:
-        """The names of the classes, and their probabilities for each item, rough in a large pool; None if no model."""
+        """The names of the classes, and their probabilities for each item, rough in a large pool; None if no model.
+
+        NaN for items that the network has yet to look at: nobody waits for that (``describe`` says how far it is).
+        """
         learner = self._learner
         if learner is None or not learner.ready:
             return None
-        return [str(name) for name in learner.classes or ()], np.asarray(learner.rough_proba())
+        return [str(name) for name in learner.classes or ()], np.asarray(learner.rough_proba(wait=False))
 
     def alike(self, item: str, most: int) -> list[str]:
         """The items that are most like one to the model, the nearest first."""
@@ -233,6 +236,7 @@ class LearnerWorker(threading.Thread):
             "total": self._total,
             "labels": self._labels,
             "answers": learner is not None and learner.ready,
+            "looked": None if learner is None else learner.rough_progress,
         }
 
     # The thread

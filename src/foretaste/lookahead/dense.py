@@ -6,7 +6,7 @@ The base is never written to. The mean is solved from it again, so relabelling c
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -21,8 +21,6 @@ from foretaste.lookahead.solve import (
     ROUNDING_SHARE,
     cholesky,
     inverse_root,
-    leave_one_out,
-    ridge_factor,
     rounding_floor,
 )
 from foretaste.lookahead.state import KeptLabel, State
@@ -137,6 +135,13 @@ class Posterior:
             S_KU = p.kernels.rows(js) - s.half_U[:, site_index(js, p.B, s.half_U.device)].T @ s.half_U
             self.rows.update(zip(js, S_KU.split(p.B)))
 
+    def forget_rows(self, kept: Collection[int], spare: int) -> None:
+        """Keep the rows of candidates ``kept``, and the newest ``spare`` of the others."""
+        if len(self.rows) > len(kept) + spare:
+            others = [j for j in self.rows if j not in kept]
+            for j in others[: len(others) - spare]:
+                del self.rows[j]
+
     def exchange(self, new: "OtherCandidates") -> "Posterior":
         """This base with other candidates in the place of some. Costs what these do: the rest is copied.
 
@@ -244,15 +249,6 @@ class DenseState(State):
         rounding = ROUNDING_SHARE * len(js) * float(base.prior_blocks[js].diagonal(dim1=1, dim2=2).max())
         root = inverse_root(S_KK, self.ridge, 0.0, rounding)
         return root.T @ (root @ e_K)
-
-    def surprises(self, js: list[int], y_KC: Tensor) -> Tensor:
-        """(k, C): squared residuals of labels of candidates js, in units of their variance. Squared loss, B = 1.
-
-        Each label is predicted from L and the others of them.
-        """
-        chol = ridge_factor(self._posterior.among(js), self.ridge, "K")
-        alpha, d = leave_one_out(chol, y_KC - self._posterior.mean_UC[js])
-        return alpha.square() / d
 
     def _with(self, kept: tuple[KeptLabel, ...]) -> "DenseState":
         return replace(self, kept=kept, _factors=self._extend([j for j, _ in kept]))

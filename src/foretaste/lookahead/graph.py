@@ -229,14 +229,17 @@ class PoolKernel:
         return torch.linalg.solve_triangular(factor, bent_Gn, upper=False)
 
     def bent(self, gamma: float, factor: Tensor) -> Tensor:
-        """Θ̃_GG = Θ_GG − HᵀH."""
-        half_GG = self.half(factor, gamma, self.theta_GG)
-        bent_GG, G = self.theta_GG.clone(), len(self.theta_GG)
-        step = max(1, -(-G // SYMMETRIC_PARTS))
-        for start in range(0, G, step):  # it is symmetric: half of the product is enough
-            at, after = slice(start, min(start + step, G)), slice(min(start + step, G), G)
-            bent_GG[at, start:].addmm_(half_GG[:, at].T, half_GG[:, start:], alpha=-1)
-            bent_GG[after, at] = bent_GG[at, after].T
+        """Θ̃_GG = Θ_GG − HᵀH. It takes the place of H, from the last columns on: no second matrix is needed."""
+        theta_GG, G = self.theta_GG, len(self.theta_GG)
+        bent_GG, step = torch.empty_like(theta_GG), max(1, -(-G // SYMMETRIC_PARTS))
+        parts = [slice(start, min(start + step, G)) for start in range(0, G, step)]
+        for at in parts:
+            bent_GG[:, at] = self.half(factor, gamma, theta_GG[:, at])
+        for at in reversed(parts):  # it is symmetric: half of the product is enough
+            to = slice(at.stop)
+            bent_GG[to, at] = torch.addmm(theta_GG[to, at], bent_GG[:, to].T, bent_GG[:, at], alpha=-1)
+        for at in parts:
+            bent_GG[at.stop :, at] = bent_GG[at, at.stop :].T
         return bent_GG
 
     def bend(self, gamma: float, a: Placed, b: Placed, bent_Gb: Tensor) -> Tensor:

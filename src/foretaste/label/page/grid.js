@@ -32,7 +32,7 @@ async function loadGrid(wanted = {}) {
     $("grid-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Choose the class again.";
     return;
   }
-  wall = { items: data.items, label, like, find, left: data.left };
+  wall = { items: data.items, label, like, find, left: data.left, looked: data.looked };
   unseen = new Set();
   wrongOnes = new Set();
   namedOnes = new Map();
@@ -40,9 +40,28 @@ async function loadGrid(wanted = {}) {
   pointedAt = -1;
   drawGrid();
   $("grid-words").textContent = gridSummary(data.ready);
+  if (wall.looked) followPass(asked);
+}
+
+/* A new network goes through a large pool in the background. What is on the wall stays; more comes at its end. */
+async function followPass(asked) {
+  while (wall.looked) {
+    await new Promise((done) => setTimeout(done, 1000));
+    const now = await call("/api/state").catch(() => null);
+    if (asked !== gridAsked || view !== "grid") return;
+    if (now) wall.looked = now.model.looked;
+    if (!wall.items.length && !wall.looked) return loadGrid(wall);
+    $("grid-words").textContent = gridSummary(true);
+  }
 }
 
 function gridSummary(ready) {
+  if (!wall.looked) return wallWords(ready);
+  const [done, of] = wall.looked.map((n) => n.toLocaleString());
+  return `${wall.items.length ? `${wallWords(ready)} ` : ""}The new network has looked at ${done} of ${of} items so far.`;
+}
+
+function wallWords(ready) {
   const { label, like, find, left, items } = wall, many = items.length;
   if (!many) return find ? `No open item has ${find}.` : !ready ? "No predictions yet: answer items of two classes first." : `Nothing is left that the model calls ${label}.`;
   return `${like ? `${many} items like ${like}` : find ? `${many} of ${left.toLocaleString()} open items with ${find}` : `${many} of ${left.toLocaleString()} that the model calls ${label}`}. ${find ? "Press those of one class, and a class key" : "Press the wrong ones"}, then ${keyShown(keyOf("accept"))}${find ? "" : `: the rest is ${label}`}.`;
