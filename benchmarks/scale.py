@@ -382,8 +382,8 @@ def main() -> None:
     card.add_argument("--labelled", type=int, default=1000, help="pictures with a label")
     args = parser.parse_args()
     if args.what == "card":
-        sizes = args.points, args.device, args.width, args.units, args.watch
-        measure_card(*sizes, args.checked, args.profile, args.batch)
+        how = args.points, args.device, args.width, args.units, args.watch
+        measure_card(*how, args.checked, args.profile, args.batch)
         return
     if args.what == "pictures":
         width = 64 if args.device == "cuda" else 8

@@ -193,8 +193,8 @@ class LiveModel:
                 base = dict(book.labels)
             elif trained.state is None:
                 trained.state = self._condition_base(fixed, trained.ridge)
-            state = self._condition_base(base, trained.ridge) if trained.state is None else trained.state
-            shown = ShownLabels(state, fixed, base, {})
+            made = self._condition_base(base, trained.ridge) if trained.state is None else trained.state
+            shown = ShownLabels(made, fixed, base, {})
         wanted: dict[int, Label | None] = {self.row[p]: y for p, y in book.labels.items() if p not in shown.base}
         wanted |= {self.row[p]: None for p in book.pending if p in self.row}
         state, kept = shown.state, dict(shown.kept)
