@@ -143,7 +143,7 @@ class LabelReview:
             doubt, heard = doubts.get(item), shared.get(event.item)
             if doubt is not None and doubt["label"] != event.label:
                 doubt = None  # relabelled since
-            names = [] if event.label is None else desk.store.task.names(event.label)
+            names = desk.store.task.names(event.label) if wanted.label and event.label is not None else ()
             if item in there and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
                 found.append(ReviewRow(-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
         found.sort(key=lambda row: row[:2], reverse=True)

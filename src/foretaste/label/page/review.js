@@ -55,6 +55,11 @@ function options(select, values, none) {
   select.value = values.includes(was) ? was : values[0];
 }
 
+/* The first frame of a film comes when its row does. */
+const filmsSeen = new IntersectionObserver((entries) => {
+  for (const e of entries.filter((e) => e.isIntersecting)) { e.target.preload = "metadata"; filmsSeen.unobserve(e.target); }
+});
+
 function reviewRow(r, n) {
   const li = made("li"), about = made("div", "", "about"), doubt = made("div", "", "doubt"), relabel = made("div", "", "relabel");
   li.dataset.item = r.item;
@@ -63,7 +68,11 @@ function reviewRow(r, n) {
   title.dir = "auto";
   const several = (r.voices || []).length > 1;
   about.append(title, [several ? `counts: ${r.label === null ? SAID[r.kind] : words(r.label)}${r.decided ? `, decided by ${r.who}` : r.sure === null ? "" : `, ${percent(r.sure)} sure by who said it`}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
-  if (r.clip) about.append(Object.assign(made(r.media), { controls: true, preload: "none", src: r.clip, ariaLabel: `Item ${r.item}` }));
+  if (r.clip) {
+    const player = Object.assign(made(r.media), { controls: true, preload: "none", src: r.clip, ariaLabel: `Item ${r.item}` });
+    about.append(player);
+    if (r.media === "video") filmsSeen.observe(player);
+  }
   if (several) about.append(voices(r, n));
   if (r.doubt) {
     doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${words(r.doubt.likely)}, ${percent(r.doubt.probability)}`);
