@@ -232,6 +232,51 @@ def test_clips_are_taken_in_another_order(tones):
 
 @in_chromium
 @pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (390, "dark")])
+def test_a_film_fills_the_stage_and_is_played_sought_and_labelled(tmp_path, browser, width, theme):
+    """fixtures/film.webm is ffmpeg's test picture, 64 × 48, three seconds."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+    page, faults, root, parts = context.new_page(), [], tmp_path / "films", []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    page.on("response", lambda reply: parts.append(reply.status) if "/api/clip/" in reply.url else None)
+    root.mkdir()
+    film = (Path(__file__).parent.parent / "fixtures" / "film.webm").read_bytes()
+    for k in range(3):
+        (root / f"{k}.webm").write_bytes(film + bytes(k))  # no copies
+    desk = open_desk(tmp_path / "store", read_points(root), ("low", "high"), start=False, lease=3600.0)
+    with LateServer(desk) as server:
+        page.goto(server.address)
+        first = shown(page)
+        page.wait_for_function("() => !video.hidden && video.readyState > 1")
+        assert page.evaluate("[video.videoWidth, video.videoHeight]") == [64, 48]
+        assert page.evaluate("video.getBoundingClientRect().width / figure.getBoundingClientRect().width") > 0.8
+        assert page.evaluate("video.duration") == pytest.approx(3, abs=0.3)
+        page.keyboard.press(">")
+        page.wait_for_function("() => video.currentTime > 0")
+        page.keyboard.press(">")
+        page.wait_for_function("() => video.paused")
+        page.evaluate("video.currentTime = 2")
+        page.wait_for_function("() => !video.seeking && video.currentTime === 2 && video.readyState > 1")
+        page.screenshot(path=str(tmp_path / "film.png"))
+        assert parts
+        assert {*parts} == {206}
+        page.focus("#video")
+        page.keyboard.press("2")  # the page's, also from the player
+        count(page, 1)
+        page.keyboard.press("1")
+        count(page, 2)
+        assert [e.label for e in desk.store.events() if e.item == first] == ["high"]
+        page.keyboard.press("F2")
+        page.wait_for_function(  # the first frame is there without a press
+            "() => [...document.querySelectorAll('#review-list video')].filter((v) => v.readyState > 1).length === 2"
+        )
+        page.screenshot(path=str(tmp_path / "films.png"))
+        context.close()
+        assert faults == []
+
+
+@in_chromium
+@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (390, "dark")])
 def test_clips_are_played_and_labelled_by_key(tmp_path, tones, browser, width, theme):
     sync = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)

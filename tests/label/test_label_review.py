@@ -53,6 +53,21 @@ def test_a_relabelled_row_has_no_doubt_until_the_model_has_seen_it(desk):
     assert (last["item"], last["label"], last["doubt"]) == ("p008.png", "dog", None)
 
 
+def test_a_further_page_is_of_the_same_list_and_an_answer_makes_another(desk, monkeypatch):
+    made, make_list = [], desk.review._list
+    monkeypatch.setattr(desk.review, "_list", lambda *given: made.append(given[1]) or make_list(*given))
+    first = desk.review.rows(ReviewFilter())
+    assert desk.review.rows(ReviewFilter(), 2)["items"] == first["items"][2:]
+    assert len(made) == 1
+    assert listed(desk, label="cat") == [row["item"] for row in first["items"] if row["label"] == "cat"]
+    assert desk.review.rows(ReviewFilter(), 0, "Ada")["total"] == 6
+    assert len(made) == 3
+    desk.answer("tab-one-1", "Bob", "p013.png", "label", "dog", patience=20)
+    assert desk.review.rows(ReviewFilter())["total"] == 11
+    desk.change_class("rename", who="Ada", name="dog", to="hound")
+    assert {row["label"] for row in desk.review.rows(ReviewFilter())["items"]} == {"cat", "hound"}
+
+
 def test_items_that_measure_are_judged_though_the_model_never_learns_them(tmp_path):
     desk = open_desk(tmp_path, pictures(80), check_every=2)
     measures = next(iter(desk.check_ids))

@@ -7,7 +7,7 @@ that asks: the learner goes on answering meanwhile.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretaste.errors import check_known
 from foretaste.label.store import LabelEvent
@@ -62,13 +62,25 @@ class ReviewFilter:
         )
 
 
+class ReviewRow(NamedTuple):
+    """An answer that is listed. ``wrong``: how doubtful its label is, -1 where nothing is known."""
+
+    wrong: float
+    seq: int
+    item: str
+    event: LabelEvent
+    doubt: dict[str, Any] | None
+    heard: ItemVoices | None
+
+
 class LabelReview:
-    """The list of answers of a desk. Doubts are kept until an answer changes them."""
+    """The list of answers of a desk. Doubts, and the last list, are kept until an answer changes them."""
 
     def __init__(self, desk: "LabelDesk") -> None:
         self.desk = desk
         self._lock = threading.Lock()
         self._known: tuple[Any, dict[str, dict[str, Any]]] = (None, {})
+        self._listed: tuple[Any, tuple[list[ReviewRow], list[str]]] = (None, ([], []))
 
     def doubts(self) -> dict[str, dict[str, Any]]:
         """Item → its row of ``Learner.mistakes``; empty while there is no model."""
@@ -85,30 +97,18 @@ class LabelReview:
 
         For a ``person`` who is not the owner only what they said themselves.
         """
-        desk, doubts, shared = self.desk, self.doubts(), self.desk.store.shared()
-        answers = desk.answers()
-        if person is not None:
-            own = {i: desk.store.voices_of(e.item).voices.get(person) for i, e in answers.items()}
-            answers, shared = {i: event for i, event in own.items() if event is not None}, {}
-        found, there = [], {i for i in answers if i in desk.number}
-        if wanted.find:
-            there = {*desk.with_words(there, wanted.find)}
-        for item, event in answers.items():
-            doubt, heard = doubts.get(item), shared.get(event.item)
-            if doubt is not None and doubt["label"] != event.label:
-                doubt = None  # relabelled since
-            names = [] if event.label is None else desk.store.task.names(event.label)
-            if item in there and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
-                found.append((-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
-        found.sort(key=lambda row: row[:2], reverse=True)
-        first = [wrong for wrong, *_ in found[:REVIEW_FIRST] if wrong >= 0]
+        doubts = self.doubts()
+        known = (self._known[0], wanted, person)
+        if self._listed[0] != known:  # else a further page of the list that was made last
+            self._listed = known, self._list(doubts, wanted, person)
+        found, people = self._listed[1]
+        desk = self.desk
+        first = [row.wrong for row in found[:REVIEW_FIRST] if row.wrong >= 0]
         return {
             "total": len(found),
             "first": len(first),
             "expected": sum(first),
-            "people": sorted(
-                {e.who for e in answers.values()} | {w for heard in shared.values() for w in heard.voices}
-            ),
+            "people": people,
             "items": [
                 {
                     "number": desk.number[event.item if heard else item],
@@ -126,3 +126,26 @@ class LabelReview:
                 for _, _, item, event, doubt, heard in found[start : start + REVIEW_PAGE]
             ],
         }
+
+    def _list(
+        self, doubts: dict[str, dict[str, Any]], wanted: ReviewFilter, person: str | None
+    ) -> tuple[list[ReviewRow], list[str]]:
+        """All rows, in order, and the people who said something."""
+        desk, shared = self.desk, self.desk.store.shared()
+        answers = desk.answers()
+        if person is not None:
+            own = {i: desk.store.voices_of(e.item).voices.get(person) for i, e in answers.items()}
+            answers, shared = {i: event for i, event in own.items() if event is not None}, {}
+        found, there = list[ReviewRow](), {i for i in answers if i in desk.number}
+        if wanted.find:
+            there = {*desk.with_words(there, wanted.find)}
+        for item, event in answers.items():
+            doubt, heard = doubts.get(item), shared.get(event.item)
+            if doubt is not None and doubt["label"] != event.label:
+                doubt = None  # relabelled since
+            names = desk.store.task.names(event.label) if wanted.label and event.label is not None else ()
+            if item in there and wanted.takes(event, item in desk.check_ids, doubt, heard, names):
+                found.append(ReviewRow(-1.0 if doubt is None else doubt["wrong"], event.seq, item, event, doubt, heard))
+        found.sort(key=lambda row: row[:2], reverse=True)
+        people = {e.who for e in answers.values()} | {w for heard in shared.values() for w in heard.voices}
+        return found, sorted(people)

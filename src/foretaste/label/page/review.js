@@ -3,6 +3,7 @@
 "use strict";
 
 let reviewed = [];       // rows as the server sent them
+let reviewRows = [];     // their elements; each part that came is a list of its own, which is laid out when it is near
 let chosen = 0;          // the row that keys are for
 let reviewChanges = 0;   // relabels here that can still be taken back
 let reviewAsked = 0;     // the latest request; replies to earlier ones are dropped
@@ -26,9 +27,17 @@ async function loadReview(start = 0) {
   options($("review-filter").elements.who, ["", ...data.people], "anybody");
   $("review-words").textContent = reviewSummary(data);
   $("review-more").hidden = reviewed.length >= data.total;
-  if (start) return $("review-list").append(...data.items.map((r, k) => reviewRow(r, start + k)));
-  $("review-list").replaceChildren(...reviewed.map(reviewRow));
-  choose(Math.min(chosen, reviewed.length - 1), false);
+  const part = made("ol");
+  reviewRows = [...(start ? reviewRows : []), ...data.items.map((r, k) => reviewRow(r, start + k))];
+  part.start = start + 1;
+  part.append(...reviewRows.slice(start));
+  if (start) {  // about as high as the first one, until it is laid out
+    const first = $("review-list").firstElementChild;
+    part.style.containIntrinsicBlockSize = `auto ${Math.round((first.offsetHeight * part.children.length) / first.children.length)}px`;
+    $("review-list").append(part);
+  } else $("review-list").replaceChildren(part);
+  watchEnd();
+  if (!start) choose(Math.min(chosen, reviewed.length - 1), false);
 }
 
 function reviewSummary(data) {
@@ -46,6 +55,11 @@ function options(select, values, none) {
   select.value = values.includes(was) ? was : values[0];
 }
 
+/* The first frame of a film comes when its row does. */
+const filmsSeen = new IntersectionObserver((entries) => {
+  for (const e of entries.filter((e) => e.isIntersecting)) { e.target.preload = "metadata"; filmsSeen.unobserve(e.target); }
+});
+
 function reviewRow(r, n) {
   const li = made("li"), about = made("div", "", "about"), doubt = made("div", "", "doubt"), relabel = made("div", "", "relabel");
   li.dataset.item = r.item;
@@ -54,7 +68,11 @@ function reviewRow(r, n) {
   title.dir = "auto";
   const several = (r.voices || []).length > 1;
   about.append(title, [several ? `counts: ${r.label === null ? SAID[r.kind] : words(r.label)}${r.decided ? `, decided by ${r.who}` : r.sure === null ? "" : `, ${percent(r.sure)} sure by who said it`}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
-  if (r.clip) about.append(Object.assign(made(r.media), { controls: true, preload: "none", src: r.clip, ariaLabel: `Item ${r.item}` }));
+  if (r.clip) {
+    const player = Object.assign(made(r.media), { controls: true, preload: "none", src: r.clip, ariaLabel: `Item ${r.item}` });
+    about.append(player);
+    if (r.media === "video") filmsSeen.observe(player);
+  }
   if (several) about.append(voices(r, n));
   if (r.doubt) {
     doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${words(r.doubt.likely)}, ${percent(r.doubt.probability)}`);
@@ -101,10 +119,11 @@ function voices(r, n) {
 const percent = (p) => (p > 0.995 ? "over 99 %" : p < 0.005 ? "under 1 %" : `${Math.round(100 * p)} %`);
 
 function choose(n, move = true) {
-  const rows = $("review-list").children;
-  for (const old of $("review-list").querySelectorAll(".chosen")) { old.classList.remove("chosen"); old.removeAttribute("aria-current"); }
+  const old = reviewRows[chosen];
+  old?.classList.remove("chosen");
+  old?.removeAttribute("aria-current");
   chosen = Math.max(0, Math.min(n, reviewed.length - 1));
-  const li = rows[chosen];
+  const li = reviewRows[chosen];
   li?.classList.add("chosen");
   li?.setAttribute("aria-current", "true");
   if (li && move) { li.scrollIntoView({ block: "nearest" }); $("live").textContent = li.querySelector(".about").textContent + ", " + (reviewed[chosen].label ?? SAID[reviewed[chosen].kind]); }
@@ -129,7 +148,8 @@ function relabelRow(n, label) {
 }
 
 function redrawRow(n, changed) {
-  const old = $("review-list").children[n], li = reviewRow(reviewed[n], n);
+  const old = reviewRows[n], li = reviewRow(reviewed[n], n);
+  reviewRows[n] = li;
   li.classList.toggle("changed-now", changed);
   li.classList.toggle("chosen", n === chosen);
   const inside = old.contains(document.activeElement);
@@ -147,7 +167,10 @@ $("review-filter").addEventListener("change", () => loadReview());
 $("review-filter").addEventListener("submit", (event) => event.preventDefault());
 $("review-again").addEventListener("click", () => loadReview());
 $("review-more").addEventListener("click", () => loadReview(reviewed.length));
-new IntersectionObserver((entries) => { if (entries.some((e) => e.isIntersecting)) loadReview(reviewed.length); }, { rootMargin: "600px" }).observe($("review-more"));
+/* More rows come before the end is on the screen. It is watched anew after each part: whoever is at the end again before
+   the next frame would otherwise wait for ever. */
+const reviewEnd = new IntersectionObserver((entries) => { if (entries.at(-1).isIntersecting) loadReview(reviewed.length); }, { rootMargin: "600px", scrollMargin: "600px" });
+function watchEnd() { reviewEnd.disconnect(); reviewEnd.observe($("review-more")); }
 
 views.review = {
   open: () => loadReview(),
