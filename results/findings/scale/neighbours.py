@@ -38,6 +38,7 @@ from foretaste.network import MLP  # noqa: E402
 RECORDS = Path(__file__).with_suffix(".jsonl")
 EACH = 10  # neighbours of a contested point, about: so many fewer such points are drawn
 PROBES = 8  # cells of the index that a search looks at
+WAYS = ["all", "neighbours", "neighbours of contested", "random"]
 ADDED = 50_000  # rows that go into the index at a time
 
 Choose = Callable[[np.ndarray, int, int], np.ndarray]  # chances of error, how many, a seed -> positions
@@ -145,7 +146,7 @@ def real(name: str, seed: int) -> Pool:
     return Pool(name, net.eval(), x[labelled].numpy(), y[labelled], x[pool].numpy(), per, 2048)
 
 
-def compare(of: Pool, share: float, seed: int) -> None:
+def compare(of: Pool, share: float, seed: int, wanted: list[str]) -> None:
     index, index_seconds = processor(lambda: build_index(of.x_U))
     ways: dict[str, Choose | None] = {
         "all": None,
@@ -160,15 +161,17 @@ def compare(of: Pool, share: float, seed: int) -> None:
             of.net, of.x_L, of.y_L, of.x_U, batch_size=of.batch, method="streamed", watch=of.watch, seed=seed
         )
 
-    for way, choose in ways.items():
+    for way, choose in ((way, ways[way]) for way in wanted):
         (q, choosing), cpu = processor(lambda: query_among(ask, choose, n, seed))  # noqa: B023
-        full, worth = full or {*q.indices.tolist()}, q.info["batch_value"]
-        value = value or worth["held_out"]
+        worth = q.info["batch_value"]
+        if way == "all":
+            full, value = {*q.indices.tolist()}, worth["held_out"]
         line = {
             "pool": of.name, "seed": seed, "candidates": way, "of": len(of.x_U) if choose is None else n,
             "cpu": cpu, "choosing": choosing, "index": index_seconds if way.startswith("neighbours") else 0.0,
             "seconds": {k: round(v, 2) for k, v in q.seconds.items() if v}, "value": worth,
-            "to_all": round(worth["held_out"] / value, 3), "picks_of_all": len(full & {*q.indices.tolist()}) / of.batch,
+            "to_all": round(worth["held_out"] / value, 3) if full else None,
+            "picks_of_all": len(full & {*q.indices.tolist()}) / of.batch,
             "rows_read": q.info["rows_read"],
         }  # fmt: skip
         print(json.dumps(line), flush=True)
@@ -182,15 +185,16 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=[], choices=list(loop.DATA), help="real pools, instead of rows")
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     for seed in args.seeds:
         for name in args.data:
-            compare(real(name, seed), args.share, seed)
+            compare(real(name, seed), args.share, seed, args.ways)
         for rows in args.rows if not args.data else ():
             with tempfile.TemporaryDirectory() as folder:
-                compare(features(Path(folder) / "pool.npy", rows), args.share, seed)
+                compare(features(Path(folder) / "pool.npy", rows), args.share, seed, args.ways)
 
 
 if __name__ == "__main__":
