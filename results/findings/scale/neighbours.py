@@ -3,9 +3,9 @@
     python results/findings/scale/neighbours.py [--rows 100000 1000000] [--share 0.01] [--seeds 0 1]
     FORETASTE_DATA=... python results/findings/scale/neighbours.py --data banking77 cifar10 --share 0.1
 
-The candidates are the nearest neighbours, in the features, of the labelled points and of contested ones (drawn by the
-network's own chance of error), found by faiss; or as many points at random, or drawn by their chance of error, which
-need no index. All else is the streamed query: the watched points, the lazy picks, the second sample. One line of JSON
+The candidates are the nearest neighbours, in the features, of contested points (drawn by the network's own chance of
+error) and of labelled ones, or of contested ones alone, found by faiss; or as many points at random, which needs no
+index. All else is the streamed query: the watched points, the lazy picks, the second sample. One line of JSON
 for each query, into neighbours.jsonl beside this file: what the batch is worth on points held out, and processor
 seconds of one thread. Needs `pip install faiss-cpu`.
 """
@@ -36,8 +36,9 @@ from foretaste.acquire import StreamedCover  # noqa: E402
 from foretaste.network import MLP  # noqa: E402
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
-CONTESTED = 2000  # points whose neighbours are looked for, besides those of L
+EACH = 10  # neighbours of a contested point, about: so many fewer such points are drawn
 PROBES = 8  # cells of the index that a search looks at
+WAYS = ["all", "neighbours", "neighbours of contested", "random"]
 ADDED = 50_000  # rows that go into the index at a time
 
 Choose = Callable[[np.ndarray, int, int], np.ndarray]  # chances of error, how many, a seed -> positions
@@ -66,18 +67,22 @@ def drawn(error_U: np.ndarray, n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice(len(error_U), n, replace=False, p=error_U / error_U.sum())
 
 
-def neighbours(index: faiss.Index, x_L: np.ndarray, x_U: np.ndarray) -> Choose:
-    def choose(error_U: np.ndarray, n: int, seed: int) -> np.ndarray:
+def neighbours(index: faiss.Index, x_L: np.ndarray | None, x_U: np.ndarray) -> Choose:
+    """Neighbours of contested points, and of labelled ones, half and half; None: of contested ones alone."""
+
+    def nearest(asked: np.ndarray, n: int) -> np.ndarray:
         """Of each in turn the next nearest, until there are n."""
-        asked = np.concatenate([x_L, x_U[np.sort(drawn(error_U, CONTESTED, seed))]]).astype(np.float32)
-        found: np.ndarray = np.empty(0, dtype=np.int64)
-        k = max(4, 2 * n // len(asked))
-        while len(found) < n and k <= 1024:
-            near = index.search(asked, k)[1].T.ravel()  # all nearest, all second nearest, ...
+        found, k = np.empty(0, dtype=np.int64), max(2, n // len(asked))
+        while len(found) < n and k <= 2048:
+            near = index.search(asked.astype(np.float32), k)[1].T.ravel()  # all nearest, all second nearest, ...
             near = near[near >= 0]
-            found = near[np.sort(np.unique(near, return_index=True)[1])]
-            k *= 2
+            found, k = near[np.sort(np.unique(near, return_index=True)[1])], 2 * k
         return found[:n]
+
+    def choose(error_U: np.ndarray, n: int, seed: int) -> np.ndarray:
+        half = n if x_L is None else n // 2
+        found = nearest(x_U[np.sort(drawn(error_U, max(1, half // EACH), seed))], half)
+        return found if x_L is None else np.union1d(found, nearest(x_L, n - half))
 
     return choose
 
@@ -141,10 +146,13 @@ def real(name: str, seed: int) -> Pool:
     return Pool(name, net.eval(), x[labelled].numpy(), y[labelled], x[pool].numpy(), per, 2048)
 
 
-def compare(of: Pool, share: float, seed: int) -> None:
+def compare(of: Pool, share: float, seed: int, wanted: list[str]) -> None:
     index, index_seconds = processor(lambda: build_index(of.x_U))
     ways: dict[str, Choose | None] = {
-        "all": None, "neighbours": neighbours(index, of.x_L, of.x_U), "by error": drawn, "random": at_random
+        "all": None,
+        "neighbours": neighbours(index, of.x_L, of.x_U),
+        "neighbours of contested": neighbours(index, None, of.x_U),
+        "random": at_random,
     }  # fmt: skip
     n, full, value = max(2 * of.batch, int(share * len(of.x_U))), set[int](), 0.0
 
@@ -153,15 +161,17 @@ def compare(of: Pool, share: float, seed: int) -> None:
             of.net, of.x_L, of.y_L, of.x_U, batch_size=of.batch, method="streamed", watch=of.watch, seed=seed
         )
 
-    for way, choose in ways.items():
+    for way, choose in ((way, ways[way]) for way in wanted):
         (q, choosing), cpu = processor(lambda: query_among(ask, choose, n, seed))  # noqa: B023
-        full, worth = full or {*q.indices.tolist()}, q.info["batch_value"]
-        value = value or worth["held_out"]
+        worth = q.info["batch_value"]
+        if way == "all":
+            full, value = {*q.indices.tolist()}, worth["held_out"]
         line = {
             "pool": of.name, "seed": seed, "candidates": way, "of": len(of.x_U) if choose is None else n,
-            "cpu": cpu, "choosing": choosing, "index": index_seconds if way == "neighbours" else 0.0,
+            "cpu": cpu, "choosing": choosing, "index": index_seconds if way.startswith("neighbours") else 0.0,
             "seconds": {k: round(v, 2) for k, v in q.seconds.items() if v}, "value": worth,
-            "to_all": round(worth["held_out"] / value, 3), "picks_of_all": len(full & {*q.indices.tolist()}) / of.batch,
+            "to_all": round(worth["held_out"] / value, 3) if full else None,
+            "picks_of_all": len(full & {*q.indices.tolist()}) / of.batch,
             "rows_read": q.info["rows_read"],
         }  # fmt: skip
         print(json.dumps(line), flush=True)
@@ -175,15 +185,16 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=[], choices=list(loop.DATA), help="real pools, instead of rows")
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     for seed in args.seeds:
         for name in args.data:
-            compare(real(name, seed), args.share, seed)
+            compare(real(name, seed), args.share, seed, args.ways)
         for rows in args.rows if not args.data else ():
             with tempfile.TemporaryDirectory() as folder:
-                compare(features(Path(folder) / "pool.npy", rows), args.share, seed)
+                compare(features(Path(folder) / "pool.npy", rows), args.share, seed, args.ways)
 
 
 if __name__ == "__main__":
