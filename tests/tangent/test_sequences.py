@@ -346,7 +346,7 @@ def test_rows_that_are_formed_where_they_stay_are_those_that_are_written() -> No
         written, formed = (GradientRows(23, 1, 192, rows_Nw[:0], False, 0.0) for _ in range(2))
         for at in chunks:
             written.write(at, slice(0, 192), rows_Nw[at, None])
-            formed.form(at, lambda part, out, rows_nw=rows_Nw[at]: out.copy_(rows_nw[part]))
+            formed.form(at, lambda part, out, rows_nw=rows_Nw[at]: out.add_(rows_nw[part]))
         assert torch.equal(written.data, formed.data)
         assert torch.equal(written.mu_Bw, formed.mu_Bw)
         gap = (written.shift_NBB - formed.shift_NBB).abs().max() / written.shift_NBB.abs().max()
@@ -372,3 +372,16 @@ def test_rows_that_need_less_do_not_shrink_the_memory_that_later_rows_use() -> N
     second = GradientRows(*narrow, torch.zeros(0), False, 0.0, first)
     third = GradientRows(*wide, torch.zeros(0), False, 0.0, second)
     assert first.data.data_ptr() == second.data.data_ptr() == third.data.data_ptr()
+
+
+def test_few_long_rows_are_multiplied_in_runs_of_columns_as_exactly() -> None:
+    g = torch.Generator().manual_seed(0)
+    j_Nw = torch.randn(70, 3 << 13, generator=g) + 1
+    rows = GradientRows(70, 1, 3 << 13, j_Nw[:0], False, 0.0)
+    rows.write(slice(0, 70), slice(0, 3 << 13), j_Nw[:, None])
+    i, j = slice(40, 70), slice(0, 50)
+    assert rows.count_runs(i, j) == 6
+    assert rows.count_runs(slice(0, 20), j) == 0  # too few pairs
+    exact = rows.data[0, i, 0].double() @ rows.data[0, j, 0].double().T
+    got, plain = rows.times(0, i, j), rows.data[0, i, 0] @ rows.data[0, j, 0].T
+    assert (got - exact).norm() <= (plain - exact).norm() <= 1e-6 * exact.norm()

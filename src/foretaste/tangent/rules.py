@@ -45,9 +45,9 @@ def linear(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
 
 
 def linear_into(a: Tensor, g: Tensor, at: slice, out_nw: Tensor) -> None:
-    """``linear``'s rows of a weight, written to ``out_nw``, which has no gaps."""
+    """Add ``linear``'s rows of a weight to ``out_nw``, which has no gaps."""
     a, g = positions(a), positions(g)[:, :, at]
-    torch.bmm(g.mT, a, out=out_nw.view(len(a), g.shape[2], a.shape[2]))
+    out_nw.view(len(a), g.shape[2], a.shape[2]).baddbmm_(g.mT, a)
 
 
 def linear_sum(m: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
