@@ -39,6 +39,7 @@ from foretaste.network import MLP
 
 RECORDS = Path(__file__).with_name("loop.jsonl")
 HIDDEN, BATCH = 256, 64  # units, points a step
+GPU_SHARE = 0.4  # of a GPU's memory, for all processes together
 NAMES = {"banking77": "BANKING77", "cifar10": "CIFAR10 features", "mnist": "MNIST"}
 TOLD = ("sketch_recall", "landmarks", "labels", "parts", "precision", "space")  # of q.info
 streamed, parts = (import_module(f"foretaste.pick.{name}") for name in ("streamed", "parts"))
@@ -149,6 +150,13 @@ def loop(size: str, name: str, arm: str, seed: int, device: str = "cpu") -> dict
     return row | {"device": device, "seconds": round(time.perf_counter() - start, 1)}
 
 
+def prepare(device: str, processes: int) -> None:
+    """One thread for a process, and its share of the GPU."""
+    torch.set_num_threads(1)
+    if device.startswith("cuda"):
+        torch.cuda.set_per_process_memory_fraction(GPU_SHARE / processes)
+
+
 def gaps(rows: list[dict[str, Any]], size: str, name: str) -> dict[str, tuple[list[float], list[float]]]:
     """Of each arm, by seed: the mean accuracy after the batches, and that less dense's."""
     means = {
@@ -197,7 +205,8 @@ def main() -> None:
         for arm in ARMS[size]
         if name in asked.data and arm in (asked.arms or ARMS[size]) and (size, name, arm, seed) not in done
     ]
-    with ProcessPoolExecutor(asked.processes, get_context("spawn"), torch.set_num_threads, (1,)) as workers:
+    how = get_context("spawn"), prepare, (asked.device, asked.processes)
+    with ProcessPoolExecutor(asked.processes, *how) as workers:
         futures, failed = {workers.submit(loop, *task, asked.device): task for task in tasks}, 0
         for k, future in enumerate(as_completed(futures)):
             if future.exception() is not None:
