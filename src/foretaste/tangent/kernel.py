@@ -558,10 +558,14 @@ class LayerPass:
             channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
             for cut in slices(layer.length, channels):
                 rows = self.new_rows(layer.width(cut), rows)
-                for at in slices(self.points, plan.slab_size):
+                in_place = self.survey.forms_in_place(layer, self.frozen.device.type, self.half)
+                start = 0
+                while start < self.points:  # rows that are formed in place need no room: all but the first at once
+                    at = slice(start, self.points if in_place and start else min(start + plan.slab_size, self.points))
                     part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
-                    if self.survey.forms_in_place(layer, self.frozen.device.type, self.half):
+                    if in_place:
                         rows.form(at, partial(layer.rows_into, cut, part))
                     else:
                         self.write(rows, at, 0, layer.rows(cut, part))
+                    start = at.stop
                 theta.add_rows(rows)
