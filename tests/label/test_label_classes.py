@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
+from importlib.resources import files
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch
 import foretaste as ft
 from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import LabelStore, StoreError, make_app
-from foretaste.label.classes import ClassChange, ClassGuide, replay_changes
+from foretaste.label.classes import KEYS_OF_THE_PAGE, ClassChange, ClassGuide, replay_changes
 from foretaste.label.guard import Guard
 from foretaste.label.log import JOURNAL_FILE, STORE_FILE
 from foretaste.label.start import _settle_classes
@@ -81,6 +83,7 @@ def test_undo_gives_back_what_was_said_as_it_counts_now(store):
         ("split", {"name": "dog"}, "unknown merged class 'dog'"),
         ("order", {"names": ("dog", "cow")}, "expected each of"),
         ("describe", {"name": "dog", "key": "?"}, "expected one character that the page does not use"),
+        ("describe", {"name": "dog", "key": ">"}, "expected one character that the page does not use"),
         ("describe", {"name": "dog", "key": "n"}, "key n is that of new"),
         ("describe", {"name": "dog", "colour": "red"}, "expected one as #0d9488"),
         ("paint", {}, "unknown kind 'paint'"),
@@ -94,6 +97,25 @@ def test_what_would_change_the_meaning_of_an_answer_is_refused(store, kind, abou
     with pytest.raises(ValueError, match=words):
         change(store, kind, **about)
     assert (store.classes, len(store.class_changes())) == before
+
+
+def test_the_page_and_the_server_have_the_same_list_of_keys():
+    """The page played a clip with a key that a class could take."""
+    page = (files("foretaste.label") / "page" / "page.js").read_text(encoding="utf-8")
+    [said] = re.findall(r"^const KEYS = \{(.+)\};$", page, re.MULTILINE)
+    keys = re.findall(r': "(.[a-z]*)"', said)
+    assert len(keys) == said.count(":") > 10
+    assert {key for key in keys if len(key) == 1} == {*KEYS_OF_THE_PAGE}
+
+
+def test_a_class_that_had_a_key_of_the_page_already_gets_another(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("foretaste.label.classes.KEYS_OF_THE_PAGE", " ?")
+    change(store, "describe", name="dog", key=">", guidance="barks")
+    assert store.guide.keys == {"dog": ">"}
+    store.close()
+    monkeypatch.undo()
+    with LabelStore(tmp_path) as again:
+        assert (again.guide.keys, again.guide.guidance) == ({}, {"dog": "barks"})
 
 
 def test_two_classes_are_left_at_least(tmp_path):
