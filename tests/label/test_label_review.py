@@ -4,8 +4,8 @@ import pytest
 
 from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import make_app
-from foretaste.label.guard import Guard
-from foretaste.label.review import ReviewFilter
+from foretaste.label.guard import Guard, person_token
+from foretaste.label.review import LISTS_KEPT, ReviewFilter
 from label_cases import Client, close_desk, open_desk, pictures
 
 
@@ -33,8 +33,9 @@ def test_the_list_has_the_most_doubtful_first_and_keeps_to_its_filters(desk):
     assert listed(desk) == all_of_them
     assert listed(desk, label="cat") == all_of_them[1::2]
     assert listed(desk, who="Ada") == all_of_them[4:]
-    assert listed(desk, since="2023-11-15") == all_of_them[:4]
-    assert listed(desk, until="2023-11-14") == all_of_them[4:]
+    later = next(e.at for e in desk.store.events() if e.item == "p006.png")
+    assert listed(desk, since=later) == all_of_them[:4]
+    assert listed(desk, until=later) == all_of_them[4:]
     assert listed(desk, only="disagrees") == all_of_them[::2]  # others say cat
     assert listed(desk, only="unsure") == ["p012.png"]
     assert listed(desk, only="measured") == []
@@ -68,6 +69,79 @@ def test_a_further_page_is_of_the_same_list_and_an_answer_makes_another(desk, mo
     assert {row["label"] for row in desk.review.rows(ReviewFilter())["items"]} == {"cat", "hound"}
 
 
+def test_what_is_answered_while_somebody_reads_on_makes_no_row_come_twice_or_never(tmp_path, monkeypatch):
+    """Relabelled rows sank to the end of a list that was made anew for each page: five others were never shown."""
+    monkeypatch.setattr("foretaste.label.review.REVIEW_PAGE", 10)
+    desk = open_desk(tmp_path, pictures(40))
+    for k in range(30):
+        desk.answer("tab-one-1", "Ada", f"p{k:03d}.png", "label", ("cat", "dog")[k % 2], patience=20)
+    client = Client(Guard(make_app(desk)))
+
+    def page(start, name="", **wanted):
+        query = "&".join(f"{k}={v}" for k, v in ({"start": start, "list": name} | wanted).items())
+        return client.get(f"/api/review?{query}").json
+
+    first = page(0)
+    seen = [row["item"] for row in first["items"]]
+    for item in seen[:5]:  # their doubt is gone until the model has seen them
+        desk.store.record(item, "relabel", "dog" if desk.label_of(item) == "cat" else "cat", who="Ada")
+    desk.answer("tab-two-2", "Bob", "p030.png", "label", "cat", patience=20)  # the most doubtful of all
+    other = page(0)
+    assert other["items"][0]["item"] == "p030.png"
+    assert (other["list"] != first["list"], other["total"]) == (True, 31)
+    desk.answer("tab-two-2", "Bob", "p014.png", "relabel", "dog", patience=20)
+    for start in (10, 20):
+        further = page(start, first["list"])
+        assert (further["list"], further["total"]) == (first["list"], 30)
+        seen += [row["item"] for row in further["items"]]
+        labels = {row["item"]: row["label"] for row in further["items"]}
+        assert labels == {item: desk.label_of(item) for item in labels}  # as they are now
+    assert seen == [f"p{k:03d}.png" for k in reversed(range(30))]
+    again = page(0)
+    assert again["total"] == 31
+    assert page(0)["list"] == again["list"]  # nothing has changed
+    assert page(10, first["list"], label="cat")["error"] == "this list is no longer kept; press Look again"
+    for k in range(LISTS_KEPT):
+        page(0, find=f"p{k:03d}")
+    assert page(10, first["list"])["error"] == "this list is no longer kept; press Look again"
+    close_desk(desk)
+
+
+def test_skipped_items_and_those_set_aside_are_listed_and_go_back_to_work(desk):
+    desk.answer("tab-one-1", "Bob", "p013.png", "ignore", patience=20)
+    for _ in range(2):
+        desk.answer("tab-one-1", "Bob", "p014.png", "skip", patience=20)
+    assert (listed(desk, only="aside"), listed(desk, only="skipped")) == (["p013.png"], ["p014.png"])
+    assert listed(desk, only="aside", who="Ada") == []
+    assert "p013.png" in desk.learner.ignored
+    desk.answer("tab-two-2", "Ada", "p013.png", "relabel", "dog", patience=20)
+    assert (desk.learner.labels["p013.png"], "p013.png" in desk.learner.ignored) == ("dog", False)
+    assert listed(desk, only="aside") == []
+    client, me = Client(Guard(make_app(desk))), {"tab": "tab-two-2", "who": "Ada"}
+    for item in ("p013.png", "p014.png"):
+        for _ in range(2):  # sent again
+            assert client.post("/api/reopen", me | {"item": item}).status == 200
+        assert desk.store.state_of(item) is None
+        assert not desk.store.voices_of(item).voices
+    assert listed(desk, only="skipped") == []
+    desk.worker.wait_for(desk.worker.tell("p014.png"), 20)
+    assert "p013.png" not in desk.learner.labels
+    assert desk.state()["parked"] == 0
+    assert {"p013.png", "p014.png"} <= {*desk.next("tab-six-6", "Eve", count=20)}
+    assert client.post("/api/reopen", me | {"item": "p999.png"}).status == 404
+
+
+def test_only_the_owner_asks_again_what_others_have_answered(desk):
+    owner = "the-token-of-the-owner"
+    client = Client(Guard(make_app(desk), token=owner, people=["Ada", "Bob"]))
+    ada = {"authorization": f"Bearer {person_token(owner, 'Ada')}"}
+    body = {"tab": "tab-two-2", "who": "Ada", "item": "p012.png"}  # of which Bob was not sure
+    assert client.post("/api/reopen", body, **ada).status == 409
+    assert client.post("/api/reopen", body | {"item": "p002.png"}, **ada).status == 200
+    assert client.post("/api/reopen", body, authorization=f"Bearer {owner}").status == 200
+    assert {"p002.png", "p012.png"} & {*desk.store.current()} == set()
+
+
 def test_items_that_measure_are_judged_though_the_model_never_learns_them(tmp_path):
     desk = open_desk(tmp_path, pictures(80), check_every=2)
     measures = next(iter(desk.check_ids))
@@ -84,7 +158,8 @@ def test_the_route_checks_what_it_is_asked(desk):
     reply = client.get("/api/review?label=cat&start=2").json
     assert (reply["total"], len(reply["items"])) == (5, 3)
     assert reply["items"][0]["picture"] == "/api/picture/4/small"
-    for wrong in ("since=yesterday", "only=everything", "start=-1", "start=x"):
+    assert client.get("/api/review?since=2023-11-15T00:00:00.000Z").json["total"] == 4
+    for wrong in ("since=yesterday", "since=2023-11-15", "only=everything", "start=-1", "start=x"):
         assert client.get(f"/api/review?{wrong}").status == 422
     assert client.get("/review.js").status == 200
 
