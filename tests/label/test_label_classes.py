@@ -103,7 +103,7 @@ def test_the_page_and_the_server_have_the_same_list_of_keys():
     """The page played a clip with a key that a class could take."""
     page = (files("foretaste.label") / "page" / "page.js").read_text(encoding="utf-8")
     [said] = re.findall(r"^const KEYS = \{(.+)\};$", page, re.MULTILINE)
-    keys = re.findall(r': "(.[a-z]*)"', said)
+    keys = re.findall(r': "([^"]+)"', said)
     assert len(keys) == said.count(":") > 10
     assert {key for key in keys if len(key) == 1} == {*KEYS_OF_THE_PAGE}
 
@@ -384,3 +384,55 @@ def test_a_person_adds_renames_merges_and_describes_classes(tmp_path, page):
         page.keyboard.press("Enter")
         page.wait_for_function("() => document.getElementById('banner').textContent.includes('was said before')")
         assert store.classes == ("kitty", "dog", "cow", "goat", "hen")
+
+
+@in_chromium
+def test_what_is_typed_stays_while_replies_come(tmp_path, page):
+    """Each reply made all fields anew: what was typed into the next one was gone."""
+    with in_memory(tmp_path, 12) as server:
+        store = server.desk.store
+        page.goto(server.address)
+        shown(page)
+        page.keyboard.press("F8")
+        page.wait_for_selector("#class-list li:nth-child(4)")
+        name, key, guidance = (f"#class-list li:nth-child({n}) [data-field={{}}]".format for n in (1, 1, 3))
+        server.hold("/api/classes")
+        page.fill(name("Name"), "kitty")
+        page.keyboard.press("Tab")  # the rename is on its way
+        page.fill(key("Key"), "k")
+        page.focus(guidance("Guidance"))  # and so is the key, of a class that has another name by then
+        page.keyboard.type("purrs loud")
+        for _ in range(4):
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Shift+ArrowLeft")
+        page.evaluate("window.field = document.activeElement")
+        while store.classes[0] != "kitty":
+            page.wait_for_timeout(10)
+        store.change_class("order", who="Bob", names=("hen", "kitty", "dog", "cow"))  # of another page
+        server.let_go()
+        page.wait_for_function("() => state.classes[1].name === 'kitty' && state.classes[1].keys[0] === 'k'")
+        page.wait_for_function("() => document.activeElement.closest('li').dataset.name === 'cow'")
+        assert page.evaluate("document.activeElement === field && field === $('class-list').children[3].children[3]")
+        assert page.input_value("[aria-label='Guidance of cow']") == "purrs loud"
+        assert page.evaluate("[field.selectionStart, field.selectionEnd]") == [5, 6]
+        assert page.input_value("[aria-label='Name of kitty']") == "kitty"
+        page.keyboard.type("-")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => state.classes[3].guidance === 'purrs-loud'")
+        assert store.guide.keys == {"kitty": "k"}
+        server.hold("/api/classes")  # a key and a line of the same class, one right after the other
+        page.fill("[aria-label='Key of dog']", "g")
+        page.keyboard.press("Tab")
+        page.fill("[aria-label='Guidance of dog']", "barks")
+        page.keyboard.press("Enter")
+        page.fill("#class-new", "owl")
+        page.keyboard.press("Enter")
+        page.fill("#class-new", "go")  # the next one
+        server.let_go()
+        page.wait_for_function("() => state.classes.length === 5")
+        page.keyboard.type("at")
+        assert page.input_value("#class-new") == "goat"
+        assert (store.guide.keys["dog"], store.guide.guidance["dog"]) == ("g", "barks")
+        page.click("[aria-label='Move kitty down']")
+        page.wait_for_function("() => state.classes[2].name === 'kitty'")
+        assert store.classes == ("hen", "dog", "kitty", "cow", "owl")
