@@ -395,7 +395,7 @@ def test_what_is_typed_stays_while_replies_come(tmp_path, page):
         shown(page)
         page.keyboard.press("F8")
         page.wait_for_selector("#class-list li:nth-child(4)")
-        name, key, guidance = (f"#class-list li:nth-child({n}) [data-field={{}}]".format for n in (1, 1, 3))
+        name, key, guidance = (f"#class-list li:nth-child({n}) [aria-label^={{}}]".format for n in (1, 1, 3))
         server.hold("/api/classes")
         page.fill(name("Name"), "kitty")
         page.keyboard.press("Tab")  # the rename is on its way

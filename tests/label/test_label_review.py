@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from browser_cases import count, in_chromium, in_memory, shown, until_true
+from browser_cases import PATIENCE, count, in_chromium, in_memory, shown, until_true
 from foretaste.label import make_app
 from foretaste.label.guard import Guard, person_token
 from foretaste.label.review import LISTS_KEPT, ReviewFilter
@@ -291,6 +291,7 @@ def test_what_is_doubted_is_opened_and_one_comes_back_to_its_row(tmp_path, brows
         labelled(server, 24)
         context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, color_scheme=theme)
         page = context.new_page()
+        page.set_default_timeout(PATIENCE)
         page.goto(server.address)
         on_screen = shown(page)
         page.keyboard.press("F2")
@@ -346,6 +347,7 @@ def test_what_was_set_aside_goes_back_to_work_and_days_are_those_of_the_person(t
         desk.leave("tab-two-2")
         context = browser.new_context(viewport={"width": 1200, "height": 800}, timezone_id="Pacific/Auckland")
         page = context.new_page()
+        page.set_default_timeout(PATIENCE)
         page.goto(server.address)
         shown(page)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from browser_cases import IN_CHROMIUM, LateServer, count, in_memory, shown, until_true
+from browser_cases import IN_CHROMIUM, PATIENCE, LateServer, count, in_memory, shown, until_true
 from foretaste.label.log import LabelLog
 from foretaste.label.store import StoreFull
 from label_cases import MemoryItems, open_desk
@@ -183,6 +183,7 @@ def test_a_long_press_opens_a_tile_and_a_long_text_is_whole_there(tmp_path, brow
     )
     context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, color_scheme=theme)
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     with LateServer(desk) as server:
         items = open_wall(page, server)
         tile = page.locator("#grid-wall button:nth-child(2)")
