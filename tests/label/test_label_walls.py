@@ -61,6 +61,20 @@ def test_two_people_at_one_wall_keep_all_but_what_the_other_took(tmp_path, page)
         words(page, f"Taken back: what was said of {store.events()[1].item}.")
 
 
+def test_an_undo_for_a_wall_of_which_nothing_was_kept_takes_back_nothing_else(tmp_path, page):
+    with in_memory(tmp_path, 16) as server:
+        store = server.desk.store
+        items = open_wall(page, server)
+        store.lease(items, tab="tab-two-2", who="Bob")
+        server.hold("/api/grid")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Backspace")
+        server.let_go()
+        words(page, f"Nothing was accepted; {len(items)} are on another screen.")
+        until_true(page, KEPT)
+        assert len(store.events()) == 2
+
+
 def test_a_wall_that_the_disk_refuses_comes_back_with_its_marks(tmp_path, page, monkeypatch):
     add_event = LabelLog.add_event
 

@@ -308,6 +308,7 @@ views.grid = {
     const back = entry.path === "/api/undo", { label } = entry.body;
     const news = !back ? keptWords(data, entry) : data.wall ? wallBack(data.wall) : `Taken back: what was said of ${data.item.item}.`;
     say(news);
+    if (!back && !data.seqs.length) { forgetUndo(entry); keepOutbox(); }
     if (entry.wrong?.length) calledWrong.set(label, new Set([...(calledWrong.get(label) || []), ...entry.wrong]));
     if (wall.sent === entry.body.request) { Object.assign(wall, { items: [], sent: "" }); drawGrid(); }
     if (view === "grid") loadGrid({ label: wall.label || label, like: wall.like, find: wall.find }, news);
