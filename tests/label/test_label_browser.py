@@ -363,3 +363,29 @@ def test_names_of_classes_break_between_their_words(tmp_path, page):
         ["lost_or_stolen_card", "lost_<wbr>or_<wbr>stolen_<wbr>card"],
         ["card/arrival-late", "card/<wbr>arrival-<wbr>late"],
     ]
+
+
+def test_an_item_that_measures_has_no_hint(tmp_path, page):
+    """The bars of the model stood beside it: who sees them agrees with them too often."""
+    with in_memory(tmp_path, 80, desk={"check_every": 3}) as server:
+        desk, hints = server.desk, set()
+        page.goto(server.address)
+        for n in range(1, 13):
+            item = shown(page)
+            if n > 4:  # what is shown, once a reply has brought what the model says
+                until_true(page, "sessionStorage['foretaste-outbox'] === '[]'")
+                until_true(page, "queue[0].check || document.querySelector('#guess .row')")
+                hints.add((desk.measures(item), page.locator("#guess .row").count() > 0))
+            if n > 4 and desk.measures(item):
+                assert page.text_content("#reason") == "No hint: this one measures accuracy."
+                assert page.text_content("#ribbon") == "Drawn at random, to measure accuracy"
+                assert page.locator("#classes button.likely").count() == 0
+                assert page.is_hidden("#accept")
+                page.keyboard.press("Enter")
+                page.screenshot(path=tmp_path / "measures.png")
+            page.keyboard.press("12"[n % 2])
+            count(page, n)
+        assert hints == {(True, False), (False, True)}
+        measured = [e for e in desk.store.events() if e.purpose == "check"]
+        assert len(measured) == 4
+        assert any(e.guess for e in measured)  # the log keeps it

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
+from importlib.resources import files
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch
 import foretaste as ft
 from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import LabelStore, StoreError, make_app
-from foretaste.label.classes import ClassChange, ClassGuide, replay_changes
+from foretaste.label.classes import KEYS_OF_THE_PAGE, ClassChange, ClassGuide, replay_changes
 from foretaste.label.guard import Guard
 from foretaste.label.log import JOURNAL_FILE, STORE_FILE
 from foretaste.label.start import _settle_classes
@@ -81,6 +83,7 @@ def test_undo_gives_back_what_was_said_as_it_counts_now(store):
         ("split", {"name": "dog"}, "unknown merged class 'dog'"),
         ("order", {"names": ("dog", "cow")}, "expected each of"),
         ("describe", {"name": "dog", "key": "?"}, "expected one character that the page does not use"),
+        ("describe", {"name": "dog", "key": ">"}, "expected one character that the page does not use"),
         ("describe", {"name": "dog", "key": "n"}, "key n is that of new"),
         ("describe", {"name": "dog", "colour": "red"}, "expected one as #0d9488"),
         ("paint", {}, "unknown kind 'paint'"),
@@ -94,6 +97,25 @@ def test_what_would_change_the_meaning_of_an_answer_is_refused(store, kind, abou
     with pytest.raises(ValueError, match=words):
         change(store, kind, **about)
     assert (store.classes, len(store.class_changes())) == before
+
+
+def test_the_page_and_the_server_have_the_same_list_of_keys():
+    """The page played a clip with a key that a class could take."""
+    page = (files("foretaste.label") / "page" / "page.js").read_text(encoding="utf-8")
+    [said] = re.findall(r"^const KEYS = \{(.+)\};$", page, re.MULTILINE)
+    keys = re.findall(r': "([^"]+)"', said)
+    assert len(keys) == said.count(":") > 10
+    assert {key for key in keys if len(key) == 1} == {*KEYS_OF_THE_PAGE}
+
+
+def test_a_class_that_had_a_key_of_the_page_already_gets_another(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("foretaste.label.classes.KEYS_OF_THE_PAGE", " ?")
+    change(store, "describe", name="dog", key=">", guidance="barks")
+    assert store.guide.keys == {"dog": ">"}
+    store.close()
+    monkeypatch.undo()
+    with LabelStore(tmp_path) as again:
+        assert (again.guide.keys, again.guide.guidance) == ({}, {"dog": "barks"})
 
 
 def test_two_classes_are_left_at_least(tmp_path):
@@ -362,3 +384,55 @@ def test_a_person_adds_renames_merges_and_describes_classes(tmp_path, page):
         page.keyboard.press("Enter")
         page.wait_for_function("() => document.getElementById('banner').textContent.includes('was said before')")
         assert store.classes == ("kitty", "dog", "cow", "goat", "hen")
+
+
+@in_chromium
+def test_what_is_typed_stays_while_replies_come(tmp_path, page):
+    """Each reply made all fields anew: what was typed into the next one was gone."""
+    with in_memory(tmp_path, 12) as server:
+        store = server.desk.store
+        page.goto(server.address)
+        shown(page)
+        page.keyboard.press("F8")
+        page.wait_for_selector("#class-list li:nth-child(4)")
+        name, key, guidance = (f"#class-list li:nth-child({n}) [aria-label^={{}}]".format for n in (1, 1, 3))
+        server.hold("/api/classes")
+        page.fill(name("Name"), "kitty")
+        page.keyboard.press("Tab")  # the rename is on its way
+        page.fill(key("Key"), "k")
+        page.focus(guidance("Guidance"))  # and so is the key, of a class that has another name by then
+        page.keyboard.type("purrs loud")
+        for _ in range(4):
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Shift+ArrowLeft")
+        page.evaluate("window.field = document.activeElement")
+        while store.classes[0] != "kitty":
+            page.wait_for_timeout(10)
+        store.change_class("order", who="Bob", names=("hen", "kitty", "dog", "cow"))  # of another page
+        server.let_go()
+        page.wait_for_function("() => state.classes[1].name === 'kitty' && state.classes[1].keys[0] === 'k'")
+        page.wait_for_function("() => document.activeElement.closest('li').dataset.name === 'cow'")
+        assert page.evaluate("document.activeElement === field && field === $('class-list').children[3].children[3]")
+        assert page.input_value("[aria-label='Guidance of cow']") == "purrs loud"
+        assert page.evaluate("[field.selectionStart, field.selectionEnd]") == [5, 6]
+        assert page.input_value("[aria-label='Name of kitty']") == "kitty"
+        page.keyboard.type("-")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => state.classes[3].guidance === 'purrs-loud'")
+        assert store.guide.keys == {"kitty": "k"}
+        server.hold("/api/classes")  # a key and a line of the same class, one right after the other
+        page.fill("[aria-label='Key of dog']", "g")
+        page.keyboard.press("Tab")
+        page.fill("[aria-label='Guidance of dog']", "barks")
+        page.keyboard.press("Enter")
+        page.fill("#class-new", "owl")
+        page.keyboard.press("Enter")
+        page.fill("#class-new", "go")  # the next one
+        server.let_go()
+        page.wait_for_function("() => state.classes.length === 5")
+        page.keyboard.type("at")
+        assert page.input_value("#class-new") == "goat"
+        assert (store.guide.keys["dog"], store.guide.guidance["dog"]) == ("g", "barks")
+        page.click("[aria-label='Move kitty down']")
+        page.wait_for_function("() => state.classes[2].name === 'kitty'")
+        assert store.classes == ("hen", "dog", "kitty", "cow", "owl")

@@ -327,7 +327,7 @@ def test_clips_are_played_and_labelled_by_key(tmp_path, tones, browser, width, t
         assert [(e.item, e.label) for e in desk.store.events()] == [(first, "low"), (second, "high")]
         page.keyboard.press("F2")
         page.wait_for_selector("#review-list li audio")
-        assert page.locator("#review-list li b").first.text_content().endswith(".wav")
+        assert page.locator("#review-list li .title").first.text_content().endswith(".wav")
         axe("review")
         page.screenshot(path=str(tmp_path / "review.png"))
         page.keyboard.press("F4")
@@ -337,5 +337,10 @@ def test_clips_are_played_and_labelled_by_key(tmp_path, tones, browser, width, t
         assert page.text_content("#grid-wall button .words").endswith(".wav")
         axe("grid")
         page.screenshot(path=str(tmp_path / "grid.png"))
+        page.keyboard.press("+")
+        page.wait_for_function("() => document.querySelector('#closer[open] audio')?.duration > 0")
+        axe("closer")
+        page.keyboard.press("Escape")
+        assert page.is_hidden("#closer")
         context.close()
         assert faults == []

@@ -271,6 +271,23 @@ def test_items_that_measure_are_random_and_never_taught(tmp_path):
     close_desk(again)
 
 
+def test_nothing_that_the_model_says_of_an_item_that_measures_goes_to_the_page(tmp_path):
+    """Who sees the guess agrees with it too often: the accuracy that is measured so is too high."""
+    desk = open_desk(tmp_path / "store", pictures(100), check_every=3)
+    for k in range(4):
+        item = desk.next("tab1", "Ada", count=1)[0]
+        label(desk, item, "cat" if k % 2 else "dog")
+    item, other = sorted(desk.next("tab1", "Ada"), key=desk.measures, reverse=True)
+    assert (desk.measures(item), desk.measures(other)) == (True, False)
+    label(desk, other, "dog")
+    [further] = {*desk.next("tab1", "Ada")} - {item}
+    until(lambda: {item, further} <= {*desk.worker.view.guesses})
+    assert desk.show(further, "Ada")["likely"]
+    assert desk.show(item, "Ada") == {"likely": [], "guess": None, "reason": None, "answer": None}
+    assert label(desk, item, "cat").guess is not None  # the log keeps it
+    close_desk(desk)
+
+
 def test_answers_count_before_there_is_a_learner(tmp_path):
     desk = open_desk(tmp_path / "store", start=False)
     items = desk.next("tab1", "Ada")

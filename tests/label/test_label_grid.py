@@ -5,10 +5,11 @@ import pytest
 
 from browser_cases import count, in_chromium, in_memory, shown, until_true
 from foretaste.label import make_app
-from foretaste.label.grid import accept_grid, grid_items
+from foretaste.label.grid import accept_grid, grid_items, undone_wall
 from foretaste.label.guard import Guard
+from foretaste.label.log import LabelLog
 from foretaste.label.review import ReviewFilter
-from foretaste.label.store import StoreConflict
+from foretaste.label.store import StoreFull
 from label_cases import Client, MemoryItems, close_desk, open_desk, pictures
 
 TAB = "tab-one-1"
@@ -80,14 +81,48 @@ def test_a_wall_is_kept_together_and_taken_back_together(desk):
     assert desk.store.labels() == {"p000.png": "cat"}
 
 
-def test_if_somebody_was_first_nothing_of_the_wall_is_kept(desk):
+def test_what_others_took_meanwhile_is_left_out_and_the_undo_takes_back_the_rest(desk):
+    """One of them refused the whole wall, and its marks were gone."""
     desk.answer("tab-two-2", "Bob", "p004.png", "label", "cat", patience=20)
-    before = desk.store.events()
-    with pytest.raises(StoreConflict, match=r"Bob has answered p004\.png already"):
-        accept_grid(desk, TAB, "Ada", ["p002.png", "p004.png"], "dog", "request-1")
-    assert desk.store.events() == before
+    desk.store.lease(["p006.png"], tab="tab-two-2", who="Bob")
+    before, wall = len(desk.store.events()), ["p002.png", "p004.png", "p005.png", "p006.png"]
+    kept = accept_grid(desk, TAB, "Ada", wall, "dog", "request-1", {"p007.png": "cat"})
+    assert [e.item for e in kept.events] == ["p002.png", "p005.png", "p007.png"]
+    assert kept.taken == {"p004.png": "answered", "p006.png": "held"}
+    assert accept_grid(desk, TAB, "Ada", wall, "dog", "request-1", {"p007.png": "cat"}) == kept  # sent again
+    assert len(desk.store.events()) == before + 3
+    undone = desk.undo(TAB, "Ada", "undo-1")
+    assert sorted(e.item for e in undone) == ["p002.png", "p005.png", "p007.png"]
+    assert undone_wall(desk, undone) == {"dog": 2, "cat": 1}
+    assert desk.undo(TAB, "Ada", "undo-1") == undone  # sent again
+    assert desk.store.labels() == {"p000.png": "cat", "p001.png": "dog", "p004.png": "cat"}
+    assert undone_wall(desk, desk.undo(TAB, "Ada")) is None  # one answer
     with pytest.raises(KeyError, match=r"unknown item 'p999\.png'"):
-        accept_grid(desk, TAB, "Ada", ["p999.png"], "dog", "request-2")
+        accept_grid(desk, TAB, "Ada", ["p008.png", "p999.png"], "dog", "request-2")
+
+
+def test_a_wall_of_which_others_took_everything_keeps_nothing(desk):
+    before = desk.store.events()
+    desk.store.lease(["p006.png"], tab="tab-two-2", who="Bob")
+    assert accept_grid(desk, TAB, "Ada", ["p006.png"], "dog", "request-1") == ([], {"p006.png": "held"})
+    assert desk.store.events() == before
+
+
+def test_if_the_disk_refuses_nothing_of_a_wall_is_kept(desk, monkeypatch):
+    add_event, before = LabelLog.add_event, desk.store.events()
+
+    def refuse(log, event):
+        if event.item == "p005.png":
+            raise StoreFull("the disk is full; nothing was kept")
+        add_event(log, event)
+
+    monkeypatch.setattr(LabelLog, "add_event", refuse)
+    client = Client(Guard(make_app(desk)))
+    body = {"items": ["p002.png", "p005.png"], "label": "dog", "request": "request-1", "tab": TAB, "who": "Ada"}
+    assert client.post("/api/grid", body).status == 507
+    monkeypatch.undo()
+    assert desk.store.events() == before
+    assert len(client.post("/api/grid", body).json["seqs"]) == 2
 
 
 def test_the_routes_of_the_grid(desk):
@@ -96,8 +131,13 @@ def test_the_routes_of_the_grid(desk):
     assert found["items"][0]["picture"].endswith("/small")
     body = me | {"items": ["p002.png"], "label": "dog", "others": {"p003.png": "cat"}, "request": "request-1"}
     reply = client.post("/api/grid", body)
-    assert (reply.status, len(reply.json["seqs"])) == (200, 2)
+    assert (reply.status, len(reply.json["seqs"]), reply.json["taken"]) == (200, 2, {})
     assert desk.store.labels()["p003.png"] == "cat"
+    other = client.post("/api/grid", body | {"tab": "tab-two-2", "who": "Bob", "request": "request-2"})
+    assert (other.status, other.json["seqs"]) == (200, [])
+    assert other.json["taken"] == {"p002.png": "answered", "p003.png": "answered"}
+    assert client.post("/api/undo", me).json["wall"] == {"dog": 1, "cat": 1}
+    assert client.post("/api/undo", me).json["wall"] is None
     assert client.post("/api/grid", me | {"items": [], "label": "dog", "request": "request-1"}).status == 422
 
 

@@ -57,6 +57,15 @@ def answer(client, item, label="cat", **rest):
 # The routes
 
 
+def test_lists_have_the_first_words_of_a_text(tmp_path):
+    long = " ".join(f"word{k}" for k in range(200))
+    desk = open_desk(tmp_path, MemoryItems("text", ["a", "b"], [long, "short"]))
+    client = Client(Guard(make_app(desk)))
+    texts = {row["item"]: row["text"] for row in client.get("/api/grid?find=o").json["items"]}
+    assert texts == {"a": long[:400] + " […]", "b": "short"}
+    close_desk(desk)
+
+
 def test_label_undo_and_go_on(client, desk):
     items = client.post("/api/next", TAB).json["items"]
     assert [set(i) >= {"item", "number", "picture", "likely", "check"} for i in items] == [True, True]

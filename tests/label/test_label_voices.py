@@ -299,6 +299,19 @@ def test_the_store_weighs_people_and_a_restart_finds_the_same(store, tmp_path):
             again.set_votes("reliabilty")
 
 
+def test_an_item_that_is_asked_again_is_as_if_nobody_had_been_asked(store, tmp_path):
+    store.record("z", "label", "dog", who="Ada")
+    store.record("z", "label", "cat", who="Bob", purpose=SECOND)
+    store.record("z", "relabel", "dog", who="Eve")
+    assert [e.undoes for e in store.reopen("z", who="Eve")] == [e.seq for e in store.events() if e.item == "z"][2::-1]
+    assert store.reopen("z", who="Eve") == []
+    assert (store.state_of("z"), dict(store.voices_of("z").voices)) == (None, {})
+    store.close()
+    with LabelStore(tmp_path) as again:
+        assert again.state_of("z") is None
+        assert again.record("z", "label", "cat", who="Bob").before_label is None
+
+
 def test_what_votes_count_by_is_kept_for_the_next_time(tmp_path):
     source = tmp_path / "few.csv"
     source.write_text("text\n" + "".join(f"this is text number {k}\n" for k in range(9)))

@@ -12,7 +12,7 @@ from typing import Any
 from foretaste.errors import check_known
 
 CHANGE_KINDS = ("add", "rename", "merge", "split", "order", "describe", "guidelines")
-KEYS_OF_THE_PAGE = " ?+-=[]/"  # single characters that mean something else there
+KEYS_OF_THE_PAGE = " ?+-=[]/>"  # single characters of KEYS in page/page.js
 LONGEST_GUIDANCE, LONGEST_GUIDELINES = 500, 20_000
 
 
@@ -157,8 +157,8 @@ def replay_changes(known: Sequence[str], changes: Iterable[ClassChange]) -> Clas
     made = list(changes)
     brought = {c.name if c.kind == "add" else c.to for c in made if c.kind in ("add", "rename")}
     guide = ClassGuide(tuple(name for name in known if name not in brought or _came_first(name, made)))
-    for change in made:
-        guide = guide.after(change)
+    for change in made:  # a key that the page has come to use since is no longer that of a class
+        guide = guide.after(replace(change, key="") if change.key in KEYS_OF_THE_PAGE else change)
     return guide
 
 

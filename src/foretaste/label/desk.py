@@ -117,6 +117,10 @@ class LabelDesk:
             return "" if item in self.away else None
         return event.label if event.label is not None else ""
 
+    def measures(self, item: str) -> bool:
+        """Whether an item was drawn at random, so that its label measures accuracy."""
+        return self.copies.first(item) in self.check_ids
+
     def doubt(self, item: str) -> float:
         """The chance that the label of an item is wrong, by who gave it; 0 where a majority counts."""
         event = self._answer_of(item)
@@ -159,12 +163,11 @@ class LabelDesk:
 
         ``patience``: seconds of that moment. None: shared among the tabs that are active, for all wait for one learner.
         """
-        if item not in self.number:
-            raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000], None)}")
+        self._check_item(item)
         with self._lock:
             self._see(tab, who)
         guess = self.worker.view.guesses.get(item)
-        purpose = "check" if self.copies.first(item) in self.check_ids else "teach"
+        purpose = "check" if self.measures(item) else "teach"
         if kind != "relabel" and self._is_second(item, who):
             purpose, guess = SECOND, None
         said = {"guess": guess[0], "confidence": guess[1]} if guess and kind == "label" else {}
@@ -172,6 +175,10 @@ class LabelDesk:
         patience = PATIENCE / max(1, len(self._active())) if patience is None else patience
         self.worker.wait_for(self.tell(item), patience)
         return event
+
+    def _check_item(self, item: str) -> None:
+        if item not in self.number:
+            raise KeyError(f"unknown item {item!r:.80}{did_you_mean(item, self.data.ids[:5000], None)}")
 
     def tell(self, item: str) -> int:
         """Tell the learner of an answer, and of all others if people count for more or less since."""
@@ -181,12 +188,20 @@ class LabelDesk:
                 self.worker.tell(other)
         return self.worker.tell(self.copies.first(item))
 
-    def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> LabelEvent:
+    def undo(self, tab: str, who: str, request: str | None = None, patience: float = PATIENCE) -> list[LabelEvent]:
         """Take back the last answer of a person in this tab, or else of this person; of a grid, all of its wall."""
         events = undo_together(self, tab, who, request)
         number = [self.tell(event.item) for event in events][-1]
         self.worker.wait_for(number, patience)
-        return events[0]
+        return events
+
+    def reopen(self, item: str, who: str) -> None:
+        """Ask an item again, of anybody: all that was said of it and of its copies is taken back."""
+        self._check_item(item)
+        with self.store.together():
+            for copy in self.copies.members(item):
+                self.store.reopen(copy, who=who)
+        self.tell(item)
 
     def change_class(self, kind: str, *, who: str, **about: Any) -> ClassChange:
         """Change the classes (``LabelStore.change_class``), and tell the learner."""
@@ -211,16 +226,20 @@ class LabelDesk:
             self.tell(item)
 
     def show(self, item: str, who: str | None = None) -> dict[str, Any]:
-        """What the page shows beside an item: nothing that others said of it, if ``who`` is asked about it too."""
+        """What the page shows beside an item: nothing that others said of it, if ``who`` is asked about it too.
+
+        Nothing that the model says of an item that measures: whoever has seen it agrees with it too often.
+        """
         view, event = self.worker.view, self._answer_of(item)
         if who is not None and self._is_second(item, who):
             return {"likely": [], "guess": None, "reason": None, "answer": None, "second": True}
         if who is not None and self.voices_each > 1:
             event = self.store.voices_of(item).voices.get(who, event)
+        hint = not self.measures(item)
         return {
-            "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ())],
-            "guess": view.guesses.get(item, (None, None))[0],
-            "reason": view.reasons.get(item),
+            "likely": [{"name": name, "p": p} for name, p in view.likely.get(item, ()) if hint],
+            "guess": view.guesses.get(item, (None, None))[0] if hint else None,
+            "reason": view.reasons.get(item) if hint else None,
             "answer": None if event is None else {"kind": event.kind, "label": event.label, "who": event.who},
         }
 

@@ -1,15 +1,17 @@
 """A wall of items of one predicted class, or of those like one item: press the wrong ones, accept the rest.
 
-Each accepted item is an answer of its own in the log. They are kept together, or none of them, and an undo takes all of
-them back.
+Each accepted item is an answer of its own in the log. They are kept together, but for those that somebody else answered
+or holds meanwhile; if the disk refuses, none is kept. An undo takes back what was kept.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from foretaste.errors import check_known
+from foretaste.label.store import StoreConflict
 
 if TYPE_CHECKING:
     from foretaste.label.desk import LabelDesk
@@ -20,6 +22,13 @@ MOST_TILES = 1000  # on a wall that has grown; page/grid.js has the same
 MOST_ALIKE = 200
 GRID_PATIENCE = 0.15  # seconds that a wall waits for the learner
 GRID_REQUEST = "grid:"  # requests of a wall begin so, and end with the number of the item
+
+
+class AcceptedWall(NamedTuple):
+    """What was kept of a wall; and what others took meanwhile: item → "answered", or "held" on another screen."""
+
+    events: "list[LabelEvent]"
+    taken: dict[str, str]
 
 
 def grid_items(
@@ -83,42 +92,63 @@ def accept_grid(
     label: str,
     request: str,
     others: Mapping[str, str] | None = None,
-) -> "list[LabelEvent]":
-    """One answer for each item, kept together. Raises, and keeps none, if somebody has answered or holds one.
+) -> AcceptedWall:
+    """One answer for each item, kept together. What others have answered or hold is left out.
 
-    ``others``: items of the wall that are of another class, and which.
+    ``others``: items of the wall that are of another class, and which. Raises, and keeps none, if an item or a class is
+    unknown, or if the disk refuses.
     """
     given = dict.fromkeys(items, label) | dict(others or {})
     if not given:
         raise ValueError("a wall without an item; expected at least one")
     if strange := [item for item in given if item not in desk.number]:
         raise KeyError(f"unknown item {strange[0]!r:.80}")
-    with desk.store.together():
-        events = [
-            desk.store.record(
-                item, "label", name, who=who, tab=tab, request=f"{GRID_REQUEST}{request}/{k}", purpose="teach"
-            )
-            for k, (item, name) in enumerate(given.items())
-        ]
-    numbers = [desk.tell(item) for item in given]
+    store, events, taken = desk.store, list["LabelEvent"](), dict[str, str]()
+    with store.together():
+        elsewhere = {*store.held()} - {*store.held(tab)}
+        for k, (item, name) in enumerate(given.items()):
+            try:
+                events.append(
+                    store.record(
+                        item, "label", name, who=who, tab=tab, request=f"{GRID_REQUEST}{request}/{k}", purpose="teach"
+                    )
+                )
+            except StoreConflict:
+                taken[item] = "held" if item in elsewhere else "answered"
+    numbers = [desk.tell(event.item) for event in events]
     if numbers:
         desk.worker.wait_for(numbers[-1], GRID_PATIENCE)
-    return events
+    return AcceptedWall(events, taken)
 
 
 def undo_together(desk: "LabelDesk", tab: str, who: str, request: str | None) -> "list[LabelEvent]":
-    """Take back the last answer of a person in a tab; with it all others of its wall."""
-    store = desk.store
-    if request is not None and (there := store.answered(request)) is not None and there.kind == "undo":
-        return [there]
+    """Take back the last answer of a person in a tab; with it all others of its wall. Sent again: the same events."""
+    store, events = desk.store, list["LabelEvent"]()
+
+    def name_next() -> str | None:
+        return f"{request}/{len(events)}" if request and events else request
+
+    while (named := name_next()) and (there := store.answered(named)) is not None and there.kind == "undo":
+        events.append(there)
+    if events:
+        return events
     last = store.last_answer(who, tab)
     name = (last.request if last else None) or ""
     wall = name.rsplit("/", 1)[0] if name.startswith(GRID_REQUEST) else None
-    events: list[LabelEvent] = []
     with store.together():
         events.append(store.undo(who=who, tab=tab, request=request))
         while wall and (last := store.last_answer(who, tab)) and (last.request or "").startswith(f"{wall}/"):
-            events.append(store.undo(who=who, tab=tab))
+            events.append(store.undo(who=who, tab=tab, request=name_next()))
     if wall:
         store.release(tab, [event.item for event in events])
     return events
+
+
+def undone_wall(desk: "LabelDesk", undone: "Sequence[LabelEvent]") -> dict[str, int] | None:
+    """Class → how many of its answers an undo has taken back; None if that was no wall."""
+    store = desk.store
+    was = [store.events(event.undoes - 1)[0] for event in undone[:1] if event.undoes is not None]
+    if not was or not (was[0].request or "").startswith(GRID_REQUEST):
+        return None
+    labels = [store.task.counts_as(event.before_label, store.guide) for event in undone if event.before_label]
+    return dict(Counter(labels).most_common())

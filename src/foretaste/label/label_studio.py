@@ -175,7 +175,7 @@ class LabelStudioLink(threading.Thread):
 
     def prediction(self, item: str | None, rank: int | None = None) -> dict[str, Any]:
         """The class of an item, and as its score its place in the queue: low is soon."""
-        likely = self.desk.worker.view.likely.get(item or "", ())
+        likely = () if item and self.desk.measures(item) else self.desk.worker.view.likely.get(item or "", ())
         ready, choices = self.desk.worker.view.ready, self.said.choices or ChoiceControl()
         place = rank if rank is not None else ready.index(item) if item in ready else None
         result = []

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import h11
 import uvicorn
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from PIL import Image, ImageOps
@@ -34,7 +34,7 @@ from foretaste.errors import check_known, printable
 from foretaste.label.classes import LONGEST_GUIDELINES
 from foretaste.label.desk import LabelDesk
 from foretaste.label.exchange import ITEM_FIELDS, export_text, label_rows, prediction_text
-from foretaste.label.grid import MOST_TILES, accept_grid, grid_items
+from foretaste.label.grid import MOST_TILES, accept_grid, grid_items, undone_wall
 from foretaste.label.guard import PAGE_SCRIPTS, AsgiApp, Guard
 from foretaste.label.overview import describe_project
 from foretaste.label.review import ReviewFilter
@@ -49,6 +49,7 @@ CLIP_CHUNK = 1 << 18  # bytes of a clip that are read at a time
 BYTE_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
 LONGEST_SHOWN = 20_000
+LONGEST_BRIEF = 400  # in a list
 CHANGES_SHOWN = 200
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
 OPEN_CONNECTIONS = 256
@@ -64,7 +65,7 @@ PAGE_FILES = {
 ShortText = Annotated[str, StringConstraints(max_length=200)]
 ItemName = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ClassFilter = Annotated[str, StringConstraints(max_length=4096)]
-Day = Annotated[str, StringConstraints(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$")]
+Moment = Annotated[str, StringConstraints(pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}Z)?$")]  # of a log
 Numbers = Annotated[str, StringConstraints(max_length=20_000, pattern=r"^[0-9]*(,[0-9]+)*$")]
 Start = Annotated[int, Field(ge=0)]
 Person = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
@@ -92,6 +93,12 @@ class AnswerBody(TabBody):
     kind: Literal["label", "relabel", "skip", "unsure", "ignore"]
     label: ItemName | None = None
     request: ShortText | None = None
+
+
+class ItemBody(TabBody):
+    """An item, by its name."""
+
+    item: ItemName
 
 
 class UndoBody(TabBody):
@@ -179,8 +186,23 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.post("/api/undo")
     def undo(body: UndoBody) -> dict[str, Any]:
-        event = desk.undo(body.tab, body.who, body.request)
-        return {"seq": event.seq, "item": shown(desk, event.item, body.who), "state": desk.state(body.who)}
+        events = desk.undo(body.tab, body.who, body.request)
+        return {
+            "seq": events[0].seq,
+            "item": shown(desk, events[0].item, body.who),
+            "wall": undone_wall(desk, events),
+            "state": desk.state(body.who),
+        }
+
+    @app.post("/api/reopen")
+    def reopen(body: ItemBody, request: Request) -> dict[str, Any]:
+        person = request.scope.get("person")
+        heard = [desk.store.voices_of(copy) for copy in desk.copies.members(body.item)]
+        said_by = {e.who for one in heard for e in (*one.voices.values(), one.decision) if e is not None}
+        if person is not None and said_by - {person}:
+            raise StoreConflict("others have answered this item; only the owner asks it again")
+        desk.reopen(body.item, body.who)
+        return {"state": desk.state(body.who)}
 
     @app.post("/api/alive")
     def alive(body: TabBody) -> dict[str, Any]:
@@ -193,8 +215,12 @@ def _add_answer_routes(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.post("/api/grid")
     def accept(body: GridBody) -> dict[str, Any]:
-        events = accept_grid(desk, body.tab, body.who, body.items, body.label, body.request, body.others)
-        return {"seqs": [event.seq for event in events], "state": desk.state(body.who)}
+        kept = accept_grid(desk, body.tab, body.who, body.items, body.label, body.request, body.others)
+        return {
+            "seqs": [event.seq for event in kept.events],
+            "taken": kept.taken,
+            "state": desk.state(body.who),
+        }
 
     @app.post("/api/classes")
     def change_class(body: ClassBody) -> dict[str, Any]:
@@ -248,14 +274,15 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
         request: Request,
         label: ShortText = "",
         who: ShortText = "",
-        since: Day = "",
-        until: Day = "",
+        since: Moment = "",
+        until: Moment = "",
         only: ShortText = "",
         find: ShortText = "",
         start: Start = 0,
+        name: Annotated[ShortText, Query(alias="list")] = "",
     ) -> dict[str, Any]:
         person = request.scope.get("person")
-        found = desk.review.rows(ReviewFilter(label, who, since, until, only, find), start, person)
+        found = desk.review.rows(ReviewFilter(label, who, since, until, only, find), start, person, name)
         return found | {"items": [entry | brief(desk, entry["number"]) for entry in found["items"]]}
 
     @app.get("/api/overview")
@@ -317,7 +344,7 @@ def _item_name(desk: LabelDesk, number: int) -> str:
 def shown(desk: LabelDesk, item: str, who: str) -> dict[str, Any]:
     """An item as the page shows it to a person, with what stands beside it."""
     number = desk.number[item]
-    found = {"number": number, "item": item, "check": item in desk.check_ids}
+    found = {"number": number, "item": item, "check": desk.measures(item)}
     return found | content(desk, number) | desk.show(item, who)
 
 
@@ -348,7 +375,7 @@ def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
         return {"text": desk.data.ids[number][-80:]} | content(desk, number)
     found = content(desk, number)
     text = found.get("text") or ", ".join(f"{k} {v}" for k, v in found.get("cells", ()))
-    return {"text": text[:80]}
+    return {"text": text[:LONGEST_BRIEF] + (" […]" if len(text) > LONGEST_BRIEF else "")}
 
 
 def clip_response(path: Path, media: str, wanted: str) -> Response:

@@ -357,10 +357,15 @@ class LabelStore:
                 held and tab is not None and held.tab != tab
             ):
                 raise StoreConflict(f"{last.item} was answered or taken by somebody else since; it stays")
-            was = self._weighed(hear_voices(event for event in said if event.seq != last.seq)).counts
-            label = None if was is None else self._kept.events[was.seq - 1].label
-            undone = {"request": request, "undoes": last.seq}
-            return self._append(last.item, "undo", label, who, last.tab, last, undone)
+            return self._take_back(last, who, last.tab, request)
+
+    def reopen(self, item: str, *, who: str) -> list[LabelEvent]:
+        """Take back all that anybody said of an item: it is open, as if it had never been asked. The log keeps all."""
+        events = list[LabelEvent]()
+        with self.together():
+            while said := self._said.get(item):
+                events.append(self._take_back(self._kept.events[said[-1].seq - 1], who))
+        return events
 
     def last_answer(self, who: str, tab: str | None = None) -> LabelEvent | None:
         """The last answer of a person (in a tab) that was not taken back: what ``undo`` takes back next."""
@@ -426,6 +431,12 @@ class LabelStore:
         self.close()
 
     # Inside
+
+    def _take_back(self, last: LabelEvent, who: str, tab: str = "", request: str | None = None) -> LabelEvent:
+        """Undo an event; the item is held for the tab, if one is named."""
+        was = self._weighed(hear_voices(e for e in self._said[last.item] if e.seq != last.seq)).counts
+        label = None if was is None else self._kept.events[was.seq - 1].label
+        return self._append(last.item, "undo", label, who, tab, last, {"request": request, "undoes": last.seq})
 
     def _repeated(self, request: str | None, item: str | None, kind: str, label: str | None) -> LabelEvent | None:
         """The event of a request that came before. Raises if that was about something else: one would be lost."""

@@ -2,9 +2,13 @@
    page shows it; labels keep what was said, and count as what the class is now. */
 "use strict";
 
-let classesMerged = [];
+let classChanges = [];  // newest first
+let changing = Promise.resolve();
 
-async function changeClass(body) {
+/* One change after the other: ``about`` says what is to be changed when its turn has come. */
+const changeClass = (about) => (changing = changing.then(() => sendChange(about())));
+
+async function sendChange(body) {
   try {
     const data = await call("/api/classes", { ...me(), ...body, request: random() });
     banner("");
@@ -25,35 +29,60 @@ async function loadClasses() {
   if (data && state) showClasses(data);
 }
 
+/* What a class is called now that had a name after change number ``seq``. */
+const calledNow = (name, seq) => classChanges.filter((c) => c.kind === "rename" && c.seq > seq).reduceRight((now, c) => (c.name === now ? c.to : now), name);
+
+/* All rows anew, but for the field in use: it stays where it is with what is typed in it, its selection too. */
+function drawClasses() {
+  const rows = state.classes.map(classRow), list = $("class-list"), active = document.activeElement, old = active?.closest("#class-list > li");
+  const at = old ? rows.findIndex((li) => li.dataset.name === calledNow(old.dataset.name, Number(old.dataset.seq))) : -1;
+  const field = at >= 0 && active.dataset.field, fresh = field && rows[at].querySelector(`[data-field="${field}"]`);
+  if (!fresh || !active.matches("input")) {
+    list.replaceChildren(...rows);
+    return fresh && fresh.focus();
+  }
+  for (const li of [...list.children]) if (li !== old) li.remove();
+  for (const node of [...old.children]) if (node !== active) node.remove();
+  const nodes = [...rows[at].children], k = nodes.indexOf(fresh);
+  active.before(...nodes.slice(0, k));
+  active.after(...nodes.slice(k + 1));
+  active.setAttribute("aria-label", fresh.getAttribute("aria-label"));
+  if (active.value === active.dataset.was) active.value = fresh.value;
+  active.dataset.was = fresh.dataset.was;
+  Object.assign(old.dataset, rows[at].dataset);
+  old.before(...rows.slice(0, at));
+  old.after(...rows.slice(at + 1));
+}
+
 function showClasses(data) {
-  classesMerged = data.merged;
-  const focus = document.activeElement?.dataset?.field;
-  $("class-list").replaceChildren(...state.classes.map(classRow));
+  classChanges = data.changes;
+  drawClasses();
   $("class-merged").replaceChildren(...data.merged.map((name) => {
     const button = made("button", `Take back the merge of ${name}`, "act");
-    button.addEventListener("click", () => changeClass({ kind: "split", name }));
+    button.addEventListener("click", () => changeClass(() => ({ kind: "split", name })));
     return button;
   }));
-  $("class-history").replaceChildren(...data.changes.map((c) => made("li", `${c.at.slice(0, 16).replace("T", " ")}, ${c.who}: ${told(c)}`)));
+  $("class-history").replaceChildren(...data.changes.map((c) => made("li", `${here(c.at)}, ${c.who}: ${told(c)}`)));
   if (document.activeElement !== $("guidelines-text")) $("guidelines-text").value = state.guidelines;
-  if (focus) document.querySelector(`[data-field="${CSS.escape(focus)}"]`)?.focus();
 }
 
 const told = (c) => ({ add: `${c.name} added`, rename: `${c.name} is now ${c.to}`, merge: `${c.name} merged into ${c.to}`, split: `the merge of ${c.name} taken back`, order: `order ${(c.names || []).join(", ")}`, describe: `${c.name} described`, guidelines: "guidelines written" }[c.kind]);
 
 function classRow(c, n) {
-  const li = made("li"), field = (tag, what, value, change, type) => {
+  const li = made("li"), seq = classChanges[0]?.seq ?? 0, field = (tag, what, value, change, type) => {
     const node = made(tag);
     if (type) node.type = type;
     if (value !== undefined) node.value = value;
-    node.dataset.field = `${what} ${n}`;
+    Object.assign(node.dataset, { field: what, was: node.value });
     node.setAttribute("aria-label", `${what} of ${c.name}`);
     node.addEventListener("change", () => change(node.value));
     return node;
   };
-  const describe = (what) => changeClass({ kind: "describe", name: c.name, colour: c.colour, key: c.own_key || "", guidance: c.guidance, ...what });
+  Object.assign(li.dataset, { name: c.name, seq });
+  const now = () => state.classes.find((k) => k.name === calledNow(c.name, seq)) || c;
+  const describe = (what) => changeClass(() => { const { name, colour, own_key: key, guidance } = now(); return { kind: "describe", name, colour, key, guidance, ...what }; });
   const shade = field("input", "Colour", colour(c.name), (v) => describe({ colour: v }), "color");
-  const name = field("input", "Name", c.name, (v) => { if (v.trim() !== c.name) changeClass({ kind: "rename", name: c.name, to: v.trim() }); });
+  const name = field("input", "Name", c.name, (v) => { if (v.trim() !== now().name) changeClass(() => ({ kind: "rename", name: now().name, to: v.trim() })); });
   const key = field("input", "Key", c.keys[0] || "", (v) => describe({ key: v.trim() }));
   key.maxLength = 1;
   key.className = "key";
@@ -64,17 +93,17 @@ function classRow(c, n) {
     const button = made("button", sign, "act");
     button.disabled = to < 0 || to >= state.classes.length;
     button.setAttribute("aria-label", `Move ${c.name} ${what}`);
-    button.addEventListener("click", () => {
-      const names = state.classes.map((k) => k.name);
-      names.splice(to, 0, names.splice(n, 1)[0]);
-      changeClass({ kind: "order", names });
-    });
+    button.dataset.field = `Move ${what}`;
+    button.addEventListener("click", () => changeClass(() => {
+      const names = state.classes.map((k) => k.name), at = names.indexOf(now().name);
+      names.splice(at + to - n, 0, names.splice(at, 1)[0]);
+      return { kind: "order", names };
+    }));
     return button;
   };
   const merge = field("select", "Merge", undefined, (to) => {
-    if (!to) return;
-    if (confirm(`Merge ${c.name} into ${to}? Its ${c.count} ${c.count === 1 ? "label counts" : "labels count"} as ${to} then. It can be taken back.`)) changeClass({ kind: "merge", name: c.name, to });
-    else merge.value = "";
+    merge.value = "";
+    if (to && confirm(`Merge ${c.name} into ${to}? Its ${c.count} ${c.count === 1 ? "label counts" : "labels count"} as ${to} then. It can be taken back.`)) changeClass(() => ({ kind: "merge", name: now().name, to }));
   });
   options(merge, ["", ...state.classes.map((k) => k.name).filter((k) => k !== c.name)], "merge into…");
   const moves = made("span", "", "moves");
@@ -86,10 +115,12 @@ function classRow(c, n) {
 $("class-add").addEventListener("submit", async (event) => {
   event.preventDefault();
   const name = $("class-new").value.trim();
-  if (name && await changeClass({ kind: "add", name })) { $("class-new").value = ""; $("class-new").focus(); }
+  if (!name || !(await changeClass(() => ({ kind: "add", name }))) || $("class-new").value.trim() !== name) return;  // another is being typed
+  $("class-new").value = "";
+  if (!document.activeElement?.matches("input, textarea, select")) $("class-new").focus();
 });
 $("guidelines-text").addEventListener("input", () => $("guidelines-preview").replaceChildren(...markdown($("guidelines-text").value)));
-$("guidelines-text").addEventListener("change", () => { if ($("guidelines-text").value !== state.guidelines) changeClass({ kind: "guidelines", guidance: $("guidelines-text").value }); });
+$("guidelines-text").addEventListener("change", () => { if ($("guidelines-text").value !== state.guidelines) { const guidance = $("guidelines-text").value; changeClass(() => ({ kind: "guidelines", guidance })); } });
 
 /* Markdown as nodes, never as HTML: headings, lists, quotes, code, emphasis, and links to http and https. */
 

@@ -8,6 +8,7 @@ let wrongOnes = new Set();
 let namedOnes = new Map();  // tile → the class that was named for it
 let tile = 0;
 let pointedAt = -1;         // the tile that the mouse has moved to since the wall was drawn
+let wallNews = "";          // what became of the last wall, or was taken back
 const calledWrong = new Map();  // class → numbers of items that are not shown as that again
 const MOST_TILES = 1000;    // on one wall
 let unseen = new Set();     // tiles that came later and have not been on the screen
@@ -19,12 +20,18 @@ const tilesSeen = new IntersectionObserver((entries) => {
   if (here.includes(wall.items.length - 1)) growGrid();
 });
 
-async function loadGrid(wanted = {}) {
+async function loadGrid(wanted = {}, news = "") {
+  if (wall.sent) {  // it may come back
+    $("grid-class").value = wall.label;
+    $("grid-find").value = wall.find;
+    return;
+  }
   const label = wanted.label ?? ($("grid-class").value || state.classes[0].name), like = wanted.like || "", find = like ? "" : (wanted.find ?? "");
   $("grid-find").value = find;
   options($("grid-class"), state.classes.map((c) => c.name), "");
   $("grid-class").value = label;
-  $("grid-words").textContent = "Looking…";
+  wallNews = news;
+  $("grid-words").textContent = `${news} Looking…`.trim();
   const asked = ++gridAsked, data = await askGrid({ label, like, find });
   if (asked !== gridAsked) return;
   if (data.error) {
@@ -32,7 +39,7 @@ async function loadGrid(wanted = {}) {
     $("grid-words").textContent = data.error.status ? sentence(data.error.message) : "The server does not answer. Choose the class again.";
     return;
   }
-  wall = { items: data.items, label, like, find, left: data.left, looked: data.looked };
+  wall = { items: data.items, label, like, find, left: data.left, looked: data.looked, sent: "", back: false };
   unseen = new Set();
   wrongOnes = new Set();
   namedOnes = new Map();
@@ -56,9 +63,10 @@ async function followPass(asked) {
 }
 
 function gridSummary(ready) {
-  if (!wall.looked) return wallWords(ready);
+  const news = wallNews && `${wallNews} `;
+  if (!wall.looked) return news + wallWords(ready);
   const [done, of] = wall.looked.map((n) => n.toLocaleString());
-  return `${wall.items.length ? `${wallWords(ready)} ` : ""}The new network has looked at ${done} of ${of} items so far.`;
+  return `${news}${wall.items.length ? `${wallWords(ready)} ` : ""}The new network has looked at ${done} of ${of} items so far.`;
 }
 
 function wallWords(ready) {
@@ -75,7 +83,7 @@ function askGrid({ label, like, find }, there = []) {
 
 async function growGrid() {
   const { label, like, find, left, items } = wall, asked = gridAsked;
-  if (growing || items.length >= Math.min(left, MOST_TILES)) return;
+  if (growing || wall.sent || items.length >= Math.min(left, MOST_TILES)) return;
   growing = true;
   const data = await askGrid({ label, like, find }, items.map((r) => r.number)).finally(() => { growing = false; });
   if (asked !== gridAsked || wall.items !== items || data.error || !data.items.length) return;
@@ -94,6 +102,8 @@ const accepted = (n) => !namedOnes.has(n) && !unseen.has(n) && wrongOnes.has(n) 
 function drawGrid() {
   tilesSeen.disconnect();
   $("grid-wall").classList.toggle("pick", Boolean(wall.find));
+  $("grid-wall").classList.toggle("texts", Boolean(wall.items.length && !wall.items[0].picture));
+  $("grid-wall").inert = Boolean(wall.sent);
   $("grid-wall").replaceChildren(...wall.items.map(gridTile));
   markGrid();
 }
@@ -102,7 +112,15 @@ function gridTile(r, n) {
   const button = made("button");
   if (r.picture) { const img = made("img"); img.loading = "lazy"; img.src = r.picture; img.alt = ""; button.append(img); } else button.append(Object.assign(made("span", r.text, "words"), { dir: "auto" }));
   button.append(made("small", !r.likely ? r.item : `${r.likely} ${percent(r.p)}${r.follow ? ` · ${r.follow} follow${r.follow === 1 ? "s" : ""}` : ""}`));
-  button.addEventListener("click", () => { tile = n; toggleWrong(n); });
+  const closer = made("span", "⤢", "closer");
+  closer.title = "Look closely (+)";
+  closer.setAttribute("aria-hidden", "true");
+  button.append(closer);
+  button.addEventListener("click", (event) => {
+    tile = n;
+    if (event.target === closer) lookCloser(n);
+    else if (!longPressed) toggleWrong(n);
+  });
   button.addEventListener("pointermove", () => { if (pointedAt !== n) { pointedAt = n; markTiles(); } });
   button.addEventListener("pointerleave", () => { pointedAt = -1; markTiles(); });
   button.dataset.tile = n;
@@ -119,7 +137,7 @@ function markTile(n) {
   b.classList.toggle("chosen", n === tile);
   b.classList.toggle("pointed", n === pointedAt && !wall.find);
   if (said) b.dataset.named = said; else delete b.dataset.named;
-  b.setAttribute("aria-label", `${r.text || r.item}, ${said || r.likely}`);
+  b.setAttribute("aria-label", `${(r.text || r.item).slice(0, 80)}, ${said || r.likely}`);
 }
 
 /* The tiles that the keyboard and the mouse are at now and were at before: a long wall is not marked anew each time. */
@@ -136,7 +154,7 @@ function markGrid() {
 
 function countGrid() {
   const rest = wall.items.filter((_, n) => accepted(n)).length;
-  $("grid-accept").disabled = !rest && !namedOnes.size;
+  $("grid-accept").disabled = Boolean(wall.sent) || (!rest && !namedOnes.size);
   const others = namedOnes.size ? `${rest ? ", " : ""}${namedOnes.size} as you named ${namedOnes.size === 1 ? "it" : "them"}` : "";
   $("grid-accept").querySelector("span").textContent = rest || others ? `Accept ${rest ? `${rest} as ${wall.label}` : ""}${others}` : "Nothing to accept";
 }
@@ -164,17 +182,100 @@ function moveTile(by) {
   $("grid-wall").children[tile]?.scrollIntoView({ block: "nearest" });
 }
 
+/* The wall stays until the server has kept it. */
 function acceptGrid() {
+  if (wall.sent) return;
   const items = wall.items.filter((_, n) => accepted(n)).map((r) => r.item);
   const others = Object.fromEntries([...namedOnes].map(([n, name]) => [wall.items[n].item, name]));
   if (!items.length && !namedOnes.size) return;
-  if (!wall.find) calledWrong.set(wall.label, new Set([...(calledWrong.get(wall.label) || []), ...[...wrongOnes].map((n) => wall.items[n].number)]));
-  post({ path: "/api/grid", from: "grid", body: { ...me(), items, label: wall.label, others, request: random() } });
-  wall.items = [];
-  drawGrid();
-  $("grid-words").textContent = `${items.length} accepted as ${wall.label}${namedOnes.size ? `, ${namedOnes.size} as other classes` : ""}.`;
-  namedOnes = new Map();
+  wall.sent = random();
+  $("grid-wall").inert = true;
+  $("grid-accept").disabled = true;
+  $("grid-words").textContent = `Keeping ${(items.length + namedOnes.size).toLocaleString()} answers…`;
+  const wrong = wall.find ? [] : [...wrongOnes].map((n) => wall.items[n].number);
+  post({ path: "/api/grid", from: "grid", wrong, body: { ...me(), items, label: wall.label, others, request: wall.sent } });
 }
+
+/* What the server kept of a wall, and what others took meanwhile. */
+function keptWords({ taken }, { body: { items, label, others } }) {
+  const kept = (all) => all.filter((item) => !(item in taken)).length, same = kept(items), other = kept(Object.keys(others));
+  const lost = (how) => Object.values(taken).filter((t) => t === how).length, answered = lost("answered"), held = lost("held");
+  const parts = [
+    same + other ? `${same} accepted as ${label}${other ? `, ${other} as other classes` : ""}` : "Nothing was accepted",
+    answered && `${answered} ${answered === 1 ? "was" : "were"} answered by others meanwhile`,
+    held && `${held} ${held === 1 ? "is" : "are"} on another screen`,
+  ];
+  return `${parts.filter(Boolean).join("; ")}.`;
+}
+
+/* Look closely: the large picture, or the whole text, of one tile. By a key, the small sign on it, or a long press. */
+
+const LONG_PRESS = 500;  // milliseconds
+let longPressed = false, pressTimer = 0;
+
+async function lookCloser(n) {
+  const r = wall.items[n], place = $("closer-item");
+  if (!r || wall.sent) return;
+  tile = n;
+  markTiles();
+  $("closer-name").textContent = r.item;
+  $("closer-original").hidden = !r.picture;
+  if (r.picture) {
+    const size = (name) => r.picture.replace(/small$/, name);
+    place.replaceChildren(Object.assign(made("img"), { src: size("large"), alt: `Item ${r.item}` }));
+    $("closer-original").href = size("full");
+  } else if (r.clip) place.replaceChildren(Object.assign(made(r.media), { src: r.clip, controls: true, ariaLabel: `Item ${r.item}` }));
+  else place.replaceChildren(Object.assign(made("p", r.text), { dir: "auto" }));
+  tellCloser();
+  if (!$("closer").open) $("closer").showModal();
+  place.focus();
+  place.scrollTop = 0;
+  if (r.picture || r.clip) return;
+  const whole = await call(`/api/item/${r.number}?${new URLSearchParams({ who: me().who })}`).catch(() => null);
+  if (!whole || tile !== n) return;
+  const cells = whole.cells && made("dl", "", "cells");
+  cells?.append(...whole.cells.flatMap(([k, v]) => [made("dt", k), Object.assign(made("dd", v), { dir: "auto" })]));
+  place.replaceChildren(cells || Object.assign(made("p", whole.text), { dir: "auto" }));
+}
+
+/* What the tile that is open counts as. */
+function tellCloser() {
+  const r = wall.items[tile], said = namedOnes.get(tile), on = wrongOnes.has(tile);
+  $("closer-words").textContent = [r.likely && `The model: ${r.likely} ${percent(r.p)}`, said ? `named ${said}` : on ? (wall.find ? "chosen" : "marked as wrong") : ""].filter(Boolean).join(" · ");
+  $("closer-mark").textContent = wall.find ? "Choose it" : "It is wrong";
+  $("closer-mark").setAttribute("aria-pressed", String(on));
+  $("closer-back").disabled = tile === 0;
+  $("closer-next").disabled = tile === wall.items.length - 1;
+}
+
+function markCloser() { toggleWrong(tile); tellCloser(); }
+$("closer-back").addEventListener("click", () => lookCloser(tile - 1));
+$("closer-next").addEventListener("click", () => lookCloser(tile + 1));
+$("closer-mark").addEventListener("click", markCloser);
+$("closer-close").addEventListener("click", () => $("closer").close());
+$("closer").addEventListener("close", () => { longPressed = false; $("closer-item").replaceChildren(); atItem(); $("grid-wall").children[tile]?.scrollIntoView({ block: "nearest" }); });
+$("closer").addEventListener("pointerdown", () => { longPressed = false; });
+$("closer").addEventListener("click", (event) => { if (event.target === $("closer") && !longPressed) $("closer").close(); });
+$("closer").addEventListener("keydown", (event) => {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.isComposing) return;
+  const key = event.key.toLowerCase(), name = state.classes.find((c) => c.keys.includes(key))?.name;
+  if (event.target.matches("audio, video") && PLAYER_KEYS.includes(key)) return;
+  if (key === " " && event.target.matches("button, a")) return;
+  const action = name && !wall.find ? () => { nameTile(tile, name); tellCloser(); }
+    : { arrowleft: () => lookCloser(tile - 1), arrowright: () => lookCloser(tile + 1), [keyOf("skip")]: markCloser, [keyOf("zoomIn")]: () => $("closer").close() }[key];
+  if (!action) return;
+  event.preventDefault();
+  if (!event.repeat) action();
+});
+$("grid-look").addEventListener("click", () => lookCloser(tile));
+$("grid-wall").addEventListener("pointerdown", (event) => {
+  const n = Number(event.target.closest("button")?.dataset.tile ?? -1);
+  longPressed = false;
+  clearTimeout(pressTimer);
+  if (event.pointerType === "touch" && n >= 0) pressTimer = setTimeout(() => { longPressed = true; lookCloser(n); }, LONG_PRESS);
+});
+for (const end of ["pointerup", "pointercancel", "pointerleave"]) $("grid-wall").addEventListener(end, () => clearTimeout(pressTimer));
+$("grid-wall").addEventListener("contextmenu", (event) => { if (event.pointerType === "touch" || longPressed) event.preventDefault(); });
 
 const gridColumns = () => getComputedStyle($("grid-wall")).gridTemplateColumns.split(" ").length;
 $("grid-class").addEventListener("change", () => {  // of words that were found: what they are
@@ -190,20 +291,34 @@ $("grid-undo").addEventListener("click", () => undoGrid());
 const undoGrid = () => post({ path: "/api/undo", from: "grid", body: { ...me(), request: random() } });
 
 views.grid = {
-  open: () => loadGrid(),
+  open: () => { if (!wall.back) loadGrid(); },
   actionOf(key, withControl) {
     if (withControl) return key === "z" ? undoGrid : null;
+    if (wall.sent) return key === keyOf("undo") ? undoGrid : null;
     const found = state?.classes.find((c) => c.keys.includes(key));
     const at = pointedAt >= 0 ? pointedAt : wrongOnes.has(tile) ? tile : -1;
     if (found && wall.items[at] && !wall.find) return () => nameTile(at, found.name);
     if (found) return () => (wall.find ? ($("grid-class").value = wall.label = found.name, markGrid()) : loadGrid({ label: found.name }));
     return {
       arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
-      [keyOf("skip")]: () => toggleWrong(tile), [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid,
+      [keyOf("skip")]: () => toggleWrong(tile), [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid, [keyOf("zoomIn")]: () => lookCloser(pointedAt >= 0 ? pointedAt : tile),
     }[key];
   },
   took(data, entry) {
-    say(entry.path === "/api/undo" ? "Taken back." : `${entry.body.items.length + Object.keys(entry.body.others || {}).length} accepted.`);
-    if (view === "grid") loadGrid({ label: wall.label, like: wall.like, find: wall.find });
+    const back = entry.path === "/api/undo", { label } = entry.body;
+    const news = !back ? keptWords(data, entry) : data.wall ? wallBack(data.wall) : `Taken back: what was said of ${data.item.item}.`;
+    say(news);
+    if (!back && !data.seqs.length) { forgetUndo(entry); keepOutbox(); }
+    if (entry.wrong?.length) calledWrong.set(label, new Set([...(calledWrong.get(label) || []), ...entry.wrong]));
+    if (wall.sent === entry.body.request) { Object.assign(wall, { items: [], sent: "" }); drawGrid(); }
+    if (view === "grid") loadGrid({ label: wall.label || label, like: wall.like, find: wall.find }, news);
+  },
+  /* The wall as it was, with its marks. */
+  refused(entry, error) {
+    if (entry.path !== "/api/grid" || wall.sent !== entry.body.request) return;
+    Object.assign(wall, { sent: "", back: true });
+    $("grid-wall").inert = false;
+    countGrid();
+    $("grid-words").textContent = `${sentence(error.message)} The wall is as it was.`;
   },
 };

@@ -41,7 +41,7 @@ function peopleTable(d) {
   head.append(...["Person", "Answers", "Not sure", "At it", "An hour", ...(judged ? ["Said what counts"] : []), ...(weighed ? ["Reliable"] : []), "Last answer"].map((t) => Object.assign(made("th", t), { scope: "col" })));
   const body = d.people.map((p) => {
     const line = made("tr"), name = Object.assign(made("th", p.who), { scope: "row" });
-    line.append(name, ...[whole(p.answers), whole(p.unsure), p.seconds ? duration(p.seconds / 3600) : "–", p.per_hour === null ? "–" : whole(p.per_hour), ...(judged ? [p.of || p.open ? `${p.right} of ${p.of}${p.open ? `, ${p.open} open` : ""}` : "–"] : []), ...(weighed ? [p.reliable ? `${share(p.reliable[0])} of ${whole(p.reliable[1])}` : "–"] : []), p.last.slice(0, 16).replace("T", " ")].map((t) => made("td", t)));
+    line.append(name, ...[whole(p.answers), whole(p.unsure), p.seconds ? duration(p.seconds / 3600) : "–", p.per_hour === null ? "–" : whole(p.per_hour), ...(judged ? [p.of || p.open ? `${p.right} of ${p.of}${p.open ? `, ${p.open} open` : ""}` : "–"] : []), ...(weighed ? [p.reliable ? `${share(p.reliable[0])} of ${whole(p.reliable[1])}` : "–"] : []), here(p.last)].map((t) => made("td", t)));
     return line;
   });
   const top = made("thead"), rows = made("tbody");

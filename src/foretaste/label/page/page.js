@@ -15,6 +15,7 @@ let queue = [];            // items to answer; the first is on the screen
 let outbox = JSON.parse(sessionStorage.getItem("foretaste-outbox") || "[]");
 let state = null;
 let revising = null;       // an item of the past that is on the screen instead
+let visit = null;          // from which view it was opened: { view, answered }; its answer leads back there
 let busy = false;          // a request of the outbox is under way
 let finished = false;
 let given = 0;             // answers and undos so far
@@ -56,12 +57,14 @@ function give(kind, label) {
   press(kind, label);
   say(label === undefined ? sentence(SAID[kind]) : `${words(label)}.`);
   if (revising) revising = null; else queue.shift();
+  visit?.answered(entry);
   post(entry);
   show("answered");
+  if (visit) openView(visit.view);
 }
 
 function undo() {
-  revising = null;
+  revising = visit = null;
   press("undo");
   post({ path: "/api/undo", body: { ...me(), request: random() } });
   show("answered");
@@ -89,10 +92,12 @@ async function send() {
       take(data, entry);
     } catch (error) {
       if (error.status === 401) { askToken(); break; }
-      if (error.status && error.status < 500) {  // refused for good: a conflict, or nothing to undo
+      if (error.status && (error.status < 500 || entry.path === "/api/grid")) {  // refused for good; a wall comes back
         outbox.shift();
+        forgetUndo(entry);
         keepOutbox();
         banner(sentence(error.message), 4000);
+        if (entry.from) views[entry.from].refused?.(entry, error);
         await refill();
         continue;
       }
@@ -105,6 +110,14 @@ async function send() {
   busy = false;
 }
 
+/* The undo that was pressed for an answer which is refused: it would take back another one. */
+function forgetUndo(refused) {
+  let open = 1;
+  const weighs = (e) => ({ "/api/undo": -1, "/api/reopen": 0 }[e.path] ?? 1);
+  const at = weighs(refused) > 0 ? outbox.findIndex((e) => (open += weighs(e)) === 0) : -1;
+  if (at >= 0) outbox.splice(at, 1);
+}
+
 function take(data, entry) {
   const waiting = new Set(outbox.map((e) => e.body.item));
   if (data.items) {
@@ -114,7 +127,9 @@ function take(data, entry) {
     finished = data.items.length === 0;
   }
   if (entry.from) views[entry.from].took?.(data, entry);
-  if (entry.path === "/api/undo" && entry.from !== "grid" && !(entry.from && data.item.answer && data.item.answer.kind !== "skip")) {
+  if (entry.path === "/api/undo" && data.wall) {
+    if (!entry.from) { banner(wallBack(data.wall), 8000); say(wallBack(data.wall)); }
+  } else if (entry.path === "/api/undo" && entry.from !== "grid" && !(entry.from && data.item.answer && data.item.answer.kind !== "skip")) {
     queue = [data.item, ...queue.filter((i) => i.item !== data.item.item)];
     finished = false;
     say("Taken back.");
@@ -188,6 +203,8 @@ function show(how = "late") {
     $("ribbon").textContent = `${was ? sentence(`Was: ${was.label === null ? SAID[was.kind] : words(was.label)}`) : "Was open."} Choose again, or press Escape`;
   } else if (item && item.second) $("ribbon").textContent = "Others answer this one too";
   else if (item && item.check) $("ribbon").textContent = "Drawn at random, to measure accuracy";
+  $("leave").hidden = !revising;
+  $("leave").textContent = visit ? `Back to ${document.querySelector(`#views [data-view="${visit.view}"]`).textContent}` : "Leave it";
   if (!item) {
     onScreen = null;
     lookAt(null);
@@ -253,10 +270,10 @@ function painted(item) {
 }
 
 function guess(item) {
-  const shown = taskKind() === "number" ? [] : taskKind() === "several" ? item.likely || [] : (item.likely || []).slice(0, 3);
+  const shown = item.check || taskKind() === "number" ? [] : taskKind() === "several" ? item.likely || [] : (item.likely || []).slice(0, 3);
   ahead(item);
   $("guess").replaceChildren(...shown.map(({ name, p }) => row(name, p, `${Math.round(100 * p)} %`, colour(name))));
-  $("accept").hidden = !shown.length || Boolean(item.check) || taskKind() !== "one";
+  $("accept").hidden = !shown.length || taskKind() !== "one";
   const sure = shown[0]?.name;
   if (guessed.item !== item.item || guessed.sure !== sure) {
     clearTimeout(guessTimer);
@@ -266,14 +283,15 @@ function guess(item) {
     guessed = { item: item.item, sure };
   }
   const hidden = document.querySelector(".guess").classList.contains("hidden");
-  document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && taskKind() === "one" && b.dataset.name === sure && !item.check));
+  document.querySelectorAll("#classes button").forEach((b) => b.classList.toggle("likely", !hidden && taskKind() === "one" && b.dataset.name === sure));
   if (item.second) $("reason").textContent = "Several people answer this item. What the others said and what the model thinks are not shown.";
+  else if (item.check) $("reason").textContent = "No hint: this one measures accuracy.";
   else if (!shown.length && !(taskKind() === "number" && item.reason)) {
     const phase = state?.model.phase;
     const words = { "features": "No prediction yet: features are being computed. Your answers count already.", "first labels": taskKind() === "one" ? "No prediction yet: it needs answers of two classes." : "No prediction yet: it needs two different answers.", "training": state?.model.answers ? "The prediction of this item is on its way." : "No prediction yet: the first network is being trained. Go on; your answers count already.", "failed": `There is no model (${state?.model.error}). Items come in a random order; labels are kept.` };
     $("reason").textContent = words[phase] || "No prediction yet.";
   } else {
-    $("reason").textContent = item.check ? "This item was drawn at random. Its label measures accuracy and is not taught." : item.reason?.text || "";
+    $("reason").textContent = item.reason?.text || "";
   }
 }
 
@@ -447,13 +465,21 @@ function recent() {
   }, 250);
 }
 
-async function recall(number) {
+async function recall(number, from = null) {
   recalling += 1;
   lock();
   revising = await call(`/api/item/${number}?${new URLSearchParams({ who: me().who })}`).catch(() => null);
   recalling -= 1;
+  visit = revising && from;
   show("asked");
 }
+
+function leave() {
+  if (visit) return openView(visit.view);
+  revising = null;
+  show("answered");
+}
+$("leave").addEventListener("click", () => leave());
 
 /* Views: the desk itself, and pages beside it, each with a script of its own: { open, actionOf, took }. The item on the
    screen stays held meanwhile. */
@@ -467,10 +493,12 @@ let person = null;         // whose address this is; null for the owner, or wher
 function openView(name) {
   const button = document.querySelector(`#views [data-view="${name}"]`);
   if (button.hidden || (person && button.matches(".owners"))) return;
+  const back = visit?.view === name;
+  if (name !== "label" && visit) { revising = visit = null; show("answered"); }
   view = name;
   for (const other of Object.keys(views)) placeOf(other).hidden = other !== name;
   document.querySelectorAll("#views button").forEach((b) => (b.dataset.view === name ? b.setAttribute("aria-current", "page") : b.removeAttribute("aria-current")));
-  views[name].open?.();
+  views[name].open?.(back);
   if (name === "label") columns();
   atItem();
 }
@@ -513,6 +541,10 @@ const colour = (name) => {
   const n = Math.max(0, state?.classes.findIndex((c) => c.name === name) ?? 0);
   return state?.classes[n]?.colour || PALETTE[n % PALETTE.length];
 };
+/* What an undo of a wall took back: class → how many. */
+const wallBack = (wall) => `A wall was taken back: ${Object.entries(wall).map(([name, n]) => `${n.toLocaleString()} as ${name}`).join(", ")}.`;
+/* A moment of the log as the clock says it here: 2025-03-31 14:05. */
+const here = (at) => new Date(new Date(at) - 60_000 * new Date(at).getTimezoneOffset()).toISOString().slice(0, 16).replace("T", " ");
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
 let bannerTimer = 0;
@@ -565,7 +597,7 @@ document.addEventListener("keydown", (event) => {
 function actionOf(key, withControl) {
   if (view !== "label") return views[view].actionOf(key, withControl) || (key === "escape" ? () => openView("label") : null);
   if (withControl) return key === "z" ? undo : null;
-  if (key === "escape") return revising && (() => { revising = null; show("answered"); });
+  if (key === "escape") return revising && leave;
   const answer = answerKey(key);
   if (answer) return answer;
   const found = state?.classes.find((c) => c.keys.includes(key));
@@ -627,7 +659,7 @@ $("login-form").addEventListener("submit", async (event) => {
 });
 
 /* Whether the model has yet to say something about an item. */
-const lacks = (item) => !item.second && ((taskKind() !== "number" && !item.likely?.length) || (taskKind() !== "one" && !item.check && !item.reason));
+const lacks = (item) => !item.second && !item.check && ((taskKind() !== "number" && !item.likely?.length) || (taskKind() !== "one" && !item.reason));
 
 /* Signs of life: items stay ours, panels stay fresh. What a closed tab held returns to the queue when they end. */
 async function alive() {

@@ -7,13 +7,21 @@ let reviewRows = [];     // their elements; each part that came is a list of its
 let chosen = 0;          // the row that keys are for
 let reviewChanges = 0;   // relabels here that can still be taken back
 let reviewAsked = 0;     // the latest request; replies to earlier ones are dropped
+let reviewList = "";     // the server's name of the list: further rows come from it, whatever is answered meanwhile
 
-const reviewFilter = () => Object.fromEntries([...new FormData($("review-filter"))].filter(([, v]) => v));
+/* Days are those of this browser: from the first one's midnight to that after the last. */
+function reviewFilter() {
+  const filter = Object.fromEntries([...new FormData($("review-filter"))].filter(([, v]) => v));
+  const midnight = (day, later) => { const [y, m, d] = day.split("-"); return new Date(y, m - 1, Number(d) + later).toISOString(); };
+  if (filter.since) filter.since = midnight(filter.since, 0);
+  if (filter.until) filter.until = midnight(filter.until, 1);
+  return filter;
+}
 
 async function loadReview(start = 0) {
   const asked = ++reviewAsked;
   if (!start) $("review-words").textContent = "Looking for likely mistakes…";
-  const data = await call(`/api/review?${new URLSearchParams({ ...reviewFilter(), start })}`).catch((e) => ({ error: e }));
+  const data = await call(`/api/review?${new URLSearchParams({ ...reviewFilter(), start, list: start ? reviewList : "" })}`).catch((e) => ({ error: e }));
   if (asked !== reviewAsked) return;
   if (data.error) {
     if (data.error.status === 401) return askToken();
@@ -22,7 +30,7 @@ async function loadReview(start = 0) {
   }
   if (start && start !== reviewed.length) return;
   reviewed = start ? [...reviewed, ...data.items] : data.items;
-  if (!start) { chosen = 0; reviewChanges = 0; }
+  if (!start) { chosen = 0; reviewChanges = 0; reviewList = data.list; }
   options($("review-filter").elements.label, ["", ...state.classes.map((c) => c.name)], "any");
   options($("review-filter").elements.who, ["", ...data.people], "anybody");
   $("review-words").textContent = reviewSummary(data);
@@ -43,6 +51,7 @@ async function loadReview(start = 0) {
 function reviewSummary(data) {
   const many = `${data.total.toLocaleString()} ${data.total === 1 ? "answer" : "answers"}.`;
   if (!data.total) return "Nothing fits. Choose other filters.";
+  if (!data.first && data.items.every((r) => r.label === null)) return many;
   if (!data.first) return `${many} No doubts yet: they need a model and ten labels.`;
   const wrong = Math.round(data.expected);
   return `${many} Of the first ${data.first}, about ${wrong} ${wrong === 1 ? "is" : "are"} expected to be wrong.`;
@@ -63,11 +72,21 @@ const filmsSeen = new IntersectionObserver((entries) => {
 function reviewRow(r, n) {
   const li = made("li"), about = made("div", "", "about"), doubt = made("div", "", "doubt"), relabel = made("div", "", "relabel");
   li.dataset.item = r.item;
-  if (r.picture) { const img = made("img"); img.src = r.picture; img.alt = ""; img.loading = "lazy"; li.append(img); } else about.classList.add("text-cell");
-  const title = made("b", r.text || r.item);
+  const title = made("button", r.text || r.item, "title");
   title.dir = "auto";
+  title.title = "Open it, to look closely (+)";
+  title.addEventListener("click", () => openRow(n));
+  if (r.picture) {
+    const thumb = made("button", "", "thumb"), img = made("img");
+    Object.assign(img, { src: r.picture, alt: "", loading: "lazy" });
+    thumb.tabIndex = -1;  // the title beside it does the same
+    thumb.setAttribute("aria-hidden", "true");
+    thumb.append(img);
+    thumb.addEventListener("click", () => openRow(n));
+    li.append(thumb);
+  } else about.classList.add("text-cell");
   const several = (r.voices || []).length > 1;
-  about.append(title, [several ? `counts: ${r.label === null ? SAID[r.kind] : words(r.label)}${r.decided ? `, decided by ${r.who}` : r.sure === null ? "" : `, ${percent(r.sure)} sure by who said it`}` : r.who, r.at.slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
+  about.append(title, [several ? `counts: ${stands(r)}${r.decided ? `, decided by ${r.who}` : r.sure === null ? "" : `, ${percent(r.sure)} sure by who said it`}` : r.who, r.at && here(r.at).slice(0, 10), r.measured ? "measured" : ""].filter(Boolean).join(" · "));
   if (r.clip) {
     const player = Object.assign(made(r.media), { controls: true, preload: "none", src: r.clip, ariaLabel: `Item ${r.item}` });
     about.append(player);
@@ -78,28 +97,35 @@ function reviewRow(r, n) {
     doubt.append(made("b", `${percent(r.doubt.wrong)} wrong`), made("br"), `others say ${words(r.doubt.likely)}, ${percent(r.doubt.probability)}`);
     doubt.classList.toggle("high", r.doubt.wrong >= 0.5);
   }
+  li.append(about, doubt, relabel);
+  li.addEventListener("pointerdown", () => choose(n, false));
+  if (r.label === null && !r.open) {
+    const ask = made("button", "Ask again", "act");
+    ask.title = "It is asked again: what was said of it is taken back";
+    ask.addEventListener("click", () => askAgain(n));
+    relabel.append(ask);
+  }
   if (taskKind() !== "one") {
-    const again = made("button", r.label === null ? SAID[r.kind] : words(r.label), "act");
+    const again = made("button", stands(r), "act");
     again.title = "Answer it again";
-    again.addEventListener("click", () => answerAgain(n));
+    again.addEventListener("click", () => openRow(n));
     relabel.append(again);
-    li.append(about, doubt, relabel);
-    li.addEventListener("pointerdown", () => choose(n, false));
     return li;
   }
   const select = made("select");
   select.setAttribute("aria-label", `Label of ${r.item}`);
   const none = r.label === null ? [""] : [];
-  options(select, [...none, ...(r.label === null ? [] : [r.label])], SAID[r.kind] || "");
+  options(select, [...none, ...(r.label === null ? [] : [r.label])], stands(r));
   // The other classes when they are wanted: 77 of them in each of 1,000 rows would make the list stick.
-  const fill = () => options(select, [...none, ...state.classes.map((c) => c.name)], SAID[r.kind] || "");
+  const fill = () => options(select, [...none, ...state.classes.map((c) => c.name)], stands(r));
   for (const event of ["focus", "pointerenter", "touchstart"]) select.addEventListener(event, fill, { once: true, passive: true });
   select.addEventListener("change", () => relabelRow(n, select.value));
   relabel.append(select);
-  li.append(about, doubt, relabel);
-  li.addEventListener("pointerdown", () => choose(n, false));
   return li;
 }
+
+/* What counts for a row, in words. */
+const stands = (r) => (r.open ? "asked again" : r.label === null ? SAID[r.kind] || "open" : words(r.label));
 
 /* What each person said: a button a class, which decides for it. */
 function voices(r, n) {
@@ -126,25 +152,44 @@ function choose(n, move = true) {
   const li = reviewRows[chosen];
   li?.classList.add("chosen");
   li?.setAttribute("aria-current", "true");
-  if (li && move) { li.scrollIntoView({ block: "nearest" }); $("live").textContent = li.querySelector(".about").textContent + ", " + (reviewed[chosen].label ?? SAID[reviewed[chosen].kind]); }
+  if (li && move) { li.scrollIntoView({ block: "nearest" }); $("live").textContent = li.querySelector(".about").textContent + ", " + stands(reviewed[chosen]); }
 }
 
-async function answerAgain(n) {
-  if (!reviewed[n]) return;
-  await recall(reviewed[n].number);
-  openView("label");
+/* On the stage one can look closely; an answer there, or Escape, leads back to the row. */
+async function openRow(n) {
+  const r = reviewed[n];
+  if (!r) return;
+  choose(n, false);
+  await recall(r.number, { view: "review", answered: (entry) => showAnswer(r, entry) });
+  if (!revising) return banner("The server does not answer.", 4000);
+  if (view === "review") { openView("label"); $("stage").scrollIntoView({ block: "nearest" }); } else { revising = visit = null; show("answered"); }
+}
+
+/* A row shows an answer at once. The entry keeps what it showed before: the server may refuse it. */
+function showAnswer(r, entry) {
+  const { kind, label = null } = entry.body, undecided = label !== null && (r.voices || []).length > 1 && !r.decided;
+  Object.assign(entry, { from: "review", was: Object.fromEntries(["kind", "label", "decided", "who", "open"].map((k) => [k, r[k]])) });
+  Object.assign(r, { kind: kind || r.kind, label, open: entry.path === "/api/reopen" }, undecided ? { decided: true, who: me().who } : {});
+  if (kind) reviewChanges += 1;
+  const n = reviewed.indexOf(r);
+  if (n >= 0) redrawRow(n, true);
+}
+
+function askAgain(n) {
+  const r = reviewed[n], entry = { path: "/api/reopen", body: { ...me(), item: r.item } };
+  showAnswer(r, entry);
+  say(`${r.item} is asked again.`);
+  post(entry);
 }
 
 function relabelRow(n, label) {
   const r = reviewed[n];
   const undecided = r && (r.voices || []).length > 1 && !r.decided;
   if (!r || !label || (r.label === label && !undecided)) return;
-  r.label = label;
-  if (undecided) Object.assign(r, { decided: true, who: me().who });
-  reviewChanges += 1;
-  redrawRow(n, true);
+  const entry = { path: "/api/answer", body: { ...me(), item: r.item, kind: "relabel", label, request: random() } };
+  showAnswer(r, entry);
   say(`${r.item}: ${words(label)}.`);
-  post({ path: "/api/answer", from: "review", body: { ...me(), item: r.item, kind: "relabel", label, request: random() } });
+  post(entry);
 }
 
 function redrawRow(n, changed) {
@@ -173,23 +218,35 @@ const reviewEnd = new IntersectionObserver((entries) => { if (entries.at(-1).isI
 function watchEnd() { reviewEnd.disconnect(); reviewEnd.observe($("review-more")); }
 
 views.review = {
-  open: () => loadReview(),
+  open(back) {
+    if (!back) return loadReview();
+    choose(chosen, false);
+    reviewRows[chosen]?.scrollIntoView({ block: "center" });
+  },
   actionOf(key, withControl) {
     if (withControl) return key === "z" ? undoReview : null;
     const name = taskKind() === "one" && state?.classes.find((c) => c.keys.includes(key))?.name;
     if (name) return () => { relabelRow(chosen, name); choose(chosen + 1); };
     const likely = reviewed[chosen]?.doubt?.likely;
     return {
-      arrowdown: () => choose(chosen + 1), arrowup: () => choose(chosen - 1), backspace: undoReview,
-      enter: taskKind() === "one" ? likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }) : () => answerAgain(chosen),
+      arrowdown: () => choose(chosen + 1), arrowup: () => choose(chosen - 1), [keyOf("undo")]: undoReview, [keyOf("zoomIn")]: () => openRow(chosen),
+      [keyOf("accept")]: taskKind() === "one" ? likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }) : () => openRow(chosen),
     }[key];
   },
   took(data, entry) {
     const item = entry.path === "/api/undo" ? data.item.item : entry.body.item, n = reviewed.findIndex((r) => r.item === item);
     if (n < 0 || entry.path !== "/api/undo") return;
-    Object.assign(reviewed[n], { label: data.item.answer?.label ?? null, decided: false });
+    Object.assign(reviewed[n], { label: data.item.answer?.label ?? null, kind: data.item.answer?.kind, decided: false, open: false });
     redrawRow(n, false);
     choose(n);
     say("Taken back.");
+  },
+  refused(entry) {
+    if (!entry.was) return;
+    if (entry.body.kind) reviewChanges = Math.max(0, reviewChanges - 1);
+    const later = outbox.find((e) => e.was && e.body.item === entry.body.item);
+    const n = reviewed.findIndex((r) => r.item === entry.body.item);
+    if (later) later.was = entry.was;  // a later answer is shown; it may be refused too
+    else if (n >= 0 && reviewed[n].label === (entry.body.label ?? null)) { Object.assign(reviewed[n], entry.was); redrawRow(n, false); }
   },
 };
