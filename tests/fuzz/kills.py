@@ -12,6 +12,7 @@ from a request to the disk.
 
 import argparse
 import json
+import logging
 import os
 import random
 import re
@@ -29,9 +30,10 @@ from typing import Any
 
 from foretaste.label import LabelStore
 
+from .logs import Warnings
 from .logs import run as damage_logs
 
-ITEMS, CLASSES = 4000, ["cat", "dog", "cow"]
+ITEMS, CLASSES = 8000, ["cat", "dog", "cow"]
 SERVER = f"""
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -59,7 +61,8 @@ class Kept:
 
     answers: dict[tuple[int, str], str] = field(default_factory=dict)
     walls: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)  # items that have an answer
+    events: int = 0  # in the log, as the last reply had it
+    sent: dict[str, None] = field(default_factory=dict)  # items of all answers that were sent
 
     def faults(self, events: list[Any]) -> list[str]:
         """What is not in the log as it was acknowledged, in words."""
@@ -91,7 +94,9 @@ def one_request(
             items[k] = reply["item"]["item"]
             kept.answers[reply["seq"], request] = "undo"
     elif chance < 0.3:
-        wall = [f"item{n}" for n in draw.sample(range(ITEMS), draw.randint(2, 12))]
+        # None that has an answer: the same answer of the same person is no new event.
+        wall = draw.sample([f"item{n}" for n in range(ITEMS) if f"item{n}" not in kept.sent], draw.randint(2, 12))
+        kept.sent |= dict.fromkeys(wall)
         kept.walls[request] = len(wall), None
         others = {item: "cow" for item in wall[1:] if draw.random() < 0.1}
         body = {"items": [i for i in wall if i not in others], "label": "cat", "others": others, "request": request}
@@ -100,23 +105,22 @@ def one_request(
         kept.walls[request] = len(wall), len(seqs)
         kept.answers |= {(seq, f"{WALL}{request}/{n}"): "wall" for n, seq in enumerate(seqs)}
         given[k] += bool(seqs)
-        kept.said += wall if seqs else []
-    elif kept.said and chance < 0.4:
-        newest = max(seq for seq, _ in kept.answers)
-        body = {"item": draw.choice(kept.said), "kind": "relabel", "label": draw.choice(CLASSES)}
+    elif kept.answers and chance < 0.4:
+        body = {"item": draw.choice([*kept.sent]), "kind": "relabel", "label": draw.choice(CLASSES)}
         reply = call(connection, "/api/answer", {**tab, **body, "request": request})
-        if reply["seq"] > newest:  # else it had that label already
+        if reply["seq"] > kept.events:  # else it had that label already
             kept.answers[reply["seq"], request] = "relabel"
             given[k] += 1
     else:
         kind = draw.choice(KINDS)
         said = {"label": draw.choice(CLASSES)} if kind == "label" else {}
         body = {**tab, "item": items[k], "kind": kind, "request": request, **said}
+        kept.sent[items[k]] = None
         reply = call(connection, "/api/answer", body)
         kept.answers[reply["seq"], request] = kind
-        kept.said.append(items[k])
         items[k] = reply["items"][0]["item"]
         given[k] += 1
+    kept.events = reply.get("state", {}).get("events", kept.events)
 
 
 def one_round(folder: Path, draw: random.Random, kept: Kept) -> None:
@@ -131,7 +135,8 @@ def one_round(folder: Path, draw: random.Random, kept: Kept) -> None:
         before = len(kept.answers)
         try:
             connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
-            items = [call(connection, "/api/next", tab)["items"][0]["item"] for tab in TABS]
+            first = [call(connection, "/api/next", tab) for tab in TABS]
+            items, kept.events = [reply["items"][0]["item"] for reply in first], first[-1]["state"]["events"]
             given = [0 for _ in TABS]  # by each of them, and not taken back
             while True:
                 one_request(connection, kept, draw.randrange(len(TABS)), items, given, draw)
@@ -157,15 +162,18 @@ def call(connection: HTTPConnection, path: str, body: dict, may: tuple[int, ...]
 
 
 def run(kills: int, seed: int = 0) -> tuple[Kept, list[str], int]:
-    """(what was acknowledged, faults, answers of a second person) over so many kills on one folder."""
-    draw, kept, seconds = random.Random(seed), Kept(), 0
+    """(what was acknowledged, faults, answers of a second person) over so many kills on one folder; a fault ends it."""
+    draw, kept, seconds, heard = random.Random(seed), Kept(), 0, Warnings()
+    logging.getLogger("foretaste").addHandler(heard)
     with tempfile.TemporaryDirectory() as folder:
         for k in range(kills):
             one_round(Path(folder), draw, kept)
             with LabelStore(folder) as store:
                 events = store.events()
             seconds = sum(event.purpose == "second" for event in events)
-            if faults := kept.faults(events):
+            # The journal is written first: a kill may leave it ahead of the database, and never behind.
+            if faults := kept.faults(events) + [words for words in heard.said if "lacked" not in words]:
+                print(f"faults after {k + 1} kills")
                 return kept, faults, seconds
             if k % 20 == 19:
                 print(f"{k + 1} kills, {len(kept.answers)} answers acknowledged, 0 lost so far", flush=True)

@@ -547,6 +547,24 @@ def test_a_write_that_fails_changes_nothing_in_memory_either(store, monkeypatch)
         assert (again.labels(), again.classes) == ({"a": "dog", "b": "cat"}, ("cat", "dog"))
 
 
+def test_a_transaction_that_is_refused_takes_nothing_from_the_journal(store, caplog):
+    """A wall with an item that somebody has answered: what was acknowledged before stays in both files."""
+    store.record("a", "label", "cat", who="Ada")
+    store.record("b", "label", "cat", who="Ada")
+    for _ in range(2):
+        with pytest.raises(StoreConflict, match="Ada has answered b"), store.together():
+            store.record("c", "label", "dog", who="Bob")
+            store.record("b", "label", "dog", who="Bob")
+    store.record("d", "label", "cat", who="Ada")
+    wanted = store.events()
+    with reopened(store) as again:
+        assert again.events() == wanted
+    assert not caplog.messages
+    (store.folder / "labels.sqlite").unlink()
+    with LabelStore(store.folder) as again:
+        assert [event.item for event in again.events()] == ["a", "b", "d"]
+
+
 class Commits:
     """A database in which something happens before or after a commit."""
 
