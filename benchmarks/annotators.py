@@ -85,12 +85,6 @@ def annotate(floor: Floor, port: int, truth: dict[str, str], person: int, pace: 
         floor.faults.append(f"{who}: {error}")
 
 
-def resident(pid: int) -> float:
-    """Megabytes of memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def main() -> None:
     """Label, then look into the log."""
     parser = argparse.ArgumentParser(description="Several people at once: nothing lost, nothing served twice.")
@@ -117,7 +111,7 @@ def main() -> None:
             memory = list[float]()
             while any(one.is_alive() for one in people):
                 time.sleep(min(5.0, 6 * chosen.minutes))
-                memory.append(resident(server.process.pid))
+                memory.append(server.memory)
             load = os.getloadavg()[0]
         finally:
             server.stop()
