@@ -5,6 +5,7 @@ people are simulated, and think for twelve seconds by the clock of the log. It n
 ``pretrained``. `python tools/pictures.py page phone` draws these alone.
 """
 
+import os
 import random
 import shutil
 import sys
@@ -324,6 +325,7 @@ def main() -> None:
     }
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        os.environ["FORETASTE_CACHE"] = folder  # features are computed anew: one picture is of that
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for draw, own in scenes.items():
             if any(map(wanted, own)):
