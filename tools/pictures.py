@@ -51,7 +51,7 @@ def photos(folder: Path, count: int, names: tuple[str, ...] = ("cat", "dog", "sh
     for k, n in enumerate(at[:count]):
         pixels = data.x[n].permute(1, 2, 0).numpy()
         image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-        image.save(folder / (name := f"photo_{k:03d}.png"))
+        image.save(folder / (name := f"photo_{k:04d}.png"))
         truth[name] = of[int(data.y[n])]
     return truth
 
@@ -264,14 +264,13 @@ def draw_people(browser: Browser, folder: Path, wanted: Callable[[str], bool]) -
 def draw_start(browser: Browser, folder: Path, wanted: Callable[[str], bool]) -> None:
     """While features are computed; and all done."""
     if wanted("features.jpg"):
-        truth = photos(folder / "fresh", 900)
-        with scene(folder / "fresh", truth) as made, looking(browser, made.address, WIDE) as page:
-            for _ in range(6):
+        truth = photos(folder / "fresh", 1800)
+        with scene(folder / "fresh", truth) as made:
+            made.answer(6)
+            with looking(browser, made.address, WIDE) as page:
+                page.wait_for_selector("#features:not([hidden])")
                 settle(page)
-                press(page, truth[str(page.text_content("#name"))])
-            page.wait_for_selector("#features:not([hidden])")
-            calm(page)
-            keep(page, "features.jpg", SMALL)
+                keep(page, "features.jpg", SMALL)
             made.wait()
     if wanted("done.png"):
         truth = photos(folder / "demo", 6)
