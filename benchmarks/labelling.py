@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from foretaste.label import LabelStore
 
 CLASSES = [str(k) for k in range(10)]
-LARGE_POOL, LARGE_ANSWERS, SCROLLS = 50_000, 60, 60
+LARGE_POOL, LARGE_ANSWERS, LARGE_TILES, LARGE_ROWS = 50_000, 60, 300, 1000
 OPEN = """n => !["", n].includes(document.getElementById("name").textContent)
   && !document.querySelector("#classes button").disabled"""  # an item that came late is closed for a moment
 WATCH = """() => {
@@ -42,19 +42,20 @@ WATCH = """() => {
 }"""
 
 
-SCROLL = """async (turns) => {
+SCROLL = """async ([what, wanted]) => {
   const long = [];
   const seen = new PerformanceObserver((list) => long.push(...list.getEntries().map((e) => e.duration)));
   seen.observe({ type: "longtask" });
   const view = document.querySelector("main.view:not([hidden])");
-  for (let n = 0; n < turns; n++) {
+  const there = () => document.querySelectorAll(what).length;
+  for (let n = 0; n < 1200 && there() < wanted; n++) {
     view.scrollBy(0, 900);
     await new Promise((next) => setTimeout(next, 50));
   }
   await new Promise((next) => setTimeout(next, 500));
   seen.disconnect();
-  return Math.max(0, ...long);
-}"""  # the longest task in milliseconds; the browser counts those of 50 and more
+  return [there(), Math.max(0, ...long)];
+}"""  # how many came, and the longest task in milliseconds; the browser counts those of 50 and more
 
 
 def make_pool(root: Path, count: int, seed: int = 0) -> dict[str, str]:
@@ -211,14 +212,12 @@ def measure_large(root: Path, truth: dict[str, str]) -> None:
                 page.wait_for_timeout(200)
             page.click("[data-view=grid]")
             page.wait_for_function("() => document.querySelectorAll('#grid-wall > *').length > 0")
-            longest = page.evaluate(SCROLL, SCROLLS)
-            tiles = page.evaluate("() => document.querySelectorAll('#grid-wall > *').length")
+            tiles, longest = page.evaluate(SCROLL, ["#grid-wall > *", LARGE_TILES])
             print(f"a wall scrolled to {tiles} tiles: longest task {longest:.0f} ms", flush=True)
             page.click("[data-view=review]")
             page.select_option("#review-filter [name=only]", "unsure")
             page.wait_for_function("() => document.querySelectorAll('#review-list li').length > 50")
-            longest = page.evaluate(SCROLL, SCROLLS)
-            rows = page.evaluate("() => document.querySelectorAll('#review-list li').length")
+            rows, longest = page.evaluate(SCROLL, ["#review-list li", LARGE_ROWS])
             print(f"review of {len(unsure)} answers scrolled to {rows} rows: longest task {longest:.0f} ms", flush=True)
             print(f"memory: {max(most, server.memory):.0f} MB at most, {server.memory:.0f} MB at the end", flush=True)
         finally:

@@ -157,7 +157,7 @@ class AnswerCurve:
         self._labelled, self._taught = set[str](), 0
         self._reached: dict[int, int] = {0: 0}  # n → items labelled when n of them were taught
         # What each event has changed: (its number, its item, +1, −1 or 0 labelled, ``_reached`` before, predictions).
-        self._trail = list[tuple[int, str, int, int | None, int]]()
+        self._trail = list[tuple[int, str, int, int, bool]]()
 
     def take(self, events: Sequence[LabelEvent], store: LabelStore) -> None:
         """Go on with events that are new in the log of ``store``."""
@@ -179,7 +179,7 @@ class AnswerCurve:
         if event.item not in self._untaught:
             self._taught += change
         judged = event.kind == "label" and event.purpose != "check" and event.guess is not None
-        self._trail.append((event.seq, event.item, change, self._reached.get(self._taught), judged))
+        self._trail.append((event.seq, event.item, change, self._reached.get(self._taught, 0), judged))
         self._reached[self._taught] = len(self._labelled)
         if judged:
             self._right.append(self._task.near(event.guess or "", event.label or ""))
@@ -191,10 +191,7 @@ class AnswerCurve:
             _, item, change, reached, judged = self._trail.pop()
             if judged:
                 del self._right[-1], self._at[-1]
-            if reached is None:
-                del self._reached[self._taught]
-            else:
-                self._reached[self._taught] = reached
+            self._reached[self._taught] = reached
             if change:
                 (self._labelled.add if change < 0 else self._labelled.discard)(item)
                 self._taught -= change * (item not in self._untaught)
