@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 # Idle OpenMP threads that spin make small linear algebra many times slower on shared cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test fast lint format types changes docs tutorials notebooks check bench keep wheel try tree fuzz mutants clean
+.PHONY: demo test fast lint format types changes docs tutorials pictures notebooks check bench keep wheel try tree fuzz mutants clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,9 @@ docs: $(VENV)/.docs             ## the guide and the API reference as a site: op
 
 tutorials: $(VENV)/.installed   ## run docs/tutorials/*.md and draw their pictures anew
 	MPLBACKEND=Agg $(BIN)/python tools/tutorials.py
+
+pictures: $(VENV)/.installed    ## draw docs/labelling/*.jpg and *.png anew, in Chromium; with CIFAR10 in $$FORETASTE_DATA
+	OMP_NUM_THREADS=1 $(BIN)/python tools/pictures.py
 
 notebooks: $(VENV)/.installed   ## the same pages as notebooks, in notebooks/
 	$(BIN)/python tools/tutorials.py --out notebooks

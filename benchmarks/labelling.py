@@ -2,7 +2,8 @@
 
 The pool is of pictures made from scikit-learn's digits with noise. The page is that of ``foretaste label``, with the
 learner at work. Times are taken in the browser: from the key's event to the frame that shows the next picture, as
-``performance.now`` has them.
+``performance.now`` has them. With a pool of 50,000 or more (``--pool 100000``) it measures a large one: the start, a
+wall and Review scrolled, the slowest answer and the memory.
 """
 
 import argparse
@@ -25,7 +26,10 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from foretaste.label import LabelStore
+
 CLASSES = [str(k) for k in range(10)]
+LARGE_POOL, LARGE_ANSWERS, LARGE_TILES, LARGE_ROWS = 50_000, 60, 300, 1000
 OPEN = """n => !["", n].includes(document.getElementById("name").textContent)
   && !document.querySelector("#classes button").disabled"""  # an item that came late is closed for a moment
 WATCH = """() => {
@@ -38,6 +42,22 @@ WATCH = """() => {
 }"""
 
 
+SCROLL = """async ([what, wanted]) => {
+  const long = [];
+  const seen = new PerformanceObserver((list) => long.push(...list.getEntries().map((e) => e.duration)));
+  seen.observe({ type: "longtask" });
+  const view = document.querySelector("main.view:not([hidden])");
+  const there = () => document.querySelectorAll(what).length;
+  for (let n = 0; n < 1200 && there() < wanted; n++) {
+    view.scrollBy(0, 900);
+    await new Promise((next) => setTimeout(next, 50));
+  }
+  await new Promise((next) => setTimeout(next, 500));
+  seen.disconnect();
+  return [there(), Math.max(0, ...long)];
+}"""  # how many came, and the longest task in milliseconds; the browser counts those of 50 and more
+
+
 def make_pool(root: Path, count: int, seed: int = 0) -> dict[str, str]:
     """Write ``count`` pictures of 64×64; returns the class of each."""
     digits, rng, truth = load_digits(), np.random.default_rng(seed), {}
@@ -45,7 +65,7 @@ def make_pool(root: Path, count: int, seed: int = 0) -> dict[str, str]:
     for k in range(count):
         at = k % len(digits.images)
         noisy = np.clip(digits.images[at] * 14 + rng.normal(0, 12, (8, 8)), 0, 255).astype(np.uint8)
-        name = f"{k:05d}.png"
+        name = f"{k:06d}.png"
         Image.fromarray(noisy).resize((64, 64), Image.Resampling.BILINEAR).save(root / name)
         truth[name] = str(digits.target[at])
     return truth
@@ -70,6 +90,11 @@ class LabelServer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", "/api/state")
         return json.loads(connection.getresponse().read())
+
+    @property
+    def memory(self) -> float:
+        """Megabytes."""
+        return resident(self.process.pid)
 
     def wait_ready(self) -> None:
         """Until the model answers and no training is under way."""
@@ -143,6 +168,63 @@ def time_annotators(
     return {"seconds": seconds, "twice": len(served) - len(set(served)), "answers": len(served), "faults": faults}
 
 
+def resident(pid: int) -> float:
+    """Megabytes of memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure_large(root: Path, truth: dict[str, str]) -> None:
+    """Start, answers, a wall and Review of a large pool, of which a tenth was answered with "not sure" before."""
+    from playwright.sync_api import sync_playwright
+
+    unsure = list(truth)[::10]
+    with LabelStore(root / ".foretaste") as store:
+        store.set_classes(CLASSES)
+        with store.together():
+            for name in unsure:
+                store.record(name, "unsure", who="Ada")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(600_000)
+        begin = time.perf_counter()
+        server = LabelServer(root)
+        try:
+            page.goto(server.address)
+            page.wait_for_function(OPEN, arg="")
+            spent = time.perf_counter() - begin
+            print(
+                f"load {os.getloadavg()[0]:.1f}; first question after {spent:.1f} s, {server.memory:.0f} MB", flush=True
+            )
+            page.evaluate(WATCH)
+            most = server.memory
+            for _ in range(LARGE_ANSWERS):
+                name = str(page.text_content("#name"))
+                page.keyboard.press(truth[name])
+                page.wait_for_function(OPEN, arg=name, polling=5)
+                page.wait_for_timeout(400)
+                most = max(most, server.memory)
+            print(f"{LARGE_ANSWERS} answers: {quantiles(page.evaluate('() => window.times'))}", flush=True)
+            while server.state()["model"]["phase"] != "ready":
+                most = max(most, server.memory)
+                page.wait_for_timeout(200)
+            page.click("[data-view=grid]")
+            page.wait_for_function("() => document.querySelectorAll('#grid-wall > *').length > 0")
+            tiles, longest = page.evaluate(SCROLL, ["#grid-wall > *", LARGE_TILES])
+            print(f"a wall scrolled to {tiles} tiles: longest task {longest:.0f} ms", flush=True)
+            page.click("[data-view=review]")
+            page.select_option("#review-filter [name=only]", "unsure")
+            page.wait_for_function("() => document.querySelectorAll('#review-list li').length > 50")
+            rows, longest = page.evaluate(SCROLL, ["#review-list li", LARGE_ROWS])
+            print(f"review of {len(unsure)} answers scrolled to {rows} rows: longest task {longest:.0f} ms", flush=True)
+            print(f"memory: {max(most, server.memory):.0f} MB at most, {server.memory:.0f} MB at the end", flush=True)
+        finally:
+            server.stop()
+            browser.close()
+
+
 def quantiles(values: list[float]) -> str:
     """Median, 99th percentile and the largest."""
     ordered = sorted(values)
@@ -161,6 +243,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "pool"
         truth = make_pool(root, chosen.pool)
+        if chosen.pool >= LARGE_POOL:
+            measure_large(root, truth)
+            return
         server = LabelServer(root)
         try:
             server.wait_ready()

@@ -258,7 +258,7 @@ def test_items_that_measure_are_random_and_never_taught(tmp_path):
     assert not set(desk.learner.labels) & set(desk.check_ids)
     assert len(desk.learner.labels) == 24
     until(lambda: desk.worker.view.checked and desk.worker.view.checked[-1][2] == 6)
-    curve = desk.curve(desk.worker.view)
+    curve = desk.state()["curve"]
     checks = desk.check_ids
     close_desk(desk)
     assert curve["checked"] == 6
@@ -351,7 +351,7 @@ def test_the_prediction_before_the_answer_is_kept(desk):
     until(lambda: desk.worker.view.changed and desk.worker.view.changed["item"] == item)
     assert desk.worker.view.changed["moved"] == 20
     assert desk.worker.view.changed["most"] == [{"from": "dog", "to": "cat", "count": 20}]
-    assert desk.curve(desk.worker.view)["running"] == [[3, 0.0, 1]]
+    assert desk.state()["curve"]["running"] == [[3, 0.0, 1]]
 
 
 def test_the_chart_ends_at_the_count_beside_it(tmp_path):

@@ -547,6 +547,29 @@ def test_a_write_that_fails_changes_nothing_in_memory_either(store, monkeypatch)
         assert (again.labels(), again.classes) == ({"a": "dog", "b": "cat"}, ("cat", "dog"))
 
 
+def test_a_transaction_that_is_refused_takes_nothing_from_the_journal(store, caplog):
+    """A wall with an item that somebody has answered: what was acknowledged before stays in both files."""
+    store.record("a", "label", "cat", who="Ada")
+    store.record("b", "label", "cat", who="Ada")
+
+    def accept(*items):
+        with store.together():
+            for item in items:
+                store.record(item, "label", "dog", who="Bob")
+
+    for _ in range(2):
+        with pytest.raises(StoreConflict, match="Ada has answered b"):
+            accept("c", "b")
+    store.record("d", "label", "cat", who="Ada")
+    wanted = store.events()
+    with reopened(store) as again:
+        assert again.events() == wanted
+    assert not caplog.messages
+    (store.folder / "labels.sqlite").unlink()
+    with LabelStore(store.folder) as again:
+        assert [event.item for event in again.events()] == ["a", "b", "d"]
+
+
 class Commits:
     """A database in which something happens before or after a commit."""
 

@@ -82,8 +82,9 @@ def judged_once(bent: torch.Tensor, plain: torch.Tensor, y: list[int], worth: li
 def test_each_label_is_held_against_all_others(graph: ft.Graph | None) -> None:
     learner = make(graph)
     found = learner.mistakes()
-    at, given, theta_LL, plain_LL = learner._now.judged_labels({})
-    y_L = torch.tensor(given)
+    labels = learner._now.judged_labels({})
+    at, y_L = list(labels), torch.tensor([*labels.values()])
+    theta_LL, plain_LL = learner._now.judged_kernels(at)
     if learner._now.pool_model is None:  # the network's own Θ, centred
         full = learner._now.model.theta_MM[at][:, at]
         H = torch.eye(len(at), dtype=torch.float64) - 1 / len(at)
@@ -99,6 +100,29 @@ def test_each_label_is_held_against_all_others(graph: ft.Graph | None) -> None:
     assert {row["id"] for row in found[:3]} == {5, 17, 30}
     assert all(row["likely"] == row["id"] % C and row["label"] != row["likely"] for row in found[:3])
     assert 2 < sum(chances[:10]) < 4.5  # of the first ten
+
+
+@pytest.mark.parametrize("graph", [ft.Graph(gamma=10.0), None], ids=["pool", "none"])
+def test_many_labels_are_judged_in_blocks_each_by_the_others_of_its_own(
+    graph: ft.Graph | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mistakes, "MOST_TOGETHER", 15)
+    learner, labels = make(graph), planted()
+    blocks = mistakes.judged_together(list(labels), N, 0)
+    assert [len(at) for at in blocks] == [13, 13, 14]
+    assert sorted(p for at in blocks for p in at) == list(labels)
+    assert mistakes.judged_together(list(labels)[:15], N, 0) == [list(labels)[:15]]
+    one_less = mistakes.judged_together(list(labels)[:-1], N, 0)  # most labels stay with their block
+    assert sum(len({*a} & {*b}) for a, b in zip(blocks, one_less)) > 36
+    wanted = {}
+    for at in blocks:
+        theta_LL, plain_LL = learner._now.judged_kernels(at)
+        assert len(theta_LL) == len(at)
+        wanted |= zip(at, oracle(theta_LL, plain_LL, [labels[p] for p in at]))
+    found = learner.mistakes()
+    assert {row["id"]: row["wrong"] for row in found} == pytest.approx(wanted, rel=1e-6)
+    chances = [row["wrong"] for row in found]
+    assert chances == sorted(chances, reverse=True)
 
 
 def test_labels_that_are_kept_from_the_learner_are_judged_too() -> None:

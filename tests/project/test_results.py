@@ -109,6 +109,20 @@ def test_the_tables_of_fine_tuning_are_those_of_its_records():
         assert table in page
 
 
+def test_the_tables_of_mistakes_are_those_of_their_records():
+    lab, docs = script("findings/mistakes/mistakes"), RESULTS.parent / "docs"
+    head, rule, *rows = "".join(lab.tables(lab.read())).splitlines()
+    page, whole = (docs / "learner.md").read_text(), (RESULTS / "findings/mistakes/README.md").read_text()
+    assert f"{head}\n{rule}\n" in whole
+    for row in rows:
+        data, errors, *figures = [cell.strip() for cell in row.strip("|").split("|")]
+        assert row in whole
+        shown = [f"{data}, {errors.removesuffix(', any')}", *figures[:5]]
+        assert f"| {' | '.join(shown)} |" in page
+    assert len(rows) == 6
+    assert all(float(row.split("|")[8].split()[0].replace("−", "-")) >= 0 for row in rows)  # as many as its best
+
+
 def test_committed_numbers_were_met_again(repeats):
     rows = repeats.rows()
     assert len(rows) == 12

@@ -109,7 +109,7 @@ def run(name: str, kind: str, rate: float, seed: int) -> dict:
     )  # fmt: skip
     ours = learner.mistakes()
     found = {OURS: len(bad & {row["id"] for row in ours[:FIRST]})}
-    theta = learner._now.judged_labels({})[2]
+    theta = learner._now.judged_kernels(range(L))[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a class of two items; a fit that stops at 300 steps
         for tag, order in rivals(name, x[:L], said, C, theta, seed):

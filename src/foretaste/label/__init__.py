@@ -7,10 +7,10 @@ change, saving.py writes it all to a folder.
 
 start.py opens a folder for labelling, and gives its answers to those who only read. store.py keeps every answer and
 says which counts (voices.py, where several people answered), log.py writes it to two files, recovery.py reads them and
-mends one from the other. worker.py keeps the learner on its thread, desk.py says who gets which item. server.py has the
-routes of the page in page/, guard.py who may call them; grid.py, review.py, classes.py and overview.py are its views.
-exchange.py takes labels in and out, formats.py has the files of other tools, label_studio.py speaks with Label Studio,
-studio_tasks.py keeps the store in step with it.
+mends one from the other. worker.py keeps the learner on its thread, desk.py says who gets which item, tally.py counts.
+server.py has the routes of the page in page/, guard.py who may call them; grid.py, review.py, classes.py and
+overview.py are its views. exchange.py takes labels in and out, formats.py has the files of other tools,
+label_studio.py speaks with Label Studio, studio_tasks.py keeps the store in step with it.
 
 Files are imported when one of their names is first asked for: the store needs no torch, and the server needs the
 packages of the extra ``label``.
@@ -20,7 +20,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretaste.label.desk import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.desk import LabelDesk as LabelDesk
     from foretaste.label.exchange import ITEM_FIELDS as ITEM_FIELDS
     from foretaste.label.exchange import LabelRow as LabelRow
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from foretaste.label.store import StoreConflict as StoreConflict
     from foretaste.label.store import StoreError as StoreError
     from foretaste.label.store import StoreFull as StoreFull
+    from foretaste.label.tally import PREQUENTIAL as PREQUENTIAL
     from foretaste.label.voices import measure_agreement as measure_agreement
     from foretaste.label.voices import wilson as wilson
     from foretaste.label.worker import BuiltLearner as BuiltLearner
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from foretaste.label.worker import map_large_blocks as map_large_blocks
 
 _NAMES = {
-    "desk": ("PREQUENTIAL", "LabelDesk"),
+    "desk": ("LabelDesk",),
     "exchange": ("ITEM_FIELDS", "LabelRow", "export_labels", "import_labels", "label_rows", "read_labels"),
     "guard": ("Guard", "is_loopback", "person_token"),
     "label_studio": ("WEBHOOK_BODIES", "LabelStudio", "LabelStudioLink", "add_ml_backend"),
@@ -65,6 +65,7 @@ _NAMES = {
     "server": ("make_app", "open_port", "serve_app"),
     "start": ("close_desk", "find_answers", "name_points", "open_desk", "store_folder"),
     "store": ("CopyGroups", "LabelEvent", "LabelStore", "StoreConflict", "StoreError", "StoreFull"),
+    "tally": ("PREQUENTIAL",),
     "voices": ("measure_agreement", "wilson"),
     "worker": ("BuiltLearner", "LearnerWorker", "map_large_blocks"),
 }

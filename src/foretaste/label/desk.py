@@ -13,10 +13,9 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean as mean
 from typing import Any
 
 from foretaste.errors import did_you_mean, real_number, whole_number
@@ -24,17 +23,16 @@ from foretaste.label.classes import ClassChange
 from foretaste.label.grid import undo_together
 from foretaste.label.review import LabelReview
 from foretaste.label.store import GIVEN, CopyGroups, LabelEvent, LabelStore, timestamp
-from foretaste.label.voices import SECOND, ItemVoices, wilson
-from foretaste.label.worker import LearnerWorker, ModelView
+from foretaste.label.tally import AnswerTally
+from foretaste.label.voices import SECOND
+from foretaste.label.worker import LearnerWorker
 
 CHECK_EVERY = 6
 CHECK_MOST = 60
 CHECK_LEAST_POOL = 60  # a smaller pool has no item to spare
 PATIENCE = 0.15  # seconds that an answer waits for the learner, so that the next item knows of it
-PREQUENTIAL = 30  # answers in the running accuracy of predictions made before the answer
 ACTIVE_SECONDS = 60.0
-CURVE_POINTS = 150
-RECENT_SHOWN = 24
+RECENT_SHOWN, PEOPLE_SHOWN = 24, 20
 FRESH_SECONDS, FRESH_ANSWERS = 30.0, 3  # what a person may still take back is not passed on to the next
 
 
@@ -86,11 +84,9 @@ class LabelDesk:
         self._seen: dict[str, tuple[str, float]] = {}  # tab → who, when
         several = self.open_ids if self.voices_each > 1 else ()
         self._share = {i for i in several if zlib.crc32(i.encode()) < self.voices_share * 2**32}
-        self._unheard: dict[str, tuple[LabelEvent, ItemVoices]] = {}  # what wants more voices, after ``_heard`` events
-        self._heard, self._hearing = 0, threading.Lock()
         self._trust = store.trust()
         self._asked = self._seconds = 0  # new items, and those that others had answered, that went to a screen
-        self._again = len(store.events())  # what was skipped twice before this event is asked again
+        self._again = store.event_count  # what was skipped twice before this event is asked again
         shuffled = list(self.open_ids)
         random.Random(seed).shuffle(shuffled)
         spare = min(CHECK_MOST, len(shuffled) // 10) if check_every and len(shuffled) >= CHECK_LEAST_POOL else 0
@@ -103,6 +99,7 @@ class LabelDesk:
         self.check_ids = dict.fromkeys(list(dict.fromkeys([*kept, *fresh]))[: max(spare, len(kept))])
         self.shuffled = [item for item in shuffled if item not in self.check_ids]
         self._left_out = {*self.check_ids, *self.twins}  # never taught
+        self.tally = AnswerTally(store, self.copies, self.number, self._left_out, self._share, self.voices_each)
         self.review = LabelReview(self)
         worker.connect(self)
 
@@ -140,9 +137,11 @@ class LabelDesk:
         """
         with self._lock:
             if again:
-                self._again = len(self.store.events())
+                self._again = self.store.event_count
             self._see(tab, who)
-            mine = {*self._waiting(who)}
+            fresh = self._fresh()
+            with self.tally.now() as tally:
+                mine = {i for i in self.store.held(tab) if i not in fresh and tally.is_waiting(i, who)}
             held = [i for i in self.store.held(tab) if i in self.number and (i in mine or self._is_open(i))][:count]
             picked = self._pick(count - len(held), {*held}, who)
             got = self.store.lease([*held, *picked], tab=tab, who=who)
@@ -247,34 +246,32 @@ class LabelDesk:
 
     def state(self, who: str = "") -> dict[str, Any]:
         """Progress, balance, curves, advice: all that the page shows and that is not about one item."""
+        model = self.worker.describe()  # it may wait for the learner, and nobody else should
+        with self.tally.now() as tally:
+            return self._counted(tally, who) | {"model": model}
+
+    def _counted(self, tally: AnswerTally, who: str) -> dict[str, Any]:
         view, total, guide = self.worker.view, len(self.open_ids), self.store.guide
-        here = {item: event for item, event in self.answers().items() if item in self.number}
-        kinds = Counter("label" if event.label is not None else event.kind for event in here.values())
-        task, labels = self.store.task, [event.label for event in here.values() if event.label is not None]
-        counts = Counter(name for label in labels for name in task.names(label))
-        shared = self.store.shared()
-        people = Counter(e.who for e in here.values() if e.who != GIVEN and e.item not in shared)
-        people.update(who for heard in shared.values() for who in heard.voices)
-        done = kinds["label"] + kinds["unsure"] + kinds["ignore"]
+        labelled, unsure, ignored = (tally.count("kind", kind) for kind in ("label", "unsure", "ignore"))
         return {
             "title": self.title,
             "kind": self.data.kind,
-            "task": task.as_json(),
+            "task": self.store.task.as_json(),
             "total": total,
-            "labelled": kinds["label"],
-            "unsure": kinds["unsure"],
-            "ignored": kinds["ignore"],
-            "skipped": kinds["skip"],
-            "left": max(0, total - done),
-            "parked": sum(self._is_parked(event) for event in here.values()),
-            "waiting": len(self._waiting(who)) if who else 0,
+            "labelled": labelled,
+            "unsure": unsure,
+            "ignored": ignored,
+            "skipped": len(tally.skips),
+            "left": max(0, total - labelled - unsure - ignored),
+            "parked": sum(map(self._is_parked, tally.skips.values())),
+            "waiting": tally.count_waiting(who, self._fresh()) if who else 0,
             "voices": self.voices_each,
-            "disagree": sum(heard.disagree for heard in shared.values()),
+            "disagree": tally.count("disagree"),
             "copies": len(self.twins),
             "classes": [
                 {
                     "name": name,
-                    "count": counts[name],
+                    "count": tally.count("class", name),
                     "keys": keys,
                     "own_key": guide.keys.get(name, ""),
                     "colour": guide.colours.get(name, ""),
@@ -283,14 +280,13 @@ class LabelDesk:
                 for name, keys in zip(guide.names, class_keys(guide.names, guide.keys))
             ],
             "guidelines": guide.guidelines,
-            "people": [{"who": name, "count": n} for name, n in people.most_common(20)],
-            "mine": people[who],
-            "events": len(self.store.events()),
+            "people": [{"who": name, "count": n} for name, n in tally.people(PEOPLE_SHOWN)],
+            "mine": tally.count("person", who),
+            "events": self.store.event_count,
             "active": len(self._active()),
-            "curve": self.curve(view),
+            "curve": tally.curve.describe(view.checked),
             "changed": view.changed,
             "advice": dict(view.advice),
-            "model": self.worker.describe(),
         }
 
     def with_words(self, items: Iterable[str], words: str) -> list[str]:
@@ -308,39 +304,10 @@ class LabelDesk:
         """A sentence for each group of copies that have different labels."""
         return self.copies.contradictions(self.store.current())
 
-    def curve(self, view: ModelView) -> dict[str, Any]:
-        """Accuracy on the items that measure, with its interval, and of the predictions made before each answer."""
-        right, at = list[bool](), list[int]()
-        labelled, taught, reached = set[str](), 0, {0: 0}  # reached[n]: items labelled when n of them were taught
-        events = self.store.events()
-        undone = {event.undoes for event in events}
-        for event in events:
-            if event.undoes is not None or event.seq in undone or event.item not in self.number:
-                continue
-            if event.purpose == SECOND and event.label is None:
-                continue
-            before = len(labelled)
-            (labelled.discard if event.label is None else labelled.add)(event.item)
-            if event.item not in self._left_out:
-                taught += len(labelled) - before
-            reached[taught] = len(labelled)
-            if event.kind == "label" and event.purpose != "check" and event.guess is not None:
-                right.append(self.store.task.near(event.guess, event.label or ""))
-                at.append(len(labelled))
-        shown = range(len(right) - 1, -1, -max(1, len(right) // CURVE_POINTS))
-        running = [[at[k], mean(right[max(0, k + 1 - PREQUENTIAL) : k + 1]), k + 1] for k in shown][::-1]
-        return {
-            "labelled": len(labelled),
-            "check": [[reached[n], k / m, *wilson(k, m)] for n, k, m in view.checked if m and n <= taught],
-            "checked": view.checked[-1][2] if view.checked else 0,
-            "running": running,
-            "window": PREQUENTIAL,
-        }
-
     def recent(self, who: str = "", count: int = RECENT_SHOWN) -> list[dict[str, Any]]:
         """The last items that were answered, newest first, each once; with several voices, the answers of ``who``."""
         seen, alone = dict[str, LabelEvent](), self.voices_each < 2
-        for event in reversed(self.store.events()):
+        for event in self.store.newest():
             if event.item not in self.number or not (alone or event.who == who):
                 continue
             now = self.store.state_of(event.item) if alone else self.store.voices_of(event.item).voices.get(who)
@@ -357,7 +324,8 @@ class LabelDesk:
 
     def answers(self) -> dict[str, LabelEvent]:
         """The answer that counts for each item that is asked for."""
-        return self.copies.in_force(self.store.current())
+        with self.tally.now() as tally:
+            return dict(tally.in_force)
 
     def _answer_of(self, item: str) -> LabelEvent | None:
         return self.copies.answer(item, self.store.state_of)
@@ -400,33 +368,17 @@ class LabelDesk:
 
     def _waiting(self, who: str) -> list[str]:
         """Items that others have answered and this person is to answer too, those that wait longest first."""
-        if self.voices_each < 2:
-            return []
         fresh = self._fresh()
-        return [event.item for event, heard in self._wanting() if who not in heard.voices and event.item not in fresh]
-
-    def _wanting(self) -> list[tuple[LabelEvent, ItemVoices]]:
-        """What was answered and is to be answered by more people, the oldest first."""
-        with self._hearing:
-            events = self.store.events(self._heard)
-            for first in {self.copies.first(event.item) for event in events}:
-                self._unheard.pop(first, None)
-                event = self._answer_of(first)
-                if event is None or event.who == GIVEN or event.kind in ("skip", "ignore"):
-                    continue
-                heard = self.store.voices_of(event.item)
-                spoken = sum(said.kind != "skip" for said in heard.voices.values())
-                if event.item in self.number and heard.decision is None and spoken < self.voices_each:
-                    self._unheard.update({first: (event, heard)} if first in self._share else {})
-            self._heard += len(events)
-            return sorted(self._unheard.values(), key=lambda pair: pair[0].seq)
+        with self.tally.now() as tally:
+            return [event.item for event in tally.waiting(who, fresh)]
 
     def answers_left(self) -> int:
         """How many answers are still wanted, of all people together."""
-        current = self.answers()
-        unasked = [i for i in self.open_ids if (event := current.get(i)) is None or event.kind == "skip"]
+        with self.tally.now() as tally:
+            unasked = [i for i in self.open_ids if i not in tally.in_force or i in tally.skips]
+            heard_so_far = [len(heard.voices) for _, heard in tally.unheard.values()]
         left = sum(self.voices_each if i in self._share else 1 for i in unasked)
-        return left + sum(max(0, self.voices_each - len(heard.voices)) for _, heard in self._wanting())
+        return left + sum(max(0, self.voices_each - n) for n in heard_so_far)
 
     def people_now(self) -> int:
         """How many people are at it, one at least."""
@@ -434,10 +386,12 @@ class LabelDesk:
         return max(1, len({who for tab, (who, _) in list(self._seen.items()) if tab in tabs}))
 
     def _fresh(self) -> set[str]:
-        """The last answers of each person, which they may still take back."""
+        """The last answers of each person, which they may still take back; none where one voice is enough."""
         found, of = set[str](), Counter[str]()
+        if self.voices_each < 2:
+            return found
         since = timestamp(time.time() - FRESH_SECONDS)
-        for event in reversed(self.store.events()):
+        for event in self.store.newest():
             if event.at < since:
                 break
             of[event.who] += 1
@@ -451,30 +405,38 @@ class LabelDesk:
         Of what several people are asked about, so many are second answers that both keep step.
         """
         taken, picked = {self.copies.first(i) for i in (*taken, *self.store.held())}, list[str]()
-        current, waiting = self.answers(), self._waiting(who)
+        fresh = self._fresh()
 
-        def first(items: Iterable[str], skipped: bool = False) -> str | None:
-            return next((i for i in items if i not in taken and (i in current) == skipped), None)
+        def free(items: Iterable[str]) -> str | None:
+            return next((i for i in items if self.copies.first(i) not in taken), None)
 
-        for _ in range(count):
-            second = next((i for i in waiting if self.copies.first(i) not in taken), None)
-            if second is not None and self._seconds < self.voices_share * (self.voices_each - 1) * self._asked:
-                self._seconds += 1
-                taken.add(self.copies.first(second))
-                picked.append(second)
-                continue
-            due = self.check_every > 0 and self._asked % self.check_every == self.check_every - 1
-            item = first(self.check_ids) if due else None
-            item = item or first(self.worker.view.ready) or first(self.shuffled) or first(self.check_ids)
-            if item is None:
-                skipped = sorted((e.seq, i) for i, e in current.items() if i in self.number and self._is_open(i))
-                item = first([i for _, i in skipped], skipped=True)
-            if item is None and (item := second) is None:
-                break
-            self._asked += 1
-            taken.add(self.copies.first(item))
-            picked.append(item)
+        with self.tally.now() as tally:
+            for _ in range(count):
+                item = None
+                second = free(event.item for event in tally.waiting(who, fresh))
+                if second is not None and self._seconds < self.voices_share * (self.voices_each - 1) * self._asked:
+                    item = second
+                    self._seconds += 1
+                else:
+                    item = self._next_new(tally, free) or second
+                    self._asked += item is not None
+                if item is None:
+                    break
+                taken.add(self.copies.first(item))
+                picked.append(item)
         return picked
+
+    def _next_new(self, tally: AnswerTally, free: Callable[[Iterable[str]], str | None]) -> str | None:
+        """The first that is ``free`` and that nobody has answered; else the first that was skipped."""
+
+        def unanswered(items: Iterable[str]) -> str | None:
+            return free(i for i in items if i not in tally.in_force)
+
+        due = self.check_every > 0 and self._asked % self.check_every == self.check_every - 1
+        item = unanswered(self.check_ids) if due else None
+        for items in (self.worker.view.ready, self.shuffled, self.check_ids):
+            item = item or unanswered(items)
+        return item or free(i for _, i in sorted((e.seq, i) for i, e in tally.skips.items() if self._is_open(i)))
 
 
 def class_keys(classes: Sequence[str], own: Mapping[str, str] | None = None) -> list[list[str]]:

@@ -16,7 +16,7 @@ from foretaste.data import note_test_side
 from foretaste.errors import check_callable, counted, real_number, whole_number
 from foretaste.given import POINTS_WANTED, ClassName, check_class_names, is_frame
 from foretaste.label.book import Label, Prediction, resolve_kind
-from foretaste.label.mistakes import doubt_labels, doubt_sets
+from foretaste.label.mistakes import MOST_TOGETHER, doubt_labels, doubt_sets, judged_together
 from foretaste.label.pool import Pool, make_pool, open_pool, plain_id, shown_id, unknown_item
 from foretaste.label.pool_model import resolve_graph
 from foretaste.label.progress import FEWEST_ASKED, FEWEST_DRAWN, compare_random, explain_item
@@ -499,8 +499,9 @@ class Learner:
     def mistakes(self, also: Mapping[Any, Any] | None = None) -> list[dict[str, Any]]:
         """Labels by how surely they are wrong: each is held against what all other labels say of its item.
 
-        One solve for all labels, no training. The chances of the first n add up to how many of them are expected to be
-        wrong. Answers of other threads do not wait for it.
+        One solve for all labels, no training; more than 2,048 are judged in random blocks, each label against the
+        others of its block. The chances of the first n add up to how many of them are expected to be wrong. Answers of
+        other threads do not wait for it.
 
         Args:
             also: id -> label of items that the learner was not taught, to be judged with the others; for example
@@ -530,29 +531,33 @@ class Learner:
             raise ValueError("regression has no classes, so no wrong ones; look at predict() and the labels")
         with self._lock:
             given = self._read_labels((also or {}).keys(), (also or {}).values())
-            found = self._now.judged_labels(given)
-        if found is None:
+            labels = self._now.judged_labels(given)
+        if labels is None:
             return []
-        at, y_L, theta_LL, plain_LL = found
-        if kind.multi:
-            wrong_L, p_LC = doubt_sets(theta_LL, plain_LL, kind.targets(y_L).to(theta_LL))
-            sure_L, likely = row_products(torch.maximum(p_LC, 1 - p_LC)), kind.decide(p_LC)
-        else:
-            wrong_L, p_LC = doubt_labels(theta_LL, plain_LL, torch.tensor(y_L, device=theta_LL.device), kind.C)
-            sure_L, likely = p_LC.amax(1), p_LC.argmax(1).tolist()
-        order = wrong_L.argsort(descending=True, stable=True).tolist()
-        rows = zip(at, y_L, wrong_L.tolist(), likely, sure_L.tolist())
-        judged = [
+        rows = list[tuple[int, float, Any, float]]()  # position, how surely wrong, what the others say, how surely
+        for at in judged_together(list(labels), len(self._now.pool), self._now.settings.seed):
+            with self._lock:
+                theta_LL, plain_LL = self._now.judged_kernels(at)
+            y_L = [labels[p] for p in at]
+            if kind.multi:
+                wrong_L, p_LC = doubt_sets(theta_LL, plain_LL, kind.targets(y_L).to(theta_LL))
+                sure_L, likely = row_products(torch.maximum(p_LC, 1 - p_LC)), kind.decide(p_LC)
+            else:
+                classes_L = torch.tensor(y_L, device=theta_LL.device)
+                wrong_L, p_LC = doubt_labels(theta_LL, plain_LL, classes_L, kind.C)
+                sure_L, likely = p_LC.amax(1), p_LC.argmax(1).tolist()
+            rows += zip(at, wrong_L.tolist(), likely, sure_L.tolist())
+        rows.sort(key=lambda row: (-row[1], row[0]))
+        return [
             {
                 "id": self._now.pool.ids[p],
-                "label": kind.show(y),
+                "label": kind.show(labels[p]),
                 "wrong": wrong,
                 "likely": kind.show(said),
                 "probability": sure,
             }
-            for p, y, wrong, said, sure in rows
+            for p, wrong, said, sure in rows
         ]
-        return [judged[n] for n in order]
 
     def saved(self, drawn: Mapping[Any, Any]) -> dict[str, Any] | None:
         """How many labels the order of the questions has saved, measured on items drawn at random.
@@ -592,12 +597,14 @@ class Learner:
         with self._lock:
             given = self._read_labels(drawn.keys(), drawn.values())
             taught = [p for p in self._now.book.labels if p not in given]
-            found = self._now.judged_labels(given)
-        if found is None or len(given) < FEWEST_DRAWN or len(taught) < FEWEST_ASKED:
-            return None
-        row = {p: n for n, p in enumerate(found[0])}
-        y_N = torch.tensor(found[1], device=found[2].device)
-        return compare_random(found[2], y_N, kind.C, [row[p] for p in taught], [row[p] for p in given])
+            labels = self._now.judged_labels(given)
+            if labels is None or len(given) < FEWEST_DRAWN or len(taught) < FEWEST_ASKED:
+                return None
+            at = sorted([*given, *taught][:MOST_TOGETHER])  # of those taught the first count
+            theta_NN, _ = self._now.judged_kernels(at)
+        row, y_N = {p: n for n, p in enumerate(at)}, torch.tensor([labels[p] for p in at], device=theta_NN.device)
+        asked = [row[p] for p in taught if p in row]
+        return compare_random(theta_NN, y_N, kind.C, asked, [row[p] for p in given])
 
     def drift(self) -> dict[str, Any]:
         """How far the linearised model has left the network it was taken of, and whether to train it anew.

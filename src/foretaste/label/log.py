@@ -138,24 +138,23 @@ class JournalFile:
 
     def __init__(self, path: Path, end: int) -> None:
         self._file = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        self._end = self._before = end
+        self.end = end
 
     def append(self, entries: Sequence[dict[str, Any]]) -> None:
         """Write one transaction. After an error, ``cut``."""
         left = memoryview(journal_lines(entries))
-        self._before = self._end
-        os.ftruncate(self._file, self._end)  # what an earlier failure left
-        os.lseek(self._file, self._end, os.SEEK_SET)
+        os.ftruncate(self._file, self.end)  # what an earlier failure left
+        os.lseek(self._file, self.end, os.SEEK_SET)
         size = len(left)
         while left:
             left = left[os.write(self._file, left) :]
         os.fsync(self._file)
-        self._end += size
+        self.end += size
 
-    def cut(self) -> None:
-        """Take the last ``append`` away. If the disk refuses, the next ``append`` writes over it."""
-        self._end = self._before
-        os.ftruncate(self._file, self._end)
+    def cut(self, end: int) -> None:
+        """Take away what came after so many bytes. If the disk refuses, the next ``append`` writes over it."""
+        self.end = end
+        os.ftruncate(self._file, end)
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -259,8 +258,10 @@ class LabelLog:
         """
         kept = self.contents
         before = len(kept.events), dict(kept.settings), dict(kept.leases)
+        end: int | None = None  # of the journal
         try:
             self._check_files()
+            end = self.journal.end
             self.db.execute(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
             self.db.execute("BEGIN IMMEDIATE")
             yield
@@ -269,9 +270,9 @@ class LabelLog:
             self.db.execute("COMMIT")
         except BaseException as error:
             if not self._is_committed(before[0]):
-                if self._entries:
+                if self._entries and end is not None:
                     with suppress(OSError):
-                        self.journal.cut()
+                        self.journal.cut(end)
                 del kept.events[before[0] :]
                 kept.settings, kept.leases = before[1:]
             if isinstance(error, sqlite3.Error | OSError):

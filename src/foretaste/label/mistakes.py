@@ -13,6 +13,8 @@ its neighbours. So all is done twice, the second time with λ_n = λ / (1 − wr
 it is likely (results/findings/mistakes).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,22 @@ POWERS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 RATE_STEPS = 60
 PRIOR_JUDGED, PRIOR_WRONG = 20.0, 1.0  # labels that count before any, and how many of them are wrong
 FEWEST_LABELS = 10
+MOST_TOGETHER = 2048  # labels judged by one another: a kernel of more is not formed
 LEAST_CHANCE = 1e-12
+
+
+def judged_together(at_L: Sequence[int], N: int, seed: int) -> list[list[int]]:
+    """Positions of labels in blocks of equal size, of ``MOST_TOGETHER`` at most.
+
+    Each label is judged by the others of its block. Blocks are runs of a random order of the N items, so that few
+    labels change theirs when another one comes.
+    """
+    count = -(-len(at_L) // MOST_TOGETHER)
+    if count < 2:
+        return [list(at_L)]
+    rank_N = torch.randperm(N, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = sorted(at_L, key=rank_N.__getitem__)
+    return [sorted(order[len(order) * k // count : len(order) * (k + 1) // count]) for k in range(count)]
 
 
 def doubt_labels(theta_LL: Tensor, plain_LL: Tensor, y_L: Tensor, C: int) -> tuple[Tensor, Tensor]:

@@ -264,25 +264,29 @@ class Session:
             f_nC[list(some)] = model.outputs_of(model.read([positions[i] for i in some]), self.book)
         return f_nC
 
-    def judged_labels(self, also: Mapping[int, Label]) -> tuple[list[int], list[int], Tensor, Tensor] | None:
-        """Positions, labels, Θ̃ and Θ of all labels and some others, for ``doubt_labels``; None if there are too few.
+    def judged_labels(self, also: Mapping[int, Label]) -> dict[int, int] | None:
+        """Position → label, of all labels and some others; None if there are too few to judge, or no model."""
+        labels = {**also, **self.book.labels}
+        model = self.pool_model or self.model
+        few = model is None or len(labels) < FEWEST_LABELS
+        return None if few else {p: int(y) for p, y in sorted(labels.items())}
+
+    def judged_kernels(self, at: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Θ̃ and Θ between some positions, for ``doubt_labels``.
 
         Θ̃ is of the last γ; without a graph it is Θ. A network's own Θ is centred: its labels share a large part of it.
         """
-        model, labels = self.pool_model or self.model, {**also, **self.book.labels}
-        if model is None or len(labels) < FEWEST_LABELS:
-            return None
-        model.admit(list(labels))
+        model = self.pool_model or self.model
+        assert model is not None
+        model.admit(at)
         model.follow(self.book)  # the γ of the labels that hold now
-        at = sorted(labels)
         rows_L = torch.tensor([model.row[p] for p in at], device=model.theta_MM.device)
-        theta_LL = model.theta_MM[rows_L][:, rows_L]
-        plain_LL = theta_LL
+        plain_LL = theta_LL = model.theta_MM[rows_L[:, None], rows_L]
         if self.pool_model is None:
             plain_LL = theta_LL = theta_LL - theta_LL.mean(0) - theta_LL.mean(1, keepdim=True) + theta_LL.mean()
         elif self.pool_model.evidence.gamma:
             plain_LL = self.pool_model.items.among(0.0, self.pool_model.placed, rows_L)
-        return at, [int(labels[p]) for p in at], theta_LL, plain_LL
+        return theta_LL, plain_LL
 
     # Trainings.
 

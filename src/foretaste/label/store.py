@@ -249,6 +249,17 @@ class LabelStore:
         with self._mutex:
             return self._kept.events[since:]
 
+    @property
+    def event_count(self) -> int:
+        """How many events the log has."""
+        with self._mutex:
+            return len(self._kept.events)
+
+    def newest(self) -> Iterator[LabelEvent]:
+        """The log, newest first; read as far as it is wanted."""
+        for k in range(self.event_count - 1, -1, -1):
+            yield self._kept.events[k]
+
     def current(self) -> dict[str, LabelEvent]:
         """The event in force of each item that has one."""
         with self._mutex:
@@ -267,11 +278,11 @@ class LabelStore:
             self._weigh()
             return self._voices.get(item) or hear_voices(self._said.get(item, ()))
 
-    def shared(self) -> dict[str, ItemVoices]:
-        """The items that more than one person was asked about, and what each said."""
+    def shared(self, among: Iterable[str] | None = None) -> dict[str, ItemVoices]:
+        """The items (among some) that more than one person was asked about, and what each said."""
         with self._mutex:
             self._weigh()
-            return dict(self._voices)
+            return {i: self._voices[i] for i in (self._voices if among is None else among) if i in self._voices}
 
     def labels(self) -> dict[str, str]:
         """Item → label, for all items that have one now."""
