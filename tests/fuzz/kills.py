@@ -63,6 +63,7 @@ class Kept:
     walls: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     events: int = 0  # in the log, as the last reply had it
     sent: dict[str, None] = field(default_factory=dict)  # items of all answers that were sent
+    shown: set[str] = field(default_factory=set)  # items that were on a screen, or next to come
 
     def faults(self, events: list[Any]) -> list[str]:
         """What is not in the log as it was acknowledged, in words."""
@@ -94,17 +95,19 @@ def one_request(
             items[k] = reply["item"]["item"]
             kept.answers[reply["seq"], request] = "undo"
     elif chance < 0.3:
-        # None that has an answer: the same answer of the same person is no new event.
-        wall = draw.sample([f"item{n}" for n in range(ITEMS) if f"item{n}" not in kept.sent], draw.randint(2, 12))
+        # None that has an answer: the same answer of the same person is no new event. Nor any that was on a screen:
+        # what another person holds is left out.
+        free = [f"item{n}" for n in range(ITEMS) if f"item{n}" not in kept.sent and f"item{n}" not in kept.shown]
+        wall = draw.sample(free, draw.randint(2, 12))
         kept.sent |= dict.fromkeys(wall)
         kept.walls[request] = len(wall), None
         others = {item: "cow" for item in wall[1:] if draw.random() < 0.1}
         body = {"items": [i for i in wall if i not in others], "label": "cat", "others": others, "request": request}
-        reply = call(connection, "/api/grid", {**tab, **body}, may=(409,))  # somebody has answered or holds one
-        seqs = reply.get("seqs", ())
-        kept.walls[request] = len(wall), len(seqs)
-        kept.answers |= {(seq, f"{WALL}{request}/{n}"): "wall" for n, seq in enumerate(seqs)}
-        given[k] += bool(seqs)
+        reply = call(connection, "/api/grid", {**tab, **body})
+        assert not reply["taken"], reply["taken"]
+        kept.walls[request] = len(wall), len(reply["seqs"])
+        kept.answers |= {(seq, f"{WALL}{request}/{n}"): "wall" for n, seq in enumerate(reply["seqs"])}
+        given[k] += 1
     elif kept.answers and chance < 0.4:
         body = {"item": draw.choice([*kept.sent]), "kind": "relabel", "label": draw.choice(CLASSES)}
         reply = call(connection, "/api/answer", {**tab, **body, "request": request})
@@ -121,6 +124,7 @@ def one_request(
         items[k] = reply["items"][0]["item"]
         given[k] += 1
     kept.events = reply.get("state", {}).get("events", kept.events)
+    kept.shown |= {entry["item"] for entry in reply.get("items", ())}
 
 
 def one_round(folder: Path, draw: random.Random, kept: Kept) -> None:
@@ -137,6 +141,7 @@ def one_round(folder: Path, draw: random.Random, kept: Kept) -> None:
             connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
             first = [call(connection, "/api/next", tab) for tab in TABS]
             items, kept.events = [reply["items"][0]["item"] for reply in first], first[-1]["state"]["events"]
+            kept.shown |= {entry["item"] for reply in first for entry in reply["items"]}
             given = [0 for _ in TABS]  # by each of them, and not taken back
             while True:
                 one_request(connection, kept, draw.randrange(len(TABS)), items, given, draw)

@@ -128,6 +128,9 @@ def something(desk: LabelDesk, draw: random.Random) -> str:
     if chance < 0.35:
         desk.answer(tab, who, draw.choice(IDS), "relabel", draw.choice(classes))
         return "relabel"
+    if chance < 0.36:
+        desk.reopen(draw.choice(desk.shuffled), who)
+        return "ask again"
     if chance < 0.38:
         desk.store.record(f"gone{draw.randrange(3)}", "label", draw.choice(classes), who=who)
         return "an item that is not here"
@@ -162,7 +165,7 @@ def test_what_is_counted_event_by_event_is_what_a_walk_through_all_of_them_finds
         if change or draw.random() < 0.7:  # else several events come at once
             who = draw.choice(PEOPLE)
             assert counted(desk, who) == walk(desk, who)
-    assert {"undo", "wall", "relabel", "skip", "unsure", "ignore", "label"} <= {*done}
+    assert {"undo", "wall", "relabel", "ask again", "skip", "unsure", "ignore", "label"} <= {*done}
     assert done["undo"] > 10
     close_desk(desk)
 

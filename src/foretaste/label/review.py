@@ -99,7 +99,7 @@ class LabelReview:
         """What was there at the look, and item → its row of ``Learner.mistakes``; none while there is no model."""
         desk = self.desk
         with self._lock:  # one look at a time: it takes all of a core
-            now = (len(desk.store.events()), desk.worker.view.absorbed, desk.store.classes)
+            now = (desk.store.event_count, desk.worker.view.absorbed, desk.store.classes)
             if self._known[0] != now:
                 measured = {i: label for i in desk.check_ids if (label := desk.label_of(i)) is not None}
                 self._known = now, {str(row["id"]): row for row in desk.worker.mistakes(measured)}
