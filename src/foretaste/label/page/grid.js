@@ -120,7 +120,32 @@ function markTile(n) {
   b.classList.toggle("pointed", n === pointedAt && !wall.find);
   if (said) b.dataset.named = said; else delete b.dataset.named;
   b.setAttribute("aria-label", `${r.text || r.item}, ${said || r.likely}`);
+  b.tabIndex = n === tile ? 0 : -1;  // Tab reaches the wall once; arrows move in it
 }
+
+/* For a screen reader: a tile, what the model says of it, and what comes of it. */
+function tellTile(n) {
+  const r = wall.items[n], said = namedOnes.get(n), on = wrongOnes.has(n);
+  const becomes = said ? `named ${said}` : wall.find ? (on ? "chosen" : "not chosen") : on ? "marked as wrong" : "will be accepted";
+  $("live").textContent = `${r.text || r.item}, ${r.likely ? `${r.likely} ${percent(r.p)}` : "no prediction"}: ${becomes}.`;
+}
+
+/* Under the wall: the classes for the tile that is marked, for those who have no keys, and classes that have none. */
+function offerNames() {
+  const r = wall.items[tile], on = r && !wall.find && (wrongOnes.has(tile) || namedOnes.has(tile));
+  $("grid-name").hidden = !on;
+  if (!on) return;
+  $("grid-name-words").textContent = `${r.text || r.item} is`;
+  $("grid-name-classes").replaceChildren(...state.classes.filter((c) => c.name !== wall.label).map((c) => {
+    const button = named("button", c.name, "act");
+    button.dataset.name = c.name;
+    button.setAttribute("aria-pressed", String(namedOnes.get(tile) === c.name));
+    button.addEventListener("click", () => nameTile(tile, c.name));
+    return button;
+  }));
+  namesFound.clear();
+}
+const namesFound = classFinder("grid-name", $("grid-name-classes"), (name) => nameTile(tile, name));
 
 /* The tiles that the keyboard and the mouse are at now and were at before: a long wall is not marked anew each time. */
 function markTiles() {
@@ -139,15 +164,16 @@ function countGrid() {
   $("grid-accept").disabled = !rest && !namedOnes.size;
   const others = namedOnes.size ? `${rest ? ", " : ""}${namedOnes.size} as you named ${namedOnes.size === 1 ? "it" : "them"}` : "";
   $("grid-accept").querySelector("span").textContent = rest || others ? `Accept ${rest ? `${rest} as ${wall.label}` : ""}${others}` : "Nothing to accept";
+  offerNames();
 }
 
 function toggleWrong(n) {
   if (!wall.items[n]) return;
-  if (namedOnes.delete(n)) return markGrid();
-  if (wrongOnes.has(n)) wrongOnes.delete(n); else wrongOnes.add(n);
+  if (!namedOnes.delete(n) && !wrongOnes.delete(n)) wrongOnes.add(n);
   markTile(n);
   markTiles();
   countGrid();
+  tellTile(n);
 }
 
 /* A class key while the mouse points at an item, or at one that is marked: that is its class. */
@@ -161,7 +187,16 @@ function nameTile(n, name) {
 function moveTile(by) {
   tile = Math.max(0, Math.min(wall.items.length - 1, tile + by));
   markTiles();
-  $("grid-wall").children[tile]?.scrollIntoView({ block: "nearest" });
+  offerNames();
+  if (!wall.items[tile]) return;
+  focusTile();
+  tellTile(tile);
+}
+
+function focusTile() {
+  const button = $("grid-wall").children[tile];
+  button?.focus({ preventScroll: true });
+  button?.scrollIntoView({ block: "nearest" });
 }
 
 function acceptGrid() {
@@ -199,7 +234,7 @@ views.grid = {
     if (found) return () => (wall.find ? ($("grid-class").value = wall.label = found.name, markGrid()) : loadGrid({ label: found.name }));
     return {
       arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
-      [keyOf("skip")]: () => toggleWrong(tile), [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid,
+      [keyOf("skip")]: () => { toggleWrong(tile); focusTile(); }, [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid,
     }[key];
   },
   took(data, entry) {

@@ -166,6 +166,7 @@ function undoReview() {
 $("review-filter").addEventListener("change", () => loadReview());
 $("review-filter").addEventListener("submit", (event) => event.preventDefault());
 $("review-again").addEventListener("click", () => loadReview());
+$("review-undo").addEventListener("click", () => undoReview());
 $("review-more").addEventListener("click", () => loadReview(reviewed.length));
 /* More rows come before the end is on the screen. It is watched anew after each part: whoever is at the end again before
    the next frame would otherwise wait for ever. */
@@ -180,8 +181,8 @@ views.review = {
     if (name) return () => { relabelRow(chosen, name); choose(chosen + 1); };
     const likely = reviewed[chosen]?.doubt?.likely;
     return {
-      arrowdown: () => choose(chosen + 1), arrowup: () => choose(chosen - 1), backspace: undoReview,
-      enter: taskKind() === "one" ? likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }) : () => answerAgain(chosen),
+      arrowdown: () => choose(chosen + 1), arrowup: () => choose(chosen - 1), [keyOf("undo")]: undoReview,
+      [keyOf("accept")]: taskKind() === "one" ? likely && (() => { relabelRow(chosen, likely); choose(chosen + 1); }) : () => answerAgain(chosen),
     }[key];
   },
   took(data, entry) {
