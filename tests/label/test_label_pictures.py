@@ -140,7 +140,8 @@ def test_zoom_shows_the_full_size_without_a_jump_and_the_original_is_the_file(tm
         assert len([url for url in asked if url.endswith("full")]) == 1
         href = page.get_attribute("#original", "href")
         told = page.evaluate(
-            "fetch($('original').href).then(async (r) => [r.headers.get('content-type'), (await r.arrayBuffer()).byteLength])"
+            "fetch($('original').href).then(async (r) =>"
+            " [r.headers.get('content-type'), (await r.arrayBuffer()).byteLength])"
         )
         assert href == f"/api/picture/{server.desk.number[item]}/original"
         assert told == ["image/jpeg", (tmp_path / "large" / item).stat().st_size]

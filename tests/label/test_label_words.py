@@ -1,7 +1,5 @@
 """Long texts and rows of a table: all of it can be read and searched, hit by hit."""
 
-import pytest
-
 from browser_cases import LateServer, count, in_chromium, on_both, shown, until_true
 from foretaste.label import make_app
 from foretaste.label.guard import Guard
@@ -157,6 +155,6 @@ def test_lower_case_never_moves_a_place(page, tmp_path):
             " if (folded(s).length !== s.length) found.push(c); } return found; }"
         )
         assert wrong == []
-        assert page.evaluate("[folded('ΣΊΣΥΦΟΣ') === folded('σίσυφος'), folded('İZMİR'), shortened('x'.repeat(9) + '\\u{1f600}'.repeat(9), 10)]") == [
-            True, "izmir", "xxxxxxxxx …",
-        ]  # fmt: skip
+        assert page.evaluate("folded('ΣΊΣΥΦΟΣ') === folded('σίσυφος')")
+        assert page.evaluate("folded('İZMİR')") == "izmir"
+        assert page.evaluate("shortened('x'.repeat(9) + '\\u{1f600}'.repeat(9), 10)") == "xxxxxxxxx …"  # no half of one

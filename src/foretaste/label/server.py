@@ -404,7 +404,7 @@ def picture_cache(desk: LabelDesk) -> Callable[[int, str], tuple[bytes, str]]:
     def encoded(number: int, size: str) -> tuple[bytes, str]:
         items: Any = desk.data.items
         if size == "original" and hasattr(items, "original") and (found := items.original(number)) is not None:
-            return found  # type: ignore[no-any-return]
+            return found
         side = PICTURE_SIDES["full" if size == "original" else size]
         return encode_picture(items.shown(number, side) if hasattr(items, "shown") else items[number], side)
 

@@ -144,6 +144,7 @@ function offerNames() {
     return button;
   }));
   namesFound.clear();
+  $("grid-wall").children[tile].scrollIntoView({ block: "nearest" });  // not behind these
 }
 const namesFound = classFinder("grid-name", $("grid-name-classes"), (name) => nameTile(tile, name));
 
@@ -235,6 +236,7 @@ views.grid = {
     return {
       arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
       [keyOf("skip")]: () => { toggleWrong(tile); focusTile(); }, [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid,
+      [keyOf("findClass")]: $("grid-name").hidden || $("grid-name-finder").hidden ? null : () => $("grid-name-find").focus(),
     }[key];
   },
   took(data, entry) {

@@ -93,7 +93,7 @@ const shortened = (text, most) => (text.length <= most * 1.3 ? text : text.slice
 function showWords(item) {
   const passage = (node, text, length, most) => ({ node, text, length: length ?? text.length, cut: length !== undefined, most, open: false });
   passages = item?.text !== undefined ? [passage($("text"), item.text, item.length, FOLDED.text)]
-    : (item?.cells || []).map(([, value, length]) => passage(Object.assign(made("dd"), { dir: "auto" }), value, length, FOLDED.cell));
+    : (item?.cells || []).map(([, value, length]) => passage(Object.assign(made("dd", "", value.length > 90 ? "long" : ""), { dir: "auto" }), value, length, FOLDED.cell));
   if (item?.cells) $("cells").firstElementChild.replaceChildren(...item.cells.flatMap(([name], k) => [made("dt", name), passages[k].node]));
   $("find").hidden = passages.reduce((n, p) => n + p.length, 0) < 200;
   $("find-words").value = "";
