@@ -2,7 +2,7 @@
 
 import pytest
 
-from browser_cases import IN_CHROMIUM, LateServer, count, in_memory, shown, until_true
+from browser_cases import IN_CHROMIUM, LateServer, count, in_memory, on_both, shown, until_true
 from label_cases import MemoryItems, open_desk
 
 pytestmark = IN_CHROMIUM
@@ -12,6 +12,7 @@ def scale(page):
     return page.evaluate("zoom.scale")
 
 
+@on_both
 def test_a_picture_is_zoomed_moved_and_brightened(tmp_path, page):
     with in_memory(tmp_path, 8) as server:
         page.goto(server.address)
@@ -96,6 +97,7 @@ def test_long_texts_fold_and_are_searched_and_others_run_from_right_to_left(tmp_
         assert len(seen) == 6
 
 
+@on_both
 def test_keys_can_be_set_and_are_kept(tmp_path, page):
     with in_memory(tmp_path, 8) as server:
         page.goto(server.address)
