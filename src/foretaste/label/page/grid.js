@@ -119,15 +119,17 @@ function markTile(n) {
   b.classList.toggle("chosen", n === tile);
   b.classList.toggle("pointed", n === pointedAt && !wall.find);
   if (said) b.dataset.named = said; else delete b.dataset.named;
-  b.setAttribute("aria-label", `${r.text || r.item}, ${said || r.likely}`);
+  b.setAttribute("aria-label", `${calledTile(r)}, ${said || r.likely}`);
   b.tabIndex = n === tile ? 0 : -1;  // Tab reaches the wall once; arrows move in it
 }
+
+const calledTile = (r) => shortened(r.text || r.item, 80);
 
 /* For a screen reader: a tile, what the model says of it, and what comes of it. */
 function tellTile(n) {
   const r = wall.items[n], said = namedOnes.get(n), on = wrongOnes.has(n);
   const becomes = said ? `named ${said}` : wall.find ? (on ? "chosen" : "not chosen") : on ? "marked as wrong" : "will be accepted";
-  $("live").textContent = `${r.text || r.item}, ${r.likely ? `${r.likely} ${percent(r.p)}` : "no prediction"}: ${becomes}.`;
+  $("live").textContent = `${calledTile(r)}, ${r.likely ? `${r.likely} ${percent(r.p)}` : "no prediction"}: ${becomes}.`;
 }
 
 /* Under the wall: the classes for the tile that is marked, for those who have no keys, and classes that have none. */
@@ -135,7 +137,7 @@ function offerNames() {
   const r = wall.items[tile], on = r && !wall.find && (wrongOnes.has(tile) || namedOnes.has(tile));
   $("grid-name").hidden = !on;
   if (!on) return;
-  $("grid-name-words").textContent = `${r.text || r.item} is`;
+  $("grid-name-words").textContent = `${calledTile(r)} is`;
   $("grid-name-classes").replaceChildren(...state.classes.filter((c) => c.name !== wall.label).map((c) => {
     const button = named("button", c.name, "act");
     button.dataset.name = c.name;
