@@ -43,6 +43,8 @@ def test_all_of_a_text_or_a_row_can_be_asked_for(tmp_path):
             assert part["cells"] == cells
             assert whole == {"cells": [list(cell) for cell in ROW.items()]}
         assert client.get("/api/whole/3").status == 404
+        found = client.get("/api/grid?find=needle").json["items"]  # a list has the beginning
+        assert [r["text"][:20] for r in found] == [LONG[:20] if kind == "text" else "name Ada, story A lo"]
         close_desk(desk)
 
 

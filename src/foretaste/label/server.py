@@ -356,7 +356,7 @@ def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
     if desk.data.kind == "clips":
         return {"text": desk.data.ids[number][-80:]} | content(desk, number)
     found = content(desk, number)
-    text = found.get("text") or ", ".join(f"{k} {v}" for k, v in found.get("cells", ()))
+    text = found.get("text") or ", ".join(f"{k} {v}" for k, v, *_ in found.get("cells", ()))
     return {"text": text[:80]}
 
 
