@@ -134,9 +134,16 @@ def browser():
         browser.close()
 
 
+WIDE, PHONE = (1400, "light"), (390, "dark")
+on_both = pytest.mark.parametrize("page", [WIDE, PHONE], indirect=True, ids=["wide", "phone"])
+
+
 @pytest.fixture
-def page(browser):
-    context = browser.new_context(viewport={"width": 1200, "height": 800})
+def page(browser, request):
+    """A page on a wide screen, light; with ``on_both`` also on a phone, dark, with touch."""
+    width, theme = getattr(request, "param", WIDE)
+    view = {"width": width, "height": 844 if width < 500 else 900}
+    context = browser.new_context(viewport=view, color_scheme=theme, has_touch=width < 500)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.faults = []

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from sklearn.datasets import load_digits
 
-from browser_cases import IN_CHROMIUM, OPEN, Server, count, focused, in_memory, log_of, shown, until_true
+from browser_cases import IN_CHROMIUM, OPEN, Server, count, focused, in_memory, log_of, on_both, shown, until_true
 from foretaste.label import LabelStore
 
 pytestmark = IN_CHROMIUM
@@ -249,6 +249,7 @@ def test_a_picture_that_is_late_is_not_answered_for_the_one_before(tmp_path, pag
         assert server.desk.store.labels() == {"p000.png": "cat", "p001.png": "cow"}
 
 
+@on_both
 def test_keys_after_undo_are_for_the_item_that_comes_back(tmp_path, page):
     with in_memory(tmp_path) as server:
         page.goto(server.address)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import foretaste as ft
-from browser_cases import count, in_chromium, in_memory, shown, until_true
+from browser_cases import count, in_chromium, in_memory, on_both, shown, until_true
 from foretaste.label import LabelStore, StoreError, make_app
 from foretaste.label.classes import KEYS_OF_THE_PAGE, ClassChange, ClassGuide, replay_changes
 from foretaste.label.guard import Guard
@@ -332,6 +332,7 @@ def test_the_route_keeps_changes_and_says_why_not(tmp_path):
 
 
 @in_chromium
+@on_both
 def test_a_person_adds_renames_merges_and_describes_classes(tmp_path, page):
     page.on("dialog", lambda dialog: dialog.accept())
     with in_memory(tmp_path, 20) as server:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from browser_cases import count, in_chromium, in_memory, shown, until_true
+from browser_cases import count, in_chromium, in_memory, on_both, shown, until_true
 from foretaste.label import make_app
 from foretaste.label.grid import accept_grid, grid_items, undone_wall
 from foretaste.label.guard import Guard
@@ -153,6 +153,7 @@ def test_the_longest_wall_is_accepted_whole_and_a_longer_one_refused(tmp_path):
 
 
 @in_chromium
+@on_both
 def test_a_person_accepts_a_wall_but_for_the_wrong_ones(tmp_path, page):
     with in_memory(tmp_path, 14) as server:
         page.goto(server.address)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from browser_cases import IN_CHROMIUM, LateServer, count, in_memory, shown, until_true
+from browser_cases import IN_CHROMIUM, LateServer, count, in_memory, on_both, shown, until_true
 from label_cases import MemoryItems, open_desk
 
 pytestmark = IN_CHROMIUM
@@ -12,6 +12,7 @@ def scale(page):
     return page.evaluate("zoom.scale")
 
 
+@on_both
 def test_a_picture_is_zoomed_moved_and_brightened(tmp_path, page):
     with in_memory(tmp_path, 8) as server:
         page.goto(server.address)
@@ -39,7 +40,7 @@ def test_a_picture_is_zoomed_moved_and_brightened(tmp_path, page):
         assert page.evaluate("brightness") == 1.2
         assert "brightness(1.2)" in page.get_attribute("#picture", "style")
         number = server.desk.number[item]
-        assert page.get_attribute("#original", "href") == f"/api/picture/{number}/full"
+        assert page.get_attribute("#original", "href") == f"/api/picture/{number}/original"
         assert page.evaluate("fetch(document.getElementById('original').href).then((r) => r.status)") == 200
         page.keyboard.press("1")  # keys still answer, and the next item is whole again
         count(page, 1)
@@ -84,10 +85,10 @@ def test_long_texts_fold_and_are_searched_and_others_run_from_right_to_left(tmp_
                 page.keyboard.press("/")
                 page.keyboard.type("needle")
                 assert page.text_content("#text mark") == "needle"
-                assert page.text_content("#find-count") == "1 found"
+                assert page.text_content("#find-count") == "1 of 1"
                 page.keyboard.press("Escape")
                 page.fill("#find-words", "")
-                page.click("#unfold")
+                page.click(".unfold")
                 assert page.text_content("#text") == LONG
             elif item == "t1":
                 assert page.evaluate("getComputedStyle(document.getElementById('text')).direction") == "rtl"
@@ -96,6 +97,7 @@ def test_long_texts_fold_and_are_searched_and_others_run_from_right_to_left(tmp_
         assert len(seen) == 6
 
 
+@on_both
 def test_keys_can_be_set_and_are_kept(tmp_path, page):
     with in_memory(tmp_path, 8) as server:
         page.goto(server.address)

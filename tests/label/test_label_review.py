@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from browser_cases import PATIENCE, count, in_chromium, in_memory, shown, until_true
+from browser_cases import PATIENCE, count, in_chromium, in_memory, on_both, shown, until_true
 from foretaste.label import make_app
 from foretaste.label.guard import Guard, person_token
 from foretaste.label.review import LISTS_KEPT, ReviewFilter
@@ -167,6 +167,7 @@ def test_the_route_checks_what_it_is_asked(desk):
 
 
 @in_chromium
+@on_both
 def test_a_person_finds_mistakes_relabels_them_and_takes_one_back(tmp_path, page):
     with in_memory(tmp_path, 12) as server:
         page.goto(server.address)

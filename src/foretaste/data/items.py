@@ -1,7 +1,8 @@
 """Items that are read when they are asked for: pictures of files, rows or datasets. Never all in memory."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from foretaste.data.dataset import LARGEST_DATASET
 from foretaste.data.pictures import (
+    BROWSER_MEDIA,
     ImageSize,
     OpenPicture,
     PictureProgress,
@@ -29,6 +31,7 @@ from foretaste.data.pictures import (
 )
 
 StoredBytes = Callable[[int], bytes]
+LARGEST_ORIGINAL = 1 << 28  # bytes of a file that is handed out as it is
 
 
 class StoredItems(Sequence[Any]):
@@ -88,9 +91,26 @@ class PictureItems(StoredItems):
 
     def shown(self, i: int, most: int | None = None) -> Image.Image:
         """Picture i, at most ``most`` pixels a side; None: of its own size."""
+        with self._readable(i) as image:
+            return readable_picture(image, most)
+
+    def original(self, i: int) -> tuple[bytes, str] | None:
+        """The file of picture i as it is, and its media type; None if browsers do not show such a file.
+
+        What it is told by its content, never by its name.
+        """
+        with self._readable(i) as image:
+            media, file = BROWSER_MEDIA.get(image.format or ""), getattr(image, "fp", None)
+            if media is None or file is None or _file_length(image) > LARGEST_ORIGINAL:
+                return None
+            file.seek(0)
+            return file.read(), media
+
+    @contextmanager
+    def _readable(self, i: int) -> Iterator[Image.Image]:
         try:
             with self.opened(i) as image:
-                return readable_picture(image, most)
+                yield image
         except Exception as error:  # a decoder may raise anything on a broken file
             raise ValueError(f"{self.names[i]} cannot be read ({short_reason(error)}); mend or remove it") from error
 

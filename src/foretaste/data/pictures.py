@@ -35,6 +35,10 @@ ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 PICTURE_FORMATS = ("JPEG", "MPO", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
 PICTURE_ENDINGS = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"}
 PICTURE_ENDINGS |= {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"}
+BROWSER_MEDIA = {
+    "JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp",
+    "BMP": "image/bmp",
+}  # fmt: skip
 TURNED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations in which width and height change places
 EXIF_ORIENTATION = 0x0112
 KEPT_SIDE = 512  # pixels
@@ -149,10 +153,10 @@ def picture_pixels(
 def readable_picture(image: Image.Image, most: int | None = None) -> Image.Image:
     """The picture turned upright, in colour, eight bits a channel, of its own size or at most ``most`` pixels a side.
 
-    A large JPEG is decoded at a half, a quarter or an eighth, as long as its shorter side keeps ``KEPT_SIDE`` pixels:
-    no backbone looks at more, and a phone's photo takes a tenth of the time.
+    A large JPEG is decoded at a half, a quarter or an eighth, as long as its longer side keeps ``most`` pixels, or its
+    shorter side ``KEPT_SIDE``: no backbone looks at more, and a phone's photo takes a tenth of the time.
     """
-    with room_to_decode(image, KEPT_SIDE):
+    with room_to_decode(image, KEPT_SIDE if most is None else -(-most * min(image.size) // max(image.size))):
         image = _upright_eight_bits(image, "RGB")[0]
         if most is not None:
             image.thumbnail((most, most))

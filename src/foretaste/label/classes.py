@@ -12,7 +12,7 @@ from typing import Any
 from foretaste.errors import check_known
 
 CHANGE_KINDS = ("add", "rename", "merge", "split", "order", "describe", "guidelines")
-KEYS_OF_THE_PAGE = " ?+-=[]/>"  # single characters of KEYS in page/page.js
+KEYS_OF_THE_PAGE = " ?+-=[]/>."  # single characters of KEYS in page/page.js
 LONGEST_GUIDANCE, LONGEST_GUIDELINES = 500, 20_000
 
 

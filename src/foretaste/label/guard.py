@@ -36,7 +36,7 @@ COOKIE = "foretaste"
 SESSIONS_KEPT = 1000  # cookies that are known at a time; the oldest go
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 SAFE_METHODS = ("GET", "HEAD")
-PAGE_SCRIPTS = ("page", "task", "review", "classes", "look", "grid", "overview")
+PAGE_SCRIPTS = ("page", "task", "review", "classes", "look", "keys", "grid", "overview")
 OPEN_PATHS = (  # the page asks for the token
     "/", "/page.css", "/icon.svg", "/api/login", "/health", *(f"/{name}.js" for name in PAGE_SCRIPTS),
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """The routes of the labelling page, over a ``LabelDesk``. FastAPI; no build step, nothing fetched from elsewhere.
 
-Pictures are asked for by number, never by path, and are decoded and encoded anew: what reaches the browser is a PNG or
-a JPEG of our own making, whatever the file was. Clips, by number too, go out as they are, in parts if a player asks so.
+Pictures are asked for by number, never by path, and are decoded and encoded anew: what the page shows is a PNG or a
+JPEG of our own making, whatever the file was. Only "original" gives a file as it is, if its content is a picture that
+browsers show. Clips, by number too, go out as they are, in parts if a player asks so.
 """
 
 import asyncio
@@ -43,12 +44,12 @@ from foretaste.label.store import StoreConflict, StoreError, StoreFull
 log = logging.getLogger(__name__)
 
 PICTURE_SIDES = {"full": 8192, "large": 1280, "small": 160}
-PICTURES_KEPT = 200  # encoded, in memory
+PICTURES_KEPT = 200  # encoded, in memory: large and small ones
 PICTURE_THREADS = 4  # that make them
 CLIP_CHUNK = 1 << 18  # bytes of a clip that are read at a time
 BYTE_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 PNG_SIDE = 512  # smaller pictures stay sharp as PNG; larger ones are JPEG
-LONGEST_SHOWN = 20_000
+LONGEST_SHOWN = 20_000  # characters of a text or a cell that come with an item
 LONGEST_BRIEF = 400  # in a list
 CHANGES_SHOWN = 200
 TAKEN_PORTS = 20  # ports to try beyond the one asked for
@@ -253,6 +254,12 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
     def item(request: Request, number: int, who: ShortText = "") -> dict[str, Any]:
         return shown(desk, _item_name(desk, number), request.scope.get("person") or who)
 
+    @app.get("/api/whole/{number}")
+    def whole(number: int) -> dict[str, Any]:
+        """All of a text or a row, however long."""
+        _item_name(desk, number)
+        return content(desk, number, None)
+
     @app.get("/api/recent")
     def recent(request: Request, who: ShortText = "") -> dict[str, Any]:
         who = request.scope.get("person") or who
@@ -294,7 +301,7 @@ def _add_reading(app: FastAPI, desk: LabelDesk) -> None:
 
     @app.get("/api/picture/{number}/{size}")
     async def picture(number: int, size: str) -> Response:
-        check_known("size", size, PICTURE_SIDES)
+        check_known("size", size, (*PICTURE_SIDES, "original"))
         _item_name(desk, number)
         if desk.data.kind != "pictures":
             raise KeyError("these items are no pictures")
@@ -353,18 +360,20 @@ def _media(desk: LabelDesk, number: int) -> str:
     return clips.media(number)
 
 
-def content(desk: LabelDesk, number: int) -> dict[str, Any]:
-    """What the page needs to show an item: where its picture is, its text, or its cells."""
+def content(desk: LabelDesk, number: int, most: int | None = LONGEST_SHOWN) -> dict[str, Any]:
+    """What the page needs to show an item: where its picture is, its text, or its cells.
+
+    Of a text and of each cell ``most`` characters. Where there are more, their number stands beside them.
+    """
     if desk.data.kind == "pictures":
         return {"picture": f"/api/picture/{number}/large"}
     if desk.data.kind == "clips":
         return {"clip": f"/api/clip/{number}", "media": _media(desk, number).partition("/")[0]}
     item = desk.data.items[number]
     if isinstance(item, str):
-        cut = len(item) > LONGEST_SHOWN
-        return {"text": item[:LONGEST_SHOWN] + (" […]" if cut else "")}
-    cells = item.items() if hasattr(item, "items") else enumerate(item)
-    return {"cells": [[str(name), str(value)[:LONGEST_SHOWN]] for name, value in cells]}
+        return {"text": item[:most]} | ({"length": len(item)} if len(item) > len(item[:most]) else {})
+    cells = [(str(name), str(value)) for name, value in (item.items() if hasattr(item, "items") else enumerate(item))]
+    return {"cells": [[k, v[:most], *([len(v)] if len(v) > len(v[:most]) else [])] for k, v in cells]}
 
 
 def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
@@ -374,7 +383,7 @@ def brief(desk: LabelDesk, number: int) -> dict[str, Any]:
     if desk.data.kind == "clips":
         return {"text": desk.data.ids[number][-80:]} | content(desk, number)
     found = content(desk, number)
-    text = found.get("text") or ", ".join(f"{k} {v}" for k, v in found.get("cells", ()))
+    text = found.get("text") or ", ".join(f"{k} {v}" for k, v, *_ in found.get("cells", ()))
     return {"text": text[:LONGEST_BRIEF] + (" […]" if len(text) > LONGEST_BRIEF else "")}
 
 
@@ -414,14 +423,20 @@ def clip_response(path: Path, media: str, wanted: str) -> Response:
 
 
 def picture_cache(desk: LabelDesk) -> Callable[[int, str], tuple[bytes, str]]:
-    """A function of an item's number and a size that encodes its picture; the last ones stay in memory."""
+    """A function of an item's number and a size that encodes its picture; the last ones stay in memory.
 
-    @lru_cache(PICTURES_KEPT)
+    Not so "full" and "original": 200 of those are gigabytes, and the browser keeps them.
+    """
+
     def encoded(number: int, size: str) -> tuple[bytes, str]:
-        items, side = desk.data.items, PICTURE_SIDES[size]
+        items: Any = desk.data.items
+        if size == "original" and hasattr(items, "original") and (found := items.original(number)) is not None:
+            return found
+        side = PICTURE_SIDES["full" if size == "original" else size]
         return encode_picture(items.shown(number, side) if hasattr(items, "shown") else items[number], side)
 
-    return encoded
+    kept = lru_cache(PICTURES_KEPT)(encoded)
+    return lambda number, size: (kept if size in ("large", "small") else encoded)(number, size)
 
 
 def encode_picture(image: Any, side: int) -> tuple[bytes, str]:
@@ -443,7 +458,7 @@ def encode_picture(image: Any, side: int) -> tuple[bytes, str]:
     if max(clean.size) <= PNG_SIDE:
         clean.save(out, "PNG")
         return out.getvalue(), "image/png"
-    clean.save(out, "JPEG", quality=88)
+    clean.save(out, "JPEG", quality=88 if side <= PICTURE_SIDES["large"] else 95)  # one looks closely at the full size
     return out.getvalue(), "image/jpeg"
 
 

@@ -137,8 +137,36 @@ function markTile(n) {
   b.classList.toggle("chosen", n === tile);
   b.classList.toggle("pointed", n === pointedAt && !wall.find);
   if (said) b.dataset.named = said; else delete b.dataset.named;
-  b.setAttribute("aria-label", `${(r.text || r.item).slice(0, 80)}, ${said || r.likely}`);
+  b.setAttribute("aria-label", `${calledTile(r)}, ${said || r.likely}`);
+  b.tabIndex = n === tile ? 0 : -1;  // Tab reaches the wall once; arrows move in it
 }
+
+const calledTile = (r) => shortened(r.text || r.item, 80);
+
+/* For a screen reader: a tile, what the model says of it, and what comes of it. */
+function tellTile(n) {
+  const r = wall.items[n], said = namedOnes.get(n), on = wrongOnes.has(n);
+  const becomes = said ? `named ${said}` : wall.find ? (on ? "chosen" : "not chosen") : on ? "marked as wrong" : "will be accepted";
+  $("live").textContent = `${calledTile(r)}, ${r.likely ? `${r.likely} ${percent(r.p)}` : "no prediction"}: ${becomes}.`;
+}
+
+/* Under the wall: the classes for the tile that is marked, for those who have no keys, and classes that have none. */
+function offerNames() {
+  const r = wall.items[tile], on = r && !wall.find && (wrongOnes.has(tile) || namedOnes.has(tile));
+  $("grid-name").hidden = !on;
+  if (!on) return;
+  $("grid-name-words").textContent = `${calledTile(r)} is`;
+  $("grid-name-classes").replaceChildren(...state.classes.filter((c) => c.name !== wall.label).map((c) => {
+    const button = named("button", c.name, "act");
+    button.dataset.name = c.name;
+    button.setAttribute("aria-pressed", String(namedOnes.get(tile) === c.name));
+    button.addEventListener("click", () => nameTile(tile, c.name));
+    return button;
+  }));
+  namesFound.clear();
+  $("grid-wall").children[tile].scrollIntoView({ block: "nearest" });  // not behind these
+}
+const namesFound = classFinder("grid-name", $("grid-name-classes"), (name) => nameTile(tile, name));
 
 /* The tiles that the keyboard and the mouse are at now and were at before: a long wall is not marked anew each time. */
 function markTiles() {
@@ -157,15 +185,16 @@ function countGrid() {
   $("grid-accept").disabled = Boolean(wall.sent) || (!rest && !namedOnes.size);
   const others = namedOnes.size ? `${rest ? ", " : ""}${namedOnes.size} as you named ${namedOnes.size === 1 ? "it" : "them"}` : "";
   $("grid-accept").querySelector("span").textContent = rest || others ? `Accept ${rest ? `${rest} as ${wall.label}` : ""}${others}` : "Nothing to accept";
+  offerNames();
 }
 
 function toggleWrong(n) {
   if (!wall.items[n]) return;
-  if (namedOnes.delete(n)) return markGrid();
-  if (wrongOnes.has(n)) wrongOnes.delete(n); else wrongOnes.add(n);
+  if (!namedOnes.delete(n) && !wrongOnes.delete(n)) wrongOnes.add(n);
   markTile(n);
   markTiles();
   countGrid();
+  tellTile(n);
 }
 
 /* A class key while the mouse points at an item, or at one that is marked: that is its class. */
@@ -179,7 +208,16 @@ function nameTile(n, name) {
 function moveTile(by) {
   tile = Math.max(0, Math.min(wall.items.length - 1, tile + by));
   markTiles();
-  $("grid-wall").children[tile]?.scrollIntoView({ block: "nearest" });
+  offerNames();
+  if (!wall.items[tile]) return;
+  focusTile();
+  tellTile(tile);
+}
+
+function focusTile() {
+  const button = $("grid-wall").children[tile];
+  button?.focus({ preventScroll: true });
+  button?.scrollIntoView({ block: "nearest" });
 }
 
 /* The wall stays until the server has kept it. */
@@ -223,7 +261,7 @@ async function lookCloser(n) {
   if (r.picture) {
     const size = (name) => r.picture.replace(/small$/, name);
     place.replaceChildren(Object.assign(made("img"), { src: size("large"), alt: `Item ${r.item}` }));
-    $("closer-original").href = size("full");
+    $("closer-original").href = size("original");
   } else if (r.clip) place.replaceChildren(Object.assign(made(r.media), { src: r.clip, controls: true, ariaLabel: `Item ${r.item}` }));
   else place.replaceChildren(Object.assign(made("p", r.text), { dir: "auto" }));
   tellCloser();
@@ -231,7 +269,7 @@ async function lookCloser(n) {
   place.focus();
   place.scrollTop = 0;
   if (r.picture || r.clip) return;
-  const whole = await call(`/api/item/${r.number}?${new URLSearchParams({ who: me().who })}`).catch(() => null);
+  const whole = await call(`/api/whole/${r.number}`).catch(() => null);
   if (!whole || tile !== n) return;
   const cells = whole.cells && made("dl", "", "cells");
   cells?.append(...whole.cells.flatMap(([k, v]) => [made("dt", k), Object.assign(made("dd", v), { dir: "auto" })]));
@@ -301,7 +339,8 @@ views.grid = {
     if (found) return () => (wall.find ? ($("grid-class").value = wall.label = found.name, markGrid()) : loadGrid({ label: found.name }));
     return {
       arrowright: () => moveTile(1), arrowleft: () => moveTile(-1), arrowdown: () => moveTile(gridColumns()), arrowup: () => moveTile(-gridColumns()),
-      [keyOf("skip")]: () => toggleWrong(tile), [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid, [keyOf("zoomIn")]: () => lookCloser(pointedAt >= 0 ? pointedAt : tile),
+      [keyOf("skip")]: () => { toggleWrong(tile); focusTile(); }, [keyOf("accept")]: acceptGrid, [keyOf("undo")]: undoGrid, [keyOf("zoomIn")]: () => lookCloser(pointedAt >= 0 ? pointedAt : tile),
+      [keyOf("findClass")]: $("grid-name").hidden || $("grid-name-finder").hidden ? null : () => $("grid-name-find").focus(),
     }[key];
   },
   took(data, entry) {

@@ -1,8 +1,11 @@
-/* Look closely: zoom, pan and brightness of a picture, its original in a new tab; long texts fold and can be searched.
-   Zoom ends with the item; brightness stays. And the keys of the page: shown by F1, set by whoever uses them, kept. */
+/* Look closely: zoom, pan and brightness of a picture, its original in a new tab; long texts and cells fold and can be
+   searched. Zoom ends with the item; brightness stays. */
 "use strict";
 
-const MOST_ZOOM = 16, FOLDED = 1500;  // times; characters of a text that are shown at first
+const MOST_ZOOM = 16;
+const LARGE_SIDE = 1280;  // pixels of a picture that comes with an item; larger ones are loaded when they are zoomed
+let lookedAt = null;      // the item on the screen
+let sharpened = null;     // the item whose full size was asked for
 let zoom = { scale: 1, x: 0, y: 0 };
 let brightness = 1;
 const fingers = new Map();  // pointer → where it is
@@ -16,6 +19,16 @@ function drawZoom() {
   $("figure").classList.toggle("zoomed", zoom.scale > 1);
   $("zoom-much").textContent = `${Math.round(100 * zoom.scale)} %`;
   $("brightness").value = brightness;
+  if (zoom.scale > 1) sharpen();
+}
+
+/* The full size takes the place of the smaller one once it is decoded. It fills the same box, so nothing jumps. */
+function sharpen() {
+  const item = lookedAt, picture = $("picture"), full = new Image();
+  if (!item || picture.hidden || sharpened === item || Math.max(picture.naturalWidth, picture.naturalHeight) < LARGE_SIDE) return;
+  sharpened = item;
+  full.src = item.picture.replace(/large$/, "full");
+  full.decode().then(() => { if (lookedAt === item && !picture.hidden) picture.src = full.src; }, () => { if (lookedAt === item) sharpened = null; });
 }
 
 /* Zooms by a factor; the point at (x, y) of the window stays where it is. */
@@ -29,6 +42,14 @@ function zoomBy(factor, x, y) {
 
 function zoomOff() { zoom = { scale: 1, x: 0, y: 0 }; fingers.clear(); drawZoom(); }
 
+const PAN = { arrowleft: [1, 0], arrowright: [-1, 0], arrowup: [0, 1], arrowdown: [0, -1] };
+
+/* What an arrow does while a picture is zoomed: it shows what is farther there. */
+function panKey(key) {
+  if (zoom.scale === 1 || !PAN[key]) return null;
+  return () => { const box = $("figure").getBoundingClientRect(); zoom.x += PAN[key][0] * box.width / 6; zoom.y += PAN[key][1] * box.height / 6; drawZoom(); };
+}
+
 function light(by) {
   brightness = Math.round(10 * Math.max(0.3, Math.min(3, brightness + by))) / 10;
   drawZoom();
@@ -36,45 +57,122 @@ function light(by) {
 
 /* Called when another item comes to the screen. */
 function lookAt(item) {
+  lookedAt = item;
+  sharpened = null;
   zoomOff();
   $("look").hidden = !item?.picture;
-  $("find").hidden = item?.text === undefined || item.text.length < 200;
-  if (item?.picture) $("original").href = item.picture.replace(/large$/, "full");
-  if (item?.text !== undefined) { $("find-words").value = ""; showText(item.text); }
+  if (item?.picture) $("original").href = item.picture.replace(/large$/, "original");
+  showWords(item);
+  classesFound.clear();
+  if (view === "label") announceItem();
 }
 
-let wholeText = false, textShown = "";
-function showText(text) {
-  textShown = text;
-  wholeText = text.length <= FOLDED * 1.3;
-  drawText();
-  $("text").scrollTop = 0;
+/* For a screen reader: the item, or how it begins. */
+function announceItem() {
+  const item = lookedAt, said = item?.text ?? (item?.cells || []).map(([name, value]) => `${name} ${value}`).join(", ");
+  $("live-item").textContent = !item ? "" : said ? shortened(said, 150) : `Item ${item.item}.`;
+}
+views.label.open = announceItem;
+
+/* Words: a text, or each cell of a row, is a passage. Of a very long one only the beginning comes with the item; the
+   rest is loaded when it is unfolded or searched. */
+
+const FOLDED = { text: 1500, cell: 400 };  // characters that are shown at first
+const MARKED = 200;      // hits before and after the chosen one that are marked
+let passages = [];       // { node, text, length: of all of it, cut: whether some of it is not here, most, open }
+let wholeAsked = null;   // the item whose rest is on its way
+let hits = [], hit = 0;  // [passage, from, length]; the chosen one
+let hitIn = new Set();   // passages that have one
+
+/* Lower case of the same length, so that places stay: İ is the only letter that would become two. */
+const folded = (text) => text.replaceAll("İ", "i").toLowerCase().replaceAll("ς", "σ");
+
+/* Cut before a word where there is one, and never within a character. */
+const shortened = (text, most) => (text.length <= most * 1.3 ? text : text.slice(0, most).replace(/\s\S{0,40}$|[\ud800-\udbff]$/, "") + " …");
+
+function showWords(item) {
+  const passage = (node, text, length, most) => ({ node, text, length: length ?? text.length, cut: length !== undefined, most, open: false });
+  passages = item?.text !== undefined ? [passage($("text"), item.text, item.length, FOLDED.text)]
+    : (item?.cells || []).map(([, value, length]) => passage(Object.assign(made("dd", "", value.length > 90 ? "long" : ""), { dir: "auto" }), value, length, FOLDED.cell));
+  if (item?.cells) $("cells").firstElementChild.replaceChildren(...item.cells.flatMap(([name], k) => [made("dt", name), passages[k].node]));
+  $("find").hidden = passages.reduce((n, p) => n + p.length, 0) < 200;
+  $("find-words").value = "";
+  search();
+  $("text").scrollTop = $("cells").scrollTop = 0;
 }
 
-function drawText() {
-  const wanted = $("find-words").value.trim().toLowerCase(), low = textShown.toLowerCase();
-  const text = wholeText || wanted ? textShown : textShown.slice(0, FOLDED).replace(/\s\S*$/, "") + " …";
-  const nodes = [];
-  let at = 0, found = 0;
-  if (wanted && low.length === textShown.length) {
-    for (let n = low.indexOf(wanted); n >= 0; n = low.indexOf(wanted, at)) {
-      nodes.push(text.slice(at, n), made("mark", text.slice(n, n + wanted.length)));
-      at = n + wanted.length;
-      found += 1;
-    }
+/* Loads what is not here yet. Whether all of it is here now. */
+async function loadWhole() {
+  const item = lookedAt;
+  if (!passages.some((p) => p.cut)) return true;
+  if (wholeAsked === item) return false;  // who asked first goes on with it
+  wholeAsked = item;
+  const data = await call(`/api/whole/${item.number}`).catch(() => null);
+  wholeAsked = null;
+  if (lookedAt !== item) return false;
+  if (!data) { $("find-count").textContent = "The rest of it cannot be loaded."; return false; }
+  passages.forEach((p, k) => Object.assign(p, { text: data.text ?? data.cells[k][1], cut: false, low: null }));
+  return true;
+}
+
+/* All places of the words that are looked for. */
+async function search() {
+  const wanted = folded($("find-words").value.trim());
+  hits = [];
+  hit = 0;
+  $("find-count").textContent = "";
+  if (wanted && passages.some((p) => p.cut)) {
+    $("find-count").textContent = "Loading all of it…";
+    if (await loadWhole()) search();
+    return;
   }
-  $("text").replaceChildren(...nodes, text.slice(at));
-  if (!wholeText && !wanted) {
-    const more = made("button", `Show all ${textShown.length.toLocaleString()} characters`, "act");
-    more.id = "unfold";
-    more.addEventListener("click", () => { wholeText = true; drawText(); });
-    $("text").append(made("br"), more);
-  }
-  $("find-count").textContent = wanted ? `${found} found` : "";
-  $("text").querySelector("mark")?.scrollIntoView({ block: "nearest" });
+  if (wanted) passages.forEach((p, k) => {
+    p.low ??= folded(p.text);
+    for (let at = p.low.indexOf(wanted); at >= 0; at = p.low.indexOf(wanted, at + wanted.length)) hits.push([k, at, wanted.length]);
+  });
+  hitIn = new Set(hits.map(([k]) => k));
+  if (wanted && !hits.length) $("find-count").textContent = "0 found";
+  $("find-next").disabled = $("find-back").disabled = !hits.length;
+  drawWords();
 }
 
-$("find-words").addEventListener("input", drawText);
+function drawWords() {
+  const near = hits.slice(Math.max(0, hit - MARKED), hit + MARKED + 1);
+  passages.forEach((p, k) => drawPassage(p, near.filter(([passage]) => passage === k), hitIn.has(k)));
+  if (!hits.length) return;
+  $("find-count").textContent = `${(hit + 1).toLocaleString()} of ${hits.length.toLocaleString()}`;
+  document.querySelector("mark.here")?.scrollIntoView({ block: "nearest" });
+}
+
+function drawPassage(p, near, found) {
+  const open = p.open || found || p.length <= p.most * 1.3, nodes = [];
+  let at = 0;
+  for (const place of near) {
+    nodes.push(p.text.slice(at, place[1]), made("mark", p.text.slice(place[1], place[1] + place[2]), place === hits[hit] ? "here" : ""));
+    at = place[1] + place[2];
+  }
+  p.node.replaceChildren(...nodes, open ? p.text.slice(at) : shortened(p.text, p.most));
+  if (open && !p.cut) return;
+  const more = made("button", `Show all ${p.length.toLocaleString()} characters`, "act unfold");
+  more.addEventListener("click", async () => { p.open = true; more.disabled = true; await loadWhole(); search(); });
+  p.node.append(made("br"), more);
+}
+
+function nextHit(by) {
+  if (!hits.length) return;
+  hit = (hit + by + hits.length) % hits.length;
+  drawWords();
+}
+
+$("find-words").addEventListener("input", search);
+$("find-words").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.isComposing) return;
+  event.preventDefault();
+  event.stopPropagation();
+  nextHit(event.shiftKey ? -1 : 1);
+});
+$("find-next").addEventListener("click", () => nextHit(1));
+$("find-back").addEventListener("click", () => nextHit(-1));
 $("figure").addEventListener("wheel", (event) => {
   if ($("picture").hidden) return;
   event.preventDefault();
@@ -97,62 +195,9 @@ $("figure").addEventListener("pointermove", (event) => {
   fingers.set(event.pointerId, now);
 });
 for (const end of ["pointerup", "pointercancel"]) $("figure").addEventListener(end, (event) => fingers.delete(event.pointerId));
+$("picture").addEventListener("load", () => { if (zoom.scale > 1) sharpen(); });
 $("zoom-in").addEventListener("click", () => zoomBy(1.5));
 $("zoom-out").addEventListener("click", () => zoomBy(1 / 1.5));
 $("zoom-off").addEventListener("click", zoomOff);
 $("brightness").addEventListener("input", () => { brightness = Number($("brightness").value); drawZoom(); });
 $("brightness").addEventListener("change", atItem);
-
-/* Keys. Those of classes are set under Classes. */
-
-const KEY_WORDS = {
-  undo: "Undo", skip: "Skip", unsure: "Not sure", ignore: "Set aside", accept: "The likeliest class, or the answer as it stands", zoomIn: "Zoom in",
-  zoomOut: "Zoom out", zoomOff: "Whole picture", darker: "Darker", brighter: "Brighter", find: "Search in the text",
-  play: "Play or pause a clip",
-};
-const keyShown = (key) => ({ " ": "space", backspace: "⌫", delete: "del", escape: "esc", arrowup: "↑", arrowdown: "↓" }[key] || key);
-
-function drawKeys() {
-  for (const [action, id] of Object.entries({ undo: "undo", skip: "skip", unsure: "unsure", ignore: "ignore" })) {
-    $(id).querySelector("kbd").textContent = keyShown(keyOf(action));
-    $(id).setAttribute("aria-keyshortcuts", keyOf(action) === " " ? "Space" : keyOf(action));
-  }
-  $("accept").querySelector("kbd").textContent = keyShown(keyOf("accept"));
-  const rows = Object.entries(KEY_WORDS).map(([action, words]) => {
-    const button = made("button", keyShown(keyOf(action)), "act");
-    button.dataset.action = action;
-    button.type = "button";
-    button.setAttribute("aria-label", `${words}: ${keyShown(keyOf(action))}. Press to set another key`);
-    button.addEventListener("click", () => { settingKey = action; button.textContent = "press a key"; $("keys-words").textContent = `Press the key for “${words}”, or Escape.`; });
-    const dd = made("dd");
-    dd.append(button);
-    return [made("dt", words), dd];
-  });
-  const classes = (state?.classes || []).map((c) => [made("dt", c.name), made("dd", c.keys.join(" ") || "none")]);
-  const fixed = [["Keys", "F1"], ["Review", "F2"], ["Grid", "F4"], ["Classes", "F8"], ["Overview", "F9"]].map(([what, key]) => [made("dt", what), made("dd", key)]);
-  $("keys-list").replaceChildren(...[...rows, ...fixed, ...classes].flat());
-}
-
-let settingKey = null;
-$("keys").addEventListener("keydown", (event) => {
-  if (!settingKey || ["Shift", "Control", "Alt", "Meta"].includes(event.key)) return;
-  event.preventDefault();
-  event.stopPropagation();
-  const action = settingKey, key = event.key.toLowerCase();
-  settingKey = null;
-  const taken = key === "escape" ? null : /^f\d+$/.test(key) || key === "tab" ? "the page" : state.classes.find((c) => c.keys.includes(key))?.name ?? KEY_WORDS[Object.keys(KEYS).find((a) => a !== action && keyOf(a) === key)];
-  $("keys-words").textContent = key === "escape" ? "Nothing was changed." : taken ? `${keyShown(key)} is the key of ${taken}; choose another.` : `“${KEY_WORDS[action]}” is ${keyShown(key)} now, in this browser.`;
-  if (!taken && key !== "escape") { ownKeys[action] = key; localStorage.setItem("foretaste-keys", JSON.stringify(ownKeys)); }
-  drawKeys();
-  $("keys").querySelector(`[data-action=${action}]`).focus();
-});
-$("keys").addEventListener("close", () => { settingKey = null; atItem(); });
-$("keys-reset").addEventListener("click", () => { for (const action of Object.keys(ownKeys)) delete ownKeys[action]; localStorage.removeItem("foretaste-keys"); $("keys-words").textContent = "All keys are as at first."; drawKeys(); });
-$("keys-close").addEventListener("click", () => $("keys").close());
-$("keys-open").addEventListener("click", openKeys);
-function openKeys() {
-  $("keys-words").textContent = "Press a key's button to set another.";
-  drawKeys();
-  if (!$("keys").open) $("keys").showModal();
-}
-drawKeys();

@@ -226,7 +226,6 @@ function show(how = "late") {
     lookAt(item);
     loadClip(item);
     beginAnswer(item);
-    if (item.cells !== undefined) $("cells").replaceChildren(...item.cells.flatMap(([k, v]) => [made("dt", k), Object.assign(made("dd", v), { dir: "auto" })]));
     if (!item.picture || load(item).ok !== undefined) draw(item, how !== "late");
     else load(item).done.then(() => { if (onScreen === item.item) draw(item, how === "asked"); });
   }
@@ -241,7 +240,7 @@ function draw(item, atOnce) {
     if (ok) {
       $("picture").src = image.src;
       $("picture").alt = `Item ${item.item}`;
-    } else note("This picture cannot be shown", "Set it aside with Delete, or skip it.");
+    } else note("This picture cannot be shown", `Set it aside with ${keyShown(keyOf("ignore"))}, or skip it.`);
   }
   const open = () => { visible = true; lock(); };
   if (atOnce) open(); else visibleTimer = setTimeout(open, MOMENT);
@@ -262,7 +261,7 @@ function playOrPause() {
 }
 /* What was pressed inside the player, its slider say, keeps keys to itself; the player as a whole lets them through. */
 for (const player of players) for (const what of ["seeked", "play", "pause", "volumechange"]) player.addEventListener(what, () => { if (document.activeElement === player) player.focus({ preventScroll: true }); });
-for (const player of players) player.addEventListener("error", () => { if (!player.hidden) { player.hidden = true; note("This clip cannot be played here", "Set it aside with Delete, or skip it."); } });
+for (const player of players) player.addEventListener("error", () => { if (!player.hidden) { player.hidden = true; note("This clip cannot be played here", `Set it aside with ${keyShown(keyOf("ignore"))}, or skip it.`); } });
 
 /* When an item is on the screen; a benchmark listens. */
 function painted(item) {
@@ -365,6 +364,7 @@ function buttons() {
     button.addEventListener("click", (event) => (taskKind() === "several" ? toggle(c.name, event) : clicked(event, "label", c.name)));
     return button;
   }));
+  classesFound.draw();
   columns();
 }
 
@@ -485,7 +485,6 @@ $("leave").addEventListener("click", () => leave());
    screen stays held meanwhile. */
 
 const views = { label: {} };
-const VIEW_KEYS = { f2: "review", f4: "grid", f8: "classes", f9: "overview" };
 const placeOf = (name) => $({ classes: "classes-view" }[name] || name);  // #classes are the buttons
 let view = "label";
 let person = null;         // whose address this is; null for the owner, or where there are no tokens
@@ -579,8 +578,8 @@ const inDialog = (event) => Boolean(event.target.closest?.("dialog"));
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.isComposing || inDialog(event)) return;
   const key = event.key.toLowerCase();
-  if (key === "f1") { event.preventDefault(); return openKeys(); }
-  if (VIEW_KEYS[key]) { event.preventDefault(); return openView(VIEW_KEYS[key]); }
+  const place = placeKey(key, event);
+  if (place) { event.preventDefault(); return place === "keys" ? openKeys() : openView(place); }
   if (event.target.matches("input, textarea, select")) {
     if (key === "enter" && event.target.form?.id === "class-add") return;
     if ((key === "enter" && event.target.matches("input")) || key === "escape") { event.preventDefault(); event.target.blur(); atItem(); }
@@ -588,11 +587,17 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.target.matches("audio, video") && PLAYER_KEYS.includes(key)) return;
   const action = actionOf(key, event.ctrlKey || event.metaKey);
-  if (!action || ((key === "enter" || key === " ") && event.target.matches(":is(button, a, summary):focus-visible"))) return;
+  if (!action || ((key === "enter" || key === " ") && event.target.matches(":is(button, a, summary):focus-visible:not([data-tile])"))) return;
   event.preventDefault();
   atItem();
-  if (!event.repeat) action();
+  if (!event.repeat || key.startsWith("arrow")) action();
 });
+
+/* Keys that lead elsewhere: F-keys also while one types, and no key that a class has. */
+function placeKey(key, event) {
+  if (event.ctrlKey || event.metaKey || (!/^f\d+$/.test(key) && (event.target.matches("input, textarea, select") || state?.classes.some((c) => c.keys.includes(key))))) return null;
+  return ["keys", "review", "grid", "classes", "overview"].find((name) => keyOf(name) === key);
+}
 
 function actionOf(key, withControl) {
   if (view !== "label") return views[view].actionOf(key, withControl) || (key === "escape" ? () => openView("label") : null);
@@ -600,6 +605,8 @@ function actionOf(key, withControl) {
   if (key === "escape") return revising && leave;
   const answer = answerKey(key);
   if (answer) return answer;
+  const pan = panKey(key);
+  if (pan) return pan;
   const found = state?.classes.find((c) => c.keys.includes(key));
   if (found) return () => give("label", found.name);
   const action = Object.keys(KEYS).find((a) => keyOf(a) === key);
@@ -607,12 +614,13 @@ function actionOf(key, withControl) {
 }
 
 /* What keys do, beside those of classes: set by whoever uses them (look.js), and kept in this browser. */
-const KEYS = { undo: "backspace", skip: " ", unsure: "?", ignore: "delete", accept: "enter", zoomIn: "+", zoomOut: "-", zoomOff: "=", darker: "[", brighter: "]", find: "/", play: ">" };
+const KEYS = { undo: "backspace", skip: " ", unsure: "?", ignore: "delete", accept: "enter", zoomIn: "+", zoomOut: "-", zoomOff: "=", darker: "[", brighter: "]", find: "/", findClass: ".", play: ">", keys: "f1", review: "f2", grid: "f4", classes: "f8", overview: "f9" };
 const ownKeys = JSON.parse(localStorage.getItem("foretaste-keys") || "{}");
 const keyOf = (action) => ownKeys[action] || KEYS[action];
 const ACTIONS = {
   undo, accept, skip: () => give("skip"), unsure: () => give("unsure"), ignore: () => give("ignore"), zoomIn: () => zoomBy(1.5), zoomOut: () => zoomBy(1 / 1.5), zoomOff: () => zoomOff(), darker: () => light(-0.2), brighter: () => light(0.2),
-  play: playOrPause, find: () => { if (!$("find").hidden) $("find-words").focus(); },
+  play: playOrPause, find: () => { if (!$("find").hidden) $("find-words").select(); },
+  findClass: () => { if (!$("class-finder").hidden) $("class-find").select(); },
 };
 
 function accept() {

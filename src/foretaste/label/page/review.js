@@ -211,6 +211,7 @@ function undoReview() {
 $("review-filter").addEventListener("change", () => loadReview());
 $("review-filter").addEventListener("submit", (event) => event.preventDefault());
 $("review-again").addEventListener("click", () => loadReview());
+$("review-undo").addEventListener("click", () => undoReview());
 $("review-more").addEventListener("click", () => loadReview(reviewed.length));
 /* More rows come before the end is on the screen. It is watched anew after each part: whoever is at the end again before
    the next frame would otherwise wait for ever. */
