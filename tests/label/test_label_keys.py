@@ -140,7 +140,7 @@ def test_changed_keys_hold_in_every_view_and_every_hint_names_them(tmp_path, pag
         set_key(page, "undo", "b")
         set_key(page, "skip", "x")
         open_grid(page)
-        assert kbds(page, "#grid .hint") == ["x", "v", "b"]
+        assert kbds(page, "#grid .hint") == ["x", "+", "v", "b"]
         assert page.get_attribute("#grid-accept", "aria-keyshortcuts") == "v"
         page.keyboard.press("ArrowRight")
         page.keyboard.press("x")
@@ -158,6 +158,7 @@ def test_changed_keys_hold_in_every_view_and_every_hint_names_them(tmp_path, pag
         page.keyboard.press("F2")
         page.wait_for_selector("#review-list li:nth-child(2)")
         assert kbds(page, "#review .hint") == [
+            "+",
             "v",
             "b",
         ]

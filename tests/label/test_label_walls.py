@@ -202,6 +202,7 @@ def test_a_long_press_opens_a_tile_and_a_long_text_is_whole_there(tmp_path, brow
         items = open_wall(page, server)
         tile = page.locator("#grid-wall button:nth-child(2)")
         assert texts[int(items[1][1:])][:400] in tile.text_content()
+        tile.evaluate("tile => tile.scrollIntoView({ block: 'center' })")
         box = tile.bounding_box()
         touch = context.new_cdp_session(page)
         at = [{"x": box["x"] + box["width"] / 2, "y": box["y"] + 60}]

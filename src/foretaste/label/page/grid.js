@@ -152,7 +152,7 @@ function tellTile(n) {
 
 /* Under the wall: the classes for the tile that is marked, for those who have no keys, and classes that have none. */
 function offerNames() {
-  const r = wall.items[tile], on = r && !wall.find && (wrongOnes.has(tile) || namedOnes.has(tile));
+  const r = wall.items[tile], on = r && !wall.sent && !wall.find && (wrongOnes.has(tile) || namedOnes.has(tile));
   $("grid-name").hidden = !on;
   if (!on) return;
   $("grid-name-words").textContent = `${calledTile(r)} is`;
