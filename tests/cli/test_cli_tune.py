@@ -9,27 +9,15 @@ import torch
 import foretaste as ft
 from cli_runner import invoke, table, told
 from foretaste.network import find_backbone, fit_tuned, text_ids, tune_text
+from tuned_cases import save_encoder
 
-WORDS = ["good", "bad", "film", "very", "plot", "not", "the", "was"]
 TEXTS = ["good film", "very bad film", "the plot was good", "the plot was bad", "not good", "not bad", "very good plot"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two blocks with random weights, and a WordPiece tokenizer of a few words."""
-    transformers = pytest.importorskip("transformers")
-    place = tmp_path_factory.mktemp("bert")
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        bert = transformers.BertModel(transformers.BertConfig(vocab_size=20, max_position_embeddings=16, **small))
-        for p in bert.parameters():
-            if p.dim() > 1:
-                torch.nn.init.normal_(p, 0, 0.3)
-    bert.save_pretrained(place)
-    (place / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]))
-    transformers.BertTokenizer(vocab=str(place / "vocab.txt")).save_pretrained(place)
-    return place
+    return save_encoder(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture

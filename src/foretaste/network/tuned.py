@@ -1,7 +1,7 @@
 """Pretrained text encoders that are tuned: token ids in, a head on top, and only some of the weights trained."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from foretaste.errors import check_known
 from foretaste.network.backbones import Backbone
-from foretaste.network.fit import Fit, fit
+from foretaste.network.fit import Fit, fit, only_trained, training_length
 from foretaste.network.models import make_head
 from foretaste.network.sgd import seeded
 from foretaste.parameters import choose_names
@@ -161,7 +161,8 @@ def tune_text(
 
 def fit_tuned(
     net: TunedText, x: Tensor, y: Tensor, *, loss: str = "ce", steps: int | None = None, max_lr: float | None = None,
-    batch_size: int = 16, seed: int = 0, progress: Any = None,
+    batch_size: int = 16, seed: int = 0, progress: Callable[[int, int], object] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Fit:  # fmt: skip
     """Train the head on what the encoder makes of x, then head and chosen parameters together by AdamW.
 
@@ -173,11 +174,13 @@ def fit_tuned(
         x: (N, T) token ids of ``text_ids``.
         y: their labels, as in ``ft.fit``.
         loss: "ce" (default) or "l2".
-        steps: of the second training; default 300.
-        max_lr: of the second training; default 1.5e-4, and 3e-4 for "lora".
+        steps: of the second training; default 300. Of the first where the head alone is trained; default as ``ft.fit``.
+        max_lr: of the same; default 1.5e-4, and 3e-4 for "lora".
         batch_size: texts in a step; default 16.
         seed: of the order of batches and of dropout.
-        progress: called with (steps done, all steps) of the second training.
+        progress: called with (steps done, all steps) of both trainings.
+        options: more options of ``ft.fit`` for the same training, which come before these. Without "optimiser" or with
+            "adamw", weight decay is 0.01 and gradients are clipped at 1.
 
     Returns:
         The ``Fit`` of the second training; of the first where the head alone is trained.
@@ -190,11 +193,34 @@ def fit_tuned(
         >>> fit_tuned(net, ids, torch.tensor([0, 1, 0, 1])).accuracy
         1.0
     """
-    first = fit(net.head, net.features(x), y, loss=loss, batch_size=batch_size, seed=seed)
-    if net.tune == "head":
-        return first
-    rate = TUNED_RATES.get(net.tune, TUNED_RATE) if max_lr is None else max_lr
-    return fit(
-        net, x, y, loss=loss, steps=steps or TUNED_STEPS, max_lr=rate, batch_size=batch_size, optimiser="adamw",
-        weight_decay=0.01, clip=1.0, seed=seed, progress=progress,
-    )  # fmt: skip
+    given: dict[str, Any] = {"loss": loss, "batch_size": batch_size, "seed": seed}
+    given |= {key: value for key, value in (("steps", steps), ("max_lr", max_lr)) if value is not None}
+    given |= {"progress": progress, **(options or {})}
+    progress = given.pop("progress", None)
+    net.eval()
+    with only_trained(net, given.pop("params", None)):
+        in_head = {id(p) for p in net.head.parameters()}
+        trained = [id(p) in in_head for p in net.parameters() if p.requires_grad]
+        if all(trained):
+            return fit(net.head, net.features(x), y, progress=progress, **given)
+        how, first = tuned_options(net.tune, given), 0
+        steps = training_length(net, len(x), how["batch_size"], how.get("steps"), how.get("epochs"))[1]
+        if any(trained):
+            same = {key: how[key] for key in ("loss", "batch_size", "seed", "classes") if key in how}
+            first = training_length(net.head, len(x), how["batch_size"], None, None)[1]
+            fit(net.head, net.features(x), y, progress=counted_on(progress, 0, first + steps), **same)
+        return fit(net, x, y, progress=counted_on(progress, first, first + steps), **how)
+
+
+def tuned_options(tune: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of ``ft.fit`` for weights that are pretrained. Those given come first."""
+    if given.get("optimiser", "adamw") != "adamw":
+        return dict(given)
+    length = {} if "epochs" in given else {"steps": TUNED_STEPS}
+    rate = TUNED_RATES.get(tune, TUNED_RATE)
+    return {"optimiser": "adamw", "max_lr": rate, "weight_decay": 0.01, "clip": 1.0, **length, **given}
+
+
+def counted_on(progress: Callable[[int, int], object] | None, done: int, total: int) -> Any:
+    """What a training calls that begins after ``done`` steps of ``total``."""
+    return None if progress is None else lambda more, _: progress(done + more, total)
