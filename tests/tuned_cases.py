@@ -47,10 +47,10 @@ def token_ids(n: int, longest: int = 12, seed: int = 0) -> Tensor:
 
 
 def tuned(
-    tune: str = "last-block", n: int = 20, kind: str = "bert", classes: int = 3
+    tune: str = "last-block", n: int = 20, kind: str = "bert", classes: int = 3, longest: int = 12
 ) -> tuple[TunedText, Tensor, Tensor]:
     """A network of ``tune_text``, token ids, and labels that the first tokens give."""
-    ids = token_ids(n)
+    ids = token_ids(n, longest)
     return tune_text(backbone(kind), ids, classes, tune=tune), ids, ids[:, 0] % classes
 
 

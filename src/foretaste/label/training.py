@@ -145,8 +145,6 @@ def train_network(
     if plan.train is not None:
         plan.train(net, x, y)
     else:
-        if not isinstance(x, Tensor):
-            raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
         options = {"progress": look, "params": plan.params, **plan.options}
         if soft:
             y_C = kind.targets(values).to(parameter.device)
@@ -154,6 +152,7 @@ def train_network(
             steps, epochs = options.get("steps"), options.pop("epochs", None)
             options["steps"] = training_length(net, len(at), options.get("batch_size", 32), steps, epochs)[1]
         if plan.own and options.get("max_lr") is None:
+            assert isinstance(x, Tensor)  # of ``make_own_network``
             options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss, options["params"])
         options |= {"loss": plan.loss, "seed": plan.seed + draw}
         if isinstance(net, TunedText):

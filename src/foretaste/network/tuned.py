@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foretaste.batches import batches, join_batches
 from foretaste.errors import check_known
 from foretaste.network.backbones import Backbone
 from foretaste.network.fit import Fit, fit, only_trained, training_length
@@ -30,7 +31,7 @@ class TunedText(nn.Module):
         super().__init__()
         self.encoder, self.head, self.tune = encoder, head, tune
 
-    def encode(self, ids_nT: Tensor) -> Tensor:
+    def encode(self, ids_nT: Any) -> Tensor:
         mask_nT = ids_nT != NO_TOKEN
         rows: Tensor = self.encoder(input_ids=ids_nT.clamp_min(0), attention_mask=mask_nT.long())
         return rows
@@ -39,14 +40,14 @@ class TunedText(nn.Module):
         outputs: Tensor = self.head(self.encode(ids_nT))
         return outputs
 
+    def padded_lengths(self, ids_NT: Tensor) -> Tensor:
+        """(N,) tokens of each text: batches are cut to their longest (``batches.py``)."""
+        return (ids_NT != NO_TOKEN).sum(1)
+
     @torch.no_grad()
     def features(self, ids_NT: Tensor) -> Tensor:
         """(N, D) of the encoder as it is."""
-        return torch.cat([self.encode(cut_padding(part)) for part in ids_NT.split(ENCODED_AT_ONCE)])
-
-
-def cut_padding(ids_nT: Tensor) -> Tensor:
-    return ids_nT[:, : max(1, int((ids_nT != NO_TOKEN).sum(1).max()))]
+        return join_batches([(at, self.encode(part)) for at, part in batches(self, ids_NT, ENCODED_AT_ONCE)])
 
 
 class LoraLinear(nn.Module):
@@ -160,7 +161,7 @@ def tune_text(
 
 
 def fit_tuned(
-    net: TunedText, x: Tensor, y: Tensor, *, loss: str = "ce", steps: int | None = None, max_lr: float | None = None,
+    net: TunedText, x: Any, y: Any, *, loss: str = "ce", steps: int | None = None, max_lr: float | None = None,
     batch_size: int = 16, seed: int = 0, progress: Callable[[int, int], object] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Fit:  # fmt: skip
