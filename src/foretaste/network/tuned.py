@@ -1,8 +1,10 @@
 """Pretrained text encoders that are tuned: token ids in, a head on top, and only some of the weights trained."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +12,21 @@ from torch import Tensor, nn
 from foretaste.batches import batches, join_batches
 from foretaste.errors import check_known
 from foretaste.network.backbones import Backbone
+from foretaste.network.feature_cache import CACHE_FORMAT, FeatureFile, digest_of, weights_digest
+from foretaste.network.features import cache_folder
 from foretaste.network.fit import Fit, fit, only_trained, training_length
 from foretaste.network.models import make_head
 from foretaste.network.sgd import seeded
-from foretaste.parameters import choose_names
+from foretaste.parameters import choose_names, last_block
+
+log = logging.getLogger("foretaste")
 
 NO_TOKEN = -1
 ENCODED_AT_ONCE = 64  # texts
+LARGE_STATES = 1 << 30  # bytes of hidden states from which they are kept on disk
+SPLIT_POINTS = 4  # texts on which a network that is split must agree with the whole
+SAME_SPLIT = {torch.float32: 1e-4, torch.float64: 1e-10}  # of the largest output
+Cache = str | os.PathLike[str] | bool | None
 LORA_RANK, LORA_ALPHA = 8, 16
 ADAPTED = ("query", "value", "q_lin", "v_lin", "q_proj", "v_proj")  # queries and values, as the libraries call them
 TUNED_PARTS = ("head", "last-block", "lora")
@@ -40,7 +50,7 @@ class TunedText(nn.Module):
         outputs: Tensor = self.head(self.encode(ids_nT))
         return outputs
 
-    def padded_lengths(self, ids_NT: Tensor) -> Tensor:
+    def padded_lengths(self, ids_NT: Any) -> Tensor | None:
         """(N,) tokens of each text: batches are cut to their longest (``batches.py``)."""
         return (ids_NT != NO_TOKEN).sum(1)
 
@@ -48,6 +58,23 @@ class TunedText(nn.Module):
     def features(self, ids_NT: Tensor) -> Tensor:
         """(N, D) of the encoder as it is."""
         return join_batches([(at, self.encode(part)) for at, part in batches(self, ids_NT, ENCODED_AT_ONCE)])
+
+
+class TunedTail(TunedText):
+    """A ``TunedText`` from its first tuned block on: what enters that block to (n, C). Its tensors are the network's.
+
+    Points are (N, T, D + 1): hidden states, and as the last column 1 for a token and 0 after the end of the text. Where
+    the head alone is tuned they are its inputs, (N, D).
+    """
+
+    def encode(self, x: Any) -> Tensor:
+        if x.dim() == 2:
+            return x
+        rows: Tensor = self.encoder(inputs_embeds=x[..., :-1].contiguous(), attention_mask=x[..., -1].long())
+        return rows
+
+    def padded_lengths(self, x: Any) -> Tensor | None:
+        return None if x.dim() == 2 else x[..., -1].sum(1).long()
 
 
 class LoraLinear(nn.Module):
@@ -141,6 +168,35 @@ def tune_text(
         >>> net(ids).shape
         torch.Size([2, 2])
     """
+    return _tune(backbone, ids_NT, classes, tune, seed)[0]
+
+
+def tune_tail(
+    backbone: Backbone, ids_NT: Tensor, classes: int, *, tune: str = "last-block", seed: int = 0, cache: Cache = None
+) -> tuple[TunedText, Tensor]:
+    """``tune_text``, with what is frozen before the first tuned block computed once.
+
+    Args:
+        backbone, ids_NT, classes, tune, seed: as for ``tune_text``.
+        cache: the folder of what is too large for memory, as for ``ft.features``.
+
+    Returns:
+        What ``split_tuned`` does.
+
+    Example:
+        >>> encoder, w = nn.Embedding(9, 4), torch.eye(9)
+        >>> encoder.forward = lambda input_ids, attention_mask: w[input_ids].mean(1)
+        >>> ids = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+        >>> tail, x = tune_tail(Backbone("bag", encoder.eval(), list, "", "text"), ids, 2, tune="head")
+        >>> tail(x).shape
+        torch.Size([4, 2])
+    """
+    return _tune(backbone, ids_NT, classes, tune, seed, split=True, cache=cache)
+
+
+def _tune(
+    backbone: Backbone, ids_NT: Tensor, classes: int, tune: str, seed: int, split: bool = False, cache: Cache = None
+) -> tuple[TunedText, Tensor]:
     check_tune(tune)
     if backbone.kind != "text":
         raise ValueError(f"backbone {backbone.name!r} is for {backbone.kind}; only text encoders are tuned here")
@@ -152,12 +208,147 @@ def tune_text(
         if tune == "lora":
             add_adapters(encoder)
         chosen = [] if tune == "head" else choose_names(encoder, tune)
-        net = TunedText(encoder.eval(), nn.Identity(), tune)
-        net.head = make_head(net.features(ids_NT), classes, alike=True)
-    net.eval()
-    for name, p in net.named_parameters():
-        p.requires_grad_(name.startswith("head.") or name.removeprefix("encoder.") in chosen)
-    return net
+        for name, p in encoder.named_parameters():
+            p.requires_grad_(name in chosen)
+        net, x = TunedText(encoder.eval(), nn.Identity(), tune), ids_NT
+        if split:
+            net, x = split_tuned(net, ids_NT, cache=cache)
+        net.head = make_head(net.features(x), classes, alike=True)
+    return net.eval(), x
+
+
+# What is frozen, computed once. The network is run up to its first tuned block, and what enters that is kept. The rest
+# is the same network without the blocks before it. Its embedding returns what it is given: ``forward`` of transformers
+# has ``inputs_embeds=`` for that.
+
+
+class GivenStates(nn.Module):
+    """Stands in the place of an embedding: returns the hidden states that it is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return next(t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.is_floating_point())
+
+
+class ReachedBlockError(Exception):
+    """The network has come to its first tuned block. Not a fault."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__("the first tuned block")
+        self.states = states
+
+
+class FirstBlock(nn.Module):
+    """Stands in the place of the first tuned block: the network need not go on."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        raise ReachedBlockError(hidden_states)
+
+
+def split_tuned(net: TunedText, ids_NT: Tensor, *, cache: Cache = None) -> tuple[TunedText, Tensor]:
+    """The network from its first tuned block on, and what enters that block, computed once.
+
+    The result takes the place of the network and the token ids, in ``fit_tuned``, ``ft.query`` and ``ft.Learner``; they
+    agree to float32 rounding. It has the network's tensors: to train it trains the network.
+
+    Args:
+        net: of ``tune_text``. With "lora" each block has an adapter, so nothing is frozen before the first.
+        ids_NT: token ids.
+        cache: the folder of what is too large for memory, as for ``ft.features``; a later call reads it. False: always
+            in memory.
+
+    Returns:
+        A ``TunedTail`` and its points; the network and the token ids themselves where nothing can be split off.
+
+    Example:
+        >>> encoder, w = nn.Embedding(9, 4), torch.eye(9)
+        >>> encoder.forward = lambda input_ids, attention_mask: w[input_ids].mean(1)
+        >>> ids = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+        >>> net = tune_text(Backbone("bag", encoder.eval(), list, "", "text"), ids, 2, tune="head")
+        >>> tail, x = split_tuned(net, ids)
+        >>> torch.equal(tail(x), net(ids))
+        True
+    """
+    if isinstance(net, TunedTail):
+        return net, ids_NT
+    if not any(p.requires_grad for p in net.encoder.parameters()):
+        return TunedTail(nn.Identity(), net.head, net.tune).eval(), net.features(ids_NT)
+    try:
+        front, tail = _cut_encoder(net)
+        few = ids_NT[:SPLIT_POINTS]
+        with torch.enable_grad():
+            x = _entering(front, few, ids_NT.shape[1])
+        if x.requires_grad:
+            return net, ids_NT  # what is tuned comes before the block too
+        want = net.encode(few).detach()
+        gap = float((tail.encode(x).detach() - want).abs().max() / want.abs().max())
+    except (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+        log.info("the frozen blocks of %s run in each pass: %s", type(net.encoder).__name__, error)
+        return net, ids_NT
+    if not gap <= SAME_SPLIT[want.dtype]:
+        log.info("the frozen blocks of %s run in each pass: the rest alone errs by %g", type(net.encoder).__name__, gap)
+        return net, ids_NT
+    return tail, _keep_states(front, ids_NT, x, cache)
+
+
+def _cut_encoder(net: TunedText) -> tuple[nn.Module, TunedTail]:
+    """The encoder that stops where its first tuned block begins, and the rest. Raises where there is no such block."""
+    path, _, _ = (last_block(net.encoder) or "").rpartition(".")
+    names = [name for name, _ in net.encoder.get_submodule(path).named_children()]
+    tuned = {name for name, p in net.encoder.named_parameters() if p.requires_grad}
+    k = next(i for i, name in enumerate(names) if any(one.startswith(f"{path}.{name}.") for one in tuned))
+    if not k:
+        raise ValueError("the first block is tuned")
+    shared = {id(t): t for t in (*net.encoder.parameters(), *net.encoder.buffers())}
+    front, rest = (copy.deepcopy(net.encoder, dict(shared)) for _ in range(2))
+    before, after = cast(list[nn.ModuleList], [m.get_submodule(path) for m in (front, rest)])
+    before[k] = FirstBlock()
+    del before[k + 1 :], after[:k]
+    owner = next(m for m in rest.modules() if isinstance(getattr(m, "embeddings", None), nn.Module))
+    owner.embeddings = GivenStates()
+    return front, TunedTail(rest, net.head, net.tune).eval()
+
+
+def _entering(front: nn.Module, ids_nT: Tensor, T: int) -> Tensor:
+    """(n, T, D + 1): what enters the first tuned block, and the mask."""
+    mask_nt = ids_nT != NO_TOKEN
+    try:
+        front(input_ids=ids_nT.clamp_min(0), attention_mask=mask_nt.long())
+    except ReachedBlockError as error:
+        x = torch.cat([error.states, mask_nt[..., None].to(error.states)], 2)
+        return nn.functional.pad(x, (0, 0, 0, T - x.shape[1]))
+    raise ValueError("its first tuned block is not called")
+
+
+@torch.no_grad()
+def _keep_states(front: nn.Module, ids_NT: Tensor, few: Tensor, cache: Cache) -> Tensor:
+    """What enters the first tuned block for all texts: in memory, or in a file that is mapped where that is large."""
+    (N, T), columns = ids_NT.shape, few.shape[2]
+    lengths_N = (ids_NT != NO_TOKEN).sum(1)
+
+    def states(at: Any) -> Tensor:
+        return _entering(front, ids_NT[at, : max(1, int(lengths_N[at].max()))], T)
+
+    folder = None if N * T * columns * few.element_size() < LARGE_STATES else cache_folder(cache)
+    if folder is None or few.dtype != torch.float32:
+        x = few.new_zeros(N, T, columns)
+        for at in lengths_N.argsort(descending=True, stable=True).split(ENCODED_AT_ONCE):
+            x[at] = states(at)
+        return x
+
+    def rows(start: int) -> Iterator[Tensor]:
+        for i in range(start, N, ENCODED_AT_ONCE):
+            yield states(slice(i, i + ENCODED_AT_ONCE)).flatten(1).cpu()
+
+    made_by = [CACHE_FORMAT, "states", weights_digest(front)]
+    file = FeatureFile(folder, digest_of([*made_by, ids_NT]), {"states": [N, T, columns]}, N, digest_of(made_by))
+    with file.locked():
+        if (kept := file.read()) is None:
+            file.path.unlink(missing_ok=True)
+            file.write(rows, lambda done: None, None)
+            kept = file.read()
+    if kept is None:
+        raise OSError(f"{file.path} was written and cannot be read back; is the disk damaged, or shared?")
+    return kept.view(N, T, columns).to(ids_NT.device)
 
 
 def fit_tuned(
@@ -171,8 +362,8 @@ def fit_tuned(
     18 with a linear head (docs/fine-tuning.md).
 
     Args:
-        net: of ``tune_text``, trained in place.
-        x: (N, T) token ids of ``text_ids``.
+        net: of ``tune_text`` or ``tune_tail``, trained in place.
+        x: (N, T) token ids of ``text_ids``, or what ``split_tuned`` makes of them.
         y: their labels, as in ``ft.fit``.
         loss: "ce" (default) or "l2".
         steps: of the second training; default 300. Of the first where the head alone is trained; default as ``ft.fit``.
@@ -200,6 +391,7 @@ def fit_tuned(
     progress = given.pop("progress", None)
     net.eval()
     with only_trained(net, given.pop("params", None)):
+        net, x = split_tuned(net, x, cache=False)
         in_head = {id(p) for p in net.head.parameters()}
         trained = [id(p) in in_head for p in net.parameters() if p.requires_grad]
         if all(trained):
