@@ -1,6 +1,8 @@
 """``foretaste query --tune``: a text encoder from a folder of weights, of which a part is trained."""
 
 import csv
+import html
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,32 @@ def test_a_folder_of_weights_is_tuned_and_asked(folder: Path, reviews: Path, tun
     fit_tuned(net, ids[:8], torch.tensor([0, 1] * 4), steps=5, batch_size=4, seed=0)
     q = ft.query(net, ids[:8], torch.tensor([0, 1] * 4), ids[8:], batch_size=3, loss="ce")
     assert [int(row["id"]) for row in rows[:3]] == [int(j) + 8 for j in q.indices]
+
+
+def test_the_page_shows_what_was_chosen_and_what_labels_would_change(folder: Path, reviews: Path) -> None:
+    words = ["--backbone", f"hf:{folder}", "--tune", "last-block", "--steps", 5, "--batch", 4, "--seed", 2]
+    got = invoke(*asked(reviews, *words))
+    assert got.exit_code == 0, got.output
+    page = (reviews.parent / "ranked.html").read_text(encoding="utf-8")
+    rows = table(reviews.parent / "ranked.csv")
+    with reviews.open(newline="") as stream:
+        texts = [row["body"] for row in csv.DictReader(stream)]
+    assert "Label these 3 next" in page
+    about = dict(re.findall(r"<dt>([a-z]+)</dt><dd>([^<]*)</dd>", page))
+    assert about["network"] == f"hf:{folder}, last-block tuned"
+    assert about["labelled"] == "8 points, 2 classes"
+    assert about["pool"] == "20 points"
+    assert about["strategy"] == "cover (greedy)"
+    assert "--tune last-block" in html.unescape(about["command"])
+    picks = [row for row in rows if row["picked"] == "1"]
+    assert len(picks) == 3
+    for row in picks:
+        assert texts[int(row["id"])] in page
+        assert row["predicted"] in ("good", "bad")
+    changes = re.findall(r"If (good|bad), \d+ predictions? changes?; if (good|bad), \d+ predictions? changes?\.", page)
+    assert len(changes) == 3
+    assert all({*pair} == {"good", "bad"} for pair in changes)
+    assert "how many of 20 predictions on the pool a label would change" in page
 
 
 def test_what_is_trained_and_what_stays(folder: Path) -> None:
