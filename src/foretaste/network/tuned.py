@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -253,8 +254,8 @@ def split_tuned(net: TunedText, ids_NT: Tensor, *, cache: Cache = None) -> tuple
     Args:
         net: of ``tune_text``. With "lora" each block has an adapter, so nothing is frozen before the first.
         ids_NT: token ids.
-        cache: the folder of what is too large for memory, as for ``ft.features``; a later call reads it. False: always
-            in memory.
+        cache: the folder of what is large (1 GiB), as for ``ft.features``; it is mapped from there, and a later call
+            reads it. False: nothing is written, and what is large is not split.
 
     Returns:
         A ``TunedTail`` and its points; the network and the token ids themselves where nothing can be split off.
@@ -281,30 +282,35 @@ def split_tuned(net: TunedText, ids_NT: Tensor, *, cache: Cache = None) -> tuple
             return net, ids_NT  # what is tuned comes before the block too
         want = net.encode(few).detach()
         gap = float((tail.encode(x).detach() - want).abs().max() / want.abs().max())
-    except (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         log.info("the frozen blocks of %s run in each pass: %s", type(net.encoder).__name__, error)
         return net, ids_NT
     if not gap <= SAME_SPLIT[want.dtype]:
         log.info("the frozen blocks of %s run in each pass: the rest alone errs by %g", type(net.encoder).__name__, gap)
         return net, ids_NT
-    return tail, _keep_states(front, ids_NT, x, cache)
+    large = ids_NT.numel() * x.shape[2] * x.element_size() >= LARGE_STATES
+    if large and cache is False:
+        return net, ids_NT
+    folder = cache_folder(cache) if large and x.dtype == torch.float32 else None
+    return tail, _keep_states(front, ids_NT, x, folder)
 
 
 def _cut_encoder(net: TunedText) -> tuple[nn.Module, TunedTail]:
     """The encoder that stops where its first tuned block begins, and the rest. Raises where there is no such block."""
-    path, _, _ = (last_block(net.encoder) or "").rpartition(".")
-    names = [name for name, _ in net.encoder.get_submodule(path).named_children()]
+    path, _, last = (last_block(net.encoder) or "").rpartition(".")
+    names = [name for name, _ in net.encoder.get_submodule(path).named_children()] if last else []
     tuned = {name for name, p in net.encoder.named_parameters() if p.requires_grad}
-    k = next(i for i, name in enumerate(names) if any(one.startswith(f"{path}.{name}.") for one in tuned))
+    k = next((i for i, name in enumerate(names) if any(one.startswith(f"{path}.{name}.") for one in tuned)), 0)
     if not k:
-        raise ValueError("the first block is tuned")
+        raise ValueError("its first block is tuned, or none is")
     shared = {id(t): t for t in (*net.encoder.parameters(), *net.encoder.buffers())}
     front, rest = (copy.deepcopy(net.encoder, dict(shared)) for _ in range(2))
     before, after = cast(list[nn.ModuleList], [m.get_submodule(path) for m in (front, rest)])
     before[k] = FirstBlock()
     del before[k + 1 :], after[:k]
-    owner = next(m for m in rest.modules() if isinstance(getattr(m, "embeddings", None), nn.Module))
-    owner.embeddings = GivenStates()
+    for m in rest.modules():
+        if isinstance(getattr(m, "embeddings", None), nn.Module):
+            m.embeddings = GivenStates()
     return front, TunedTail(rest, net.head, net.tune).eval()
 
 
@@ -320,16 +326,15 @@ def _entering(front: nn.Module, ids_nT: Tensor, T: int) -> Tensor:
 
 
 @torch.no_grad()
-def _keep_states(front: nn.Module, ids_NT: Tensor, few: Tensor, cache: Cache) -> Tensor:
-    """What enters the first tuned block for all texts: in memory, or in a file that is mapped where that is large."""
+def _keep_states(front: nn.Module, ids_NT: Tensor, few: Tensor, folder: Path | None) -> Tensor:
+    """What enters the first tuned block for all texts: in memory, or mapped from a file."""
     (N, T), columns = ids_NT.shape, few.shape[2]
     lengths_N = (ids_NT != NO_TOKEN).sum(1)
 
     def states(at: Any) -> Tensor:
         return _entering(front, ids_NT[at, : max(1, int(lengths_N[at].max()))], T)
 
-    folder = None if N * T * columns * few.element_size() < LARGE_STATES else cache_folder(cache)
-    if folder is None or few.dtype != torch.float32:
+    if folder is None:
         x = few.new_zeros(N, T, columns)
         for at in lengths_N.argsort(descending=True, stable=True).split(ENCODED_AT_ONCE):
             x[at] = states(at)
