@@ -53,7 +53,7 @@ def _preset_names(net: nn.Module, every: list[str], preset: str, some: str) -> l
         owner = every[-1].rpartition(".")[0] if every else ""
         return [name for name in every if name.rpartition(".")[0] == owner]
     if preset == "last-block":
-        first = _last_block(net)
+        first = last_block(net)
         if first is None:
             raise ValueError(
                 f"params='last-block' finds no list of blocks in {type(net).__name__}: no nn.ModuleList or "
@@ -66,7 +66,7 @@ def _preset_names(net: nn.Module, every: list[str], preset: str, some: str) -> l
     raise ValueError(f"unknown params {preset!r}{did_you_mean(preset, PRESETS)}; or names out of {some}")
 
 
-def _last_block(net: nn.Module) -> str | None:
+def last_block(net: nn.Module) -> str | None:
     """The name of the last entry with parameters of the last list of blocks that is in no other list's block.
 
     Blocks that have modules of their own count before single layers: a head of two Linear layers behind a transformer

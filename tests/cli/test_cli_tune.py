@@ -1,6 +1,8 @@
 """``foretaste query --tune``: a text encoder from a folder of weights, of which a part is trained."""
 
 import csv
+import html
+import re
 from pathlib import Path
 
 import pytest
@@ -9,27 +11,15 @@ import torch
 import foretaste as ft
 from cli_runner import invoke, table, told
 from foretaste.network import find_backbone, fit_tuned, text_ids, tune_text
+from tuned_cases import save_encoder
 
-WORDS = ["good", "bad", "film", "very", "plot", "not", "the", "was"]
 TEXTS = ["good film", "very bad film", "the plot was good", "the plot was bad", "not good", "not bad", "very good plot"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two blocks with random weights, and a WordPiece tokenizer of a few words."""
-    transformers = pytest.importorskip("transformers")
-    place = tmp_path_factory.mktemp("bert")
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        bert = transformers.BertModel(transformers.BertConfig(vocab_size=20, max_position_embeddings=16, **small))
-        for p in bert.parameters():
-            if p.dim() > 1:
-                torch.nn.init.normal_(p, 0, 0.3)
-    bert.save_pretrained(place)
-    (place / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]))
-    transformers.BertTokenizer(vocab=str(place / "vocab.txt")).save_pretrained(place)
-    return place
+    return save_encoder(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
@@ -58,6 +48,32 @@ def test_a_folder_of_weights_is_tuned_and_asked(folder: Path, reviews: Path, tun
     fit_tuned(net, ids[:8], torch.tensor([0, 1] * 4), steps=5, batch_size=4, seed=0)
     q = ft.query(net, ids[:8], torch.tensor([0, 1] * 4), ids[8:], batch_size=3, loss="ce")
     assert [int(row["id"]) for row in rows[:3]] == [int(j) + 8 for j in q.indices]
+
+
+def test_the_page_shows_what_was_chosen_and_what_labels_would_change(folder: Path, reviews: Path) -> None:
+    words = ["--backbone", f"hf:{folder}", "--tune", "last-block", "--steps", 5, "--batch", 4, "--seed", 2]
+    got = invoke(*asked(reviews, *words))
+    assert got.exit_code == 0, got.output
+    page = (reviews.parent / "ranked.html").read_text(encoding="utf-8")
+    rows = table(reviews.parent / "ranked.csv")
+    with reviews.open(newline="") as stream:
+        texts = [row["body"] for row in csv.DictReader(stream)]
+    assert "Label these 3 next" in page
+    about = dict(re.findall(r"<dt>([a-z]+)</dt><dd>([^<]*)</dd>", page))
+    assert about["network"] == f"hf:{folder}, last-block tuned"
+    assert about["labelled"] == "8 points, 2 classes"
+    assert about["pool"] == "20 points"
+    assert about["strategy"] == "cover (greedy)"
+    assert "--tune last-block" in html.unescape(about["command"])
+    picks = [row for row in rows if row["picked"] == "1"]
+    assert len(picks) == 3
+    for row in picks:
+        assert texts[int(row["id"])] in page
+        assert row["predicted"] in ("good", "bad")
+    changes = re.findall(r"If (good|bad), \d+ predictions? changes?; if (good|bad), \d+ predictions? changes?\.", page)
+    assert len(changes) == 3
+    assert all({*pair} == {"good", "bad"} for pair in changes)
+    assert "how many of 20 predictions on the pool a label would change" in page
 
 
 def test_what_is_trained_and_what_stays(folder: Path) -> None:

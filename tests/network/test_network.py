@@ -636,8 +636,6 @@ def test_numbers_of_numpy_are_numbers():
 def test_wrong_types():
     with pytest.raises(TypeError, match="x is a str; expected a tensor, an array"):
         fit(MLP(4, (5,), 3), "x", Y)
-    with pytest.raises(TypeError, match="x is a dict; expected one tensor"):
-        fit(MLP(4, (5,), 3), {"x": X}, Y)
     with pytest.raises(TypeError, match="net is a function"):
         fit(lambda x: x, X, Y)
 

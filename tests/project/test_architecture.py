@@ -11,7 +11,15 @@ import foretaste
 import tree
 
 ROOT = Path(foretaste.__file__).parent
-BASE = {"errors", "files", "losses", "given", "parameters", "executors"}  # files that every folder may import
+BASE = {
+    "errors",
+    "files",
+    "losses",
+    "given",
+    "batches",
+    "parameters",
+    "executors",
+}  # files that every folder may import
 MAY = {name: {name, *BASE} for name in ("data", "network", "tangent")}
 MAY["lookahead"] = {"lookahead", *MAY["tangent"]}
 MAY["acquire"] = {"acquire", *MAY["lookahead"]}
@@ -20,6 +28,7 @@ MAY["study"] = {"study", "data", *MAY["pick"]}
 MAY["report"] = {"report", "study", "errors", "files"}
 MAY["files"] = set()
 MAY["errors"], MAY["losses"], MAY["given"] = set(), {"errors"}, {"errors", "losses"}
+MAY["batches"] = {"losses"}
 MAY["parameters"], MAY["executors"] = {"errors"}, {"errors", "given"}
 FREE = {"label", "connect", "cli", "testing", "__init__", "__main__"}  # may import everything
 # Names that two folders may both have, because they are always read with the folder's: data.folder, report.folder.

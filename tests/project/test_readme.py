@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import foretaste
+from tuned_cases import save_encoder
 from tutorials import PICTURE, TUTORIALS, blocks, commands, execute, notebook, run, started_kernel
 
 pytestmark = pytest.mark.usefixtures("_names")  # strategies that a page registers are forgotten again
@@ -85,6 +86,15 @@ def test_features_page_runs() -> None:
     assert space["f"].shape == (1797, 32)
     assert len(space["q"].indices) == 5
     assert space["f_text"].tolist() == [[12, 2], [7, 0]]
+
+
+def test_fine_tuning_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_encoder(tmp_path / "FOLDER")
+    monkeypatch.chdir(tmp_path)
+    space = run(ROOT / "docs" / "fine-tuning.md")
+    assert len(space["q"].indices) == 5
+    assert sorted(space["learner"].labels) == sorted(space["asked"])
+    assert space["learner"].status()["training"] == {"running": False, "count": 1, "failure": None}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:skactiveml")

@@ -103,10 +103,11 @@ def test_the_figure_of_scaling_is_of_its_records(tmp_path):
 
 
 def test_the_tables_of_fine_tuning_are_those_of_its_records():
-    tuning, page = script("findings/tuning/table"), (RESULTS.parent / "docs" / "fine-tuning.md").read_text()
+    tuning, pages = script("findings/tuning/table"), (RESULTS.parent / "docs" / "fine-tuning.md").read_text()
+    pages += (RESULTS / "findings" / "tuning" / "README.md").read_text()
     assert tuning.record("loop-lora")["seeds"] == list(range(120, 126))
     for table in tuning.tables():
-        assert table in page
+        assert table in pages
 
 
 def test_the_tables_of_mistakes_are_those_of_their_records():

@@ -132,6 +132,32 @@ class Decoded(nn.Module):
         return self.out(self.decoder(x[:3], torch.tanh(self.mix(x)), tgt_mask=mask, tgt_is_causal=True).mean(0))
 
 
+class DecodedLayer(nn.Module):
+    """One layer of a decoder. ``padding``: of the memory, of the targets, or of both, other tokens for each point."""
+
+    def __init__(self, padding: str = "", causal: bool = False, **settings: Any) -> None:
+        super().__init__()
+        self.mix, self.layer = nn.Linear(D, D), nn.TransformerDecoderLayer(D, 2, 12, **settings)
+        self.out, self.padding, self.causal = nn.Linear(D, 3), padding, causal
+        self.first = bool(settings.get("batch_first"))
+        for name, p in self.layer.named_parameters():
+            if "norm" not in name:
+                nn.init.normal_(p, 0, 0.4)  # biases of attention start at 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        targets, memory = x[:, :3], torch.tanh(self.mix(x))
+        masks: dict[str, Any] = {}
+        if "memory" in self.padding:
+            masks["memory_key_padding_mask"] = (x[..., 0] > 0.5) & (torch.arange(T) > 0)
+        if "target" in self.padding:
+            masks["tgt_key_padding_mask"] = (x[:, :3, 1] > 0.5) & (torch.arange(3) > 0)
+        if self.causal:
+            masks |= {"tgt_mask": CAUSAL[:3, :3], "tgt_is_causal": True, "memory_mask": CAUSAL[:3] & CAUSAL[1:4]}
+        if self.first:
+            return self.out(self.layer(targets, memory, **masks).mean(1))
+        return self.out(self.layer(targets.transpose(0, 1), memory.transpose(0, 1), **masks).mean(0))
+
+
 class Products(nn.Module):
     """x1ᵀ W x2, at every token and once for each point."""
 
@@ -187,6 +213,12 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "encoder with padding": lambda: Encoded(True),
     "encoder, norm first": lambda: Encoded(True, norm_first=True, activation="gelu"),
     "decoder": Decoded,
+    "decoder layer": DecodedLayer,
+    "decoder layer, points first": lambda: DecodedLayer(**FIRST),
+    "decoder layer, norm first": lambda: DecodedLayer(norm_first=True, activation="gelu"),
+    "decoder layer, padded memory": lambda: DecodedLayer("memory", **FIRST),
+    "decoder layer, all masks": lambda: DecodedLayer("memory and target", causal=True),
+    "decoder layer, everything": lambda: DecodedLayer("memory and target", True, norm_first=True, bias=False, **FIRST),
     "bilinear": Products,
     "bilinear without bias": lambda: Products(bias=False),
     "relu": lambda: Recurrent(nn.RNN, nonlinearity="relu"),

@@ -1,4 +1,4 @@
-"""The tables of docs/fine-tuning.md from the records: python results/findings/tuning/table.py"""
+"""The tables of docs/fine-tuning.md and of the README here, from the records: results/findings/tuning/table.py"""
 
 import itertools
 import json

@@ -90,7 +90,7 @@ def make_problem(
     predicts = bool(labels) or weights is not None
     outputs = 1 if regression else len(expected) if predicts else max(len(expected), FIRST_OUTPUTS)
     if tune is not None:
-        name, net = _tuned_network(points, outputs, tune, seed)
+        name, net, x = _tuned_network(points, outputs, tune, seed)
     elif weights is None:
         name, net, options = _new_network(network, options, outputs, points, seed)
     else:
@@ -192,12 +192,13 @@ def _new_network(
         return network, make_network(network, options=options, classes=outputs, shape=shape), options
 
 
-def _tuned_network(points: "Points", outputs: int, tune: str, seed: int) -> tuple[str, "nn.Module"]:
-    from foretaste.network import tune_text
+def _tuned_network(points: "Points", outputs: int, tune: str, seed: int) -> "tuple[str, nn.Module, Tensor]":
+    """What is tuned, and the points as it takes them: what is frozen before it is computed once."""
+    from foretaste.network import tune_tail
 
     backbone = getattr(points.encode, "keywords", {})["backbone"]  # of ``token_encoder``
-    say(f"Reading {counted(len(points), 'text')} with the backbone, to scale the head.")
-    return f"{backbone.name}, {tune} tuned", tune_text(backbone, points.x, outputs, tune=tune, seed=seed)
+    say(f"Reading {counted(len(points), 'text')} with the backbone.")
+    return f"{backbone.name}, {tune} tuned", *tune_tail(backbone, points.x, outputs, tune=tune, seed=seed)
 
 
 def _channel_scale(how: str | None, saved_scale: Any, x: "Tensor") -> ChannelScale | None:

@@ -61,13 +61,15 @@ class Learner:
             Default False. Each class is a yes-or-no question of its own, and all of them share one kernel.
         loss: what the network was or shall be trained with, "l2" (default) or "ce".
         train: ``train(net, x, y)``, your own training, called with a copy of the network. Default: ``ft.fit``.
-        fit_options: options of ``ft.fit``, a dict; for example {"steps": 500}.
+        fit_options: options of ``ft.fit``, a dict; for example {"steps": 500}. A network of ``tune_text`` is trained by
+            ``fit_tuned``: the head first, then by AdamW.
         background: whether the first training of the learner's own network runs in the background. Default False.
         options: the strategy's own settings, a dict.
         seed: of ties, samples and trainings; default 0.
-        output, params, ridge, budget: as in ``ft.query``. An output of "auto" (default) and a ridge of None (default)
-            are the strategy's own. λ is resolved on the labels of the last training that still hold. A
-            "misfit" is 1e-6 of the mean diagonal where the network leaves more than a tenth of their variance.
+        output, params, ridge, budget: as in ``ft.query``; trainings too are of ``params``, unless ``fit_options`` has
+            others. An output of "auto" (default) and a ridge of None (default) are the strategy's own. λ is resolved on
+            the labels of the last training that still hold. A "misfit" is 1e-6 of the mean diagonal where the network
+            leaves more than a tenth of their variance.
         theta_scale: a factor of Θ, which matters under cross-entropy: how far one label moves the network. None
             (default): 1 with "l2"; with "ce", so far that a label is fitted as well as those of the last training are.
         watch: over how many items scores sum, default 512: those that the strategy declares, for ``gain`` the most
@@ -145,7 +147,7 @@ class Learner:
         given = _given_labels(items, labels)
         classes = (getattr(pool, "classes", None) or None) if classes is None else classes
         kind = resolve_kind(classes, probe_network(net, items), list(given.values()), loss, regression, multi_label)
-        plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed)
+        plan = TrainingPlan(loss, net is None, train, dict(fit_options or {}), settings.seed, settings.params)
         ask = ask_settings(strategy, options, kind, settings.seed)
         along = resolve_graph(graph, items, net is None)
         self._hold(Session(items, kind, settings.for_strategy(ask.how.kernel), window, ask, plan, background, along))

@@ -521,7 +521,7 @@ class Session:
             loss=loss, output=output, params=names if params is None else params, ridge=ridge, budget=budget,
             watch=watch, theta_scale=theta_scale, seed=seed,
         ).for_strategy(ask.how.kernel)  # fmt: skip
-        plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed)
+        plan = TrainingPlan(loss, bool(found["own"]), train, dict(found["fit_options"]), seed, settings.params)
         items = make_pool(pool, found["ids"])
         if items.digest() != found["digest"]:
             raise ValueError(f"the pool is not the one that {folder} was saved with: its ids or items differ")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from foretaste.label.book import Label, LabelKind
 from foretaste.label.pool import Pool
 from foretaste.losses import find_loss
-from foretaste.network import fit, make_head, reset, seeded, training_length
-from foretaste.tangent import Inputs, ntk
+from foretaste.network import TunedText, fit, fit_tuned, make_head, reset, seeded, training_length
+from foretaste.tangent import Inputs, Params, ntk
 
 log = logging.getLogger("foretaste")
 
@@ -39,7 +39,7 @@ class TrainingPlan:
     """How a network is trained: by the user's function, or by ``ft.fit`` with these options.
 
     ``own``: the network is the learner's own and starts from new weights each time; a user's network goes on from its
-    weights.
+    weights. ``params``: what is trained, unless the options say otherwise; it is what Θ is of.
     """
 
     loss: str
@@ -47,6 +47,7 @@ class TrainingPlan:
     train: TrainFunction | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    params: Params = None
 
     def takes_soft_labels(self, kind: LabelKind) -> bool:
         """Whether probabilities of other items can be trained on beside the labels."""
@@ -144,27 +145,30 @@ def train_network(
     if plan.train is not None:
         plan.train(net, x, y)
     else:
-        if not isinstance(x, Tensor):
-            raise ValueError("the pool is a dict of tensors, which ft.fit does not train on; give train=")
-        options = {"progress": look, **plan.options}
+        options = {"progress": look, "params": plan.params, **plan.options}
         if soft:
             y_C = kind.targets(values).to(parameter.device)
             y = torch.cat([y_C, torch.stack(list(soft.values()))]).to(parameter.dtype)
             steps, epochs = options.get("steps"), options.pop("epochs", None)
             options["steps"] = training_length(net, len(at), options.get("batch_size", 32), steps, epochs)[1]
         if plan.own and options.get("max_lr") is None:
-            options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss)
-        fit(net, x, y, loss=plan.loss, seed=plan.seed + draw, **options)
+            assert isinstance(x, Tensor)  # of ``make_own_network``
+            options["max_lr"] = stable_rate(net.eval(), x, kind, plan.loss, options["params"])
+        options |= {"loss": plan.loss, "seed": plan.seed + draw}
+        if isinstance(net, TunedText):
+            fit_tuned(net, x, y, options=options)
+        else:
+            fit(net, x, y, **options)
     return net.eval()
 
 
-def stable_rate(net: nn.Module, x: Tensor, kind: LabelKind, loss: str) -> float:
+def stable_rate(net: nn.Module, x: Tensor, kind: LabelKind, loss: str, params: Params = None) -> float:
     """A learning rate that does not diverge, at most that of ``ft.fit``.
 
     On the squared error averaged over n points and C classes, f moves by 2η Θ(f − y)/(nC) a step, which is stable up
     to η = nC/λmax(Θ). Cross-entropy has at most a quarter of the curvature, and is averaged over points only.
     """
     criterion, n = find_loss(loss), min(len(x), RATE_POINTS)
-    largest = float(torch.linalg.eigvalsh(ntk(net, x[:n]))[-1])
+    largest = float(torch.linalg.eigvalsh(ntk(net, x[:n], params=params))[-1])
     most = n * kind.C / largest if criterion.quadratic else 8 * n / largest
     return min(criterion.max_lr, STABLE_SHARE * most)

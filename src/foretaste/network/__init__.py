@@ -51,10 +51,13 @@ from foretaste.network.sgd import prepare as prepare
 from foretaste.network.sgd import seeded as seeded
 from foretaste.network.tuned import TUNED_PARTS as TUNED_PARTS
 from foretaste.network.tuned import LoraLinear as LoraLinear
+from foretaste.network.tuned import TunedTail as TunedTail
 from foretaste.network.tuned import TunedText as TunedText
 from foretaste.network.tuned import add_adapters as add_adapters
 from foretaste.network.tuned import check_tune as check_tune
 from foretaste.network.tuned import fit_tuned as fit_tuned
+from foretaste.network.tuned import split_tuned as split_tuned
 from foretaste.network.tuned import text_ids as text_ids
+from foretaste.network.tuned import tune_tail as tune_tail
 from foretaste.network.tuned import tune_text as tune_text
 from foretaste.network.tuned import tuned_names as tuned_names

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from foretaste.batches import Inputs
 from foretaste.losses import TrainingTargets
 from foretaste.network.sgd import (
     PROGRESS_REPORTS,
@@ -58,10 +59,10 @@ class Tape:
     at: Tensor  # (1,): the step that comes next
 
 
-def train_fast(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
+def train_fast(net: nn.Module, x: Inputs, goal: TrainingTargets, how: TrainingRecipe) -> float:
     """Train by SGD as a CUDA graph where that is possible, else by the eager loop; the log says why."""
     plain = how.optimiser == "sgd" and how.clip is None
-    if how.fast != "off" and x.is_cuda and how.steps >= SHORT_TRAINING and plain:
+    if how.fast != "off" and isinstance(x, Tensor) and x.is_cuda and how.steps >= SHORT_TRAINING and plain:
         try:
             return train_by_graph(net, x, goal, how)
         except CannotCaptureError as e:

@@ -99,7 +99,7 @@ def features(
     chunk = whole_number("chunk_size", CHUNK_ROWS if chunk_size is None else chunk_size, 1)
     with _FeatureRun(found, source, layer, device, chunk).prepared() as run:
         tell = (lambda done: None) if progress is None else (lambda done: progress(done, len(source)))
-        folder = _cache_folder(cache)
+        folder = cache_folder(cache)
         if folder is None:
             return run.in_memory(tell)
         about = {"backbone": found.name, "preprocessing": found.preprocessing, "layer": layer}
@@ -125,7 +125,7 @@ def features(
         return kept
 
 
-def _cache_folder(cache: "str | os.PathLike[str] | bool | None") -> Path | None:
+def cache_folder(cache: "str | os.PathLike[str] | bool | None") -> Path | None:
     if cache is False:
         return None
     if cache is not None and cache is not True:

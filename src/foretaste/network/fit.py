@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from foretaste.batches import Inputs, batches, count_points, input_parts, join_batches, run_network, take_points
 from foretaste.errors import check_known, whole_number
 from foretaste.given import (
     ClassName,
@@ -117,9 +118,11 @@ def fit(
     three times. The log says so, and ``retries`` of the result.
 
     Args:
-        net: any torch module whose outputs are (N, C). Parameters with requires_grad=False stay as they are.
-        x: (N, ...) labelled points: one tensor of floats, or of uint8 pixels, which are scaled to [0, 1]; or an array,
-            a data frame, a list, a dataset, a DataLoader or what ``ft.open`` returns, as in ``ft.query``.
+        net: any torch module whose outputs are (N, C), or an object with such ``logits``. Parameters with
+            requires_grad=False stay as they are.
+        x: (N, ...) labelled points: one tensor of floats, or of uint8 pixels, which are scaled to [0, 1]; a dict of
+            tensors, given as ``net(**x)``; or an array, a data frame, a list, a dataset, a DataLoader or what
+            ``ft.open`` returns, as in ``ft.query``.
         y: their labels, as in ``ft.query``: (N,) class ids as integers, (N,) names of classes, or float targets:
             (N, C), or (N,) for a network with one output. One output with two classes is trained as (0, f) with "ce"
             and (1 − f, f) with "l2". None: the labels of what ``ft.open`` returns.
@@ -230,6 +233,7 @@ def teach_soft_labels(by: SoftLabels) -> None:
 def read_pool_points(net: nn.Module, pool: Any, x: Tensor, how: TrainingRecipe) -> Tensor:
     """The unlabelled points. Raises unless they are of the same kind as x."""
     x_U = given_tensors(net, {"pool": pool}, {"pool": "pool"})["pool"].x
+    check_one_tensor(x, "pool=")
     if not isinstance(x_U, Tensor) or x_U.shape[1:] != x.shape[1:] or x_U.dtype != x.dtype:
         shape = f"{tuple(x_U.shape)} {x_U.dtype}" if isinstance(x_U, Tensor) else type(x_U).__name__
         raise ValueError(f"pool is {shape}; expected points as those of x, {tuple(x.shape)} {x.dtype}")
@@ -254,7 +258,7 @@ def make_recipe(
 ) -> TrainingRecipe:
     """The settings of ``fit``, checked: those that depend on the network or on x here, the others by the recipe."""
     dtype = check_training_points(net, x, settings["augment"], settings["normalise"])
-    size, count = training_length(net, len(x), batch_size, steps, epochs)
+    size, count = training_length(net, count_points(x), batch_size, steps, epochs)
     init_seed, order_seed, draw_seed = draw_seeds(seed, 3)
     return TrainingRecipe(
         steps=count, batch_size=size, dtype=dtype, init_seed=init_seed, order_seed=order_seed, draw_seed=draw_seed,
@@ -277,18 +281,18 @@ Aim = tuple[nn.Module, TrainingTargets]  # a network and what its outputs are tr
 
 def run_training(
     net: nn.Module,
-    x: Tensor,
+    x: Inputs,
     how: TrainingRecipe,
     aim: Callable[[], Aim],
     beside: Callable[[Aim], Aim] | None = None,
-    x_N: Tensor | None = None,
+    x_N: Inputs | None = None,
 ) -> tuple[Fit, nn.Module]:
     """Train by ``how``, at lower learning rates where that diverges, and measure. Returns the network trained, too.
 
     ``aim`` gives the network with an output for each class and its targets, once the initial weights are there.
     ``beside`` puts something beside it that is trained too. ``x_N``: the points that it is trained on, if not x alone.
     """
-    began, device = time.perf_counter(), x.device
+    began, device = time.perf_counter(), next(iter(input_parts(x).values())).device
     x_N = x if x_N is None else x_N
 
     def train(how: TrainingRecipe, may_die: bool) -> tuple[Fit, nn.Module]:
@@ -297,7 +301,7 @@ def run_training(
             if how.start == "cold":
                 new_weights(net)
             model, goal = aim()
-            differed = outputs_differ(labelled_outputs(model, x[:FORWARD_CHUNK], how))
+            differed = outputs_differ(labelled_outputs(model, take_points(x, slice(FORWARD_CHUNK)), how))
             trained, towards = (model, goal) if beside is None else beside((model, goal))
             final = train_fast(trained, x_N, towards, how)
             if how.statistics == "labelled":
@@ -312,7 +316,7 @@ def run_training(
 
 
 def training_goal(
-    net: nn.Module, x: Tensor, y: Any, loss: str, how: TrainingRecipe, classes: Sequence[ClassName] | None
+    net: nn.Module, x: Inputs, y: Any, loss: str, how: TrainingRecipe, classes: Sequence[ClassName] | None
 ) -> Aim:
     """The network with an output for each class, and its targets: names become class ids, and one output two."""
     outputs, like = count_outputs(net, x, how), next(net.parameters())
@@ -322,13 +326,13 @@ def training_goal(
     names = resolve_class_names(y, classes, outputs, "y")
     labels = labels_as_numbers(y, names, binary, "y")
     labels = labels if isinstance(y, Tensor) else labels.to(like.device)
-    return net, training_targets(labels, loss, len(x), outputs, like.device, like.dtype)
+    return net, training_targets(labels, loss, count_points(x), outputs, like.device, like.dtype)
 
 
 @torch.no_grad()
-def labelled_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> Tensor:
+def labelled_outputs(net: nn.Module, x: Inputs, how: TrainingRecipe) -> Tensor:
     """(N, C) outputs, a part of the points at a time."""
-    return torch.cat([net(how.feed(part)) for part in x.split(FORWARD_CHUNK)])
+    return join_batches([(at, run_network(net, how.feed(part))) for at, part in batches(net, x, FORWARD_CHUNK)])
 
 
 def outputs_differ(f_NC: Tensor) -> bool:
@@ -337,7 +341,7 @@ def outputs_differ(f_NC: Tensor) -> bool:
 
 
 def measure_fit(
-    net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe, differed: bool, may_die: bool
+    net: nn.Module, x: Inputs, goal: TrainingTargets, how: TrainingRecipe, differed: bool, may_die: bool
 ) -> tuple[float, float | None]:
     """Mean squared residual, and accuracy if there are classes. Raises ``Diverged`` if nothing is left of the network.
 
@@ -359,19 +363,21 @@ def measure_fit(
 
 
 @torch.no_grad()
-def count_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> int:
+def count_outputs(net: nn.Module, x: Inputs, how: TrainingRecipe) -> int:
     """The number of outputs C; raises unless the network in eval mode gives finite (n, C)."""
     net.eval()
+    n = min(2, count_points(x))
     try:
-        f_nC = net(how.feed(x[:2]))
+        f_nC = run_network(net, how.feed(take_points(x, slice(n))))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as e:
         reason = str(e).split("\n")[0]
-        raise ValueError(f"net does not take x, of shape {tuple(x.shape)} and {x.dtype}: {reason}") from e
-    if not isinstance(f_nC, Tensor) or f_nC.dim() != 2 or len(f_nC) != len(x[:2]):
+        shapes = {key: f"{tuple(t.shape)} and {t.dtype}" for key, t in input_parts(x).items()}
+        raise ValueError(f"net does not take x, of shape {shapes.get('', shapes)}: {reason}") from e
+    if not isinstance(f_nC, Tensor) or f_nC.dim() != 2 or len(f_nC) != n:
         got = tuple(f_nC.shape) if isinstance(f_nC, Tensor) else f"a {type(f_nC).__name__}"
-        raise ValueError(f"net returns {got} for {len(x[:2])} points; expected ({len(x[:2])}, C)")
+        raise ValueError(f"net returns {got} for {n} points; expected ({n}, C)")
     if not torch.isfinite(f_nC).all():
         raise ValueError("net returns NaN or infinite outputs before training; start from other weights")
     return f_nC.shape[1]
@@ -431,23 +437,37 @@ def check_training_points(
 ) -> torch.dtype:
     """The network's dtype. Raises unless x suits the network, and the settings suit x."""
     device, dtype = next((p.device, p.dtype) for p in net.parameters())
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is a {type(x).__name__}; expected one tensor of all points")
-    if x.dim() < 2 or len(x) == 0:
-        raise ValueError(f"x has shape {tuple(x.shape)}; expected (N, ...) with at least one labelled point")
-    if x.device != device:
-        raise ValueError(f"x is on {x.device} and the network on {device}; move it with .to({str(device)!r})")
-    if x.is_floating_point() and x.dtype != dtype:
-        raise ValueError(f"x is of {x.dtype} and the network of {dtype}; use x.to({dtype})")
-    if x.is_floating_point() and not torch.isfinite(x).all():
-        raise ValueError(f"x has {int((~torch.isfinite(x)).sum())} NaN or infinite values")
+    lengths = set[int]()
+    for key, t in input_parts(x).items():
+        name = f"x[{key!r}]" if key else "x"
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type(t).__name__}; expected a tensor of all points, or a dict of such")
+        if t.dim() < (1 if key else 2) or len(t) == 0:
+            raise ValueError(f"{name} has shape {tuple(t.shape)}; expected (N, ...) with at least one labelled point")
+        if t.device != device:
+            raise ValueError(f"{name} is on {t.device} and the network on {device}; move it with .to({str(device)!r})")
+        if t.is_floating_point() and t.dtype != dtype:
+            raise ValueError(f"{name} is of {t.dtype} and the network of {dtype}; use {name}.to({dtype})")
+        if t.is_floating_point() and not torch.isfinite(t).all():
+            raise ValueError(f"{name} has {int((~torch.isfinite(t)).sum())} NaN or infinite values")
+        lengths.add(len(t))
+    if len(lengths) != 1:
+        raise ValueError(f"the tensors of x have {sorted(lengths)} points; expected the same points in each")
     if augment is not None:
         check_known("augment", augment, AUGMENTATIONS)
+        check_one_tensor(x, "augment=")
         if x.dim() != 4:
             raise ValueError(f"augment={augment!r} needs images (N, channels, H, W); x has shape {tuple(x.shape)}")
     if normalise is not None:
+        check_one_tensor(x, "normalise=")
         check_normalise(normalise, x.shape[1])
     return dtype
+
+
+def check_one_tensor(x: Any, what: str) -> None:
+    """Raise if x is a dict of tensors."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}; {what} needs one tensor of all points")
 
 
 def check_normalise(normalise: PixelNormalise, channels: int) -> None:

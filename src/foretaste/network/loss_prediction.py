@@ -16,6 +16,7 @@ from foretaste.losses import TrainingTargets, find_loss, training_targets
 from foretaste.network.fit import (
     Aim,
     Fit,
+    check_one_tensor,
     check_trainable,
     check_training_points,
     count_outputs,
@@ -216,6 +217,7 @@ def fit_ll4al(
     criterion = find_loss(loss)
     check_known("reduction", reduction, ("sum", "mean"))
     check_trainable(net)
+    check_one_tensor(x, "LL4AL")
     how = make_recipe(
         net, x, max_lr=criterion.ll4al_max_lr if max_lr is None else max_lr, steps=steps, epochs=epochs,
         batch_size=batch_size, weight_decay=weight_decay, augment=augment, pad=pad, start=start, statistics=statistics,
@@ -267,6 +269,7 @@ def fit_ll4al_alone(
     if p is None or p.dtype not in (torch.float32, torch.float64):
         came = "no parameters" if p is None else f"parameters in {p.dtype}"
         raise ValueError(f"net has {came}; expected a network in float32 or float64")
+    check_one_tensor(x, "LL4AL")
     device, dtype = x.device, check_training_points(net, x)
     size, count = training_length(nn.Identity(), len(x), batch_size, steps, None)
     check_ranking(len(x), size, 1.0, margin, 0.0)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from foretaste.batches import Inputs, count_points, cut_padding, input_parts, run_network, take_points
 from foretaste.errors import changed, check_callable, check_known, real_number, whole_number
 from foretaste.executors import torch_threads
 from foretaste.losses import TrainingTargets
@@ -95,7 +96,10 @@ class TrainingRecipe:
         check_callable("progress", self.progress, "(steps done, all steps)")
         check_callable("callback", self.callback, "a TrainingReport")
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed(self, x: Inputs) -> Any:
+        """Points as the network takes them."""
+        if isinstance(x, Mapping):
+            return {key: prepare(t, self.dtype) for key, t in x.items()}
         return prepare(x, self.dtype, self.normalise)
 
     def rates(self, step: int) -> tuple[float, float]:
@@ -139,31 +143,34 @@ def prepare(x: Tensor, dtype: torch.dtype = torch.float32, normalise: PixelNorma
     return (x - mean.view(shape)) / std.view(shape)
 
 
-def train_eager(net: nn.Module, x: Tensor, goal: TrainingTargets, how: TrainingRecipe) -> float:
+def train_eager(net: nn.Module, x: Inputs, goal: TrainingTargets, how: TrainingRecipe) -> float:
     """Run the schedule once with a fresh optimiser. Returns the mean training loss of the last epoch."""
     params = [p for p in net.parameters() if p.requires_grad]
-    descend = make_optimiser(params, how, x.device.type in ("cpu", "cuda"))
-    order_SB = batch_indices(len(x), how.batch_size, how.steps, Generator().manual_seed(how.order_seed)).to(x.device)
-    draws = Generator(x.device).manual_seed(how.draw_seed)
-    gradients = find_gradients(Mixed(net) if how.fast == "bf16" and x.is_cuda else net, goal, params)
+    n, device = count_points(x), goal.fit_N.device
+    descend = make_optimiser(params, how, device.type in ("cpu", "cuda"))
+    order_SB = batch_indices(n, how.batch_size, how.steps, Generator().manual_seed(how.order_seed)).to(device)
+    draws = Generator(device).manual_seed(how.draw_seed)
+    gradients = find_gradients(Mixed(net) if how.fast == "bf16" and device.type == "cuda" else net, goal, params)
     every = max(1, how.steps // PROGRESS_REPORTS)
-    epoch = math.ceil(len(x) / how.batch_size)
+    epoch = math.ceil(n / how.batch_size)
     losses: deque[Tensor] = deque(maxlen=epoch)
     train_mode(net)
     small = is_plain_mlp(net, params) and how.batch_size * sum(p.numel() for p in params) < SMALL_MLP
-    alone = small and x.device.type == "cpu" and torch.get_num_threads() > 1
+    alone = small and device.type == "cpu" and torch.get_num_threads() > 1
     with torch_threads(1) if alone else nullcontext(), torch.enable_grad(), deterministic():
         for done, at_B in enumerate(order_SB.unbind(), 1):
-            x_B, fit_B = x.index_select(0, at_B), goal.fit_N.index_select(0, at_B)
+            x_B = x.index_select(0, at_B) if isinstance(x, Tensor) else take_points(x, at_B)
+            fit_B = goal.fit_N.index_select(0, at_B)
             if how.augment:
+                assert isinstance(x_B, Tensor)
                 x_B = augment_batch(x_B, how.augment, draws, how.pad)
-            f_BC, grads = gradients(how.feed(x_B), fit_B)
+            f_BC, grads = gradients(how.feed(cut_padding(net, x_B)), fit_B)
             with torch.no_grad():
                 descend(grads, *how.rates(done - 1))
                 if done > how.steps - epoch or done % every == 0:
                     losses.append(goal.of(f_BC, fit_B))
             if done % every == 0 or done == how.steps:
-                how.report(done, float(losses[-1]), len(x))
+                how.report(done, float(losses[-1]), n)
     return float(torch.stack(list(losses)).mean())
 
 
@@ -205,10 +212,11 @@ class Mixed(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, x_n: Tensor) -> Tensor:
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        device = (*args, *kwargs.values())[0].device
         # No cache: it would reuse the weights of the step before.
-        with torch.autocast(x_n.device.type, torch.bfloat16, cache_enabled=False):
-            f_nC: Tensor = self.net(x_n)
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+            f_nC: Tensor = run_network(self.net, kwargs or args[0])
         return f_nC.float()
 
 
@@ -269,7 +277,7 @@ def train_mode(net: nn.Module) -> None:
 
 
 @torch.no_grad()
-def reestimate_batch_norm(net: nn.Module, x: Tensor, how: TrainingRecipe, generator: Generator) -> None:
+def reestimate_batch_norm(net: nn.Module, x: Inputs, how: TrainingRecipe, generator: Generator) -> None:
     """Set BatchNorm's running statistics to those of the points themselves, as the trained network sees them."""
     train_mode(net)
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.training and m.track_running_stats]
@@ -283,9 +291,10 @@ def reestimate_batch_norm(net: nn.Module, x: Tensor, how: TrainingRecipe, genera
         m.momentum = None  # torch's word for a plain average
     try:
         # Chunks of mixed points: statistics of chunks sorted by class would miss the spread between classes.
-        mixed = torch.randperm(len(x), generator=generator).to(x.device)
-        for at in mixed.tensor_split(math.ceil(len(x) / FORWARD_CHUNK)):
-            net(how.feed(x[at if len(at) > 1 else at.repeat(2)]))
+        n, device = count_points(x), next(iter(input_parts(x).values())).device
+        mixed = torch.randperm(n, generator=generator).to(device)
+        for at in mixed.tensor_split(math.ceil(n / FORWARD_CHUNK)):
+            run_network(net, how.feed(take_points(x, at if len(at) > 1 else at.repeat(2))))
     finally:
         for m, momentum in zip(norms, momenta):
             m.momentum = momentum
@@ -381,7 +390,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 #     ∂loss/∂W_k = d_kᵀ h_{k−1}      ∂loss/∂b_k = Σ_n d_k      d_{k−1} = (d_k W_k) ∘ [h_{k−1} > 0]
 
 
-Gradients = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]  # (x_n, fit_n) -> f_nC, one for each parameter
+Gradients = Callable[[Any, Tensor], tuple[Tensor, list[Tensor]]]  # (x_n, fit_n) -> f_nC, one for each parameter
 SMALL_MLP = 4_000_000  # multiplications of a forward pass; below it a second thread costs more than it saves
 
 
@@ -390,8 +399,8 @@ def find_gradients(net: nn.Module, goal: TrainingTargets, params: list[nn.Parame
     if is_plain_mlp(net, params):
         return mlp_gradients(net, goal)
 
-    def by_autograd(x_n: Tensor, fit_n: Tensor) -> tuple[Tensor, list[Tensor]]:
-        f_nC = net(x_n)
+    def by_autograd(x_n: Inputs, fit_n: Tensor) -> tuple[Tensor, list[Tensor]]:
+        f_nC = run_network(net, x_n)
         loss = goal.of(f_nC, fit_n)
         # An unused parameter gets a gradient of zero.
         return f_nC.detach(), list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
@@ -414,8 +423,8 @@ def mlp_gradients(net: nn.Module, goal: TrainingTargets) -> Gradients:
     linear = [m for m in net.modules() if isinstance(m, nn.Linear)]
 
     @torch.no_grad()
-    def by_hand(x_n: Tensor, fit_n: Tensor) -> tuple[Tensor, list[Tensor]]:
-        h = [x_n.flatten(1)]
+    def by_hand(x_n: Inputs, fit_n: Tensor) -> tuple[Tensor, list[Tensor]]:
+        h = [next(iter(input_parts(x_n).values())).flatten(1)]
         for k, layer in enumerate(linear):
             a = torch.addmm(layer.bias, h[-1], layer.weight.t())
             h.append(a.relu_() if k < len(linear) - 1 else a)

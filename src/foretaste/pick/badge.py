@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import register
+from foretaste.batches import batches, join_batches
 from foretaste.errors import did_you_mean
 from foretaste.lookahead import BinaryOutputs
 from foretaste.losses import LOSSES, probabilities
@@ -182,34 +183,38 @@ def find_last_layer(frozen: FrozenNetwork, x: Inputs, layer: str | None) -> str:
 
 
 def last_layer_inputs(
-    frozen: FrozenNetwork, x: Inputs, layer: str, *, chunk_size: int = 256, last: bool = False
+    frozen: FrozenNetwork, x: Inputs, layer: str, *, chunk_size: int = 256, last: bool = False, cut: bool = True
 ) -> tuple[Tensor, Tensor]:
     """f (N, C) and the inputs of ``layer``, flattened to (N, D); both float64.
 
-    last: the layer's output must be f, at every point. NaN or infinity raises and names the first point.
+    cut: whether padding may be cut. last: the layer's output must be f, at every point. NaN or infinity raises and
+    names the first point.
     """
     module = frozen.net.get_submodule(layer)
     f_chunks, h_chunks = [], []
-    for start in range(0, count_points(x), chunk_size):
+    for at, part in batches(frozen.net if cut else nn.Identity(), x, chunk_size):
         with _record_calls({layer: module}) as calls:
-            f_nC = _run_frozen(frozen, take_points(x, slice(start, start + chunk_size)))
+            f_nC = _run_frozen(frozen, part)
         h_nD, out = calls.get(layer, (None, None))
         if not isinstance(h_nD, Tensor) or h_nD.dim() < 2 or len(h_nD) != len(f_nC):
             shape = tuple(h_nD.shape) if isinstance(h_nD, Tensor) else f"a {type(h_nD).__name__}"
             came = "is not called" if layer not in calls else f"is given {shape}"
             raise ValueError(f"layer {layer!r} {came} for {len(f_nC)} points; expected ({len(f_nC)}, D)")
+        if h_nD.dim() > 2 and isinstance(at, Tensor):  # a cut batch would have fewer features
+            return last_layer_inputs(frozen, x, layer, chunk_size=chunk_size, last=last, cut=False)
         for what, values in (("outputs", f_nC), ("features", h_nD)):
             if not (finite := torch.isfinite(values.flatten(1)).all(1)).all():
-                bad = start + int((~finite).nonzero()[0])
+                bad = int(torch.arange(count_points(x), device=f_nC.device)[at][(~finite)][0])
                 raise ValueError(f"net gives NaN or infinite {what}, first at point {bad} of x_U")
         if last and not _same_tensor(out, _of_last_layer(frozen, f_nC)):
+            first = int(torch.arange(count_points(x))[at][0])
             raise ValueError(
-                f"layer {layer!r} returns what the network does at the first points and not at points {start} and "
-                'after; name the module whose input is to be the features with options={"layer": name}'
+                f"layer {layer!r} returns what the network does at the first points and not at others, such as point "
+                f'{first}; name the module whose input is to be the features with options={{"layer": name}}'
             )
-        f_chunks.append(to_float64(f_nC))
-        h_chunks.append(to_float64(h_nD.flatten(1)))
-    return torch.cat(f_chunks), torch.cat(h_chunks)
+        f_chunks.append((at, to_float64(f_nC)))
+        h_chunks.append((at, to_float64(h_nD.flatten(1))))
+    return join_batches(f_chunks), join_batches(h_chunks)
 
 
 def last_layer_map(frozen: FrozenNetwork, last: nn.Linear) -> tuple[Tensor, Tensor]:

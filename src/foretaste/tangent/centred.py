@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foretaste.batches import cut_padding
 from foretaste.tangent.accumulate import slices
 from foretaste.tangent.frozen import (
     FrozenNetwork,
@@ -224,6 +225,7 @@ class FactorSource:
         return max(1, min(PASS_POINTS.get(device, 4096), CHUNK_BYTES.get(device, 1 << 28) // max(each, 1)))
 
     def _pass(self, x: Inputs) -> TangentFactors:
+        x = cut_padding(self.frozen.net, x)
         (linear, rest), s, n = self.layers, self.survey, count_points(x)
         products, rows = list[tuple[Tensor, Tensor]](), list[Tensor]()
         modules = list(dict.fromkeys([*linear, *modules_of(rest)]))
@@ -338,7 +340,7 @@ class MeanTangent:
         for x, weight in points:
             total += weight * count_points(x)
             for at in slices(count_points(x), step):
-                sums = self._gradients(take_points(x, at))
+                sums = self._gradients(cut_padding(frozen.net, take_points(x, at)))
                 self.mean = self.mean or [{k: torch.zeros_like(t) for k, t in of.items()} for of in sums]
                 for to, of in zip(self.mean, sums):
                     for k in to:
@@ -360,7 +362,8 @@ class MeanTangent:
 
     def products(self, x: Inputs) -> Tensor:
         """(n,): J_i·μ, float64; of all heads together."""
-        return torch.cat([self._along(take_points(x, at)) for at in slices(count_points(x), self.step)])
+        parts = (take_points(x, at) for at in slices(count_points(x), self.step))
+        return torch.cat([self._along(cut_padding(self.frozen.net, part)) for part in parts])
 
     def _along(self, x: Inputs) -> Tensor:
         parts = [to_float64(next(iter(self.frozen.params.values()))).new_zeros(count_points(x))]

@@ -19,6 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from foretaste.batches import Inputs as Inputs
+from foretaste.batches import batches, join_batches, unwrap_logits
+from foretaste.batches import count_points as count_points
+from foretaste.batches import input_parts as input_parts
+from foretaste.batches import take_points as take_points
 from foretaste.errors import changed, counted, did_you_mean, whole_number
 from foretaste.parameters import choose_names
 from foretaste.tangent.attention import AttentionParts
@@ -27,8 +32,6 @@ from foretaste.tangent.stand_ins import BilinearParts, TakenApart
 
 log = logging.getLogger("foretaste")
 
-# A network's input: one tensor, or a dict of tensors, given as ``net(**x)``. The first dimension counts the points.
-Inputs = Tensor | Mapping[str, Tensor]
 OUTPUTS = ("sum", "signs", "first", "full", "trace")  # or the number of a logit
 Output = str | int
 Params = Callable[[str], bool] | Sequence[str] | str | None
@@ -44,21 +47,6 @@ PROBE_POINTS = 3  # run through the network before anything else
 
 
 # ---- Inputs ----
-
-
-def input_parts(x: Inputs) -> dict[str, Tensor]:
-    """The tensors of ``x`` by key; a single tensor has the key ""."""
-    return dict(x) if isinstance(x, Mapping) else {"": x}
-
-
-def count_points(x: Inputs) -> int:
-    """N, the length of the first dimension."""
-    return x.shape[0] if isinstance(x, Tensor) else next(iter(x.values())).shape[0]
-
-
-def take_points(x: Inputs, at: Any) -> Inputs:
-    """The points ``at``: a slice, positions in a list, or an index tensor on the CPU or the device of ``x``."""
-    return {k: v[at] for k, v in x.items()} if isinstance(x, Mapping) else x[at]
 
 
 def join_points(*parts: Inputs) -> Inputs:
@@ -193,14 +181,6 @@ def balanced_signs(C: int) -> Tensor:
     "sum" and 0.999 for these signs (heads of 32 to 512 units on features, 60 labels).
     """
     return (torch.randperm(C, generator=torch.Generator().manual_seed(0)) % 2 * 2.0 - 1) / math.sqrt(C)
-
-
-def unwrap_logits(result: Any) -> Any:
-    """The tensor ``logits`` of what a network returns, if it has one (a Hugging Face ModelOutput, a dict)."""
-    if isinstance(result, Tensor):
-        return result
-    logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
-    return logits if isinstance(logits, Tensor) else result
 
 
 def share_tensors(net: nn.Module) -> nn.Module:
@@ -475,9 +455,8 @@ def outputs(
     """
     frozen = net if isinstance(net, FrozenNetwork) else freeze(net)
     check_inputs(x, name, frozen.device)
-    chunks = (take_points(x, slice(i, i + chunk_size)) for i in range(0, count_points(x), chunk_size))
     with isolated(frozen.device, precision), torch.no_grad(), explained(frozen, take_points(x, slice(2)), name):
-        f_NC = torch.cat([frozen.call(chunk) for chunk in chunks])
+        f_NC = join_batches([(at, frozen.call(chunk)) for at, chunk in batches(frozen.net, x, chunk_size)])
     if not torch.isfinite(f_NC).all():
         bad = int((~torch.isfinite(f_NC)).any(1).nonzero()[0])
         raise ValueError(f"net returns NaN or infinite outputs, first at point {bad} of {name}")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foretaste.batches import cut_padding, longest_first
 from foretaste.errors import did_you_mean, format_bytes
 from foretaste.given import given_tensors
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
@@ -69,6 +70,7 @@ from foretaste.tangent.survey import (
 
 log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # if float16 overflows, assume gradients this much larger; try so often, then TF32
+BACK_ENTRIES = 1 << 20  # of Θ whose points are brought back to their order at a time
 OWN_POINTS, OWN_NUMBERS = 64, 1 << 24  # whose diagonal is made at once; numbers of that on a GPU, if it is more
 KernelProgress = Callable[[int, int], None]
 
@@ -340,6 +342,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
     draws = points_to_draw(list(sizes.values()), plan.chunk_size, survey.alone_bytes <= CHEAP_POINT)
     unchecked = survey.layers if job.check else []
     late = may_check_late(survey, plan, len(sizes), job.coarse)
+    orders = {name: longest_first(frozen.net, x) for name, x in job.sets.items()}
     keep_memory()
     with isolated(frozen.device, job.precision):
         if job.precision == "half" and not largest:
@@ -349,8 +352,8 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
             checked = [layer for layer in unchecked if modules.issuperset(layer.modules)]
             unchecked = [layer for layer in unchecked if layer not in checked]
             layer_pass = LayerPass(job, survey, group, points, largest, checked, late)
-            for at, x in iterate_chunks(job.sets, plan.chunk_size):
-                f_nC = layer_pass.add(at, x, draws.get(at.start))
+            for at, x in iterate_chunks(job.sets, plan.chunk_size, orders):
+                f_nC = layer_pass.add(at, cut_padding(frozen.net, x), draws.get(at.start))
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
@@ -360,10 +363,13 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
             del layer_pass  # frees its A and G before the next group's are recorded
     if f_chunks:
         f = dict(zip(sizes, to_float64(torch.cat(f_chunks)).split(list(sizes.values()))))
+        f = {name: put_back(f_NC, [orders[name]]) for name, f_NC in f.items()}
     else:  # no layer has a rule, so none was recorded
         found = {k: outputs(frozen, x, name=k, precision=job.precision) for k, x in job.sets.items() if sizes[k]}
         f = {name: found.get(name, next(iter(found.values()))[:0]) for name in sizes}
     blocks, diagonals = theta.finish()
+    blocks = {(a, b): put_back(block, [orders[a], orders[b]]) for (a, b), block in blocks.items()}
+    diagonals = {a: put_back(diagonal, [orders[a]]) for a, diagonal in diagonals.items()}
     if find_not_finite({str(key): t for part in (blocks, diagonals) for key, t in part.items()}) is not None:
         if job.precision == "half":
             raise HalfRangeError(largest)
@@ -411,13 +417,37 @@ def may_check_late(survey: Survey, plan: KernelPlan, sets: int, coarse: bool) ->
     return ample or (coarse and 2 * point_bytes <= plan.chunk_size * survey.pass_bytes)
 
 
-def iterate_chunks(sets: Mapping[str, Inputs], chunk_size: int) -> Iterator[tuple[slice, Inputs]]:
-    """Every point once: its place among the points of all sets, and the points themselves."""
+def iterate_chunks(
+    sets: Mapping[str, Inputs], chunk_size: int, orders: Mapping[str, Tensor | None]
+) -> Iterator[tuple[slice, Inputs]]:
+    """Every point once: its place among the points of all sets, and the points themselves.
+
+    orders: in which the points of a set come; None: as they stand.
+    """
     start = 0
-    for x in sets.values():
+    for name, x in sets.items():
+        order = orders[name]
         for at in slices(count_points(x), chunk_size):
-            yield slice(start + at.start, start + at.stop), take_points(x, at)
+            yield slice(start + at.start, start + at.stop), take_points(x, at if order is None else order[at])
         start += count_points(x)
+
+
+def put_back(t: Tensor, orders: Sequence[Tensor | None]) -> Tensor:
+    """Bring dimension k from the order ``orders[k]`` of its points back to their own, in place. A point has B rows.
+
+    A part at a time: a second Θ beside the first would not fit into the budget.
+    """
+    for k, order in enumerate(orders):
+        if order is None or not len(order):
+            continue
+        back = order.argsort().to(t.device)
+        heads = t.shape[k] // len(back)
+        rows = (back[:, None] * heads + torch.arange(heads, device=back.device)).flatten()
+        others = t.movedim(k, 0).flatten(1) if t.dim() > 1 else t[:, None]
+        step = max(1, BACK_ENTRIES // len(rows))
+        for at in slices(others.shape[1], step):
+            others[:, at] = others[rows, at]
+    return t
 
 
 def grown(kept: Tensor, at: slice, t: Tensor) -> Tensor:
@@ -427,6 +457,9 @@ def grown(kept: Tensor, at: slice, t: Tensor) -> Tensor:
     and add nothing.
     """
     shape = [max(a, b) for a, b in zip(kept.shape[1:], t.shape[1:])]
+    if shape == list(kept.shape[1:]):
+        kept[at] = 0
+        return kept
     wide = kept.new_zeros(len(kept), *shape)
     wide[(slice(at.start), *map(slice, kept.shape[1:]))] = kept[: at.start]
     return wide
