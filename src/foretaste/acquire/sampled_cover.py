@@ -47,6 +47,7 @@ from foretaste.acquire.cover import (
 )
 from foretaste.acquire.coverage import FIRST_LOOK, Coverage, KernelRows
 from foretaste.acquire.predictions import chance_of_error, gaps, need_classes
+from foretaste.errors import is_out_of_memory
 from foretaste.given import SlicedPoints
 from foretaste.lookahead import LargeLabels, State
 from foretaste.tangent import (
@@ -61,7 +62,6 @@ from foretaste.tangent import (
     TangentFactors,
     count_points,
     gram,
-    is_out_of_memory,
     join_points,
     take_points,
     to_float64,

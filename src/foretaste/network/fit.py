@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from foretaste.errors import check_known, whole_number
+from foretaste.errors import check_known, is_out_of_memory, whole_number
 from foretaste.given import (
     ClassName,
     given_tensors,
@@ -364,9 +364,9 @@ def count_outputs(net: nn.Module, x: Tensor, how: TrainingRecipe) -> int:
     net.eval()
     try:
         f_nC = net(how.feed(x[:2]))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, IndexError) as e:
+        if is_out_of_memory(e):
+            raise
         reason = str(e).split("\n")[0]
         raise ValueError(f"net does not take x, of shape {tuple(x.shape)} and {x.dtype}: {reason}") from e
     if not isinstance(f_nC, Tensor) or f_nC.dim() != 2 or len(f_nC) != len(x[:2]):

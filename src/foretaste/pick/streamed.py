@@ -26,7 +26,7 @@ from foretaste.acquire import (
     sample_watched,
     stream_chunk,
 )
-from foretaste.errors import format_bytes, format_seconds
+from foretaste.errors import format_bytes, format_seconds, is_out_of_memory
 from foretaste.executors import Executor
 from foretaste.given import SlicedPoints, sliced_tensors
 from foretaste.lookahead import LANDMARKS, KernelSettings, LargeLabels, State
@@ -42,7 +42,6 @@ from foretaste.tangent import (
     count_points,
     free_memory,
     freeze,
-    is_out_of_memory,
     outputs,
     resolve_budget,
     take_points,

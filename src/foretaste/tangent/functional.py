@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.utils.checkpoint import CheckpointError
 
-from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, is_out_of_memory, take_points
+from foretaste.errors import is_out_of_memory
+from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, take_points
 
 log = logging.getLogger("foretaste")
 SOME_POINTS = 3  # of each batch, on which torch.func is compared with autograd

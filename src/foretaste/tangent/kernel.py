@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretaste.errors import did_you_mean, format_bytes
+from foretaste.errors import did_you_mean, format_bytes, is_out_of_memory
 from foretaste.given import given_tensors
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
 from foretaste.tangent.frozen import (
@@ -32,7 +32,6 @@ from foretaste.tangent.frozen import (
     count_points,
     find_not_finite,
     freeze,
-    is_out_of_memory,
     isolated,
     outputs,
     probe_outputs,
