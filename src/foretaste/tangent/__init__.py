@@ -32,6 +32,7 @@ from foretaste.tangent.infinite.closed_form import counterpart as counterpart
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk
 from foretaste.tangent.kernel import Gram as Gram
 from foretaste.tangent.kernel import GramJob as GramJob
+from foretaste.tangent.kernel import KernelProgress as KernelProgress
 from foretaste.tangent.kernel import gram as gram
 from foretaste.tangent.kernel import ntk as ntk
 from foretaste.tangent.kernel import plan as plan
