@@ -176,6 +176,7 @@ class StreamedCover:
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
+    row_cuts: FittingCuts = field(default_factory=FittingCuts)  # of these
     kept: int = 0  # candidates whose rows are kept, at most
     sketch: int | None = None  # the side of sketches that take the place of tangents
     budget: int = 1 << 30  # bytes of the blocks of Θ, if there are sketches
@@ -284,7 +285,12 @@ class StreamedCover:
         """(n, W): κ² of candidates."""
         at_n = at.cpu().numpy()
         self.rows_read.append(len(at_n))
-        return self.without_own(self.held.rows(self._read_factors(at_n)), at_n).square_()
+
+        def read(cut: slice) -> Tensor:
+            return self.without_own(self.held.rows(self._read_factors(at_n[cut])), at_n[cut]).square_()
+
+        parts = [part for _, part in self.row_cuts(len(at_n), read)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read_factors(self, at_n: np.ndarray) -> "Inputs | TangentFactors":
         if not self.sketched or self.kept_sketches is None:
