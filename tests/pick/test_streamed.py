@@ -1,9 +1,14 @@
 """Pools that are read in chunks: the answer is dense's where all is watched, and an honest estimate with a sample."""
 
+import errno
+import io
 import logging
+import os
 import re
 import sys
+import tempfile
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -17,6 +22,7 @@ from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
 from foretaste.pick import streamed
+from foretaste.pick.shards import pool_digest
 from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS, SecondStep
 from foretaste.tangent import CentredTangents, MeanTangent, PeakMemory, freeze
 
@@ -508,6 +514,38 @@ def test_parquet_and_arrow_files_are_pools(kind, tmp_path):
         assert got.ids == [f"p{j}" for j in want.indices]
         assert got.indices.tolist() == want.ids
     assert ft.query(net, x_L, y_L, path, batch_size=7).info["method"] == "dense"
+
+
+def test_a_parquet_file_is_read_by_every_process_itself(tmp_path):
+    """It travels by its name: no points, and no ids."""
+    path = write_rows(tmp_path, "parquet", X_U.float())
+    pool = sliced_points(path, "x_U", point_format(NET))
+    assert not pool.in_memory
+    assert pool.ids[3] == "p3"
+    assert pool.file == str(path)
+    sent = cloudpickle.dumps(pool)
+    assert len(sent) < 4000  # of 145 × 12 numbers
+    there = cloudpickle.loads(sent)
+    assert torch.equal(there.take([7, 3]), pool.take([7, 3]))
+    known = pool_digest(pool)
+    assert pool_digest(there) == known
+    plain = ask(path, watch=60)
+    q = ask(path, watch=60, executor=ft.Executor("serial", folder=tmp_path, shard_points=4096))
+    assert q.ids == plain.ids
+    os.utime(path, ns=(1, 1))
+    assert pool_digest(sliced_points(path, "x_U", point_format(NET))) != known
+
+
+def test_a_full_disk_of_temporary_files_says_what_to_do(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, raw):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = write_rows(tmp_path, "parquet", X_U)
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with pytest.raises(OSError, match=r"the disk is full, and x_U, pool\.parquet, .* free some space .*TMPDIR") as told:
+        ask(path)
+    assert told.value.errno == errno.ENOSPC
 
 
 def test_an_item_that_cannot_be_read_is_named():

@@ -19,7 +19,7 @@ MAY["pick"] = {"pick", "network", *MAY["acquire"]}
 MAY["study"] = {"study", "data", *MAY["pick"]}
 MAY["report"] = {"report", "study", "errors", "files"}
 MAY["files"] = set()
-MAY["errors"], MAY["losses"], MAY["given"] = set(), {"errors"}, {"errors", "losses"}
+MAY["errors"], MAY["losses"], MAY["given"] = set(), {"errors"}, {"errors", "losses", "files"}
 MAY["parameters"], MAY["executors"] = {"errors"}, {"errors", "given"}
 FREE = {"label", "connect", "cli", "testing", "__init__", "__main__"}  # may import everything
 # Names that two folders may both have, because they are always read with the folder's: data.folder, report.folder.
