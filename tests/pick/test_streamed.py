@@ -702,3 +702,22 @@ def test_a_batch_larger_than_the_pool_takes_all(caplog):
     q = ask(X_U[:9], batch_size=12)
     assert sorted(q.indices.tolist()) == list(range(9))
     assert "all of it is picked" in caplog.text
+
+
+def test_scores_on_a_sample_are_those_of_dense_without_bias():
+    """Of ``select="top"``: what a candidate adds for others, in the mean over samples, within the error of that mean."""
+    W, U, how = 200, len(SETS[3]), {"select": "top", "options": {"space": "tangent"}}
+    F = covered_errors(ft.linearize(*SETS, output="signs", ridge="misfit"), space="tangent")
+    dense = ft.query(*SETS, batch_size=12, method="dense", **how)
+    own_U = F.weight_W * (1 - F.covered_W)  # of itself a candidate that is not watched knows nothing
+    want_U = (dense.scores - own_U)[5:]  # the first five are copies of labelled points
+    asked = [ft.query(*SETS, batch_size=12, method="streamed", watch=W, seed=s, **how) for s in range(24)]
+    told = torch.stack([q.scores[5:] * U / W for q in asked])
+    off, error = told.mean(0) - want_U, told.std(0) / len(told) ** 0.5
+    assert abs(float(off.mean())) < 3 * float(told.mean(1).std()) / len(told) ** 0.5
+    assert float((off.abs() < 2.5 * error).double().mean()) > 0.95
+    for q in asked:
+        assert q.info["batch_value"].keys() == {"watched"}
+        assert q.indices.tolist() == q.scores.topk(12).indices.tolist()
+    best = literal_value(F, dense.indices)
+    assert np.mean([literal_value(F, q.indices) for q in asked]) > 0.8 * best
