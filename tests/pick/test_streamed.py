@@ -705,7 +705,7 @@ def test_a_batch_larger_than_the_pool_takes_all(caplog):
 
 
 def test_scores_on_a_sample_are_those_of_dense_without_bias():
-    """Of ``select="top"``: what a candidate adds for others, in the mean over samples, within the error of that mean."""
+    """Of ``select="top"``: what a candidate adds for others, in the mean over samples, within the error of that."""
     W, U, how = 200, len(SETS[3]), {"select": "top", "options": {"space": "tangent"}}
     F = covered_errors(ft.linearize(*SETS, output="signs", ridge="misfit"), space="tangent")
     dense = ft.query(*SETS, batch_size=12, method="dense", **how)
