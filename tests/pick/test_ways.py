@@ -12,8 +12,10 @@ from torch import Tensor
 
 import foretaste as ft
 from foretaste.acquire import StreamedCover, sample_watched
+from foretaste.acquire.sampled_cover import STREAM_CHUNK
 from foretaste.lookahead import problem as kernels
 from foretaste.losses import probabilities
+from foretaste.pick import Request
 from foretaste.pick.ways import Way
 from pick.test_shards import NO_MEMORY
 from pick.test_streamed import problem
@@ -103,6 +105,23 @@ def test_dense_for_which_there_is_no_memory_in_fact_is_streamed(error, monkeypat
     monkeypatch.setattr(kernels.NetworkKernels, "load", load)
     with pytest.raises(type(error)):
         ask(method="dense")
+
+
+def test_scores_of_outputs_for_which_there_is_no_memory_at_once_are_streamed(monkeypatch):
+    want, real = ask(strategy="margin"), Request.__dict__["state"].func
+
+    def state(self):
+        if self.U == U:
+            raise NO_MEMORY[1]
+        return real(self)
+
+    monkeypatch.setattr(Request, "state", property(state))
+    monkeypatch.setitem(STREAM_CHUNK, "cpu", 400)
+    q = ask(strategy="margin")
+    assert q.indices.tolist() == want.indices.tolist()
+    assert q.info["method"] == "streamed"
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        ask(strategy="margin", method="dense")
 
 
 def once(first, then):

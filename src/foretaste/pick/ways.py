@@ -59,12 +59,12 @@ def choose_way(how: Strategy, select: str, kernel: KernelSettings, x_U: Any, L: 
             )
         return Way("streamed", U)
     budget, points = resolve_budget(kernel.budget, device), U * x_U.point_bytes if stored else 0
+    auto = kernel.method == "auto" and kernel.pool is None
     of_budget = f"of a budget of {format_bytes(budget)}"
     if able and how.pointwise:
         needs = f"its {U} points take {format_bytes(points)} {of_budget}" if stored else f"its {U} points are in memory"
         kind = "streamed" if points > budget // SHARE_IN_MEMORY else "dense"
-        return Way(kind, U, f"{needs}; one forward pass, and scores are exact", "streamed")
-    auto = kernel.method == "auto" and kernel.pool is None
+        return Way(kind, U, f"{needs}; one forward pass, and scores are exact", "streamed" if auto else None)
     W = min(U, kernel.watch) if isinstance(kernel.watch, int) else U
     if kernel.watched_points is not None:
         W = count_points(kernel.watched_points)
