@@ -35,6 +35,13 @@ def test_a_name_that_is_near_is_suggested(name: str, near: str) -> None:
     assert errors.did_you_mean(name, COLUMNS, None) == f"; did you mean {near!r}?"
 
 
+def test_out_of_memory_is_known_by_its_class_or_its_words() -> None:
+    torch_gpu, on_a_cpu = torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("x: can't allocate memory: 8 GB")
+    assert all(map(errors.is_out_of_memory, (torch_gpu, on_a_cpu, MemoryError(), RuntimeError("_STATUS_ALLOC_FAILED"))))
+    below = RuntimeError("the batch is wrong\ncan't allocate memory")
+    assert not any(map(errors.is_out_of_memory, (below, ValueError("can't allocate memory"), RuntimeError())))
+
+
 def test_counts_agree_with_their_nouns() -> None:
     assert [errors.counted(n, "label") for n in (0, 1, 2)] == ["0 labels", "1 label", "2 labels"]
     assert errors.counted(1, "class is", "classes are") == "1 class is"

@@ -230,3 +230,40 @@ def test_ray(tmp_path):
         assert q.info["shards"] == {"computed": shards, "kept": 0}
     of = study(["random", "margin"], seeds=(0,), labels=Labels(init=20, per_cycle=5, cycles=1), train=Train(steps=5))
     assert timeless(run_study(of, tmp_path / "study", processes=2, executor="ray")) == timeless(run_study(of))
+
+
+# --- Slurm ---
+
+
+def test_submitit_needs_a_folder_and_the_package(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"'submitit' needs folder=, one that all machines share"):
+        Executor("submitit")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(ImportError, match=r'pip install "foretaste\[slurm\]"'):
+        Executor("submitit", folder=tmp_path).started().__enter__()
+
+
+@pytest.mark.slow
+def test_submitit(tmp_path, caplog, monkeypatch):
+    """Its local jobs, in the place of Slurm's. One is killed; an error keeps its type; a query is the plain one."""
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install foretaste[slurm]")
+    monkeypatch.setattr("foretaste.executors.JOB_LOOK", 0.1)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs do not know the tests' folder
+    try:
+        how = Executor("submitit", workers=2, threads=1, address="local", folder=tmp_path, shard_points=4096)
+        run(how, [(0, "die", tmp_path)])
+        assert "was killed; item 0 is done again" in caplog.text
+        with pytest.raises(KeyError, match="item 5"), how.started() as runner:
+            list(runner(three_parts, [(5, "fail", tmp_path)], ready, str))
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    x = torch.randn(4000, 6, generator=torch.Generator().manual_seed(0))
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
+    with torch_threads(1):
+        plain, q = (
+            ft.query(net, x[:9], torch.arange(9) % 3, x[9:], method="streamed", strategy="margin", executor=e)
+            for e in (None, how)
+        )
+    assert torch.equal(q.scores, plain.scores)
+    assert q.info["shards"] == {"computed": 1, "kept": 0}
+    assert not (tmp_path / "jobs").exists()

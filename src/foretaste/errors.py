@@ -1,4 +1,4 @@
-"""What several folders share: checks of arguments, nearest names, sizes, durations; changed settings; seals."""
+"""What several folders share: checks of arguments, nearest names, sizes; changed settings; out of memory; seals."""
 
 import logging
 import math
@@ -300,6 +300,26 @@ def check_regular(path: str | PathLike[str]) -> None:
         raise IsADirectoryError(f"{path} is a folder; expected a file")
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} is a pipe, a socket or a device; expected a regular file")
+
+
+# Messages of libraries that are out of memory: torch on a CPU, oneDNN, CUDA, cuBLAS, cuDNN (the last two).
+NO_MEMORY_WORDS = (
+    "allocate memory", "could not create a primitive", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED",
+    "was unable to find an engine to execute this computation", "Unable to find a valid cuDNN algorithm",
+)  # fmt: skip
+
+
+def is_out_of_memory(e: Exception) -> bool:
+    """Whether an allocation failed. Only torch's own GPU allocator has an error class for it, known here by its name.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(RuntimeError())
+    (True, False)
+    """
+    said = str(e).split("\n")[0]
+    return isinstance(e, MemoryError) or (
+        isinstance(e, RuntimeError)
+        and (type(e).__name__ == "OutOfMemoryError" or any(words in said for words in NO_MEMORY_WORDS))
+    )
 
 
 # Sealed text. A seal shows damage and careless edits; it is no defence against forgery.

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in several, or on Ray. A task may run twice: it must give the same parts again.
+"""Where tasks run: in this process, in several, on Ray or Slurm. A task may run twice: it must give the same again.
 
 An executor knows nothing of points or studies. ``run`` gives it a function, items, and what every worker needs once.
 Parts of an item come in their order; the items come in any order, each part with its number. A worker that is killed is
@@ -10,6 +10,7 @@ import io
 import logging
 import multiprocessing as mp
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -38,9 +39,10 @@ from foretaste.given import mapped_file
 
 log = logging.getLogger("foretaste")
 
-EXECUTORS = ("serial", "processes", "ray")
+EXECUTORS = ("serial", "processes", "ray", "submitit")
 SHARD_POINTS = 1 << 13
 MOST_RESTARTS = 3  # of an item whose worker was killed, without a part between
+JOB_MINUTES, JOB_LOOK = 60, 1.0  # of a Slurm job; seconds between two looks at them
 MUCH_LONGER = 5  # than the longest silence so far, and a worker counts as silent
 # One thread a process by default, and no thread that spins while it waits: small matrices on shared cores are many
 # times slower. cuBLAS promises the same bits twice only with a workspace of its own.
@@ -64,12 +66,15 @@ class Executor:
 
     Args:
         kind: "serial", in this process, one after the other; "processes", new Python processes on this machine, for
-            which a script needs ``if __name__ == "__main__":``; "ray", tasks of Ray (``foretaste[ray]``).
+            which a script needs ``if __name__ == "__main__":``; "ray", tasks of Ray (``foretaste[ray]``);
+            "submitit", jobs of Slurm (``foretaste[slurm]``), one for each item, with ``sbatch``'s own environment
+            variables, such as SBATCH_PARTITION and SBATCH_TIMELIMIT (an hour by default).
         workers: how many tasks run at once. None (default): as many as the cores, or the CPUs of the Ray cluster, do.
         threads: of one worker, and the CPUs that it takes on Ray. None (default): as many as torch uses in this
             process. Another number may change the last bits of a score.
         address: of a Ray cluster, such as "auto" or "head:6379". None (default): the cluster that this process is
-            connected to, else one is started on this machine and stopped afterwards.
+            connected to, else one is started on this machine and stopped afterwards. Of submitit: "slurm", "local"
+            (processes on this machine), or None, Slurm where it is installed.
         folder: where shards of a query are kept. An interrupted query resumes from it. None (default): they are not
             kept. A study has a folder of its own.
         shard_points: points of a shard, a multiple of 4096; default 8192.
@@ -101,8 +106,10 @@ class Executor:
                 raise ValueError(f"shard_points is {self.shard_points}; expected a multiple of 4096")
         with faults:
             real_number("silence", self.silence, 0, above=True)
-        if self.address is not None and self.kind != "ray":
+        if self.address is not None and self.kind not in ("ray", "submitit"):
             faults.add(f"address={self.address!r} is of a Ray cluster, and the executor is {self.kind!r}")
+        if self.kind == "submitit" and self.folder is None:
+            faults.add("executor 'submitit' needs folder=, one that all machines share: jobs and shards are kept there")
         faults.raise_all()
 
     @property
@@ -118,6 +125,8 @@ class Executor:
             ray = _import_ray()
             with _cluster(ray, self.address):
                 yield partial(_run_on_ray, self, ray, _count_workers(ray, self))
+        elif self.kind == "submitit":
+            yield partial(_run_by_submitit, self, _import_submitit())
         else:
             workers: list[_Process] = []
             with tempfile.TemporaryDirectory() as folder:
@@ -476,17 +485,21 @@ def _work_on_ray(
     key: str, packed: bytes, item: Any, given: int, threads: int, versions: tuple[str, ...]
 ) -> Iterator[Any]:
     """A task: first where it runs, then (None, part) for each part. What all tasks need is made once in a worker."""
-    if _versions() != versions:
-        raise RuntimeError(
-            f"{socket.gethostname()} has {', '.join(_versions())}; expected {', '.join(versions)}, as where the run "
-            "was started: other versions give other bits"
-        )
+    _check_versions(versions)
     nice = os.nice(0) if hasattr(os, "nice") else 0  # not on Windows
     low = f" (of low priority, nice {nice})" if nice > 0 else ""
     yield f"process {os.getpid()} on {socket.gethostname()}{low}", None
     torch.set_num_threads(threads)
     for part in islice(_parts(key, lambda: packed, 0, item), given, None):
         yield None, part
+
+
+def _check_versions(versions: tuple[str, ...]) -> None:
+    if _versions() != versions:
+        raise RuntimeError(
+            f"{socket.gethostname()} has {', '.join(_versions())}; expected {', '.join(versions)}, as where the run "
+            "was started: other versions give other bits"
+        )
 
 
 def _versions() -> tuple[str, ...]:
@@ -533,3 +546,72 @@ def _count_workers(ray: Any, how: Executor) -> int:
 def _free(ray: Any) -> str:
     free, has = (int(of.get("CPU", 0)) for of in (ray.available_resources(), ray.cluster_resources()))
     return f"no worker has begun it; {free} of {has} CPUs of the Ray cluster are free"
+
+
+# --- Slurm, by submitit ---
+
+
+def _import_submitit() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise ImportError(
+            'executor "submitit" needs submitit; install it with: pip install "foretaste[slurm]"'
+        ) from None
+    return submitit
+
+
+def _run_by_submitit(
+    how: Executor, submitit: Any, work: Work, items: Sequence[Any], prepare: Prepare, name: Name
+) -> Iterator[tuple[int, Any]]:
+    assert how.folder is not None
+    folder = Path(how.folder).expanduser().resolve() / "jobs" / uuid.uuid4().hex
+    folder.mkdir(parents=True)
+    (folder / "work").write_bytes(_pack(work, prepare))
+    jobs = submitit.AutoExecutor(folder / "log", cluster=how.address)
+    jobs.update_parameters(cpus_per_task=how.used_threads, timeout_min=JOB_MINUTES, name="foretaste")
+    waiting, running, killed = deque(range(len(items))), dict[int, Any](), [0] * len(items)
+    dog = _Watchdog(how.silence)
+    try:
+        while waiting or running:
+            while waiting and len(running) < (how.workers or usable_cores()):
+                k = waiting.popleft()
+                with _environment_of_workers(how.used_threads):
+                    running[k] = jobs.submit(_work_as_job, folder / "work", items[k], how.used_threads, _versions())
+                dog.hear(k)
+            over = [k for k, job in running.items() if job.done()]
+            for k in over:
+                job = running.pop(k)
+                dog.hear(k, over=True)
+                try:
+                    said = job.result()
+                except submitit.core.utils.UncompletedJobError as error:
+                    killed[k] += 1
+                    if killed[k] > MOST_RESTARTS:
+                        raise RuntimeError(f"{name(items[k])} is given up, after {killed[k]} jobs: {error}") from None
+                    log.warning("job %s was killed; %s is done again", job.job_id, name(items[k]))
+                    waiting.appendleft(k)
+                    continue
+                if isinstance(said, WorkerFailure):
+                    said.error.add_note(said.trace)
+                    raise said.error
+                yield from ((k, part) for part in said)
+            if not over:
+                dog.look(lambda k: f"job {running[k].job_id}, which has {name(items[k])}")
+                time.sleep(JOB_LOOK)
+    finally:
+        for job in running.values():
+            job.cancel(check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another run has its jobs there
+            folder.parent.rmdir()
+
+
+def _work_as_job(packed: Path, item: Any, threads: int, versions: tuple[str, ...]) -> "list[Any] | WorkerFailure":
+    """A job: all parts of an item, or its error."""
+    try:
+        _check_versions(versions)
+        torch.set_num_threads(threads)
+        return list(_parts(str(packed), packed.read_bytes, 0, item))
+    except Exception as error:
+        return _failure(error)

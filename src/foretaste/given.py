@@ -8,6 +8,7 @@ not be in memory is a ``SlicedPoints``, which reads some points at a time.
     integers, booleans        the network's dtype; token ids (int64) if the network has an embedding
 """
 
+import errno
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from foretaste.errors import counted, did_you_mean
+from foretaste.files import is_disk_full
 from foretaste.losses import LOSSES
 
 SURE_IDS = ("id", "ids")  # columns that hold ids; other names do only where no value repeats
@@ -325,6 +327,10 @@ class SlicedPoints:
     def __len__(self) -> int:
         return self.count
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which reads points and names none."""
+        return {**vars(self), "ids": None}
+
     def take(self, at: slice | Sequence[int] | np.ndarray) -> Any:
         """Some points as tensors, as the network takes them. Raises with the position of one that is not finite."""
         rows: Any = range(self.count)[at] if isinstance(at, slice) else np.asarray(at, dtype=np.int64)
@@ -361,9 +367,9 @@ class SlicedPoints:
 
 def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoints | None:
     """A source that need not be read whole; None if it is in memory as tensors already, or must be."""
-    ids = None
     if isinstance(source, str | Path) and Path(source).suffix.lower() in ARROW_ENDINGS:
-        source, ids = arrow_array(Path(source), name)
+        rows = ArrowRows(Path(source).absolute(), name)
+        return SlicedPoints(len(rows.array), rows, name, form, file=str(rows.path), ids=rows.ids)
     if isinstance(source, Tensor) and form is not None and source.dim() and _is_coarse(source, form):
         return SlicedPoints(len(source), sliced_tensors(source, name).read, name, form)
     if isinstance(source, Tensor | Mapping | str | bytes | list | tuple) or is_opened(source) or is_frame(source):
@@ -381,7 +387,7 @@ def sliced_points(source: Any, name: str, form: PointFormat | None) -> SlicedPoi
             return None
         file, read = mapped_file(source), lambda at: array_tensor(np.array(source[at]), name)
         return SlicedPoints(
-            len(source), read, name, form, in_memory=file is None, file=None if file is None else file[0], ids=ids
+            len(source), read, name, form, in_memory=file is None, file=None if file is None else file[0]
         )
     if any(hasattr(source, key) for key in ("__array__", "toarray", "getbands")) or has_plain_columns(source):
         return None
@@ -407,6 +413,20 @@ def _list_batches(source: Any, name: str) -> Callable[[slice | np.ndarray], Tens
         return parts[keys[0]] if len(keys) == 1 else parts
 
     return read
+
+
+class ArrowRows:
+    """Some rows of a Parquet or Arrow file, from a copy. Another process gets its name, and makes a copy of its own."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.array, self.ids = arrow_array(path, name)
+
+    def __call__(self, at: slice | np.ndarray) -> TensorInputs:
+        return array_tensor(np.array(self.array[at]), self.name)
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return ArrowRows, (self.path, self.name)
 
 
 def arrow_array(path: Path, name: str) -> tuple[np.ndarray, list[Any] | None]:
@@ -453,7 +473,16 @@ def arrow_array(path: Path, name: str) -> tuple[np.ndarray, list[Any] | None]:
                 raise ValueError(f"{name}: {path.name} has no points; expected at least one")
             named = bool(ids) and len({*ids} - {None}) == len(ids)
             return np.memmap(copy, dtype, "r", shape=tuple(shape)), ids if named else None
-    except (pa.ArrowException, FileNotFoundError) as error:
+    except (pa.ArrowException, OSError) as error:
+        if is_disk_full(error):
+            raise OSError(
+                errno.ENOSPC,
+                f"the disk is full, and {name}, {path.name}, could not be copied to {tempfile.gettempdir()}, to read "
+                "single rows; free some space there, or name a folder on a larger disk in the environment variable "
+                "TMPDIR",
+            ) from None
+        if not isinstance(error, pa.ArrowException | FileNotFoundError):
+            raise
         raise ValueError(f"{name}: {path} cannot be read: {' '.join(str(error).split())[:300]}") from None
 
 

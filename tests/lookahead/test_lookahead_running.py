@@ -191,8 +191,13 @@ def test_a_lock_that_an_interrupt_left_shut_stops_no_label(wait: int) -> None:
     assert_close(whole(found[0]), conditioned(case, (0, 1)))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    ids=["GPU", "CPU"],
+)
 def test_without_memory_for_it_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch, wait: int, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, wait: int, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     case = CASES[0]
     state = case.state(ridge=RIDGE)
@@ -200,7 +205,7 @@ def test_without_memory_for_it_it_goes_on(
         state = state.condition(j)
 
     def no_memory(*args: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     with monkeypatch.context() as m:
         m.setattr(Tensor, "clone", no_memory)

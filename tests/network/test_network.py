@@ -626,6 +626,15 @@ def test_bad_input(change, message):
         fit(given.pop("net"), given.pop("x"), given.pop("y"), **given)
 
 
+def test_out_of_memory_is_not_blamed_on_the_points():
+    class Full(nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+    with pytest.raises(RuntimeError, match=r"^.enforce fail"):
+        fit(Full(64, 10), *digits(20)[:2], steps=2)
+
+
 def test_numbers_of_numpy_are_numbers():
     a, b = MLP(4, (5,), 3), MLP(4, (5,), 3)
     fit(a, X, Y, start="cold", steps=np.int64(4), seed=np.int64(3), max_lr=np.float32(0.5), batch_size=np.int32(4))

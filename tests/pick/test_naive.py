@@ -298,6 +298,16 @@ class Branching(nn.Module):
         return self.b(h if float(h.sum()) < 1e9 else -h)
 
 
+def test_out_of_memory_on_a_cpu_is_not_blamed_on_vmap(monkeypatch, caplog):
+    def full(*args):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("foretaste.pick.retraining.peak_bytes", full)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        ask(setting(U=4), "naive")
+    assert "cannot retrain" not in caplog.text
+
+
 @pytest.mark.parametrize("strategy", ["naive", "eer_retrain", "onestep"])
 def test_what_vmap_cannot_do_goes_one_by_one(strategy, caplog):
     s = setting(U=4)

@@ -199,11 +199,57 @@ def test_options_reach_the_strategy():
     assert not torch.equal(q.scores, ask(strategy="gain").scores)
 
 
-def test_progress_counts_picks():
-    for settings in ({}, {"strategy": "mlmoc"}, {"strategy": "random"}, {"select": "sequential", "oracle": truth}):
-        seen = []
-        ask(progress=lambda done, total, seen=seen: seen.append((done, total)), **settings)
-        assert seen == [(n, 5) for n in range(1, 6)]
+@pytest.mark.parametrize("strategy", ["random", "margin", "badge"])
+def test_progress_counts_picks_where_there_is_no_kernel(strategy):
+    seen = []
+    ask(strategy=strategy, progress=lambda *counts: seen.append(counts))
+    assert seen == [(n, 5) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"strategy": "mlmoc"}, {"strategy": "gain"}, {"select": "sequential", "oracle": truth}, {"method": "direct"}],
+    ids=str,
+)
+def test_progress_counts_the_kernel_and_then_the_picks(settings):
+    seen = []
+    ask(progress=lambda *counts: seen.append(counts), **settings)
+    done = [counts[0] for counts in seen]
+    assert {counts[1] for counts in seen} == {len(X_U) + 5}
+    assert done == sorted(done)
+    assert done.count(len(X_U) + 5) == 1
+    assert len(done) > 5  # each pick, and the kernel before
+
+
+class Scaled(torch.autograd.Function):
+    """A product that vmap cannot run, and no rule knows: gradients come point by point."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad
+
+
+class Unruly(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3))
+
+    def forward(self, x):
+        return Scaled.apply(torch.tanh(x), self.weight)
+
+
+def test_a_network_whose_points_go_one_by_one_shows_progress():
+    seen = []
+    q = query(Unruly().eval(), X_L, Y_L, X_U, batch_size=5, progress=lambda *counts: seen.append(counts))
+    assert len(q) == 5
+    assert len({done for done, _ in seen}) > len(X_U) // 2  # not a jump from nothing to the picks
+    assert seen == sorted(seen)
 
 
 def test_info_says_what_was_used():

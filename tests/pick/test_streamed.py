@@ -1,8 +1,14 @@
 """Pools that are read in chunks: the answer is dense's where all is watched, and an honest estimate with a sample."""
 
+import errno
+import io
 import logging
+import os
+import re
 import sys
+import tempfile
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -15,7 +21,9 @@ from foretaste.acquire import Shortlist, StreamedCover, cover_greedily, covered_
 from foretaste.acquire.sampled_cover import STREAM_CHUNK, STREAM_LOOK, KeptRows
 from foretaste.given import SlicedPoints, point_format, sliced_points, sliced_tensors
 from foretaste.losses import probabilities
-from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS
+from foretaste.pick import streamed
+from foretaste.pick.shards import pool_digest
+from foretaste.pick.streamed import KEPT_ROWS, SHORTLIST_NUMBERS, SecondStep
 from foretaste.tangent import CentredTangents, MeanTangent, PeakMemory, freeze
 
 L, D, C = 20, 12, 4
@@ -508,6 +516,38 @@ def test_parquet_and_arrow_files_are_pools(kind, tmp_path):
     assert ft.query(net, x_L, y_L, path, batch_size=7).info["method"] == "dense"
 
 
+def test_a_parquet_file_is_read_by_every_process_itself(tmp_path):
+    """It travels by its name: no points, and no ids."""
+    path = write_rows(tmp_path, "parquet", X_U.float())
+    pool = sliced_points(path, "x_U", point_format(NET))
+    assert not pool.in_memory
+    assert pool.ids[3] == "p3"
+    assert pool.file == str(path)
+    sent = cloudpickle.dumps(pool)
+    assert len(sent) < 4000  # of 145 × 12 numbers
+    there = cloudpickle.loads(sent)
+    assert torch.equal(there.take([7, 3]), pool.take([7, 3]))
+    known = pool_digest(pool)
+    assert pool_digest(there) == known
+    plain = ask(path, watch=60)
+    q = ask(path, watch=60, executor=ft.Executor("serial", folder=tmp_path, shard_points=4096))
+    assert q.ids == plain.ids
+    os.utime(path, ns=(1, 1))
+    assert pool_digest(sliced_points(path, "x_U", point_format(NET))) != known
+
+
+def test_a_full_disk_of_temporary_files_says_what_to_do(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, raw):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = write_rows(tmp_path, "parquet", X_U)
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with pytest.raises(OSError, match=r"the disk is full, and x_U, pool\.parquet, .* free some space .*TMPDIR") as told:
+        ask(path)
+    assert told.value.errno == errno.ENOSPC
+
+
 def test_an_item_that_cannot_be_read_is_named():
     class Torn(Squares):
         def __getitem__(self, i):
@@ -556,12 +596,70 @@ def test_lists_of_a_hugging_face_dataset_are_read_many_at_a_time():
     assert ft.query(net, x_L, y_L, source, batch_size=7, method="streamed", watch=80).ids == want.ids
 
 
-def test_progress_counts_points_and_then_picks():
+@pytest.mark.parametrize("watch", [None, 60])
+@pytest.mark.parametrize(
+    "settings", [{}, {"select": "top"}, {"strategy": "margin"}, {"strategy": "random"}, {"executor": "serial"}], ids=str
+)
+def test_progress_is_one_scale_and_its_end_the_last_call(settings, watch, monkeypatch):
+    monkeypatch.setitem(STREAM_CHUNK, "cpu", 50)
     said = []
-    ask(progress=lambda done, total: said.append((done, total)))
+    ask(progress=lambda done, total: said.append((done, total)), watch=watch, **settings)
     assert said == sorted(said)
     assert {total for _, total in said} == {len(X_U) + 12}
-    assert said[-1] == (len(X_U) + 12, len(X_U) + 12)
+    assert [done for done, _ in said].count(len(X_U) + 12) == 1
+
+
+def test_every_phase_of_a_cover_on_a_sample_moves_the_progress(monkeypatch):
+    """None is silent: the forward pass, the pass, the first batch, and each sample that chooses again."""
+    said, phases = [], []
+
+    def note(name, real, *at):
+        def call(*given, **named):
+            before = len(said)
+            found = real(*given, **named)
+            phases.append((name, said[before:]))
+            return found
+
+        return call
+
+    monkeypatch.setitem(STREAM_CHUNK, "cpu", 250)
+    for name in ("error_of_outputs", "pick_covering", "pick_twice"):
+        monkeypatch.setattr(streamed, name, note(name, getattr(streamed, name)))
+    monkeypatch.setattr(StreamedCover, "coverage", note("pass", StreamedCover.coverage))
+    monkeypatch.setattr(Shortlist, "value", note("value", Shortlist.value))
+    ask_sampled(monkeypatch, agreed=-9.0, progress=lambda done, total: said.append(done))  # the sample doubles
+    moved = [(name, len({*told})) for name, told in phases if name not in ("pick_covering", "pick_twice")]
+    assert [name for name, _ in moved] == ["error_of_outputs", "pass", *["value"] * (len(moved) - 2)]
+    assert len(moved) > 4
+    assert all(steps for _, steps in moved[:-1])  # all of the pool is watched at last, and nothing is held out
+    first_batch = next(told for name, told in phases if name == "pick_covering")
+    assert len({*first_batch}) > 12
+    again = next(told for name, told in phases if name == "pick_twice")
+    assert again[-1] == 1197
+    assert max(first_batch) < again[-2] < 1197
+    assert said[-1] == 1197
+
+
+def test_all_that_a_streamed_cover_takes_is_told_before_the_pass(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "foretaste")
+    told = []
+    real = StreamedCover.coverage
+    monkeypatch.setattr(StreamedCover, "coverage", lambda *given: told.append(caplog.text) or real(*given))
+    ask_sampled(monkeypatch)
+    assert re.search(
+        r"streamed: 1185 candidates against 200 watched points; about .+ \(.+ so far, .+ for the pass over the pool, "
+        r".+ for the picks\), and .+B\n", told[0]
+    )  # fmt: skip
+
+
+def test_samples_double_until_they_have_the_pool_or_memory_ends():
+    """Typed out: all of the rest where twice the sample would be more than it; less where memory is short."""
+    assert SecondStep(1000, 40, 10**6, 100, 1000).sizes(40) == [100, 200, 400, 960]
+    assert SecondStep(1000, 40, 40 * 340, 100, 1000).sizes(40) == [100, 200, 300]
+    assert SecondStep(1000, 40, 10**6, 100, 150).sizes(40) == [100, 150]
+    assert SecondStep(40, 40, 10**6, 100, 40).sizes(40) == [0]
+    assert SecondStep(1000, 40, 10**6, 100, 150).work(40) == (40 + 100 + 100) + (40 + 150 + 150)
+    assert SecondStep(1000, 40, 10**6, 500, 1000).work(40) == 40 + 960
 
 
 def test_a_source_reads_only_what_is_asked_for():
@@ -595,7 +693,7 @@ def test_what_cannot_be_streamed_says_what_can():
     with pytest.raises(ValueError, match=r"method=\"streamed\" is for cover .*strategy 'gain' with select='greedy'"):
         ask(strategy="gain")
     with pytest.raises(ValueError, match=r"needs all points at once\. These read a pool in chunks: cover"):
-        ft.query(NET, X_L, Y_L, X_U.numpy(), strategy="badge", budget=10_000)
+        ft.query(NET, X_L, Y_L, X_U.numpy(), strategy="badge", budget=10_000, method="dense")
     with pytest.raises(ValueError, match=r"streamed.* is a way to pick, of ft\.query"):
         ft.linearize(NET, X_L, Y_L, X_U, method="streamed")
 
@@ -604,3 +702,22 @@ def test_a_batch_larger_than_the_pool_takes_all(caplog):
     q = ask(X_U[:9], batch_size=12)
     assert sorted(q.indices.tolist()) == list(range(9))
     assert "all of it is picked" in caplog.text
+
+
+def test_scores_on_a_sample_are_those_of_dense_without_bias():
+    """Of ``select="top"``: what a candidate adds for others, in the mean over samples, within the error of that."""
+    W, U, how = 200, len(SETS[3]), {"select": "top", "options": {"space": "tangent"}}
+    F = covered_errors(ft.linearize(*SETS, output="signs", ridge="misfit"), space="tangent")
+    dense = ft.query(*SETS, batch_size=12, method="dense", **how)
+    own_U = F.weight_W * (1 - F.covered_W)  # of itself a candidate that is not watched knows nothing
+    want_U = (dense.scores - own_U)[5:]  # the first five are copies of labelled points
+    asked = [ft.query(*SETS, batch_size=12, method="streamed", watch=W, seed=s, **how) for s in range(24)]
+    told = torch.stack([q.scores[5:] * U / W for q in asked])
+    off, error = told.mean(0) - want_U, told.std(0) / len(told) ** 0.5
+    assert abs(float(off.mean())) < 3 * float(told.mean(1).std()) / len(told) ** 0.5
+    assert float((off.abs() < 2.5 * error).double().mean()) > 0.95
+    for q in asked:
+        assert q.info["batch_value"].keys() == {"watched"}
+        assert q.indices.tolist() == q.scores.topk(12).indices.tolist()
+    best = literal_value(F, dense.indices)
+    assert np.mean([literal_value(F, q.indices) for q in asked]) > 0.8 * best

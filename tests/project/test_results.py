@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,16 @@ def test_the_figure_of_scaling_is_of_its_records(tmp_path):
     )
     assert len(drawn) > 8
     assert drawn == pytest.approx(committed, abs=0.01)
+
+
+def test_the_table_of_steps_is_that_of_its_records(monkeypatch):
+    monkeypatch.syspath_prepend(RESULTS / "findings" / "scale")
+    monkeypatch.setitem(sys.modules, "labels", script("findings/scale/labels"))  # which it imports by this name
+    steps = script("findings/scale/steps")
+    rows = steps.read()
+    assert len(rows) == 45
+    assert all(r["residual"] <= 1e-5 for r in rows)
+    assert steps.table(rows) in (RESULTS.parent / "docs" / "scaling-notes.md").read_text()
 
 
 def test_the_tables_of_fine_tuning_are_those_of_its_records():

@@ -47,6 +47,7 @@ from foretaste.acquire.cover import (
 )
 from foretaste.acquire.coverage import FIRST_LOOK, Coverage, KernelRows
 from foretaste.acquire.predictions import chance_of_error, gaps, need_classes
+from foretaste.errors import is_out_of_memory
 from foretaste.given import SlicedPoints
 from foretaste.lookahead import LargeLabels, State
 from foretaste.tangent import (
@@ -61,7 +62,6 @@ from foretaste.tangent import (
     TangentFactors,
     count_points,
     gram,
-    is_out_of_memory,
     join_points,
     take_points,
     to_float64,
@@ -74,6 +74,7 @@ STREAM_CHUNK = {"cpu": 4096, "cuda": 65536}  # candidates that are read at a tim
 STREAM_NUMBERS = 1 << 25  # of their factors at a time. Not of the budget: it must not change rounding, and so a pick
 STREAM_LOOK = {"cpu": FIRST_LOOK, "cuda": 4096}  # candidates read again at first, for a pick: a GPU takes as long for 1
 MEAN_POINTS = 16384  # whose mean tangent is taken off
+CARRIED = ("state", "used_space", "exact_sample", "weight_W", "chance_work")  # what does not depend on sketches
 TRIAL_POINTS = 512  # on which the time of a pass is estimated
 SENT = ("frozen", "sample", "own_U", "held", "covered_W", "weight_W")  # to processes that score chunks
 EXACT_MEAN = 2048  # as MEAN_POINTS, where κ is from blocks of Θ
@@ -175,6 +176,7 @@ class StreamedCover:
     scale: float | None = None
     space: str = "auto"
     rows_read: list[int] = field(default_factory=list)  # how many, each time that lazy evaluation asks
+    row_cuts: FittingCuts = field(default_factory=FittingCuts)  # of these
     kept: int = 0  # candidates whose rows are kept, at most
     sketch: int | None = None  # the side of sketches that take the place of tangents
     budget: int = 1 << 30  # bytes of the blocks of Θ, if there are sketches
@@ -213,9 +215,7 @@ class StreamedCover:
     def with_landmarks(self) -> "StreamedCover":
         """The same, where sketches have an exact part. What does not depend on sketches is carried over."""
         made = replace(self, landmarks=SKETCH_LANDMARKS)
-        vars(made).update(
-            {name: vars(self)[name] for name in ("state", "used_space", "exact_sample") if name in vars(self)}
-        )
+        vars(made).update({name: vars(self)[name] for name in CARRIED if name in vars(self)})
         return made
 
     @property
@@ -285,7 +285,12 @@ class StreamedCover:
         """(n, W): κ² of candidates."""
         at_n = at.cpu().numpy()
         self.rows_read.append(len(at_n))
-        return self.without_own(self.held.rows(self._read_factors(at_n)), at_n).square_()
+
+        def read(cut: slice) -> Tensor:
+            return self.without_own(self.held.rows(self._read_factors(at_n[cut])), at_n[cut]).square_()
+
+        parts = [part for _, part in self.row_cuts(len(at_n), read)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read_factors(self, at_n: np.ndarray) -> "Inputs | TangentFactors":
         if not self.sketched or self.kept_sketches is None:
@@ -473,13 +478,34 @@ class StreamedCover:
         return self.held.nbytes + chunk + blocks + kept * row + sketches + 64 * len(self.pool)
 
     def estimate_seconds(self) -> float:
-        """Of the pass over the pool, from a trial on some watched points."""
-        trial = take_points(self.x_W, slice(TRIAL_POINTS))
-        none = np.full(count_points(trial), -1)
+        """Of the pass over the pool."""
+        return self.trial[0] * len(self.pool)
+
+    @cached_property
+    def trial(self) -> tuple[float, float]:
+        """What a candidate takes in the pass, as some watched points took: seconds, and work (``clock``)."""
+        points = take_points(self.x_W, slice(TRIAL_POINTS))
+        none = np.full(count_points(points), -1)
         _ = self.covered_W, self.weight_W
-        begin = time.perf_counter()
-        self.gains(trial, none)
-        return (time.perf_counter() - begin) / count_points(trial) * len(self.pool)
+        begin, worked = time.perf_counter(), self.clock()
+        self.gains(points, none).cpu()  # waits for a GPU
+        return (time.perf_counter() - begin) / len(none), max((self.clock() - worked) / len(none), 1e-9)
+
+    @cached_property
+    def chance_work(self) -> float:
+        """Work for e of a point: of the watched points, and for their state if nothing has asked for it before."""
+        worked = self.clock()
+        self.weight_W.cpu()
+        return (self.clock() - worked) / count_points(self.x_W)
+
+    def clock(self) -> float:
+        """Seconds of work. Those of the processor, for others may use it too; of a GPU all that go by."""
+        return time.process_time() if self.frozen.device.type == "cpu" else time.perf_counter()
+
+    def compare_cost(self, S: int) -> float:
+        """Of a point that is compared with S candidates, in candidates of the pass."""
+        chance = self.chance_work / self.trial[1]
+        return 2 * chance if self.sketched else chance + S / len(self.held)
 
 
 @dataclass
@@ -532,6 +558,7 @@ class Shortlist:
     """F of candidates S on a sample V of the pool that has all of S, and ``size`` points of the rest or all of them.
 
     error_U: the network's chance of error on each candidate. As many points again are held out, if there are so many.
+    count: called with the number of points that were compared with S.
     """
 
     cover: StreamedCover
@@ -539,6 +566,7 @@ class Shortlist:
     error_U: np.ndarray
     size: int
     seed: int
+    count: Callable[[int], object] = lambda points: None
 
     @cached_property
     def sample(self) -> "WatchedSample":
@@ -568,6 +596,7 @@ class Shortlist:
 
         for at, found in FittingCuts(cover.second_chunk)(len(at_N), of):
             yield at, *found
+            self.count(at.stop - at.start)
 
     @cached_property
     def coverage(self) -> Coverage:

@@ -23,6 +23,7 @@ EXTRAS = {
     "datasets": "Hugging Face datasets",
     "activeml": "strategies of scikit-activeml, and ours as theirs",
     "ray": "queries and studies on a Ray cluster",
+    "slurm": "queries and studies as jobs of Slurm",
 }
 
 

@@ -55,7 +55,8 @@ def run_command(
     ] = None,
     device: Annotated[str, machine_option(help="cpu, cuda (all cards), cuda:1, or auto.")] = "auto",
     executor: Annotated[
-        str, machine_option(help="Where they run: processes, on this machine; ray, on a cluster; serial, one by one.")
+        str,
+        machine_option(help="Where they run: processes; ray or submitit (Slurm), on a cluster; serial, one by one."),
     ] = "processes",
     address: Annotated[
         str | None, machine_option(help="Of a Ray cluster, such as auto. Default: one is started on this machine.")
@@ -84,8 +85,8 @@ def run_command(
     study = studies.smoke(study) if smoke else study
     folder = out or Path("runs") / (Path(config).stem + ("-smoke" if smoke else ""))
     check_output_folder(folder)
-    how = Executor(executor, address=address)
-    devices = study_devices("cpu" if executor == "ray" and device == "auto" else device)
+    how = Executor(executor, address=address, folder=folder if executor == "submitit" else None)
+    devices = study_devices("cpu" if executor in ("ray", "submitit") and device == "auto" else device)
     resumes = folder.exists() and not estimate
     if resumes:
         with lock_folder(folder):  # before data is read and costs are measured

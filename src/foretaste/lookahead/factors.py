@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from foretaste.errors import is_out_of_memory
+
 log = logging.getLogger("foretaste")
 
 # Factors that may wait to be subtracted for good. At 4000² on two cores: a block with one waiting factor takes 10 ms,
@@ -166,7 +168,9 @@ class RunningPosterior:
             most = factors.first(len(factors.js) - 1)
             S_WU.addmm_(most.W(n).T, most.U(n), alpha=-1)
             self.taken = TakenPosterior(S_WU, most.js)
-        except torch.OutOfMemoryError:
+        except Exception as e:
+            if not is_out_of_memory(e):
+                raise
             self.room = False
             log.warning("no memory for a second S of %d × %d: each pick of a large batch takes longer", *base_WU.shape)
         finally:

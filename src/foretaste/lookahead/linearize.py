@@ -25,6 +25,7 @@ from foretaste.losses import BinaryOutputs
 from foretaste.tangent import (
     FrozenNetwork,
     Inputs,
+    KernelProgress,
     Output,
     Params,
     check_inputs,
@@ -145,8 +146,12 @@ def linearise(
     settings: KernelSettings,
     classes: Sequence[ClassName] | None = None,
     eager: bool = False,
+    progress: KernelProgress | None = None,
 ) -> State:
-    """``linearize`` of a network of C outputs and of points that are checked already (``check_points``)."""
+    """``linearize`` of a network of C outputs and of points that are checked already (``check_points``).
+
+    progress: of Θ, called with (points done, points to do).
+    """
     if settings.method == "streamed":
         raise ValueError('method="streamed" is a way to pick, of ft.query; a state is "dense" or "direct"')
     check_output(frozen, C)
@@ -171,7 +176,7 @@ def linearise(
     if settings.watch_by == "contested" and isinstance(settings.watch, int):
         f["U"] = run(x_U, name="x_U")
     x_W, at_W = watched_points(settings, x_U, f.get("U"))
-    kernels = NetworkKernels(frozen, C, x_L, x_U, x_W, y_LC, settings)
+    kernels = NetworkKernels(frozen, C, x_L, x_U, x_W, y_LC, settings, progress)
     if eager:
         kernels.held = kernels.load()
         f |= kernels.held.outputs

@@ -28,6 +28,7 @@ from foretaste.tangent import (
     Gram,
     GramJob,
     Inputs,
+    KernelProgress,
     PrecisionChoice,
     choose_precision,
     gram,
@@ -159,7 +160,8 @@ class GivenKernels(KernelSource):
 class NetworkKernels(KernelSource):
     """Θ, and f on the same points, by one run of the tangent engine. x_W is None for W = U, x_L for an empty L.
 
-    The caller has checked the network and the inputs. ``y_LC`` only helps to choose the precision.
+    The caller has checked the network and the inputs. ``y_LC`` only helps to choose the precision. ``progress`` is that
+    of ``load``.
     """
 
     def __init__(
@@ -171,13 +173,15 @@ class NetworkKernels(KernelSource):
         x_W: Inputs | None,
         y_LC: Tensor,
         settings: KernelSettings,
+        progress: KernelProgress | None = None,
     ) -> None:
         self.points = {k: x for k, x in (("L", x_L), ("U", x_U), ("W", x_W)) if x is not None}
         self.w = w = "U" if x_W is None else "W"
         blocks = [(w, "U")]
         if x_L is not None:
             blocks += [("L", "L"), ("U", "L")] + ([("W", "L")] if w == "W" else [])
-        self.job = GramJob(frozen, self.points, blocks, ["U", "W"] if w == "W" else [], settings.budget, classes=C)
+        diagonals = ["U", "W"] if w == "W" else []
+        self.job = GramJob(frozen, self.points, blocks, diagonals, settings.budget, classes=C, progress=progress)
         self.B, self.settings = C if frozen.output == "full" else 1, settings
         self.scale = 1.0 if settings.theta_scale is None else float(settings.theta_scale)
         # Under cross-entropy the mean before any label is f, and what a label adds to A is at least 4 (Problem.system).
@@ -187,7 +191,7 @@ class NetworkKernels(KernelSource):
         self.own_ridge = None if ridge is None else ridge / self.scale
         self.precision = PrecisionChoice(settings.precision)
         passes = unmeasured_precision(settings.precision, frozen)
-        self.row_job = replace(self.job, blocks=[("j", "U")], diagonals=[], precision=passes)
+        self.row_job = replace(self.job, blocks=[("j", "U")], diagonals=[], precision=passes, progress=None)
 
     def load(self) -> ThetaBlocks:
         if self.held is not None:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foretaste.batches import Inputs, batches, count_points, input_parts, join_batches, run_network, take_points
-from foretaste.errors import check_known, whole_number
+from foretaste.errors import check_known, is_out_of_memory, whole_number
 from foretaste.given import (
     ClassName,
     given_tensors,
@@ -369,9 +369,9 @@ def count_outputs(net: nn.Module, x: Inputs, how: TrainingRecipe) -> int:
     n = min(2, count_points(x))
     try:
         f_nC = run_network(net, how.feed(take_points(x, slice(n))))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, IndexError) as e:
+        if is_out_of_memory(e):
+            raise
         reason = str(e).split("\n")[0]
         shapes = {key: f"{tuple(t.shape)} and {t.dtype}" for key, t in input_parts(x).items()}
         raise ValueError(f"net does not take x, of shape {shapes.get('', shapes)}: {reason}") from e

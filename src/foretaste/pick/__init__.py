@@ -30,6 +30,7 @@ from foretaste.pick.naive import egl as egl
 from foretaste.pick.naive import naive as naive
 from foretaste.pick.naive import onestep as onestep
 from foretaste.pick.parbals import parbals as parbals
+from foretaste.pick.phases import ProgressCounter as ProgressCounter
 from foretaste.pick.query import check_query as check_query
 from foretaste.pick.query import query as query
 from foretaste.pick.request import Query as Query
@@ -37,7 +38,6 @@ from foretaste.pick.request import Request as Request
 from foretaste.pick.select import Batch as Batch
 from foretaste.pick.select import Oracle as Oracle
 from foretaste.pick.select import Picked as Picked
-from foretaste.pick.select import ProgressCounter as ProgressCounter
 from foretaste.pick.select import pick as pick
 from foretaste.pick.select import random as random
 from foretaste.pick.stop import Budget as Budget

@@ -246,9 +246,17 @@ class PointPlaces:
 
 
 def read_parts(
-    cover: StreamedCover, budget: int, generator: torch.Generator, seen: Seen, passes: ShardedPasses | None = None
+    cover: StreamedCover,
+    budget: int,
+    generator: torch.Generator,
+    seen: Seen,
+    passes: ShardedPasses | None,
+    begin: Callable[[float], object],
 ) -> PoolParts:
-    """One pass over the pool: e_i, how well L covers each point, and the order, of which parts are cut."""
+    """One pass over the pool: e_i, how well L covers each point, and the order, of which parts are cut.
+
+    begin: is told which share of the work the pass is.
+    """
     U = len(cover.pool)
     size = part_size(U, budget, cover.frozen.device)
     count = -(-U // size)
@@ -258,6 +266,7 @@ def read_parts(
         "streamed: the batch is large; it is grown in %d parts of the pool, of %d points; about %s",
         count, -(-U // count), format_seconds(seconds),
     )  # fmt: skip
+    begin(centres / (PART_COST * size + centres))
     held, place_M = hold_centres(cover, centres, generator)
     place = PointPlaces(held, place_M, cover.errors, cover.held_L)
     if passes is None:

@@ -1,6 +1,7 @@
 """``ft.query``: which points to label next. It checks, linearises, scores, picks and answers."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.acquire import DEFAULT_STRATEGY, SELECTS, Strategy, find_strategy
-from foretaste.errors import Faults, counted, did_you_mean, whole_number
+from foretaste.errors import Faults, counted, did_you_mean, is_out_of_memory, whole_number
 from foretaste.executors import Executor, as_executor
 from foretaste.given import (
     ClassName,
@@ -29,9 +30,11 @@ from foretaste.given import (
 )
 from foretaste.lookahead import KernelSettings, PoolState, State, check_points, settle_binary
 from foretaste.losses import BinaryOutputs
-from foretaste.pick.request import Query, Request
-from foretaste.pick.select import Batch, Oracle, Picked, ProgressCounter, labelled_copies, pick
-from foretaste.pick.streamed import as_source, choose_way, pick_streamed
+from foretaste.pick.phases import PhasedProgress, ProgressCounter
+from foretaste.pick.request import Query, Request, silent
+from foretaste.pick.select import Batch, Oracle, Picked, labelled_copies, pick
+from foretaste.pick.streamed import draw_shortlist, pick_streamed
+from foretaste.pick.ways import SHARE_IN_MEMORY, Way, as_source, choose_way
 from foretaste.tangent import (
     PROBE_POINTS,
     BudgetError,
@@ -41,10 +44,13 @@ from foretaste.tangent import (
     check_precision,
     count_points,
     freeze,
+    resolve_budget,
     without_modes,
 )
 
 log = logging.getLogger("foretaste")
+# Of the work of a dense query, Θ: where a batch is picked from one score or a coverage, and where each pick is scored.
+KERNEL_SHARE, KERNEL_SHARE_GREEDY = 0.9, 0.5
 
 
 @without_modes()
@@ -124,7 +130,8 @@ def query(
         method: "dense" (Eq. 12), "direct" (Eq. 11 for each candidate, slow), or "streamed": the pool is read in chunks,
             and cover watches a sample of it, 4096 points unless ``watch`` says otherwise. For cover, margin, entropy,
             least_confidence and random. "auto" (default): dense if that fits the budget, else streamed where that is
-            possible. ``q.info["method"]`` says which. See docs/scaling.md and ``ft.linearize``.
+            possible, else dense among a shortlist, as many points as fit, with a warning. ``q.info["method"]`` says
+            which, and the log why. See docs/scaling.md and ``ft.linearize``.
         budget: memory for the tangent engine, in bytes or as "8GB". None (default): half of the free memory on a CPU,
             nine tenths on a GPU.
         params: the parameters to differentiate: "head", the last layer; "last-block", the last block and what follows;
@@ -140,8 +147,9 @@ def query(
         pool: whether the unlabelled points enter the kernel, None (default), "auto" or an ``ft.Graph``: see
             ``ft.linearize``. For a model that learns from the pool too, as ``ft.fit(..., pool=x_U)`` trains it. What
             leave-one-out says of it is in ``q.info["pool"]``.
-        progress: ``progress(done, total)``, called after each pick, or by a strategy that retrains for each candidate.
-            A streamed query counts the candidates that were read, and then the picks.
+        progress: ``progress(done, total)``. ``done`` never falls, and is ``total`` once, at the end. It counts picks,
+            or what a strategy that picks by itself counts. Where there is a kernel, or a pool that is read in chunks,
+            ``total`` is the candidates and the picks, and ``done`` goes by the work that is expected of each step.
         executor: what computes a streamed query's passes over the pool. None (default): this one. "processes", "ray"
             or an ``ft.Executor``: shards of the pool, on several machines too. The answer has the same bits. With
             ``ft.Executor(..., folder=...)`` an interrupted query resumes. A dense query does not use it.
@@ -192,26 +200,43 @@ def query(
     ids = candidate_ids(given.candidates, ids, x_U)
     asked = check(x_U=given.x_U, watch=given.watch, ids=ids, unlabelled=_is_empty(given.x_L))
     how, select, chosen = asked.how, asked.select, asked.options
-    generator, counter = torch.Generator().manual_seed(int(seed)), ProgressCounter(progress)
     way, extra = choose_query_way(net, given, asked), dict[str, Any]()
-    if way != "streamed":
+    if method == "auto":
+        log.info('method="auto" is %s: %s', way.kind, way.why)
+    counter = ProgressCounter(progress)
+    if way.kind != "dense" or "kernel" in how.needs:
+        counter = PhasedProgress(progress, total=max(1, int(way.U + min(batch_size, way.U))))
+    unfit: Exception = ValueError(way.why)
+    if way.kind == "dense":
         try:
-            whole = replace(given, x_U=given.x_U.all()) if isinstance(given.x_U, SlicedPoints) else given
-            request, got, seconds = pick_dense(net, whole, asked, batch_size, generator, counter, oracle, ids, begin)
-        except BudgetError as too_small:
-            if way == "dense":
+            request, got, seconds = pick_dense(net, given, asked, batch_size, counter, oracle, ids, begin)
+        except Exception as e:
+            if way.instead is None or not does_not_fit(e):
                 raise
-            log.info("%s; so the pool is streamed", too_small)
-            way, generator = "streamed", torch.Generator().manual_seed(int(seed))
-    if runner is not None and way != "streamed":
+            way, unfit = replace(way, kind=way.instead), without_frames(e)
+            extra["not_dense"] = unfit_words(e)
+            if isinstance(counter, PhasedProgress):
+                counter.restart()
+            else:
+                counter = PhasedProgress(progress, total=int(way.U + min(batch_size, way.U)))
+    # Outside of ``except``: inside it, the error's frames keep the tensors alive.
+    if way.kind == "shortlist":
+        request, got, seconds, told = pick_listed(
+            net, given, asked, batch_size, counter, oracle, ids, begin, unfit, runner
+        )
+        extra |= told
+    elif runner is not None and way.kind == "dense":
         log.info("the query is dense, and makes no use of the executor")
-    if way == "streamed":
+    if way.kind == "streamed":
+        if extra:
+            level = logging.INFO if isinstance(unfit, BudgetError) else logging.WARNING
+            log.log(level, "%s; so the pool is streamed", extra["not_dense"])
         points = as_source(given.x_U)
-        n, probe = fewer_than_pool(batch_size, len(points)), replace(given, x_U=points.take(slice(0, PROBE_POINTS)))
-        request = replace(make_request(net, probe, asked, 1, generator, counter), batch_size=n)
+        request = probe_request(net, given, points, asked, batch_size, counter)
         how.settings(chosen, request.x_U)
-        got, extra = pick_streamed(request, points, how, select, chosen, runner)
-        seconds = {"outputs": 0.0, "kernel": 0.0}
+        got, told = pick_streamed(request, points, how, select, chosen, runner)
+        extra, seconds = extra | told, {"outputs": 0.0, "kernel": 0.0}
+    counter.finish()
     # Answer.
     seconds |= got.seconds | {"total": time.perf_counter() - begin}
     info = {"strategy": how.name, "select": select, "options": chosen, "loss": loss, "seed": seed}
@@ -242,7 +267,6 @@ def pick_dense(
     given: GivenSets,
     asked: "CheckedQuery",
     batch_size: int,
-    generator: torch.Generator,
     counter: ProgressCounter,
     oracle: Callable[[Any], Any] | None,
     ids: Any,
@@ -250,10 +274,13 @@ def pick_dense(
 ) -> tuple[Request, Picked, dict[str, float]]:
     """The batch where all points are in memory; the request, and the seconds since ``begin``."""
     how, select, chosen = asked.how, asked.select, asked.options
-    request = make_request(net, given, asked, batch_size, generator, counter)
+    given = replace(given, x_U=given.x_U.all()) if isinstance(given.x_U, SlicedPoints) else given
+    request = make_request(net, given, asked, batch_size, counter)
     how.settings(chosen, request.x_U)
     last_U = labelled_copies(request.x_L, request.x_U)
-    batch = Batch(request.batch_size, generator, last_U, progress=counter)
+    batch = Batch(request.batch_size, request.generator, last_U, progress=counter)
+    if request.eager:
+        counter.begin(KERNEL_SHARE if select == "top" or how.coverage is not None else KERNEL_SHARE_GREEDY)
     seconds, answers = {"outputs": 0.0, "kernel": 0.0}, None
     if not how.picks:
         # Linearise. One pass over the pool gives f and, where the strategy needs it, Θ.
@@ -261,6 +288,7 @@ def pick_dense(
         if request.eager and not isinstance(linearised, PoolState):  # with the pool, cover needs the means alone
             _ = linearised.u
         seconds["kernel" if request.eager else "outputs"] = time.perf_counter() - begin
+    counter.begin(1)
     if oracle is not None:
         names, binary = request.info.get("classes"), isinstance(request.net, BinaryOutputs)
         answers = Oracle(lambda j: oracle(j if ids is None else ids[j]), at=given.candidates.at)
@@ -271,15 +299,92 @@ def pick_dense(
     return request, pick(how, subject, batch, select=select, options=chosen, oracle=answers), seconds
 
 
-def choose_query_way(net: nn.Module, given: GivenSets, asked: "CheckedQuery") -> str:
+def pick_listed(
+    net: nn.Module,
+    given: GivenSets,
+    asked: "CheckedQuery",
+    batch_size: int,
+    counter: ProgressCounter,
+    oracle: Callable[[Any], Any] | None,
+    ids: Any,
+    begin: float,
+    unfit: Exception,
+    executor: Executor | None,
+) -> tuple[Request, Picked, dict[str, float], dict[str, Any]]:
+    """The batch of ``pick_dense`` among a shortlist, as many points as the budget holds; and what goes into ``q.info``.
+
+    unfit: why not among all. It is raised where not even the batch fits.
+    """
+    pool = as_source(given.x_U)
+    U = len(pool)
+    request = probe_request(net, given, pool, asked, batch_size, counter)
+    L, n = request.L, request.batch_size
+    budget = resolve_budget(asked.kernel.budget, request.frozen.device)
+    size = min(U, budget // (SHARE_IN_MEMORY * pool.point_bytes), (math.isqrt(L * L + budget // 4) - L) // 2)
+    draw, kept = draw_shortlist(request, pool, executor), given.candidates.at
+    while size > n or size == U:
+        at_S = draw(size)
+        log.info("trying a shortlist of %d of %d candidates", size, U)
+        own = at_S.tolist() if kept is None else [kept[j] for j in at_S]
+        listed = replace(given, x_U=pool.take(at_S), candidates=GivenPoints(None, at=own))
+        ids_S = at_S.tolist() if ids is None else [ids[j] for j in at_S]
+        counter.restart()
+        try:
+            request, got, seconds = pick_dense(net, listed, asked, n, counter, oracle, ids_S, begin)
+        except Exception as e:
+            if not does_not_fit(e):
+                raise
+            size = int(0.7 * size)
+            continue
+        log.warning(
+            "%s. So %d of the %d candidates were looked at (%.2g %%), drawn half evenly and half by the network's own "
+            "chance of error", unfit_words(unfit), size, U, 100 * size / U,
+        )  # fmt: skip
+        got.indices = at_S[got.indices].tolist()
+        if got.scores_U is not None:
+            at_U = torch.from_numpy(at_S).to(got.scores_U.device)
+            got.scores_U = got.scores_U.new_full((U,), -torch.inf).index_copy(0, at_U, got.scores_U)
+        return request, got, seconds, {"method": "shortlist", "shortlist": size}
+    raise unfit
+
+
+def choose_query_way(net: nn.Module, given: GivenSets, asked: "CheckedQuery") -> Way:
     """``choose_way`` of a query. A pool that is no points is dense, where other checks report it."""
     x_U = given.x_U
     if not isinstance(x_U, SlicedPoints):
         parts = list(x_U.values()) if isinstance(x_U, Mapping) else [x_U]
         if not parts or not all(isinstance(p, Tensor) and p.dim() for p in parts):
-            return "dense"
+            return Way("dense", 0)
     L = 0 if _is_empty(given.x_L) else count_points(given.x_L)
     return choose_way(asked.how, asked.select, asked.kernel, x_U, L, point_format(net).device)
+
+
+def probe_request(
+    net: nn.Module,
+    given: GivenSets,
+    pool: SlicedPoints,
+    asked: "CheckedQuery",
+    batch_size: int,
+    counter: ProgressCounter,
+) -> Request:
+    """A request with a few points of the pool in the place of all."""
+    n, probe = fewer_than_pool(batch_size, len(pool)), replace(given, x_U=pool.take(slice(0, PROBE_POINTS)))
+    return replace(make_request(net, probe, asked, 1, counter), batch_size=n)
+
+
+def does_not_fit(e: Exception) -> bool:
+    """Whether there is too little memory, as planned or in fact."""
+    return isinstance(e, BudgetError) or is_out_of_memory(e)
+
+
+def without_frames(e: Exception) -> Exception:
+    """The error without what keeps the tensors of its frames alive."""
+    e.__cause__ = e.__context__ = None
+    return e.with_traceback(None)
+
+
+def unfit_words(e: Exception) -> str:
+    return (str(e) or type(e).__name__).splitlines()[0]
 
 
 def fewer_than_pool(batch_size: int, U: int) -> int:
@@ -327,7 +432,6 @@ def make_request(
     given: GivenSets,
     asked: CheckedQuery,
     batch_size: int,
-    generator: torch.Generator,
     progress: ProgressCounter,
 ) -> Request:
     """The request as the strategy gets it: no more points than there are, class ids for names, two outputs for one.
@@ -338,9 +442,10 @@ def make_request(
     if not isinstance(x_U, Tensor) or x_U.dim() == 0:
         tensors = [t for t in (x_U.values() if isinstance(x_U, Mapping) else ()) if isinstance(t, Tensor)]
         check_inputs(x_U, "x_U", tensors[0].device if tensors else torch.device("cpu"))
-    n = fewer_than_pool(batch_size, count_points(x_U))
+    n, generator = fewer_than_pool(batch_size, count_points(x_U)), torch.Generator().manual_seed(int(asked.kernel.seed))
     eager = not how.picks and "kernel" in how.needs
-    request = Request(net, given.x_L, y_L, x_U, n, generator, asked.kernel, classes, eager, progress, info)
+    told = progress if how.picks or progress.report is not None else silent
+    request = Request(net, given.x_L, y_L, x_U, n, generator, asked.kernel, classes, eager, told, info)
     if how.picks and not how.needs and classes is None and text_labels(y_L) is None:
         return request
     own, C, kernel = settle_binary(request.frozen.net, request.C, y_L, asked.kernel, classes)

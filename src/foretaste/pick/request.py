@@ -26,6 +26,10 @@ from foretaste.tangent import (
 REPR_POINTS = 20  # of a batch that ``repr`` shows
 
 
+def silent(done: int, total: int) -> None:
+    """Nobody asked for progress."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """The question: which ``batch_size`` points of x_U next?
@@ -69,7 +73,7 @@ class Request:
     kernel: KernelSettings = field(default_factory=KernelSettings)
     classes: Sequence[ClassName] | None = None
     eager: bool = False
-    progress: Callable[[int, int], object] = lambda done, total: None
+    progress: Callable[[int, int], object] = silent
     info: dict[str, Any] = field(default_factory=dict)
     subject: FrozenNetwork | None = None
     outputs: int | None = None
@@ -133,7 +137,9 @@ class Request:
         """The linearised network. Its first use costs a pass over the pool, and a kernel when S is needed."""
         C, kernel = self.C, self.kernel
         frozen = freeze(self.frozen, output=kernel.output, params=kernel.params)
-        return linearise(frozen, C, self.x_L, self.y_L, self.x_U, kernel, self.classes, self.eager)
+        # A strategy that picks by itself counts its own work.
+        progress = self.progress if self.eager and self.progress is not silent else None
+        return linearise(frozen, C, self.x_L, self.y_L, self.x_U, kernel, self.classes, self.eager, progress)
 
     @property
     def made(self) -> State | None:
@@ -161,13 +167,15 @@ class Query:
         ids: the ids of these points: the caller's, or else the index of a data frame, or those of ``ft.open``.
             Positions, where there are none.
         scores: (U,) float64 tensor, the score of every candidate before the first pick; higher = label sooner. −inf for
-            copies of labelled points. None if the strategy has no scores.
+            copies of labelled points, and for what is not on a shortlist. None if the strategy has no scores.
         labels: what the oracle said, in the order of ``indices``; empty without an oracle.
         seconds: time of each stage: "outputs", "kernel", "score", "select", "total".
         info: what was used: "strategy", "select", "options", "loss", "seed", "ridge" and "scale" (None if no kernel was
             needed); with a state also "method", "output", "watched", "residual_L" and "precision"; "classes" if classes
             have names, "binary" if one output tells two classes apart, and what the strategy adds. A streamed cover has
-            "shortlist", "sample", "batch_value" and "rows_read" besides (docs/scaling.md).
+            "shortlist", "sample", "batch_value" and "rows_read" besides (docs/scaling.md). Where "method" is
+            "shortlist", "shortlist" is how many candidates were looked at. "not_dense": why a query that began dense is
+            not.
     """
 
     indices: np.ndarray

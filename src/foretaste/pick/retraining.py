@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from foretaste.errors import format_bytes
+from foretaste.errors import format_bytes, is_out_of_memory
 from foretaste.losses import LOSSES
 from foretaste.network import batch_indices
 from foretaste.tangent import (
@@ -180,9 +180,9 @@ def choose_chunk_size(
     if chunk_size != 1:
         try:
             one, two = (peak_bytes(how, x_U, y_C, x_W, measure, u) for u in (1, 2))
-        except torch.cuda.OutOfMemoryError:
-            raise
         except Exception as e:  # an error that is not vmap's is raised again below
+            if is_out_of_memory(e):
+                raise
             log.warning("torch.func.vmap cannot retrain this network (%s); one candidate at a time", first_line(e))
         else:
             return how, largest_fitting(one, max(two - one, 1), limit, jobs, chunk_size)

@@ -27,6 +27,7 @@ from foretaste.acquire import (
     register,
 )
 from foretaste.lookahead import State
+from foretaste.pick.phases import ProgressCounter
 from foretaste.pick.request import Request
 from foretaste.tangent import Inputs
 
@@ -40,24 +41,6 @@ HASHED_COLUMNS = 64  # numbers of a point that are hashed first
 HASH_CHUNK = 2**22  # numbers hashed at a time
 
 ScoreFunction = Callable[[State], Tensor]
-
-
-@dataclass
-class ProgressCounter:
-    """The caller's ``progress(done, total)``, and whether it was ever called."""
-
-    report: Callable[[int, int], object] | None = None
-    called: bool = False
-
-    def __call__(self, done: int, total: int) -> None:
-        self.called = True
-        if self.report is not None:
-            self.report(done, total)
-
-    def count_all(self, total: int) -> None:
-        """Report every pick at once."""
-        for done in range(1, total + 1):
-            self(done, total)
 
 
 @dataclass(frozen=True)

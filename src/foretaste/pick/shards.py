@@ -38,6 +38,7 @@ log = logging.getLogger("foretaste")
 SHARD_FORMAT = 1  # enters every digest
 SAMPLED_POINTS = 64  # by which a pool that is not in memory is known again
 
+Noted = Callable[[slice, Tensor], object]  # a range that is done, and which of its points are copies
 Done = Callable[[int, Mapping[str, Tensor], bool], object]  # a shard's number, its result, and whether it was on disk
 
 
@@ -46,7 +47,7 @@ class ShardedPasses:
     """The passes of one query over its pool, by an executor. They are in its folder, or not kept.
 
     net, x_L: the network, and the labelled points, whose copies are looked for.
-    noted: called with each range that is done, and which of its points are copies.
+    noted: called with each range that is done.
     """
 
     executor: Executor
@@ -54,7 +55,7 @@ class ShardedPasses:
     pool: SlicedPoints
     net: nn.Module
     x_L: Inputs | None
-    noted: Callable[[slice, Tensor], object]
+    noted: Noted
     counts: dict[str, int] = field(default_factory=lambda: {"computed": 0, "kept": 0})
 
     def __post_init__(self) -> None:
@@ -67,14 +68,18 @@ class ShardedPasses:
         """(U,): what each candidate alone adds to F."""
         return self.scores("gains", cover.chunk_size, cover.chunk_gains, cover.made_by)
 
-    def scores(self, name: str, step: int, score: ChunkScore, made_by: Sequence[object], note: bool = True) -> Tensor:
-        """(U, ...): ``score`` of every chunk of ``step`` points, on the CPU. made_by: what the scores depend on."""
+    def scores(
+        self, name: str, step: int, score: ChunkScore, made_by: Sequence[object], noted: "Noted | None" = None
+    ) -> Tensor:
+        """(U, ...): ``score`` of every chunk of ``step`` points, on the CPU. made_by: what the scores depend on.
+
+        noted: in the place of that of all passes.
+        """
         points = -(-self.executor.shard_points // step) * step
         cuts = [slice(at, min(at + points, len(self.pool))) for at in range(0, len(self.pool), points)]
 
         def done(k: int, part: Mapping[str, Tensor], kept: bool) -> None:
-            if note:
-                self.noted(cuts[k], part["copies"])
+            (noted or self.noted)(cuts[k], part["copies"])
 
         task = ShardTask(self.sent_pool, step, FittingScore(score), self.x_L)
         parts = self.run(name, [step, points, *made_by], cuts, task, ShardItems(cuts, self.pool_here), done)

@@ -1,13 +1,13 @@
 """Batches from pools that are read chunk by chunk: ``cover`` on a sample of watched points, scores of outputs alone.
 
-``choose_way`` says whether a query is dense (all points in memory, all pairs in Θ) or streamed, from sizes and the
-budget, before anything is computed. What fits is dense: then nothing is estimated.
+And shortlists: some points of the pool, for strategies that need all points at once.
 """
 
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,14 +26,15 @@ from foretaste.acquire import (
     sample_watched,
     stream_chunk,
 )
-from foretaste.errors import format_bytes, format_seconds
+from foretaste.errors import format_bytes, format_seconds, is_out_of_memory
 from foretaste.executors import Executor
-from foretaste.given import SlicedPoints, sliced_tensors
+from foretaste.given import SlicedPoints
 from foretaste.lookahead import LANDMARKS, KernelSettings, LargeLabels, State
 from foretaste.losses import probabilities
 from foretaste.pick.parts import LARGE_BATCH, read_parts
+from foretaste.pick.phases import ProgressCounter
 from foretaste.pick.request import Request
-from foretaste.pick.select import Batch, Picked, ProgressCounter, find_copies, highest, pick, pick_covering, scores_by
+from foretaste.pick.select import Batch, Picked, find_copies, highest, pick, pick_covering, scores_by
 from foretaste.pick.shards import ShardedPasses
 from foretaste.tangent import (
     FactorSource,
@@ -42,7 +43,6 @@ from foretaste.tangent import (
     count_points,
     free_memory,
     freeze,
-    is_out_of_memory,
     outputs,
     resolve_budget,
     take_points,
@@ -62,59 +62,10 @@ SHORTLIST_NUMBERS = {"cpu": 1 << 27, "cuda": 1 << 29}  # of their κ, at most
 KEPT_ROWS = {"cpu": 1 << 15, "cuda": 1 << 19}  # candidates that lazy evaluation asked for, whose κ is kept, at most
 SECOND_SAMPLE = {"cpu": 16384, "cuda": 65536}  # points by which they are chosen, at first
 OUTPUT_CHUNK = {"cpu": 256, "cuda": 4096}  # points that go through the network at once, for outputs alone
+ROWS_EACH = 250  # candidates of the pass cost as much as a pick by lazy evaluation, which reads about 100, few by few
+ERRORS_SHARE = 0.05  # of a query: the forward pass by which watched points are drawn
 AGREED = 0.05  # of the value of a batch: so far apart its values on two samples may be
 STREAM_BUDGET = 1_500_000_000  # bytes, by default on a CPU: more would not make it faster
-STREAMING = "cover (greedy or top), margin, entropy, least_confidence and random"
-SHARE_IN_MEMORY = 4  # scores of outputs alone: a pool that takes less than 1/4 of the budget is read whole
-
-
-def as_source(x_U: Any) -> SlicedPoints:
-    """The pool as points that can be read in chunks."""
-    return x_U if isinstance(x_U, SlicedPoints) else sliced_tensors(x_U, "x_U")
-
-
-def can_stream(how: Strategy, select: str, kernel: KernelSettings) -> bool:
-    """Whether a strategy can be asked about a pool that is read in chunks."""
-    if kernel.pool is not None or kernel.method == "direct":
-        return False
-    if how.coverage is covered_errors:
-        return select in ("greedy", "top")
-    return how.pointwise and select in ("top", "own")
-
-
-def choose_way(how: Strategy, select: str, kernel: KernelSettings, x_U: Any, L: int, device: torch.device) -> str:
-    """ "dense", "streamed", or "either": dense unless the planner finds that it does not fit.
-
-    Raises if neither can be: the pool has to be in memory, and is too large for it.
-    """
-    able, stored, U = can_stream(how, select, kernel), isinstance(x_U, SlicedPoints), _count(x_U)
-    if kernel.method == "streamed":
-        if not able:
-            raise ValueError(
-                f'method="streamed" is for {STREAMING}; strategy {how.name!r} with select={select!r} needs all points '
-                'at once: use method="auto"'
-            )
-        return "streamed"
-    budget = resolve_budget(kernel.budget, device)
-    points = U * x_U.point_bytes if stored else 0
-    if able and how.pointwise:
-        return "streamed" if points > budget // SHARE_IN_MEMORY else "dense"
-    if able and kernel.method == "auto":
-        W = kernel.watch if isinstance(kernel.watch, int) else U
-        if kernel.watched_points is not None:
-            W = count_points(kernel.watched_points)
-        return "streamed" if points + 8 * U * (min(W, U) + L) >= budget else "either"
-    if points > budget:
-        raise ValueError(
-            f"x_U has {U} points, {format_bytes(points)} in memory, and the budget is {format_bytes(budget)}; strategy "
-            f"{how.name!r} needs all points at once. These read a pool in chunks: {STREAMING}. Or give a random part "
-            "of x_U, or a larger budget="
-        )
-    return "dense"
-
-
-def _count(x_U: Any) -> int:
-    return len(x_U) if isinstance(x_U, SlicedPoints) else count_points(x_U)
 
 
 @dataclass
@@ -131,22 +82,41 @@ class SeenPool:
     def __post_init__(self) -> None:
         self.copies_U = torch.zeros(self.U, dtype=torch.bool)
 
+    def begin(self, share: float) -> None:
+        """The next phase begins, with this share of the work that is left."""
+        self.read = 0
+        self.report.begin(share)
+
     def __call__(self, at: slice, x: Inputs) -> None:
         if (found := find_copies(self.x_L, x)) is not None:
             self.copies_U[at] = found
-        self.report(at.stop, self.U + self.n)
+        self.count(at)
 
     def note(self, at: slice, copies: Tensor) -> None:
         """The same of a shard, whose points another process has read. Shards come in any order."""
         self.copies_U[at] = copies
+        self.count(at)
+
+    def count(self, at: slice) -> None:
+        """Points of which nothing but their number is of interest."""
         self.read += at.stop - at.start
-        self.report(self.read, self.U + self.n)
+        self.report(self.read, self.U)
 
     def batch(self, generator: torch.Generator) -> Batch:
-        """The batch to pick from what was read. Progress goes on counting, from U."""
+        """The batch to pick from what was read."""
         some = bool(self.copies_U.any()) and not bool(self.copies_U.all())
-        counted = ProgressCounter(lambda done, n: self.report(self.U + done * self.n // n, self.U + self.n))
-        return Batch(self.n, generator, self.copies_U if some else None, progress=counted)
+        return Batch(self.n, generator, self.copies_U if some else None, progress=self.report)
+
+
+def seen_pool(request: Request, pool: SlicedPoints) -> SeenPool:
+    progress = request.progress if isinstance(request.progress, ProgressCounter) else ProgressCounter(request.progress)
+    return SeenPool(request.x_L, len(pool), request.batch_size, progress)
+
+
+@contextmanager
+def sharded(executor: Executor, request: Request, pool: SlicedPoints, seen: SeenPool) -> Iterator[ShardedPasses]:
+    with executor.started() as runner:
+        yield ShardedPasses(executor, runner, pool, request.frozen.net, request.x_L, seen.note)
 
 
 def pick_streamed(
@@ -163,12 +133,11 @@ def pick_streamed(
     executor: what computes the passes over the pool, shard by shard. None: they are made here, chunk by chunk.
     """
     request = replace(request, kernel=replace(request.kernel, method="auto"))  # of the states
-    seen = SeenPool(request.x_L, len(pool), request.batch_size, _counter(request))
+    seen = seen_pool(request, pool)
     try:
         if executor is None or how.picks:
             return _pick_streamed(request, pool, how, select, options, seen, None)
-        with executor.started() as runner:
-            passes = ShardedPasses(executor, runner, pool, request.frozen.net, request.x_L, seen.note)
+        with sharded(executor, request, pool, seen) as passes:
             got, info = _pick_streamed(request, pool, how, select, options, seen, passes)
         return got, info | {"executor": executor.kind, "shards": passes.counts}
     except Exception as e:
@@ -204,9 +173,11 @@ def _pick_streamed(
 ) -> tuple[Picked, dict[str, Any]]:
     if how.coverage is covered_errors:
         return _stream_cover(request, pool, select, options, seen, passes)
+    seen.begin(len(pool) / (len(pool) + request.batch_size))
     if how.picks:  # it looks at no point
         for at, x in pool.chunks(stream_chunk(torch.device("cpu"))):
             seen(at, x)
+        seen.begin(1)
         got = pick(how, replace(request, x_U=torch.empty(len(pool), 0)), seen.batch(request.generator), options=options)
         return got, {"method": "streamed"}
     start, scores = time.perf_counter(), list[Tensor]()
@@ -220,6 +191,7 @@ def _pick_streamed(
         first = replace(request, x_U=x).state if first is None else first
         scores.append(fitting(at, x) if at.start else scores_by(how, options, first))
         seen(at, x)
+    seen.begin(1)
     middle, batch, scores_U = time.perf_counter(), seen.batch(request.generator), torch.cat(scores)
     got = Picked(highest(scores_U, batch), state=first)
     got.scores_U = without_copies(scores_U, batch)
@@ -231,11 +203,6 @@ def _pick_streamed(
 def without_copies(scores_U: Tensor, batch: Batch) -> Tensor:
     """The scores, −inf for copies of labelled points."""
     return scores_U if batch.last_U is None else scores_U.masked_fill(batch.last_U.to(scores_U.device), -torch.inf)
-
-
-def _counter(request: Request) -> ProgressCounter:
-    report = request.progress
-    return report if isinstance(report, ProgressCounter) else ProgressCounter(report)
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +280,7 @@ def _stream_cover(
     if x_W is None and len(pool) == W:
         x_W = pool.all()
     elif x_W is None:
-        error_U = error_of_outputs(request, pool, passes) if request.L else error_U
+        error_U = error_of_outputs(request, pool, passes, seen) if request.L else error_U
         sample = sample_watched(error_U, W, 0, int(kernel.seed))
         x_W = pool.take(sample.at_W)
 
@@ -330,23 +297,35 @@ def _stream_cover(
     cover = StreamedCover(
         linearise, frozen, x_L, x_W, pool, sample, **options, kept=kept, sketch=sketch, budget=budget, labels=labels
     )
+    _ = cover.chance_work  # before anything else asks for the state
     cover = settle_sketches(cover)
     if select == "greedy" and sample is not None and request.batch_size > LARGE_BATCH:
         return _pick_in_parts(request, cover, seen, budget, start, passes)
+    n, greedy = request.batch_size, select != "top"
+    second = second_step(cover, n, budget) if greedy else None
+    # The work of each step, in candidates of the pass.
+    growing = (1 if second is None else 2) * n * ROWS_EACH if greedy else 0
+    choosing = 0.0 if second is None else cover.compare_cost(second.most) * second.work(second.most)
+    work, spent = len(pool) + growing + choosing, time.perf_counter() - start
+    reading, picking = cover.estimate_seconds(), cover.trial[0] * (growing + choosing)
     log.info(
-        "streamed: %d candidates against %d watched points; about %s, and %s for the pass over the pool",
-        len(pool), len(cover.held), format_seconds(cover.estimate_seconds()), format_bytes(cover.nbytes),
+        "streamed: %d candidates against %d watched points; about %s (%s so far, %s for the pass over the pool, %s for "
+        "the picks), and %s", len(pool), len(cover.held), format_seconds(spent + reading + picking),
+        format_seconds(spent), format_seconds(reading), format_seconds(picking), format_bytes(cover.nbytes),
     )  # fmt: skip
     ready = time.perf_counter()
+    seen.begin(len(pool) / work)
     F = cover.coverage(seen, None if passes is None else passes.gains)
     assert F.first_U is not None
     middle, batch = time.perf_counter(), seen.batch(request.generator)
     told: Mapping[str, Any] = {}
     if select == "top":
+        seen.begin(1)
         got = Picked(highest(F.first_U, batch), scores_U=without_copies(F.first_U, batch), info=F.info)
         batch.progress.count_all(batch.n)
     else:
-        got, told = pick_twice(cover, F, batch, error_U, budget, int(kernel.seed))
+        seen.begin(growing / (growing + choosing))
+        got, told = pick_twice(cover, F, batch, error_U, second, int(kernel.seed))
     if not told:
         told = {"batch_value": {"watched": cover.watched_value(got.indices)}}
     got.state = cover.state
@@ -359,8 +338,9 @@ def _pick_in_parts(
     request: Request, cover: StreamedCover, seen: SeenPool, budget: int, start: float, passes: ShardedPasses | None
 ) -> tuple[Picked, dict[str, Any]]:
     ready = time.perf_counter()
-    parts = read_parts(cover, budget, request.generator, seen, passes)
+    parts = read_parts(cover, budget, request.generator, seen, passes, seen.begin)
     middle = time.perf_counter()
+    seen.begin(1)
     got, told = parts.pick(seen.batch(request.generator), int(request.kernel.seed), passes)
     got.state = cover.state
     got.seconds = {"kernel": ready - start, "score": middle - ready, "select": time.perf_counter() - middle}
@@ -390,45 +370,81 @@ def cover_info(cover: StreamedCover) -> dict[str, Any]:
     return told | {"sketch": cover.sketch**2, "landmarks": cover.landmarks, "sketch_recall": cover.sketch_recall}
 
 
+@dataclass(frozen=True)
+class SecondStep:
+    """How a batch is chosen again: among at most ``most`` candidates of U, by samples that double as long as they fit.
+
+    numbers: of κ, at most. first: points of the first sample. fit: of any.
+    """
+
+    U: int
+    most: int
+    numbers: int
+    first: int
+    fit: int
+
+    def sizes(self, S: int) -> list[int]:
+        """The points of each sample, besides S candidates."""
+        rest = self.U - S
+        fit = min(rest, self.numbers // S - S, self.fit)
+        sizes, size = list[int](), self.first
+        while not sizes or sizes[-1] != fit:
+            sizes.append(min(rest if 2 * size > rest else size, fit))
+            size *= 2
+        return sizes
+
+    def work(self, S: int) -> int:
+        """Points that are compared with S candidates if all samples are needed, with those that are held out."""
+        return sum(S + size + min(size, self.U - S - size) for size in self.sizes(S))
+
+
+def second_step(cover: StreamedCover, n: int, budget: int) -> SecondStep | None:
+    """How a batch of n is chosen again; None if it is not: all is watched, or there is no memory for it."""
+    device, U = cover.covered_W.device.type, len(cover.pool)
+    numbers = SHORTLIST_NUMBERS.get(device, SHORTLIST_NUMBERS["cpu"])
+    numbers = min(budget // 2 // cover.held.factors.rows.element_size(), numbers)
+    most = min(max(SHORTLIST, SHORTLIST_EACH * n), math.isqrt(numbers // 2))
+    if (cover.sample is None and not cover.sketched) or most < 2 * n:
+        return None
+    first = SECOND_SAMPLE["cuda" if device == "cuda" and not cover.sketched else "cpu"]
+    # A κ costs as much by sketches as thousands of others.
+    return SecondStep(U, min(most, U), numbers, first, SECOND_SAMPLE["cpu"] if cover.sketched else U)
+
+
 def pick_twice(
-    cover: StreamedCover, F: Coverage, batch: Batch, error_U: np.ndarray, budget: int, seed: int
+    cover: StreamedCover, F: Coverage, batch: Batch, error_U: np.ndarray, second: SecondStep | None, seed: int
 ) -> tuple[Picked, dict[str, Any]]:
     """A batch grown on F; if F is of a sample, chosen again among those that came nearest, by a larger one.
 
     That sample doubles until the value of the batch on it and on as many points held out agree, or memory ends.
     """
-    bytes_each = cover.held.factors.rows.element_size()
-    numbers = SHORTLIST_NUMBERS.get(F.covered_W.device.type, SHORTLIST_NUMBERS["cpu"])
-    numbers = min(budget // 2 // bytes_each, numbers)
-    most = min(max(SHORTLIST, SHORTLIST_EACH * batch.n), math.isqrt(numbers // 2))
-    if (cover.sample is None and not cover.sketched) or most < 2 * batch.n:
+    if second is None:
         return pick_covering(F, len(cover.pool), batch), {}
     near_U = F.covered_W.new_zeros(len(cover.pool))
     first = pick_covering(F, len(cover.pool), replace(batch, n=2 * batch.n), near_U)
     cover.forget_rows()
-    nearest = near_U.topk(min(most, len(near_U)))
+    nearest = near_U.topk(second.most)
     at_S = np.sort(nearest.indices[nearest.values > 0].cpu().numpy())
     if len(at_S) < batch.n:
         first.indices = first.indices[: batch.n]
         return first, {}
-    rest = len(cover.pool) - len(at_S)
-    fit = min(rest, numbers // len(at_S) - len(at_S))
-    if cover.sketched:
-        fit = min(fit, SECOND_SAMPLE["cpu"])  # a κ costs as much there as thousands of others
+    work, done = second.work(len(at_S)), 0
+    batch.progress.begin(1)
 
-    def settle(size: int) -> int:
-        return min(rest if 2 * size > rest else size, fit)
+    def count(points: int) -> None:
+        nonlocal done
+        done += points
+        batch.progress(min(done, work - 1), work)  # all is done when the batch is chosen
 
-    size = settle(SECOND_SAMPLE["cuda" if F.covered_W.is_cuda and not cover.sketched else "cpu"])
-    while True:
-        again = Shortlist(cover, at_S, error_U, size, seed)
+    for size in second.sizes(len(at_S)):
+        again = Shortlist(cover, at_S, error_U, size, seed, count)
         quiet = Batch(batch.n, batch.generator)
         picks = pick_covering(again.coverage, len(at_S), quiet).indices
         value = again.value(picks)
         apart = value["watched"] - value["held_out"]
-        if apart <= AGREED * value["watched"] or size == fit:
+        if apart <= AGREED * value["watched"]:
             break
-        size = settle(2 * size)
+    batch.progress(work, work)
     first.indices = at_S[picks].tolist()
     return first, {"shortlist": len(at_S), "sample": len(again.sample.at_W), "batch_value": value}
 
@@ -453,10 +469,39 @@ def watched_count(kernel: KernelSettings, U: int, L: int, width: int, budget: in
     return min(W, U, fit)
 
 
-def error_of_outputs(request: Request, pool: SlicedPoints, passes: ShardedPasses | None) -> np.ndarray:
+def error_of_outputs(request: Request, pool: SlicedPoints, passes: ShardedPasses | None, seen: SeenPool) -> np.ndarray:
     """(U,): the network's own chance of error. One forward pass over the pool."""
     error, step = OutputErrors(request.frozen, request.loss), stream_chunk(request.frozen.device)
+    seen.begin(ERRORS_SHARE)
     if passes is not None:
-        return passes.scores("errors", step, error, [request.loss], note=False).numpy()
-    score = FittingScore(error)
-    return torch.cat([score(at, x) for at, x in pool.chunks(step)]).numpy()
+        return passes.scores("errors", step, error, [request.loss], lambda at, copies: seen.count(at)).numpy()
+    score, parts = FittingScore(error), list[Tensor]()
+    for at, x in pool.chunks(step):
+        parts.append(score(at, x))
+        seen.count(at)
+    return torch.cat(parts).numpy()
+
+
+# --- a shortlist, for strategies that need all points at once ---
+
+
+def draw_shortlist(request: Request, pool: SlicedPoints, executor: Executor | None) -> Callable[[int], np.ndarray]:
+    """How many -> positions of so many points, in order, half drawn evenly and half by the network's chance of error.
+
+    Evenly only, where nothing is labelled or there are no classes.
+    """
+    error_U = np.zeros(len(pool))
+    if request.L and request.C > 1:
+        seen = seen_pool(request, pool)
+        if executor is None:
+            error_U = error_of_outputs(request, pool, None, seen)
+        else:
+            with sharded(executor, request, pool, seen) as passes:
+                error_U = error_of_outputs(request, pool, passes, seen)
+
+    def draw(size: int) -> np.ndarray:
+        if size >= len(pool):
+            return np.arange(len(pool))
+        return sample_watched(error_U, size, 0, int(request.kernel.seed)).at_W
+
+    return draw

@@ -93,8 +93,9 @@ def run(
         tasks = [Task(root, name, seed) for seed in study.seeds for name in study.names]
         processes = min(processes, len(tasks))
         here = how.kind == "serial" or (how.kind == "processes" and processes <= 1)
-        if how.kind == "ray" and any(device != "cpu" for device in devices):
-            raise ValueError(f"executor 'ray' runs a study on CPUs, and devices is {devices}; use processes on GPUs")
+        if how.kind in ("ray", "submitit") and any(device != "cpu" for device in devices):
+            told = f"executor {how.kind!r} runs a study on CPUs, and devices is {devices}; use processes on GPUs"
+            raise ValueError(told)
         if data is None and (here or folder is not None):
             on = devices[0] if here else "cpu"
             data = prepared(study.data, on, standin, features=study.features, answers=answers)

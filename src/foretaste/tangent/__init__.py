@@ -20,7 +20,6 @@ from foretaste.tangent.frozen import check_output as check_output
 from foretaste.tangent.frozen import count_points as count_points
 from foretaste.tangent.frozen import float32_products as float32_products
 from foretaste.tangent.frozen import freeze as freeze
-from foretaste.tangent.frozen import is_out_of_memory as is_out_of_memory
 from foretaste.tangent.frozen import isolated as isolated
 from foretaste.tangent.frozen import join_points as join_points
 from foretaste.tangent.frozen import outputs as outputs
@@ -33,6 +32,7 @@ from foretaste.tangent.infinite.closed_form import counterpart as counterpart
 from foretaste.tangent.infinite.closed_form import infinite_ntk as infinite_ntk
 from foretaste.tangent.kernel import Gram as Gram
 from foretaste.tangent.kernel import GramJob as GramJob
+from foretaste.tangent.kernel import KernelProgress as KernelProgress
 from foretaste.tangent.kernel import gram as gram
 from foretaste.tangent.kernel import ntk as ntk
 from foretaste.tangent.kernel import plan as plan

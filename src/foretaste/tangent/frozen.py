@@ -24,7 +24,7 @@ from foretaste.batches import batches, join_batches, unwrap_logits
 from foretaste.batches import count_points as count_points
 from foretaste.batches import input_parts as input_parts
 from foretaste.batches import take_points as take_points
-from foretaste.errors import changed, counted, did_you_mean, whole_number
+from foretaste.errors import changed, counted, did_you_mean, is_out_of_memory, whole_number
 from foretaste.parameters import choose_names
 from foretaste.tangent.attention import AttentionParts
 from foretaste.tangent.recurrent import GRUParts, LSTMParts, RNNParts
@@ -356,21 +356,6 @@ def float32_products(precision: str) -> AbstractContextManager[None]:
     places = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
     used = "tf32" if precision in ("tf32", "half") else "ieee"
     return changed((cudnn, "deterministic", True), *((place, "fp32_precision", used) for place in places))
-
-
-# Messages of libraries that are out of memory: torch on a CPU, oneDNN, CUDA, cuBLAS, cuDNN (the last two).
-NO_MEMORY_WORDS = (
-    "allocate memory", "could not create a primitive", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED",
-    "was unable to find an engine to execute this computation", "Unable to find a valid cuDNN algorithm",
-)  # fmt: skip
-
-
-def is_out_of_memory(e: Exception) -> bool:
-    """Whether an allocation failed. Only torch's own GPU allocator has an error class for it."""
-    said = str(e).split("\n")[0]
-    return isinstance(e, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(e, RuntimeError) and any(words in said for words in NO_MEMORY_WORDS)
-    )
 
 
 # ---- The network's outputs ----

@@ -11,14 +11,15 @@ with autograd on a few of its points.
 
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.utils.checkpoint import CheckpointError
 
-from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, is_out_of_memory, take_points
+from foretaste.errors import is_out_of_memory
+from foretaste.tangent.frozen import FrozenNetwork, Inputs, count_points, take_points
 
 log = logging.getLogger("foretaste")
 SOME_POINTS = 3  # of each batch, on which torch.func is compared with autograd
@@ -34,14 +35,19 @@ def flat(g: Tensor) -> Tensor:
 
 
 def functional_rows(
-    frozen: FrozenNetwork, x: Inputs, names: Sequence[str], rounding: tuple[float, float] | None = None
+    frozen: FrozenNetwork,
+    x: Inputs,
+    names: Sequence[str],
+    rounding: tuple[float, float] | None = None,
+    one_more: Callable[[], object] = lambda: None,
 ) -> dict[str, Tensor]:
     """{name: (N, B, p)}, the gradient of each head at each point, for these parameters only.
 
     rounding: how far a gradient may differ from autograd's; None: ``BATCHED``.
+    one_more: called after each point, where they go one by one.
     """
     if count_points(x) == 1:
-        return rows_one_by_one(frozen, x, names)
+        return rows_one_by_one(frozen, x, names, one_more)
     theta = {k: frozen.params[k] for k in names}
 
     def heads(theta: dict[str, Tensor], one: Inputs) -> Tensor:
@@ -60,7 +66,7 @@ def functional_rows(
     if not reason:
         return rows
     log.info("torch.func cannot batch %s (%s); computing one point at a time", ", ".join(names), reason)
-    return rows_one_by_one(frozen, x, names)
+    return rows_one_by_one(frozen, x, names, one_more)
 
 
 def is_true_sum(frozen: FrozenNetwork, x: Inputs, rows: dict[str, Tensor], rounding: tuple[float, float]) -> bool:
@@ -79,7 +85,9 @@ def is_true_sum(frozen: FrozenNetwork, x: Inputs, rows: dict[str, Tensor], round
     return bool((gap_P <= rounding[0] * size_P + rounding[1] * size_P.max()).all())
 
 
-def rows_one_by_one(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+def rows_one_by_one(
+    frozen: FrozenNetwork, x: Inputs, names: Sequence[str], one_more: Callable[[], object]
+) -> dict[str, Tensor]:
     """The same by plain autograd, one point at a time: slow, but right wherever autograd is."""
     theta = {k: frozen.params[k].detach().requires_grad_() for k in names}
     rows: dict[str, list[Tensor]] = {k: [] for k in names}
@@ -100,6 +108,7 @@ def rows_one_by_one(frozen: FrozenNetwork, x: Inputs, names: Sequence[str]) -> d
                 ) from None
             for k, g in zip(names, grads):
                 rows[k].append(flat(g))
+        one_more()
     return {k: torch.stack(v).unflatten(0, (count_points(x), -1)) for k, v in rows.items()}
 
 

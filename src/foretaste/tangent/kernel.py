@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from foretaste.batches import cut_padding, longest_first
-from foretaste.errors import did_you_mean, format_bytes
+from foretaste.errors import did_you_mean, format_bytes, is_out_of_memory
 from foretaste.given import given_tensors
 from foretaste.tangent.accumulate import EVEN, Block, GradientRows, ThetaSum, keep_memory, slices
 from foretaste.tangent.frozen import (
@@ -33,7 +33,6 @@ from foretaste.tangent.frozen import (
     count_points,
     find_not_finite,
     freeze,
-    is_out_of_memory,
     isolated,
     outputs,
     probe_outputs,
@@ -72,7 +71,7 @@ log = logging.getLogger("foretaste")
 HALF_WIDER, HALF_TRIES = 128.0, 2  # if float16 overflows, assume gradients this much larger; try so often, then TF32
 BACK_ENTRIES = 1 << 20  # of Θ whose points are brought back to their order at a time
 OWN_POINTS, OWN_NUMBERS = 64, 1 << 24  # whose diagonal is made at once; numbers of that on a GPU, if it is more
-KernelProgress = Callable[[int, int], None]
+KernelProgress = Callable[[int, int], object]
 
 
 def ntk(
@@ -281,6 +280,8 @@ def gram(job: GramJob) -> Gram:
     device = job.frozen.device
     failed: KernelPlan | None = None
     largest, widened, emptied = 0.0, 0, job.budget is not None or device.type != "cuda"
+    if job.progress and job.check:
+        job = settle_sets(job)  # else progress would have reached its end when the work starts again without a rule
     while True:
         made: KernelPlan | None = None
         try:
@@ -353,12 +354,13 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
             unchecked = [layer for layer in unchecked if layer not in checked]
             layer_pass = LayerPass(job, survey, group, points, largest, checked, late)
             for at, x in iterate_chunks(job.sets, plan.chunk_size, orders):
-                f_nC = layer_pass.add(at, cut_padding(frozen.net, x), draws.get(at.start))
+                told = PointCount(job.progress, done, total)
+                f_nC = layer_pass.add(at, cut_padding(frozen.net, x), draws.get(at.start), told)
                 if k == 0 and f_nC is not None:
                     f_chunks.append(f_nC)
                 done += at.stop - at.start
-                if job.progress:
-                    job.progress(done, total)
+                if told.done < done:
+                    told.reach(done)
             layer_pass.contract(theta, plan)
             del layer_pass  # frees its A and G before the next group's are recorded
     if f_chunks:
@@ -465,6 +467,23 @@ def grown(kept: Tensor, at: slice, t: Tensor) -> Tensor:
     return wide
 
 
+@dataclass
+class PointCount:
+    """Points of a chunk, counted one by one if they go so."""
+
+    progress: KernelProgress | None
+    done: int
+    total: int
+
+    def reach(self, done: int) -> None:
+        self.done = done
+        if self.progress:
+            self.progress(done, self.total)
+
+    def one_more(self) -> None:
+        self.reach(self.done + 1)
+
+
 class LayerPass:
     """One pass over all points, for one group of layers. ``add`` takes the points, ``contract`` adds to Θ.
 
@@ -502,10 +521,10 @@ class LayerPass:
         rows.write(at, slice(start * fold, stop * fold), rows_nBw.flatten(1)[:, None] if fold > 1 else rows_nBw)
         return stop
 
-    def add(self, at: slice, x: Inputs, draw: tuple[int, int] | None) -> Tensor | None:
+    def add(self, at: slice, x: Inputs, draw: tuple[int, int] | None, told: PointCount) -> Tensor | None:
         """Run a chunk of points, which are the points ``at`` of all; returns f on them, if this pass computes it.
 
-        draw: how many are checked (``points_to_draw``), if any.
+        draw: how many are checked (``points_to_draw``), if any. told: counts points that go one by one.
         """
         start, f_NC = 0, None
         if modules := self.group.modules:
@@ -528,7 +547,7 @@ class LayerPass:
                 self.keep(m, at, ready[m])
         if self.group.functional:
             names = list(dict.fromkeys(name for name, _ in self.group.functional))
-            gradients = functional_rows(self.frozen, x, names, TF32_BATCHED if self.coarse else None)
+            gradients = functional_rows(self.frozen, x, names, TF32_BATCHED if self.coarse else None, told.one_more)
             for name, cut in self.group.functional:
                 assert self.rows is not None
                 start = self.write(self.rows, at, start, gradients[name][:, :, cut])

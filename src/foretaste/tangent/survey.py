@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretaste.errors import format_bytes
+from foretaste.errors import format_bytes, is_out_of_memory
 from foretaste.tangent.bare import BareUses, places_points, watch_bare
 from foretaste.tangent.frozen import (
     OWN_OUTPUT,
@@ -31,7 +31,6 @@ from foretaste.tangent.frozen import (
     compare_outputs,
     count_points,
     input_parts,
-    is_out_of_memory,
     isolated,
     take_points,
 )
