@@ -72,7 +72,7 @@ def checks(wanted: bool) -> Iterator[None]:
     layer_pass: Any = tangent.kernel.LayerPass
     add = layer_pass.add
     if not wanted:
-        layer_pass.add = lambda self, at, x, draw: add(self, at, x, (0, 0))
+        layer_pass.add = lambda self, at, x, draw, told: add(self, at, x, (0, 0), told)
     try:
         yield
     finally:

@@ -209,7 +209,7 @@ def test_progress_counts_picks_where_there_is_no_kernel(strategy):
 @pytest.mark.parametrize(
     "settings",
     [{}, {"strategy": "mlmoc"}, {"strategy": "gain"}, {"select": "sequential", "oracle": truth}, {"method": "direct"}],
-    ids=str,
+    ids=["cover", "mlmoc", "gain", "sequential", "direct"],
 )
 def test_progress_counts_the_kernel_and_then_the_picks(settings):
     seen = []

@@ -48,7 +48,7 @@ def ask(x_U=X_U, **settings):
         ({"strategy": "gain", "x_U": X_U.numpy(), "budget": 50_000}, "is shortlist: x_U has .* needs all points at"),
         ({"strategy": "margin", "x_U": X_U.numpy(), "budget": "200kB"}, r"is streamed: its .* 85 kB of a budget of 2"),
     ],
-    ids=str,
+    ids=["cover", "watch", "badge", "margin", "a small budget", "a shortlist", "margin of a file"],
 )
 def test_auto_says_which_way_it_goes_and_why_before_it_starts(settings, said, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "foretaste")
