@@ -10,7 +10,7 @@ import torch
 
 import foretaste as ft
 from cli_runner import invoke, table, told
-from foretaste.network import find_backbone, fit_tuned, text_ids, tune_text
+from foretaste.network import TunedTail, TunedText, find_backbone, fit_tuned, text_ids, tune_text
 from tuned_cases import save_encoder
 
 TEXTS = ["good film", "very bad film", "the plot was good", "the plot was bad", "not good", "not bad", "very good plot"]
@@ -74,6 +74,18 @@ def test_the_page_shows_what_was_chosen_and_what_labels_would_change(folder: Pat
     assert len(changes) == 3
     assert all({*pair} == {"good", "bad"} for pair in changes)
     assert "how many of 20 predictions on the pool a label would change" in page
+
+
+@pytest.mark.parametrize(("tune", "kind"), [("last-block", TunedTail), ("head", TunedTail), ("lora", TunedText)])
+def test_a_query_computes_what_is_frozen_once(
+    folder: Path, reviews: Path, tune: str, kind: type[TunedText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nets: list[object] = []
+    query = ft.query
+    monkeypatch.setattr(ft, "query", lambda net, *args, **how: nets.append(net) or query(net, *args, **how))
+    got = invoke(*asked(reviews, "--backbone", f"hf:{folder}", "--tune", tune, "--steps", 2, "--batch", 4))
+    assert got.exit_code == 0, got.output
+    assert [type(net) for net in nets] == [kind]
 
 
 def test_what_is_trained_and_what_stays(folder: Path) -> None:

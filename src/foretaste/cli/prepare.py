@@ -90,7 +90,7 @@ def make_problem(
     predicts = bool(labels) or weights is not None
     outputs = 1 if regression else len(expected) if predicts else max(len(expected), FIRST_OUTPUTS)
     if tune is not None:
-        name, net, x = _tuned_network(points, outputs, tune, seed)
+        name, net = _tuned_network(points, outputs, tune, seed)
     elif weights is None:
         name, net, options = _new_network(network, options, outputs, points, seed)
     else:
@@ -159,6 +159,19 @@ def train_problem(problem: LabellingProblem, **settings: Any) -> LabellingProble
     return replace(p, fitted=fitted)
 
 
+def split_problem(problem: LabellingProblem) -> LabellingProblem:
+    """The same problem for a query: of an encoder that is tuned, the frozen blocks are computed once."""
+    import torch
+
+    from foretaste.network import TunedText, split_tuned
+
+    p = problem
+    if not isinstance(p.net, TunedText):
+        return p
+    tail, x = split_tuned(p.net, torch.cat([p.x_L, p.x_U]))
+    return replace(p, net=tail, x_L=x[: len(p.x_L)], x_U=x[len(p.x_L) :])
+
+
 def save_problem(problem: LabellingProblem, path: Path) -> Path:
     """Save the network with everything that ``--weights`` needs to load it."""
     from foretaste.network import save_network
@@ -192,13 +205,12 @@ def _new_network(
         return network, make_network(network, options=options, classes=outputs, shape=shape), options
 
 
-def _tuned_network(points: "Points", outputs: int, tune: str, seed: int) -> "tuple[str, nn.Module, Tensor]":
-    """What is tuned, and the points as it takes them: what is frozen before it is computed once."""
-    from foretaste.network import tune_tail
+def _tuned_network(points: "Points", outputs: int, tune: str, seed: int) -> tuple[str, "nn.Module"]:
+    from foretaste.network import tune_text
 
     backbone = getattr(points.encode, "keywords", {})["backbone"]  # of ``token_encoder``
-    say(f"Reading {counted(len(points), 'text')} with the backbone.")
-    return f"{backbone.name}, {tune} tuned", *tune_tail(backbone, points.x, outputs, tune=tune, seed=seed)
+    say(f"Reading {counted(len(points), 'text')} with the backbone, to scale the head.")
+    return f"{backbone.name}, {tune} tuned", tune_text(backbone, points.x, outputs, tune=tune, seed=seed)
 
 
 def _channel_scale(how: str | None, saved_scale: Any, x: "Tensor") -> ChannelScale | None:

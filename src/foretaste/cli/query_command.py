@@ -9,7 +9,7 @@ import typer
 
 from foretaste.cli import inputs as given
 from foretaste.cli.app import app, console, console_warnings, how_made, progress_bar, say, with_examples
-from foretaste.cli.prepare import describe_network, make_problem, save_problem, train_problem
+from foretaste.cli.prepare import describe_network, make_problem, save_problem, split_problem, train_problem
 from foretaste.errors import counted, csv_cell, errors_only, format_seconds, printable
 from foretaste.files import whole_file
 
@@ -167,7 +167,7 @@ def query_command(
         p = train_problem(p, steps=steps, max_lr=max_lr, batch_size=batch, seed=seed, **learnt)
         if save:
             say(f"Weights: {save_problem(p, out.with_suffix('.safetensors'))}")
-    choose_points(p, ask, seed, out, page_file, how_made(ctx, seed, str(p.x_U.device)))
+    choose_points(split_problem(p), ask, seed, out, page_file, how_made(ctx, seed, str(p.x_U.device)))
 
 
 def check_tuning(**given: Any) -> None:

@@ -58,6 +58,5 @@ from foretaste.network.tuned import check_tune as check_tune
 from foretaste.network.tuned import fit_tuned as fit_tuned
 from foretaste.network.tuned import split_tuned as split_tuned
 from foretaste.network.tuned import text_ids as text_ids
-from foretaste.network.tuned import tune_tail as tune_tail
 from foretaste.network.tuned import tune_text as tune_text
 from foretaste.network.tuned import tuned_names as tuned_names

@@ -169,35 +169,6 @@ def tune_text(
         >>> net(ids).shape
         torch.Size([2, 2])
     """
-    return _tune(backbone, ids_NT, classes, tune, seed)[0]
-
-
-def tune_tail(
-    backbone: Backbone, ids_NT: Tensor, classes: int, *, tune: str = "last-block", seed: int = 0, cache: Cache = None
-) -> tuple[TunedText, Tensor]:
-    """``tune_text``, with what is frozen before the first tuned block computed once.
-
-    Args:
-        backbone, ids_NT, classes, tune, seed: as for ``tune_text``.
-        cache: the folder of what is too large for memory, as for ``ft.features``.
-
-    Returns:
-        What ``split_tuned`` does.
-
-    Example:
-        >>> encoder, w = nn.Embedding(9, 4), torch.eye(9)
-        >>> encoder.forward = lambda input_ids, attention_mask: w[input_ids].mean(1)
-        >>> ids = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
-        >>> tail, x = tune_tail(Backbone("bag", encoder.eval(), list, "", "text"), ids, 2, tune="head")
-        >>> tail(x).shape
-        torch.Size([4, 2])
-    """
-    return _tune(backbone, ids_NT, classes, tune, seed, split=True, cache=cache)
-
-
-def _tune(
-    backbone: Backbone, ids_NT: Tensor, classes: int, tune: str, seed: int, split: bool = False, cache: Cache = None
-) -> tuple[TunedText, Tensor]:
     check_tune(tune)
     if backbone.kind != "text":
         raise ValueError(f"backbone {backbone.name!r} is for {backbone.kind}; only text encoders are tuned here")
@@ -211,11 +182,9 @@ def _tune(
         chosen = [] if tune == "head" else choose_names(encoder, tune)
         for name, p in encoder.named_parameters():
             p.requires_grad_(name in chosen)
-        net, x = TunedText(encoder.eval(), nn.Identity(), tune), ids_NT
-        if split:
-            net, x = split_tuned(net, ids_NT, cache=cache)
-        net.head = make_head(net.features(x), classes, alike=True)
-    return net.eval(), x
+        net = TunedText(encoder.eval(), nn.Identity(), tune)
+        net.head = make_head(net.features(ids_NT), classes, alike=True)
+    return net.eval()
 
 
 # What is frozen, computed once. The network is run up to its first tuned block, and what enters that is kept. The rest
@@ -248,8 +217,9 @@ class FirstBlock(nn.Module):
 def split_tuned(net: TunedText, ids_NT: Tensor, *, cache: Cache = None) -> tuple[TunedText, Tensor]:
     """The network from its first tuned block on, and what enters that block, computed once.
 
-    The result takes the place of the network and the token ids, in ``fit_tuned``, ``ft.query`` and ``ft.Learner``; they
-    agree to float32 rounding. It has the network's tensors: to train it trains the network.
+    The result takes the place of the network and the token ids, in ``ft.query``, ``ft.Learner`` and ``fit_tuned``; they
+    agree to float32 rounding. It has the network's tensors: to train it trains the network, three times as fast, but
+    without dropout in the frozen blocks (docs/fine-tuning.md).
 
     Args:
         net: of ``tune_text``. With "lora" each block has an adapter, so nothing is frozen before the first.
@@ -367,7 +337,7 @@ def fit_tuned(
     18 with a linear head (docs/fine-tuning.md).
 
     Args:
-        net: of ``tune_text`` or ``tune_tail``, trained in place.
+        net: of ``tune_text`` or ``split_tuned``, trained in place.
         x: (N, T) token ids of ``text_ids``, or what ``split_tuned`` makes of them.
         y: their labels, as in ``ft.fit``.
         loss: "ce" (default) or "l2".
@@ -396,7 +366,6 @@ def fit_tuned(
     progress = given.pop("progress", None)
     net.eval()
     with only_trained(net, given.pop("params", None)):
-        net, x = split_tuned(net, x, cache=False)
         in_head = {id(p) for p in net.head.parameters()}
         trained = [id(p) in in_head for p in net.parameters() if p.requires_grad]
         if all(trained):
