@@ -216,6 +216,21 @@ def test_labels_and_positions_of_a_shortlist_are_those_of_the_pool():
     assert told.value.answered == [(j, int(Y_L[0])) for j in q.indices[:2]]
 
 
+@pytest.mark.parametrize("budget", [3_000_000, None])
+def test_where_memory_ends_after_an_answer_nothing_is_asked_again(budget):
+    asked = []
+
+    def oracle(j):
+        if asked:
+            raise MemoryError
+        asked.append(j)
+        return int(Y_L[0])
+
+    with pytest.raises(MemoryError) as told:
+        ask(strategy="gain", select="sequential", oracle=oracle, budget=budget)
+    assert told.value.answered == [(asked[0], int(Y_L[0]))]
+
+
 def test_a_strategy_without_memory_gets_fewer_points_until_it_has(monkeypatch):
     looked_at = []
 

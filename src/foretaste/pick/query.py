@@ -373,8 +373,8 @@ def probe_request(
 
 
 def does_not_fit(e: Exception) -> bool:
-    """Whether there is too little memory, as planned or in fact."""
-    return isinstance(e, BudgetError) or is_out_of_memory(e)
+    """Whether there is too little memory, as planned or in fact. Not if an oracle has answered: that would be lost."""
+    return not getattr(e, "answered", ()) and (isinstance(e, BudgetError) or is_out_of_memory(e))
 
 
 def without_frames(e: Exception) -> Exception:
