@@ -269,8 +269,8 @@ NAMED: list[tuple[str, str, str, str, list[str]]] = [
     (
         "label/server.py",
         "encoded pictures are kept without a bound",
-        "@lru_cache(PICTURES_KEPT)",
-        "@lru_cache(None)",
+        "lru_cache(PICTURES_KEPT)(encoded)",
+        "lru_cache(None)(encoded)",
         ["test_label_server.py::test_the_pictures_that_are_kept_are_bounded_and_the_last_ones_asked_for"],
     ),
     (
