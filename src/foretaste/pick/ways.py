@@ -84,7 +84,10 @@ def choose_way(how: Strategy, select: str, kernel: KernelSettings, x_U: Any, L: 
         if not auto:
             raise ValueError(words)
         return Way("shortlist", U, words)
+    instead = ("streamed" if able else "shortlist") if auto else None
+    sure = "scores are exact" if W == U else f"scores are exact sums over {W} watched points"
     if how.picks:
         needs = f"strategy {how.name!r} picks by itself among {U} candidates, in memory"
-    watched = "exact" if W == U else f"exact sums over {W} watched points"
-    return Way("dense", U, f"{needs}; scores are {watched}", ("streamed" if able else "shortlist") if auto else None)
+    elif needed >= budget and instead == "shortlist":
+        sure = "if that does not fit, as many as do are looked at"
+    return Way("dense", U, f"{needs}; {sure}", instead)
