@@ -1,6 +1,7 @@
 """The committed figures come from the committed records."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -111,6 +112,13 @@ def test_the_table_of_steps_is_that_of_its_records(monkeypatch):
     assert len(rows) == 45
     assert all(r["residual"] <= 1e-5 for r in rows)
     assert steps.table(rows) in (RESULTS.parent / "docs" / "scaling-notes.md").read_text()
+
+
+def test_the_table_of_the_loop_is_that_of_its_records():
+    loop = script("findings/scale/loop")
+    rows = [json.loads(line) for line in loop.RECORDS.read_text().splitlines()]
+    assert len({(r["size"], r["data"], r["arm"], r["seed"]) for r in rows}) == len(rows)
+    assert loop.table(rows) in (RESULTS.parent / "docs" / "scaling-notes.md").read_text()
 
 
 def test_the_tables_of_fine_tuning_are_those_of_its_records():

@@ -39,6 +39,7 @@ from foretaste.network import MLP
 
 RECORDS = Path(__file__).with_name("loop.jsonl")
 HIDDEN, BATCH = 256, 64  # units, points a step
+LEAST_SEEDS = 3  # of an arm in the table
 GPU_SHARE = 0.4  # of a GPU's memory, for all processes together
 NAMES = {"banking77": "BANKING77", "cifar10": "CIFAR10 features", "mnist": "MNIST"}
 TOLD = ("sketch_recall", "landmarks", "labels", "parts", "precision", "space")  # of q.info
@@ -170,14 +171,17 @@ def gaps(rows: list[dict[str, Any]], size: str, name: str) -> dict[str, tuple[li
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Mean accuracy over batches and seeds, and the paired difference to dense with its standard error."""
+    """Mean accuracy over batches and seeds, and the paired difference to dense with its standard error.
+
+    Arms of fewer than LEAST_SEEDS seeds are left out.
+    """
     out = ["| data | labels | arm | accuracy | less dense | seeds |", "|---|---|---|---|---|---|"]
     for size, cases in CASES.items():
         for name, case in cases.items():
             labels = f"{case.first} + {case.batches} × {case.per}"
             for arm, (means, apart) in gaps(rows, size, name).items():
-                if n := len(apart):
-                    error = float(np.std(apart, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+                if (n := len(apart)) >= LEAST_SEEDS:
+                    error = float(np.std(apart, ddof=1)) / math.sqrt(n)
                     less = "" if arm == "dense" else f"{np.mean(apart):+.2f} ± {error:.2f}".replace("-", "−")
                     out.append(f"| {NAMES[name]} | {labels} | {arm} | {np.mean(means):.2f} | {less} | {n} |")
     return "\n".join(out)
