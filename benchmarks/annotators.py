@@ -92,9 +92,9 @@ def annotate(floor: Floor, port: int, truth: dict[str, str], person: int, pace: 
         if right:
             start = time.perf_counter()
             reply = call("/api/grid", {"items": right, "label": label, "request": request}, may=(409,))
-            seqs, taken = reply.get("seqs", []), reply.get("taken", {})  # taken: somebody has got it meanwhile
+            seqs, taken = reply.get("seqs", []), reply.get("taken", right)  # taken: somebody has got it meanwhile
             there = [k for k, item in enumerate(right) if item not in taken]
-            floor.keeps("wall", start, [(seq, f"grid:{request}/{k}") for k, seq in zip(there, seqs)])
+            floor.keeps("wall", start, [(seq, f"grid:{request}/{k}") for k, seq in zip(there, seqs, strict=True)])
             floor.walls[request] = len(seqs)
             floor.refused += not seqs
 
