@@ -5,6 +5,8 @@ import json
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,12 @@ from torch.utils.data import TensorDataset
 
 import foretaste as ft
 from foretaste.acquire import StreamedCover
+from foretaste.executors import torch_threads
 from foretaste.files import lock_folder
 from foretaste.given import sliced_points
 from foretaste.pick import streamed
-from foretaste.pick.shards import pool_digest
-from foretaste.tangent import HeldTangents, count_points
+from foretaste.pick.shards import network_digest, pool_digest
+from foretaste.tangent import HeldTangents, count_points, freeze
 from pick.test_streamed import problem
 
 ROWS = 13_000  # four shards of 4096 points
@@ -306,6 +309,64 @@ def test_shards_of_another_query_are_not_taken(whole, other):
             net[0].bias.data[0] -= 1e-6
     assert q.info["shards"]["computed"] >= 4
     assert before.items() <= contents(whole).items()
+
+
+class Shaped(torch.nn.Module):
+    """A head whose print does not say what it does: ``act`` is not in it, nor are weights."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.first, self.last, self.act = NET[0], NET[2], act
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+OTHER_FORWARDS = {
+    "outputs": lambda h: torch.relu(h) + 1e-3 * torch.tanh(h),
+    "gradients": lambda h: torch.relu(h).detach() + 2 * (torch.relu(h) - torch.relu(h).detach()),
+    "no gradients": lambda h: torch.relu(h).detach(),
+}
+
+
+@pytest.mark.parametrize("strategy", ["cover", "margin"])
+@pytest.mark.parametrize("other", OTHER_FORWARDS)
+def test_shards_of_another_forward_are_not_taken(tmp_path, strategy, other):
+    """Weights and print are equal. Scores of outputs alone may be shared where outputs are equal."""
+
+    def shards(act):
+        how = ft.Executor("serial", folder=tmp_path, shard_points=4096)
+        query = {"batch_size": 8, "method": "streamed", "watch": 100, "strategy": strategy, "executor": how}
+        return ft.query(Shaped(act).eval(), X_L, Y_L, X_U, **query).info["shards"]
+
+    passes = 8 if strategy == "cover" else 4
+    assert shards(torch.relu) == {"computed": passes, "kept": 0}
+    kept = 4 if strategy == "margin" and other != "outputs" else 0
+    assert shards(OTHER_FORWARDS[other])["kept"] == kept
+    assert shards(torch.relu) == {"computed": 0, "kept": passes}
+
+
+def test_the_digest_of_a_network_is_the_same_for_any_threads_and_place_in_memory():
+    """A pool that is mapped from a file begins at any byte, and MKL takes other kernels there."""
+    frozen, raw = freeze(NET), torch.zeros(X_U[:32].numel() * 4 + 64, dtype=torch.uint8)
+    digests = {True: set(), False: set()}
+    for threads, offset in ((1, 0), (2, 4), (3, 20)):
+        moved = raw[offset : offset + X_U[:32].numel() * 4].view(torch.float32).view(32, -1).copy_(X_U[:32])
+        with torch_threads(threads):
+            for by_gradients, found in digests.items():
+                found.add(network_digest(frozen, moved, by_gradients))
+    assert [len(found) for found in digests.values()] == [1, 1]
+    assert digests[True] != digests[False]
+
+
+@pytest.mark.slow
+def test_a_new_process_finds_all_shards(whole):
+    code = "import sys; from pick.test_shards import in_shards; print(in_shards(sys.argv[1]).info['shards'])"
+    path = os.pathsep.join(sys.path)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(whole)], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == "{'computed': 0, 'kept': 8}", ran.stderr
 
 
 def test_a_file_that_changes_is_another_pool(tmp_path):

@@ -22,21 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretaste.acquire import ChunkScore, FittingScore, StreamedCover
 from foretaste.errors import check_regular, counted
-from foretaste.executors import Executor, Runner, Work
+from foretaste.executors import Executor, Runner, Work, torch_threads
 from foretaste.files import lock_folder, write_whole
 from foretaste.given import SlicedPoints, sliced_tensors
 from foretaste.network import digest_bytes, digest_of, weights_digest
 from foretaste.pick.select import find_copies
-from foretaste.tangent import Inputs
+from foretaste.tangent import FrozenNetwork, Inputs, count_points, isolated, take_points
 
 log = logging.getLogger("foretaste")
 
 SHARD_FORMAT = 1  # enters every digest
 SAMPLED_POINTS = 64  # by which a pool that is not in memory is known again
+TRIED_POINTS, TRIED_AT_ONCE = 32, 8  # on which a network is known again by what it does
 
 Noted = Callable[[slice, Tensor], object]  # a range that is done, and which of its points are copies
 Done = Callable[[int, Mapping[str, Tensor], bool], object]  # a shard's number, its result, and whether it was on disk
@@ -46,22 +47,24 @@ Done = Callable[[int, Mapping[str, Tensor], bool], object]  # a shard's number, 
 class ShardedPasses:
     """The passes of one query over its pool, by an executor. They are in its folder, or not kept.
 
-    net, x_L: the network, and the labelled points, whose copies are looked for.
+    frozen, x_L: the network, and the labelled points, whose copies are looked for.
+    by_gradients: whether passes use the gradients of the network; else its outputs alone.
     noted: called with each range that is done.
     """
 
     executor: Executor
     runner: Runner
     pool: SlicedPoints
-    net: nn.Module
+    frozen: FrozenNetwork
     x_L: Inputs | None
+    by_gradients: bool
     noted: Noted
     counts: dict[str, int] = field(default_factory=lambda: {"computed": 0, "kept": 0})
 
     def __post_init__(self) -> None:
-        if self.executor.kind != "serial" and (at := {p.device.type for p in self.net.parameters()} - {"cpu"}):
+        if self.executor.kind != "serial" and (at := self.frozen.device.type) != "cpu":
             raise ValueError(
-                f'executor {self.executor.kind!r} is for networks on the CPU, and net is on {at.pop()}; use "serial"'
+                f'executor {self.executor.kind!r} is for networks on the CPU, and net is on {at}; use "serial"'
             )
 
     def gains(self, cover: StreamedCover) -> Tensor:
@@ -110,7 +113,9 @@ class ShardedPasses:
 
     @cached_property
     def digests(self) -> list[object]:
-        return [weights_digest(self.net), self.x_L, pool_digest(self.pool)]
+        tried = self.pool.take(spread_positions(len(self.pool), TRIED_POINTS))
+        does = network_digest(self.frozen, tried, self.by_gradients)
+        return [does, self.x_L, pool_digest(self.pool)]
 
     @property
     def sent_pool(self) -> SlicedPoints | None:
@@ -273,5 +278,34 @@ def pool_digest(pool: SlicedPoints) -> str:
         return h.hexdigest()
     stamp = None if pool.file is None else Path(pool.file).stat()
     told = [] if stamp is None else [stamp.st_size, stamp.st_mtime_ns]
-    at = np.unique(np.linspace(0, len(pool) - 1, SAMPLED_POINTS).astype(np.int64))
-    return digest_of([len(pool), *told, pool.take(at)])
+    return digest_of([len(pool), *told, pool.take(spread_positions(len(pool), SAMPLED_POINTS))])
+
+
+def spread_positions(n: int, most: int) -> np.ndarray:
+    """Positions of at most so many of n points, evenly spread."""
+    return np.unique(np.linspace(0, n - 1, most).astype(np.int64))
+
+
+def network_digest(frozen: FrozenNetwork, x: Inputs, by_gradients: bool) -> str:
+    """By which a network is known again: its weights, its outputs on some points, and a gradient of these.
+
+    Equal weights are not enough: a class whose forward was changed prints and loads as before.
+    """
+    # Every bit counts: a rounded number is as good as a bit where it lies on the border of two, and of some thousands a
+    # few do. So bits must be the same wherever shards are: on one thread, in batches of one size, and from memory that
+    # torch has aligned (a mapped file is not, and MKL takes other kernels then).
+    parts: list[object] = [weights_digest(frozen.net)]
+    params = {name: p.detach().clone().requires_grad_(by_gradients) for name, p in frozen.params.items()}
+    with isolated(frozen.device), torch.set_grad_enabled(by_gradients), torch_threads(1):
+        for at in range(0, TRIED_POINTS, TRIED_AT_ONCE):
+            x_n = take_points(x, slice(at, at + TRIED_AT_ONCE))
+            if not count_points(x_n):
+                break
+            x_n = {key: t.clone() for key, t in x_n.items()} if isinstance(x_n, Mapping) else x_n.clone()
+            f_nC = frozen.call(x_n, params)
+            parts.append(f_nC)
+            if f_nC.requires_grad:
+                signs_nC = 2 * torch.randint(2, f_nC.shape, generator=torch.Generator().manual_seed(at)) - 1
+                total = (f_nC * signs_nC.to(f_nC)).sum()
+                parts.append(torch.autograd.grad(total, list(params.values()), allow_unused=True))
+    return digest_of(parts)

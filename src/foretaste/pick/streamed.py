@@ -114,9 +114,11 @@ def seen_pool(request: Request, pool: SlicedPoints) -> SeenPool:
 
 
 @contextmanager
-def sharded(executor: Executor, request: Request, pool: SlicedPoints, seen: SeenPool) -> Iterator[ShardedPasses]:
+def sharded(
+    executor: Executor, request: Request, pool: SlicedPoints, seen: SeenPool, *, by_gradients: bool
+) -> Iterator[ShardedPasses]:
     with executor.started() as runner:
-        yield ShardedPasses(executor, runner, pool, request.frozen.net, request.x_L, seen.note)
+        yield ShardedPasses(executor, runner, pool, request.frozen, request.x_L, by_gradients, seen.note)
 
 
 def pick_streamed(
@@ -137,7 +139,7 @@ def pick_streamed(
     try:
         if executor is None or how.picks:
             return _pick_streamed(request, pool, how, select, options, seen, None)
-        with sharded(executor, request, pool, seen) as passes:
+        with sharded(executor, request, pool, seen, by_gradients=how.coverage is covered_errors) as passes:
             got, info = _pick_streamed(request, pool, how, select, options, seen, passes)
         return got, info | {"executor": executor.kind, "shards": passes.counts}
     except Exception as e:
@@ -496,7 +498,7 @@ def draw_shortlist(request: Request, pool: SlicedPoints, executor: Executor | No
         if executor is None:
             error_U = error_of_outputs(request, pool, None, seen)
         else:
-            with sharded(executor, request, pool, seen) as passes:
+            with sharded(executor, request, pool, seen, by_gradients=False) as passes:
                 error_U = error_of_outputs(request, pool, passes, seen)
 
     def draw(size: int) -> np.ndarray:
