@@ -1,7 +1,5 @@
 """docs/findings.md shows what its records say, and the lab that made them picks what ``ft.query`` picks."""
 
-import importlib
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,34 +14,11 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "findings"
 
 
-@pytest.fixture
-def findings(monkeypatch):
-    """Import a file of results/findings."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = torch.is_grad_enabled()
-    yield importlib.import_module
-    torch.set_grad_enabled(before)  # the lab turns gradients off
-    for name in ("problems", "lab", "rivals", "table"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def weight(monkeypatch):
-    """Import a file of results/findings/weight, whose table.py is another one."""
-    monkeypatch.syspath_prepend(str(FOLDER / "weight"))
-    before = torch.is_grad_enabled()
-    sys.modules.pop("table", None)
-    yield importlib.import_module
-    torch.set_grad_enabled(before)
-    for name in ("table", "verify", "weight_lab", "weight_asked", "weight_train", "weight_cells"):
-        sys.modules.pop(name, None)
-
-
-def test_the_page_has_the_tables_of_the_records(findings):
-    table = findings("table")
+def test_the_page_has_the_tables_of_the_records(script):
+    table = script("findings/table")
     cells = table.read()
     page = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-    assert len(cells) == len(findings("problems").CELLS)
+    assert len(cells) == len(script("findings/problems").CELLS)
     first = table.verdict(table.read("seeds-50-to-59"))
     for part in (table.table(cells), table.verdict(cells), table.rule(cells), table.table(cells, table.BEFORE), first):
         for line in part.splitlines():
@@ -51,9 +26,9 @@ def test_the_page_has_the_tables_of_the_records(findings):
 
 
 @pytest.mark.parametrize(("folder", "first"), [(".", 60), ("seeds-50-to-59", 50)])
-def test_every_record_is_of_a_cell_and_of_unseen_seeds(findings, folder, first):
-    cells = {cell.name: cell for cell in findings("problems").CELLS}
-    for name, record in findings("table").read(folder).items():
+def test_every_record_is_of_a_cell_and_of_unseen_seeds(script, folder, first):
+    cells = {cell.name: cell for cell in script("findings/problems").CELLS}
+    for name, record in script("findings/table").read(folder).items():
         cell = cells[name]
         assert record["cell"]["data"] == cell.data
         assert set(record["seeds"]) <= set(range(first, first + 10))
@@ -62,8 +37,8 @@ def test_every_record_is_of_a_cell_and_of_unseen_seeds(findings, folder, first):
 
 
 @pytest.mark.parametrize("loss", ["l2", "ce"])
-def test_the_lab_picks_what_a_query_picks(findings, loss, monkeypatch):
-    problems, lab, rivals = (findings(name) for name in ("problems", "lab", "rivals"))
+def test_the_lab_picks_what_a_query_picks(script, loss, monkeypatch):
+    problems, lab, rivals = (script(f"findings/{name}") for name in ("problems", "lab", "rivals"))
     X, y, _, _, C = problems.problem("digits")
     cell = problems.Cell("x", "digits", 30, 8, 1, hidden=(32,), steps=60, loss=loss)
     L, U = torch.arange(30), torch.arange(30, 180)
@@ -86,8 +61,8 @@ def test_the_lab_picks_what_a_query_picks(findings, loss, monkeypatch):
         assert rivals.cover_sequentially(asked) == q.indices.tolist()
 
 
-def test_the_pages_say_what_the_records_of_weights_say(weight):
-    table = weight("table")
+def test_the_pages_say_what_the_records_of_weights_say(script):
+    table = script("findings/weight/table")
     cells = table.read()
     page = " ".join((ROOT / "docs" / "findings.md").read_text(encoding="utf-8").split())
     assert table.text() in (FOLDER / "weight" / "README.md").read_text(encoding="utf-8")
@@ -118,8 +93,8 @@ def test_the_pages_say_what_the_records_of_weights_say(weight):
         assert f" and {l2}" in page
 
 
-def test_every_record_of_weights_is_of_a_cell_and_of_seeds_below_50(weight):
-    table, lab_cells = weight("table"), weight("weight_cells")
+def test_every_record_of_weights_is_of_a_cell_and_of_seeds_below_50(script):
+    table, lab_cells = script("findings/weight/table"), script("findings/weight/weight_cells")
     for pattern in ("*", "whole/*", "deep/*"):
         for record in table.records(pattern):
             assert set(record["seeds"]) <= set(range(50))
@@ -129,12 +104,12 @@ def test_every_record_of_weights_is_of_a_cell_and_of_seeds_below_50(weight):
             assert np.shape(record["accuracy"]) == counts
 
 
-def test_the_lab_of_weights_runs_and_picks_what_a_query_picks(weight, monkeypatch, tmp_path):
+def test_the_lab_of_weights_runs_and_picks_what_a_query_picks(script, monkeypatch, tmp_path):
     X, y = load_digits(return_X_y=True)
     (tmp_path / "weight").mkdir()
     np.savez(tmp_path / "weight" / "digits.npz", x=X[:600] / 16, y=y[:600], xt=X[600:900] / 16, yt=y[600:900])
     monkeypatch.setenv("FORETASTE_DATA", str(tmp_path))
-    verify, lab, lab_cells = (weight(name) for name in ("verify", "weight_lab", "weight_cells"))
+    verify, lab, lab_cells = (script(f"findings/weight/{name}") for name in ("verify", "weight_lab", "weight_cells"))
     for name, deep in (("digits-few:ce", False), ("digits-few:l2", False), ("digits-few:l2", True)):
         assert [what for what, equal in verify.same(name, 30, 8, 60, deep=deep) if not equal] == []
     cell = replace(lab_cells.make_cell("digits-few:ce"), cycles=1, steps=5, subset=100, hidden=16)

@@ -1,9 +1,7 @@
 """The committed figures come from the committed records."""
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,27 +10,9 @@ import pytest
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(f"{Path(name).name}_of_the_results", RESULTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def figures():
-    return script("figures")
-
-
-@pytest.fixture(scope="module")
-def repeats():
-    return script("repeats")
-
-
 @pytest.mark.parametrize("name", ["fig3a", "fig1a", "fig2a", "ll4al"])
-def test_a_figure_is_remade_from_its_records(figures, tmp_path, name):
+def test_a_figure_is_remade_from_its_records(script, tmp_path, name):
+    figures = script("figures")
     figures.make(name, tmp_path)
     assert (tmp_path / name / "summary.csv").read_text() == (RESULTS / name / "summary.csv").read_text()
     drawn, committed = ((folder / name / "curves.svg").read_text() for folder in (tmp_path, RESULTS))
@@ -59,7 +39,7 @@ def points_of_lines(svg: str) -> list[float]:
     return [float(n) for path in re.findall(r'<path d="(M [^"]*)"', svg) for n in re.findall(r"-?\d+\.?\d*", path)]
 
 
-def test_the_table_of_the_pool_is_that_of_its_records(tmp_path):
+def test_the_table_of_the_pool_is_that_of_its_records(script, tmp_path):
     pool, docs = script("findings/pool/table"), RESULTS.parent / "docs"
     records = pool.read()
     assert len(records) == 42
@@ -71,7 +51,7 @@ def test_the_table_of_the_pool_is_that_of_its_records(tmp_path):
     assert points_of_lines(drawn) == pytest.approx(points_of_lines(committed), abs=0.01)
 
 
-def test_the_table_of_the_field_is_that_of_its_records(tmp_path):
+def test_the_table_of_the_field_is_that_of_its_records(script, tmp_path):
     field, docs = script("findings/field/field_table"), RESULTS.parent / "docs"
     records, page = field.read(), (docs / "field.md").read_text()
     assert len(records) == 36
@@ -94,7 +74,7 @@ def test_the_table_of_the_field_is_that_of_its_records(tmp_path):
     assert drawn == pytest.approx(committed, abs=0.01)
 
 
-def test_the_figure_of_scaling_is_of_its_records(tmp_path):
+def test_the_figure_of_scaling_is_of_its_records(script, tmp_path):
     script("findings/scale/sizes").figure(tmp_path / "scaling.svg")
     drawn, committed = (
         [float(n) for n in re.findall(r'<use [^>]* y="([^"]*)"', (folder / "scaling.svg").read_text())]
@@ -104,9 +84,7 @@ def test_the_figure_of_scaling_is_of_its_records(tmp_path):
     assert drawn == pytest.approx(committed, abs=0.01)
 
 
-def test_the_table_of_steps_is_that_of_its_records(monkeypatch):
-    monkeypatch.syspath_prepend(RESULTS / "findings" / "scale")
-    monkeypatch.setitem(sys.modules, "labels", script("findings/scale/labels"))  # which it imports by this name
+def test_the_table_of_steps_is_that_of_its_records(script):
     steps = script("findings/scale/steps")
     rows = steps.read()
     assert len(rows) == 45
@@ -114,14 +92,14 @@ def test_the_table_of_steps_is_that_of_its_records(monkeypatch):
     assert steps.table(rows) in (RESULTS.parent / "docs" / "scaling-notes.md").read_text()
 
 
-def test_the_table_of_the_loop_is_that_of_its_records():
+def test_the_table_of_the_loop_is_that_of_its_records(script):
     loop = script("findings/scale/loop")
     rows = [json.loads(line) for line in loop.RECORDS.read_text().splitlines()]
     assert len({(r["size"], r["data"], r["arm"], r["seed"]) for r in rows}) == len(rows)
     assert loop.table(rows) in (RESULTS.parent / "docs" / "scaling-notes.md").read_text()
 
 
-def test_the_tables_of_fine_tuning_are_those_of_its_records():
+def test_the_tables_of_fine_tuning_are_those_of_its_records(script):
     tuning, pages = script("findings/tuning/table"), (RESULTS.parent / "docs" / "fine-tuning.md").read_text()
     pages += (RESULTS / "findings" / "tuning" / "README.md").read_text()
     assert tuning.record("loop-lora")["seeds"] == list(range(120, 126))
@@ -129,7 +107,7 @@ def test_the_tables_of_fine_tuning_are_those_of_its_records():
         assert table in pages
 
 
-def test_the_tables_of_mistakes_are_those_of_their_records():
+def test_the_tables_of_mistakes_are_those_of_their_records(script):
     lab, docs = script("findings/mistakes/mistakes"), RESULTS.parent / "docs"
     head, rule, *rows = "".join(lab.tables(lab.read())).splitlines()
     page, whole = (docs / "learner.md").read_text(), (RESULTS / "findings/mistakes/README.md").read_text()
@@ -143,14 +121,15 @@ def test_the_tables_of_mistakes_are_those_of_their_records():
     assert all(float(row.split("|")[8].split()[0].replace("−", "-")) >= 0 for row in rows)  # as many as its best
 
 
-def test_committed_numbers_were_met_again(repeats):
-    rows = repeats.rows()
+def test_committed_numbers_were_met_again(script):
+    rows = script("repeats").rows()
     assert len(rows) == 12
     assert all(met for *_, met in rows)
 
 
-def test_repeated_records_are_the_committed_ones(repeats):
+def test_repeated_records_are_the_committed_ones(script):
     """Another day and machine: the same seed gave the same accuracy, and asked for the same points."""
+    repeats = script("repeats")
     old, new = (
         {(r["arm"], r["seed"], r["cycle"]): (r["accuracy"], r["queried"]) for r in repeats.load(RESULTS / part)}
         for part in ("mnist", "repeat/mnist")
