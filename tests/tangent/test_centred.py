@@ -108,6 +108,7 @@ WIDE = {
         nn.Linear(360, 3),
     ),
     "shared": lambda: nn.Sequential(nn.Unflatten(1, (18, 6)), Shared(), nn.Flatten(), nn.Linear(54, 3)),
+    "once": lambda: nn.Sequential(nn.Linear(108, 50), nn.ReLU(), nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 3)),
 }  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def test_kappa_of_sketches_is_near(name):
     )
     for side, kappa in zip((16, 32), sketched):
         error = float((kappa - true).square().mean().sqrt())
-        assert error < (1 / side**0.5 if name == "tokens" else 1.5 / side)  # of tokens, one layer has most of it
+        assert error < (0.7 if name in ("tokens", "once") else 1.5) / side  # wide layers that act once have most of it
 
 
 @pytest.mark.parametrize("output", ["signs", "trace"])

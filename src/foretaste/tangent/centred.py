@@ -201,8 +201,9 @@ class FactorSource:
     @cached_property
     def sketches(self) -> TangentSketch:
         assert self.sketch is not None
-        like = next(iter(self.frozen.params.values()))
-        return TangentSketch(self.survey.layers, self.survey.heads * self.survey.folded, self.sketch, like)
+        s, like = self.survey, next(iter(self.frozen.params.values()))
+        once = {m for m, count in s.positions.items() if count == 1}
+        return TangentSketch(s.layers, once, s.heads * s.folded, self.sketch, like)
 
     @property
     def width(self) -> int:

@@ -5,17 +5,25 @@ The gradient of a weight at a point is Σ_t G_t A_tᵀ over the positions t at w
     Σ_t (S_g G_t)(S_a A_t)ᵀ        S_g, S_a with r orthogonal rows, drawn at random
 
 which has r × r numbers whatever the layer's width, and never forms the gradient. S_a A_t of a convolution is another
-convolution, with r random filters. A layer that has no more than r inputs or outputs is kept whole on that side. All
-other parameters are few: their gradients are formed. The parts are added up with random signs, so that a point has r²
-numbers, and products between parts cancel on average.
+convolution, with r random filters. A layer that has no more than r inputs or outputs is kept whole on that side.
+
+Of a Linear layer that acts once on a point there is one product, with nothing to cancel its error. The r² numbers
+
+    a_k = Σ_{p: place(p) = k} ± A_p,    g_k likewise;    sketch_k = Σ_{i + j ≡ k mod r²} a_i g_j
+
+have less of it (a tensor sketch; Pham, Pagh 2013). Places and signs are random, and a Fourier transform makes the sum.
+
+All other parameters are few: their gradients are formed. The parts are added up with random signs, so that a point has
+r² numbers, and products between parts cancel on average.
 
 A sketch is linear: sketches less their mean are sketches of the tangents less theirs. The common part of all tangents,
 beside which the rest would be lost, is taken off so. The correlation κ of two sketches then differs from that of the
-tangents by about 1/r if gradients are spread over layers and positions, and by up to 2/√r if one of them has it all.
+tangents by about 1/r if gradients are spread over layers and positions, or are of layers that act once, and by up to
+2/√r if one position of another layer has it all.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -23,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretaste.tangent.accumulate import slices
 from foretaste.tangent.rules import CONVOLUTIONS, LayerCalls, pad_inputs, positions
 from foretaste.tangent.survey import LayerParameter
 
@@ -33,16 +42,24 @@ CONVOLVE: dict[type, Any] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d
 class TangentSketch:
     """Sketches of ``side``² numbers, always the same for one network.
 
-    layers: parameters with a rule. heads: whose gradients stand side by side.
+    layers: parameters with a rule. once: modules that act once on a point. heads: whose gradients stand side by side.
     """
 
-    def __init__(self, layers: Sequence[LayerParameter], heads: int, side: int, like: Tensor) -> None:
+    def __init__(
+        self, layers: Sequence[LayerParameter], once: Collection[nn.Module], heads: int, side: int, like: Tensor
+    ) -> None:
         self.side, self.heads, self.like = side, heads, like
         draws = torch.Generator().manual_seed(SKETCH_SEED)
-        self.wide = [layer for layer in layers if self._is_wide(layer)]
         self.formed = [layer for layer in layers if not self._is_wide(layer)]
+        wide = [layer for layer in layers if self._is_wide(layer)]
+        self.once = [a for a in wide if len(a.uses) == 1 and a.modules[0] in once and type(a.modules[0]) is nn.Linear]
+        self.wide = [layer for layer in wide if layer not in self.once]
         self.of_inputs = [self._directions(layer.numel // layer.shape[0], draws) for layer in self.wide]
         self.of_outputs = [self._directions(heads * layer.shape[0], draws) for layer in self.wide]
+        self.places = [  # of inputs and outputs
+            [self._place(n, draws) for n in (layer.numel // layer.shape[0], heads * layer.shape[0])]
+            for layer in self.once
+        ]
         self.signs: dict[str, tuple[Tensor, int]] = {}  # by parameter, and where its rest goes
 
     def _is_wide(self, layer: LayerParameter) -> bool:
@@ -60,6 +77,12 @@ class TangentSketch:
         rows_nr = torch.linalg.qr(torch.randn(n, self.side, generator=draws)).Q
         return (rows_nr.T * math.sqrt(n / self.side)).contiguous().to(self.like)
 
+    def _place(self, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Where n numbers go, as evenly as they can, and with which signs."""
+        orders = [torch.randperm(self.numbers, generator=draws) for _ in range(-(-n // self.numbers))]
+        signs_n = torch.randint(2, (n,), generator=draws) * 2 - 1
+        return torch.cat(orders)[:n].to(self.like.device), signs_n.to(self.like)
+
     @property
     def numbers(self) -> int:
         return self.side**2
@@ -71,6 +94,9 @@ class TangentSketch:
             own = sum(self._sketch(m, a, g, s_a, s_g) for m, _ in layer.uses for a, g in calls[m])
             assert isinstance(own, Tensor)
             self._add(out, layer.name, own.flatten(1))
+        for layer, (of_a, of_g) in zip(self.once, self.places):
+            ((a, g),) = calls[layer.modules[0]]
+            self._add(out, layer.name, self._convolve(positions(a)[:, 0], of_a, g.flatten(1), of_g))
         for layer in self.formed:
             self._add(out, layer.name, layer.rows(slice(0, layer.length), calls).flatten(1))
         for name, rows in others:
@@ -92,6 +118,18 @@ class TangentSketch:
         assert isinstance(g_nrt, Tensor)
         own = torch.bmm(g_nrt, a_nrt.mT)
         return own if len(own) == n else own.unflatten(0, (n, -1)).sum(1)
+
+    def _convolve(self, a_nD: Tensor, of_a: tuple[Tensor, Tensor], g_nO: Tensor, of_g: tuple[Tensor, Tensor]) -> Tensor:
+        """(n, r²): the tensor sketch of G Aᵀ of a layer that acts once on a point."""
+        waves = [torch.fft.rfft(self._put(rows, *of)) for rows, of in ((a_nD, of_a), (g_nO, of_g))]
+        return torch.fft.irfft(waves[0].mul_(waves[1]), self.numbers)
+
+    def _put(self, rows: Tensor, at_p: Tensor, signs_p: Tensor) -> Tensor:
+        """(n, p) -> (n, r²)."""
+        out, rows = rows.new_zeros(len(rows), self.numbers), rows * signs_p
+        for cut in slices(len(at_p), self.numbers):  # in which no place comes twice
+            out[:, at_p[cut]] += rows[:, cut]
+        return out
 
     def _add(self, out: Tensor, name: str, rows: Tensor) -> None:
         """Add (n, p) to (n, r²), r² columns at a time and the rest at a random place, each with a random sign."""
