@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from foretaste.tangent.frozen import to_float64
+from foretaste.tangent.products import by_onednn, product
 from foretaste.tangent.triton_kernels import centre_fused, fusible
 
 # A GPU multiplies at full speed only if rows begin at multiples of ALIGN columns, and if the number of points (or
@@ -152,7 +153,8 @@ class GradientRows:
     def count_runs(self, i: slice, j: slice) -> int:
         """Into how many runs of columns ``times`` cuts its rows; 0 if none."""
         pairs = (i.stop - i.start) * (j.stop - j.start)
-        if self.data.is_cuda or self.data.dtype != torch.float32 or self.data.shape[2] > 1 or pairs < RUN_PAIRS:
+        others = self.data.is_cuda or self.data.dtype != torch.float32 or self.data.shape[2] > 1
+        if others or pairs < RUN_PAIRS or by_onednn():
             return 0
         most = min(self.width // RUN_LEAST, 2 * FLOAT64_SLAB // pairs)
         return next((runs for runs in range(most, RUNS_LEAST - 1, -1) if self.width % runs == 0), 0)
@@ -171,7 +173,7 @@ class GradientRows:
             j = slice(j.start, min(j.start + -(-(j.stop - j.start) // EVEN) * EVEN, self.data.shape[1]))
         a, b = (self.data[q, at].flatten(0, 1) for at in (i, j))
         if a.dtype != torch.float16:
-            return (a @ b.T)[:, :n]
+            return product(a, b)[:, :n]
         if a.is_cuda:
             return torch.mm(a, b.T, out_dtype=torch.float32)[:, :n]
         return a.float() @ b.float().T  # as exact: the product of two float16 numbers is a float32 number

@@ -34,6 +34,7 @@ from foretaste.tangent.frozen import (
 from foretaste.tangent.functional import functional_rows
 from foretaste.tangent.kernel import GramJob, gram
 from foretaste.tangent.planning import CHUNK_BYTES
+from foretaste.tangent.products import product
 from foretaste.tangent.rule_checks import settle_rules
 from foretaste.tangent.rules import positions
 from foretaste.tangent.sketch import TangentSketch
@@ -61,9 +62,9 @@ class TangentFactors:
 
     def kernel(self, other: "TangentFactors") -> Tensor:
         """Θ between these points and others, (n, m)."""
-        theta_nm = self.rows @ other.rows.T
+        theta_nm = product(self.rows, other.rows)
         for (a, g), (a_m, g_m) in zip(self.products, other.products):
-            theta_nm += (a @ a_m.T).mul_(g @ g_m.T)
+            theta_nm += product(a, a_m).mul_(product(g, g_m))
         return theta_nm
 
     def diagonal(self) -> Tensor:
@@ -405,23 +406,15 @@ class HeldTangents:
         """κ of points with the W held ones, cut at 0 and 1, some points at a time. Each block overwrites the last."""
         factors = x if isinstance(x, TangentFactors) else self.factors_of(x)
         step, W = BLOCK_POINTS.get(factors.rows.device.type, 512), len(self)
-        rooms = [factors.rows.new_empty(min(step, len(factors)), W) for _ in range(min(len(factors.products), 2) + 1)]
+        rooms = [factors.rows.new_empty(min(step, len(factors)), W) for _ in range(3 if factors.products else 1)]
         for at in slices(len(factors), step):
             with float32_products("float32"):  # never TF32
                 yield at, self._multiply(factors.at(at), [room[: at.stop - at.start] for room in rooms])
 
     def _multiply(self, n: TangentFactors, rooms: list[Tensor]) -> Tensor:
-        kappa_nW, *others = rooms
-        for k, ((a, g), (a_W, g_W)) in enumerate(zip(n.products, self.factors.products)):
-            to = kappa_nW if k == 0 else others[1]
-            torch.mm(a, a_W.T, out=to)
-            to.mul_(torch.mm(g, g_W.T, out=others[0]))
-            if k:
-                kappa_nW += to
-        if n.products:
-            kappa_nW.addmm_(n.rows, self.factors.rows.T)
-        else:
-            torch.mm(n.rows, self.factors.rows.T, out=kappa_nW)
+        kappa_nW = product(n.rows, self.factors.rows, rooms[0])
+        for (a, g), (a_W, g_W) in zip(n.products, self.factors.products):
+            kappa_nW.addcmul_(product(a, a_W, rooms[1]), product(g, g_W, rooms[2]))
         return kappa_nW.clamp_(0, 1)
 
     def rows(self, x: Inputs | TangentFactors) -> Tensor:
