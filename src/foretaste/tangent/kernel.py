@@ -62,6 +62,7 @@ from foretaste.tangent.survey import (
     Survey,
     align_calls,
     largest_entry,
+    modules_of,
     overflow_error,
     record_pass,
     survey_network,
@@ -247,6 +248,11 @@ class Gram:
 
 
 # ---- The computation ----
+
+
+def own_memory(t: Tensor) -> Tensor:
+    """The tensor, or a copy if its memory is not its own: a part of a larger one's, or a few numbers that are many."""
+    return t if t.untyped_storage().nbytes() == t.nbytes else t.clone(memory_format=torch.contiguous_format)
 
 
 class HalfRangeError(RuntimeError):
@@ -506,7 +512,12 @@ class LayerPass:
         self.check_late = check_late
         self.rows = self.new_rows(group.written) if group.written else None
         self.in_place = [self.new_rows(layer.width(cut)) for layer, cut in group.in_place]
-        self.kept: LayerCalls = {}
+        device = job.frozen.device.type
+        self.held_layers = [layer for layer in group.stashed if survey.forms_in_place(layer, device, self.half)]
+        others = [layer for layer in group.stashed if layer not in self.held_layers]
+        self.copied = modules_of([*others, *group.products])
+        self.kept: LayerCalls = {}  # of these
+        self.held: list[tuple[slice, LayerCalls]] = []  # A and G of the held layers, by chunk
         self.finite = torch.ones((), dtype=torch.bool, device=job.frozen.device)
 
     def new_rows(self, width: int, old: GradientRows | None = None) -> GradientRows:
@@ -543,8 +554,11 @@ class LayerPass:
                 start = self.write(self.rows, at, start, layer.rows(cut, ready))
             for (layer, cut), rows in zip(self.group.in_place, self.in_place):
                 rows.form(at, partial(layer.rows_into, cut, ready))
-            for m in self.group.kept:
+            for m in self.copied:
                 self.keep(m, at, ready[m])
+            if self.held_layers:
+                held = {m: [(own_memory(a), own_memory(g)) for a, g in ready[m]] for m in modules_of(self.held_layers)}
+                self.held.append((at, held))
         if self.group.functional:
             names = list(dict.fromkeys(name for name, _ in self.group.functional))
             gradients = functional_rows(self.frozen, x, names, TF32_BATCHED if self.coarse else None, told.one_more)
@@ -610,14 +624,11 @@ class LayerPass:
             channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
             for cut in slices(layer.length, channels):
                 rows = self.new_rows(layer.width(cut), rows)
-                in_place = self.survey.forms_in_place(layer, self.frozen.device.type, self.half)
-                start = 0
-                while start < self.points:  # rows that are formed in place need no room: all but the first at once
-                    at = slice(start, self.points if in_place and start else min(start + plan.slab_size, self.points))
-                    part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
-                    if in_place:
-                        rows.form(at, partial(layer.rows_into, cut, part))
-                    else:
+                if layer in self.held_layers:
+                    for at, calls in self.held:
+                        rows.form(at, partial(layer.rows_into, cut, calls))
+                else:
+                    for at in slices(self.points, plan.slab_size):
+                        part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}
                         self.write(rows, at, 0, layer.rows(cut, part))
-                    start = at.stop
                 theta.add_rows(rows)

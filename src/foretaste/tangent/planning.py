@@ -33,7 +33,7 @@ CHUNK_LEAST = 8  # points
 CHUNK_MOST = 1024  # points, on a GPU
 # Fresh memory is slow on a CPU. So rows that are SLAB_WORTH times as large as their A and G are formed in slabs of
 # SLAB_BYTES, always in the same memory. But in slabs of SLAB_LEAST columns at least: each is added to all of Θ.
-SLAB_BYTES = 3 << 24
+SLAB_BYTES = 1 << 24
 SLAB_LEAST = 1 << 12
 SLAB_WORTH = 4
 SLAB_WORTH_LINEAR = 1  # a Linear layer's rows are formed as fast from A and G that were kept
@@ -104,11 +104,6 @@ class LayerGroup:
     def written(self) -> int:
         """Columns of the rows that are not formed in place."""
         return self.width - sum(layer.width(at) for layer, at in self.in_place)
-
-    @property
-    def kept(self) -> list[nn.Module]:
-        """Those whose A and G are kept after the pass."""
-        return modules_of([*self.stashed, *self.products])
 
 
 @dataclass(frozen=True)
