@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
+from functools import cache, cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -201,7 +201,7 @@ def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
             check_apart(compare_outputs(f_kC[1:], f_1C), OWN_OUTPUT[frozen.dtype])
         verify_functional(one_head, points, functional)
         if frozen.output == "sum" and classes > 1:
-            check_sum(frozen, points)
+            check_sum(frozen, points, f_kC)
     if functional:
         log.info(
             "no rule for %d of %d parameters (%s): their gradients go through torch.func, with one more forward and "
@@ -538,10 +538,9 @@ def largest_entry(frozen: FrozenNetwork, x: Inputs) -> float:
     return float(torch.stack([rows_np.abs().amax() for rows_np in rows.values()]).amax()) if rows else 1.0
 
 
-def check_sum(frozen: FrozenNetwork, x: Inputs) -> None:
+def check_sum(frozen: FrozenNetwork, x: Inputs, f_nC: Tensor) -> None:
     """Raise if the sum of the outputs is constant, as a softmax's is: its gradient is nothing but rounding."""
-    with torch.no_grad():
-        sums_n, largest = (f_nC := frozen.call(x)).sum(1), float(f_nC.abs().max())
+    sums_n, largest = f_nC.sum(1), float(f_nC.abs().max())
     if float((sums_n - sums_n[0]).abs().max()) > 1e-3 * largest:
         return
     f_1C = frozen.call(take_points(x, slice(1)), attached=True)[0]
@@ -569,6 +568,12 @@ def overflow_error(dtype: torch.dtype) -> ValueError:
 
 
 # ---- Measuring memory ----
+
+
+@cache
+def makes_memory(func: Any) -> bool:
+    """Whether an operator may return new memory, and not just its arguments or parts of them."""
+    return any(result.alias_info is None for result in func._schema.returns)
 
 
 class PeakMemory(TorchDispatchMode):
@@ -607,6 +612,8 @@ class PeakMemory(TorchDispatchMode):
         """
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if not makes_memory(func):
+            return out
         for values, inside in (([*args, *kwargs.values()], False), ([out], True)):
             while values:
                 value = values.pop()
