@@ -619,14 +619,16 @@ class LayerPass:
             theta.add_kernel(kernel, partial(product.diagonal, a, g), own)
         rows: GradientRows | None = None
         for layer in self.group.stashed:
-            channels = self.group.slab // layer.width(slice(0, 1))
-            channels = max(layer.grain, channels // layer.grain * layer.grain)
+            held = layer in self.held_layers
+            inputs = held and layer.shape[1] > layer.shape[0]  # cut along these, slabs are less narrow
+            length, width = (layer.shape[1], layer.shape[0]) if inputs else (layer.length, layer.width(slice(0, 1)))
+            channels = max(layer.grain, self.group.slab // width // layer.grain * layer.grain)
             channels -= channels % EVEN if channels > EVEN and layer.grain == 1 else 0
-            for cut in slices(layer.length, channels):
-                rows = self.new_rows(layer.width(cut), rows)
-                if layer in self.held_layers:
+            for cut in slices(length, channels):
+                rows = self.new_rows(width * (cut.stop - cut.start), rows)
+                if held:
                     for at, calls in self.held:
-                        rows.form(at, partial(layer.rows_into, cut, calls))
+                        rows.form(at, partial(layer.rows_into, cut, calls, inputs=inputs))
                 else:
                     for at in slices(self.points, plan.slab_size):
                         part = {m: [(a[at], g[at]) for a, g in self.kept[m]] for m in layer.modules}

@@ -44,9 +44,10 @@ def linear(m: Any, name: str, a: Tensor, g: Tensor, at: slice) -> Tensor:
     return g_nTo.sum(1) if name == "bias" else (g_nTo.mT @ positions(a)).flatten(1)
 
 
-def linear_into(a: Tensor, g: Tensor, at: slice, out_nw: Tensor) -> None:
-    """Add ``linear``'s rows of a weight to ``out_nw``, which has no gaps."""
-    a, g = positions(a), positions(g)[:, :, at]
+def linear_into(a: Tensor, g: Tensor, at: slice, out_nw: Tensor, inputs: bool) -> None:
+    """Add ``linear``'s rows of a weight to ``out_nw``, which has no gaps. inputs: ``at`` are some of its inputs."""
+    a, g = positions(a), positions(g)
+    a, g = (a[:, :, at], g) if inputs else (a, g[:, :, at])
     out_nw.view(len(a), g.shape[2], a.shape[2]).baddbmm_(g.mT, a)
 
 

@@ -100,14 +100,13 @@ class LayerParameter:
 
         return reduce(torch.add, (rows(m, local, a, g) for m, local in self.uses for a, g in calls[m]))
 
-    def rows_into(self, at: slice, calls: LayerCalls, points: slice, out_nw: Tensor) -> None:
-        """Add the rows of some points of a Linear layer's weight, of one head, to ``out_nw``."""
-        m = self.modules[0]
-        if len(calls[m]) == 1 and calls[m][0][0].shape[1] == 1:
-            a, g = calls[m][0]
-            linear_into(a[points, 0], g[points, 0, 0], at, out_nw)
-        else:
-            out_nw.add_(self.head_rows(at, {m: [(a[points], g[points]) for a, g in calls[m]]}, 0))
+    def rows_into(self, at: slice, calls: LayerCalls, points: slice, out_nw: Tensor, inputs: bool = False) -> None:
+        """Add the rows of some points of a Linear layer's weight, of one head, to ``out_nw``.
+
+        inputs: ``at`` are some of the layer's inputs, and not of its outputs.
+        """
+        for a, g in calls[self.modules[0]]:
+            linear_into(a[points], g[points, 0], at, out_nw, inputs)
 
     def summed_row(self, calls: LayerCalls) -> Tensor:
         """(p,): Σ_n J_n of the first head, in the order of the parameter's entries."""
