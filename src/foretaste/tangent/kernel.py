@@ -53,7 +53,7 @@ from foretaste.tangent.planning import (
     make_smaller_plan,
     resolve_budget,
 )
-from foretaste.tangent.rule_checks import CHEAP_POINT, RuleChecks, points_to_draw, settle_rules
+from foretaste.tangent.rule_checks import RuleChecks, points_to_draw, settle_rules
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
     CHECK_POINTS,
@@ -346,7 +346,7 @@ def compute_gram(job: GramJob, survey: Survey, plan: KernelPlan, largest: float 
     total, done = len(plan.groups) * points, 0
     f_chunks: list[Tensor] = []
     # Points of the first and the last batch of each set are checked.
-    draws = points_to_draw(list(sizes.values()), plan.chunk_size, survey.alone_bytes <= CHEAP_POINT)
+    draws = points_to_draw(list(sizes.values()), plan.chunk_size, survey.cheap)
     unchecked = survey.layers if job.check else []
     late = may_check_late(survey, plan, len(sizes), job.coarse)
     orders = {name: longest_first(frozen.net, x) for name, x in job.sets.items()}

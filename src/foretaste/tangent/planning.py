@@ -25,7 +25,7 @@ from torch import nn
 from foretaste.errors import counted, format_bytes, real_number
 from foretaste.tangent.accumulate import Block, ThetaSum
 from foretaste.tangent.rules import CONVOLUTIONS, ProductLayer
-from foretaste.tangent.survey import LayerParameter, Survey, modules_of
+from foretaste.tangent.survey import CHECK_POINTS, LayerParameter, Survey, modules_of, points_compared
 
 # A chunk is the points of one pass. Passes of more bytes than CHUNK_BYTES are no faster per point.
 CHUNK_BYTES = {"cpu": 1 << 27, "cuda": 1 << 34}
@@ -172,6 +172,13 @@ class KernelJob:
         s = self.survey
         layers = sum(2 * layer.numel * sum(s.positions[m] for m in layer.modules) for layer in s.layers)
         return layers + 2 * sum(self.functional_entries.values())
+
+    @cached_property
+    def compared(self) -> int:
+        """Points of a set that are compared with autograd."""
+        if self.device != "cpu":
+            return CHECK_POINTS  # a coarse pass compares all that it draws
+        return max(points_compared(n, self.survey.cheap)[0] for n in self.sizes.values())
 
     def forms_in_place(self, layer: LayerParameter) -> bool:
         return self.survey.forms_in_place(layer, self.device, half=self.entry_bytes == 2)
@@ -333,7 +340,7 @@ def lay_out_groups(
     point_bytes = job.point_bytes(max(width, functional_width))
     useful = max(CHUNK_LEAST, CHUNK_BYTES.get(job.device, 1 << 28) // max(point_bytes, 1))
     chunk = max(1, min(useful, points, int(spare / chunk_part / max(point_bytes, 1))))
-    work = max(contraction, chunk * point_bytes + survey.check_bytes(chunk))
+    work = max(contraction, chunk * point_bytes + survey.check_bytes(chunk, job.compared))
     room = spare - work
     slab = job.slab_bytes // column_bytes
     groups = fill_groups(job, products, layers, room, slab, kept_share)
@@ -396,7 +403,8 @@ def fill_groups(
     rows_bytes += sum(job.functional_entries.values()) * column_bytes
     ample = rows_bytes + calls_bytes([m for layer in products for m in layer.modules]) <= room
     # Memory for the slabs.
-    reserve = max([room // 4, *(layer.width(slice(0, layer.grain)) * column_bytes for layer in layers)])
+    most = min(room // 4, slab * column_bytes) if slab else room // 4
+    reserve = max([most, *(layer.width(slice(0, layer.grain)) * column_bytes for layer in layers)])
     groups = [group := LayerGroup()]
     for product in products:
         if group.kept_bytes and group.kept_bytes + calls_bytes(product.modules) > room - reserve:

@@ -28,7 +28,6 @@ from foretaste.tangent.frozen import (
 from foretaste.tangent.functional import autograd_sum
 from foretaste.tangent.rules import LayerCalls
 from foretaste.tangent.survey import (
-    CHECK_POINTS,
     ROUNDING,
     LayerParameter,
     LostRowsError,
@@ -36,14 +35,13 @@ from foretaste.tangent.survey import (
     align_calls,
     find_same,
     modules_of,
+    points_compared,
     record_pass,
     row_gaps,
     some_entries,
     survey_network,
 )
 
-CHECK_SHARE, CHECK_LEAST = 60, 3  # where a pass is expensive, compare n // 60 points with autograd, at least 3
-CHEAP_POINT = 1 << 16  # bytes of one point's pass, up to which all of CHECK_POINTS are compared with autograd
 TF32_ROUNDING = 2e-2, 1e-3  # ROUNDING for TF32, twenty times its error
 TF32_OUTPUT = 2e-2  # OWN_OUTPUT for TF32
 # How far A of a TF32 pass may be from A of the same points by themselves, as a share of their spread and their size.
@@ -62,8 +60,7 @@ def points_to_draw(sizes: Sequence[int], chunk_size: int, cheap: bool) -> dict[i
     draws: dict[int, tuple[int, int]] = {}
     start = 0
     for n in sizes:
-        many = min(n, CHECK_POINTS)
-        few = many if cheap else min(many, max(CHECK_LEAST, n // CHECK_SHARE))
+        few, many = points_compared(n, cheap)
         if n > chunk_size:
             last = start + (n - 1) // chunk_size * chunk_size
             draws |= {start: (few - few // 2, many - many // 2), last: (few // 2, many // 2)}
@@ -259,6 +256,7 @@ class RuleChecks:
             alone = record_alone(self.frozen, self.survey, self.layers, points.x, heads=0)
             gaps = compare_rows(self.frozen, self.layers, points, alone.f_nC) if points.calls else {}
             self.first_look.append((points, gaps, compare_marks(points.marks, alone.marks, cut=False)))
+            del alone  # and its graph, before the next
         self.few.clear()
         self.many.clear()
 

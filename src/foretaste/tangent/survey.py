@@ -53,6 +53,8 @@ log = logging.getLogger("foretaste")
 ROUNDING = {torch.float32: (1e-3, 1e-5), torch.float64: (1e-8, 1e-12)}
 LOST = 0.3  # share of a gradient: if torch.func loses a parameter it misses more; a ReLU near 0 changes less
 CHECK_POINTS = 12  # points of each set that are checked (rule_checks.py)
+CHECK_SHARE, CHECK_LEAST = 60, 3  # where a pass is expensive, compare n // 60 points with autograd, at least 3
+CHEAP_POINT = 1 << 16  # bytes of one point's pass, up to which all of CHECK_POINTS are compared with autograd
 SOME_ENTRIES = 256  # entries of A and G of a point, enough to tell points apart
 CONSTANT_SUM = 1e-9  # squared gradient of the sum of outputs, as a share of one output's: rounding in float32
 ONEDNN_BYTES = 1 << 14  # of a recurrence on a CPU beside its weights, however small it is
@@ -158,9 +160,23 @@ class Survey:
         linear = type(m) is nn.Linear and local == "weight" and self.positions[m] > 1 and not tied
         return linear and device == "cpu" and not half and self.heads * self.folded == 1
 
-    def check_bytes(self, points: int) -> int:
-        """Peak of the checks on a batch of ``points``: a pass of some of them, their marks, and both gradients."""
-        return 2 * min(points, CHECK_POINTS) * (self.alone_bytes + 4 * self.mark_bytes) + 3 * self.parameter_bytes
+    def check_bytes(self, points: int, few: int = CHECK_POINTS) -> int:
+        """Peak of the checks on a batch of ``points``: a pass of some of them, their marks, and both gradients.
+
+        few: how many are compared with autograd. Of the others there is a forward pass.
+        """
+        passes = max(2 * min(points, few), min(points, CHECK_POINTS))
+        return passes * (self.alone_bytes + 4 * self.mark_bytes) + 3 * self.parameter_bytes
+
+    @property
+    def cheap(self) -> bool:
+        return self.alone_bytes <= CHEAP_POINT
+
+
+def points_compared(n: int, cheap: bool) -> tuple[int, int]:
+    """(few, many) of a set of n: the rules are compared on few points, on many whether row n is point n."""
+    many = min(n, CHECK_POINTS)
+    return many if cheap else min(many, max(CHECK_LEAST, n // CHECK_SHARE)), many
 
 
 def survey_network(frozen: FrozenNetwork, x: Inputs, classes: int) -> Survey:
