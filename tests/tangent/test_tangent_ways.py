@@ -10,6 +10,7 @@ import foretaste as ft
 import oracles
 from foretaste.tangent import count_points, plan, take_points
 from foretaste.tangent.planning import KernelPlan
+from foretaste.tangent.survey import LayerParameter
 from networks import NETWORKS, Network
 
 N = 6
@@ -115,6 +116,36 @@ def test_slabs_hold_whole_groups_of_a_convolution(channels: int, groups: int, mo
         (group,) = plan(net, x).groups
         assert {layer.name for layer in group.stashed} >= {"0.weight"}
         assert error(ft.ntk(net, x), oracle(net, x, "sum")) <= 1e-10
+
+
+class Mean(nn.Module):
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h.mean(1)
+
+
+def test_slabs_of_a_linear_layer_are_cut_along_its_longer_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A and G of its points are held by chunk. One G stands for all positions: that is copied."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 7), Mean(), nn.Linear(7, 3)).double().eval()
+    x = torch.randn(9, 3, 6, dtype=torch.float64)
+    slabs(monkeypatch)
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_BYTES", {"cpu": 1})
+    monkeypatch.setattr("foretaste.tangent.planning.CHUNK_LEAST", 4)
+    seen, rows_into = set[tuple[str, int, int, bool]](), LayerParameter.rows_into
+
+    def watched(self, at, calls, points, out_nw, inputs=False):
+        assert all(t.untyped_storage().nbytes() == t.nbytes for pairs in calls.values() for pair in pairs for t in pair)
+        seen.add((self.name, at.start, at.stop, inputs))
+        return rows_into(self, at, calls, points, out_nw, inputs)
+
+    monkeypatch.setattr(LayerParameter, "rows_into", watched)
+    monkeypatch.setattr("foretaste.tangent.planning.SLAB_LEAST", 50)
+    assert plan(net, x).chunk_size == 4
+    assert error(ft.ntk(net, x), oracle(net, x, "sum")) <= 1e-12
+    assert error(ft.ntk(net, x[:5], x[5:]), oracle(net, x, "sum")[:5, 5:]) <= 1e-12
+    cuts = {name: {tuple(at[1:]) for at in seen if at[0] == name} for name in ("0.weight", "2.weight")}
+    assert cuts["0.weight"] == {(a, a + 8, False) for a in range(0, 40, 8)}
+    assert cuts["2.weight"] == {(a, min(a + 7, 40), True) for a in range(0, 40, 7)}
 
 
 def test_products_of_many_heads_are_cut_to_their_tile(monkeypatch: pytest.MonkeyPatch) -> None:
