@@ -11,6 +11,7 @@ backward goes through time once and gives ∂f/∂z and ∂f/∂r at every t. au
 Tensors are (T, N, ...) here, with the points second.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,11 @@ class States:
 def tanh(t: Tensor, out: Tensor) -> Tensor:
     """2σ(2t) − 1: torch's own tanh takes five times as long on a slice, and wakes every thread for a few numbers."""
     return torch.mul(t, 2, out=out).sigmoid_().mul_(2).sub_(1)
+
+
+def backwards(*over_time: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """The entries of each time, the last first. All views are made at once: one by one they cost as much as a step."""
+    return reversed(list(zip(*over_time)))
 
 
 class Cell:
@@ -73,10 +79,10 @@ class TanhCell(Cell):
         return States(hs, r, (h,), (hs > 0).to(hs.dtype) if self.relu else 1 - hs.square())
 
     def back(self, states: States, g_TNH: Tensor, g_last: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        g_z, g_h = torch.empty_like(g_TNH), g_last[0].clone()
-        for t in reversed(range(len(g_TNH))):
-            torch.mul(g_h.add_(g_TNH[t]), states.slopes[t], out=g_z[t])
-            g_h = product(g_z[t], self.weight.T, out=g_h)
+        g_z, g_h, weight_HG = torch.empty_like(g_TNH), g_last[0].clone(), self.weight.T
+        for g_t, slopes_t, z_t in backwards(g_TNH, states.slopes, g_z):
+            torch.mul(g_h.add_(g_t), slopes_t, out=z_t)
+            g_h = product(z_t, weight_HG, out=g_h)
         return g_z, g_z, [g_h]
 
 
@@ -88,17 +94,19 @@ class LSTMCell(Cell):
     """i, f, o = σ(·), g = tanh(·) of z + r; c' = f c + i g; h = o tanh(c'). Both biases are in z."""
 
     def run(self, z_TNG: Tensor, first: tuple[Tensor, ...], ends: Tensor | None = None) -> States:
-        (T, N, G), (h, c) = z_TNG.shape, first
+        (T, N, G), h = z_TNG.shape, first[0]
         H = G // 4
         gates, cs = torch.empty_like(z_TNG), z_TNG.new_empty(T + 1, N, H)
         tanhs, hs = (z_TNG.new_empty(T, N, H) for _ in range(2))
-        cs[0] = c
-        for t in range(T):
-            i, f, g, o = add_product(z_TNG[t], h, self.weight, out=gates[t]).chunk(4, 1)
+        cs[0] = first[1]
+        for z_t, all_t, i, f, g, o, c, next_c, tanh_t, h_t in zip(
+            z_TNG, gates, *gates.chunk(4, 2), cs, cs[1:], tanhs, hs
+        ):
+            add_product(z_t, h, self.weight, out=all_t)
             for gate in (i, f, o):
                 gate.sigmoid_()
-            torch.mul(f, cs[t], out=cs[t + 1]).addcmul_(i, tanh(g, out=g))
-            h = torch.mul(o, tanh(cs[t + 1], out=tanhs[t]), out=hs[t])
+            torch.mul(f, c, out=next_c).addcmul_(i, tanh(g, out=g))
+            h = torch.mul(o, tanh(next_c, out=tanh_t), out=h_t)
         c = cs[T] if ends is None else cs[ends, torch.arange(N, device=cs.device)]
         # r alone is not needed: ∂f/∂r is ∂f/∂z.
         return States(hs, gates, (h, c), (gates, cs, tanhs), ends)
@@ -116,16 +124,19 @@ class LSTMCell(Cell):
         slope_c = o * (1 - tanhs.square())
         g_z, (g_h, g_c), ends = torch.empty_like(gates), (t.clone() for t in g_last), states.ends
         g_c = g_c if ends is None else torch.zeros_like(g_c)
-        by_gate = [t.unflatten(2, (4, H)) for t in (g_z, slopes)]
-        for t in reversed(range(len(gates))):
-            g_h += g_TNH[t]
+        by_c, by_h = ([t.unflatten(2, (4, H))[:, :, at] for t in (g_z, slopes)] for at in (slice(3), 3))
+        g_c1, weight_HG = g_c[:, None], self.weight.T
+        for t, g_t, slope_t, c_t, slopes_c, o_t, slope_o, z_t, f_t in backwards(
+            range(1, len(gates) + 1), g_TNH, slope_c, *by_c, *by_h, g_z, f
+        ):
+            g_h += g_t
             if ends is not None:
-                g_c += g_last[1] * (ends == t + 1)[:, None]
-            g_c.addcmul_(g_h, slope_c[t])
-            torch.mul(g_c[:, None], by_gate[1][t, :, :3], out=by_gate[0][t, :, :3])
-            torch.mul(g_h, by_gate[1][t, :, 3], out=by_gate[0][t, :, 3])
-            g_h = product(g_z[t], self.weight.T, out=g_h)
-            g_c *= f[t]
+                g_c += g_last[1] * (ends == t)[:, None]
+            g_c.addcmul_(g_h, slope_t)
+            torch.mul(g_c1, slopes_c, out=c_t)
+            torch.mul(g_h, slope_o, out=o_t)
+            g_h = product(z_t, weight_HG, out=g_h)
+            g_c *= f_t
         return g_z, g_z, [g_h, g_c]
 
 
@@ -133,17 +144,19 @@ class GRUCell(Cell):
     """s, u = σ(z + r), n = tanh(z_n + s r_n); h' = (1 − u) n + u h."""
 
     def run(self, z_TNG: Tensor, first: tuple[Tensor, ...], ends: Tensor | None = None) -> States:
-        (T, N, G), h = z_TNG.shape, first[0]
+        T, N, G = z_TNG.shape
         H = G // 3
         r, su = torch.empty_like(z_TNG), z_TNG.new_empty(T, N, 2 * H)
         ns, hs = z_TNG.new_empty(T, N, H), z_TNG.new_empty(T + 1, N, H)
-        hs[0] = h
-        for t in range(T):
-            r_t = self.recur(hs[t], r[t])
-            gates = torch.add(z_TNG[t, :, : 2 * H], r_t[:, : 2 * H], out=su[t]).sigmoid_()
-            s, u = gates.chunk(2, 1)
-            n = torch.addcmul(z_TNG[t, :, 2 * H :], s, r_t[:, 2 * H :], out=ns[t])
-            torch.lerp(tanh(n, out=n), hs[t], u, out=hs[t + 1])
+        hs[0] = first[0]
+        cut = 2 * H, H
+        for h, next_h, r_t, r_su, r_n, z_su, z_n, su_t, s, u, n in zip(
+            hs, hs[1:], r, *r.split(cut, 2), *z_TNG.split(cut, 2), su, *su.chunk(2, 2), ns
+        ):
+            self.recur(h, r_t)
+            torch.add(z_su, r_su, out=su_t).sigmoid_()
+            torch.addcmul(z_n, s, r_n, out=n)
+            torch.lerp(tanh(n, out=n), h, u, out=next_h)
         return States(hs[1:], r, (hs[T],), (su, ns, hs))
 
     def back(self, states: States, g_TNH: Tensor, g_last: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -156,10 +169,11 @@ class GRUCell(Cell):
         slopes = torch.cat([slope_s, slope_u, slope_n * s], 2).unflatten(2, (3, H))
         g_r, g_h = torch.empty_like(states.r_TNG), g_last[0].clone()
         by_gate, g_hs = g_r.unflatten(2, (3, H)), torch.empty_like(ns)
-        for t in reversed(range(len(ns))):
-            torch.add(g_h, g_TNH[t], out=g_hs[t])
-            torch.mul(g_hs[t][:, None], slopes[t], out=by_gate[t])
-            add_product(g_hs[t] * u[t], g_r[t], self.weight.T, out=g_h)
+        weight_HG = self.weight.T
+        for g_t, h_t, slopes_t, gates_t, r_t, u_t in backwards(g_TNH, g_hs, slopes, by_gate, g_r, u):
+            torch.add(g_h, g_t, out=h_t)
+            torch.mul(h_t[:, None], slopes_t, out=gates_t)
+            add_product(h_t * u_t, r_t, weight_HG, out=g_h)
         g_z = g_r.clone()
         torch.mul(g_hs, slope_n, out=g_z[..., 2 * H :])
         return g_z, g_r, [g_h]
